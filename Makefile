@@ -1,0 +1,78 @@
+# The habits of this repository.  On a fresh machine each verb alone is enough: what it needs is installed first,
+# once, into .venv, and again only after a file that says what to install has changed.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO := build/demo
+CHAOS ?=
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+say = @echo "==> $(1)"
+
+.PHONY: help setup demo test test-full chaos lint format bench wheels clean
+
+help:
+	@echo "make setup      a virtual environment in $(VENV) with everything"
+	@echo "make demo       train, evaluate and export a model of real data on this machine"
+	@echo "make test       the tests of every change (marked ci); test-full: the long ones, too"
+	@echo "make chaos      kill workers, parameter servers and masters at length; count what is lost"
+	@echo "make lint       ruff and mypy; make format: mend what can be mended"
+	@echo "make bench      every benchmark, at full length"
+	@echo "make wheels     both wheels into dist/"
+	@echo "make clean      remove what the other verbs have made"
+
+$(STAMP): setup.py pyproject.toml elasticdl_client/pyproject.toml
+	$(call say,making $(VENV) (once; TensorFlow is a large download, so this takes a few minutes))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=…")'
+	@$(PYTHON) -m venv $(VENV)
+	$(call say,installing the client$(comma) the runtime$(comma) TensorFlow and the tools of the developer)
+	@$(BIN)/python -m pip install --quiet --editable ./elasticdl_client --editable '.[tensorflow,dev]'
+	@touch $@
+comma := ,
+
+setup: $(STAMP)
+	$(call say,ready: $(BIN)/elasticdl --help)
+
+demo: $(STAMP)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh $(DEMO)
+
+test: $(STAMP)
+	$(call say,running the tests marked ci (a few minutes))
+	@$(BIN)/python -m pytest -m ci
+
+test-full: $(STAMP)
+	$(call say,running all tests)
+	@$(BIN)/python -m pytest --timeout 1800
+
+chaos: $(STAMP)
+	$(call say,killing workers$(comma) parameter servers and masters of real jobs)
+	@$(BIN)/python -m tests.chaos $(CHAOS)
+
+lint: $(STAMP)
+	$(call say,ruff check$(comma) ruff format --check$(comma) mypy --strict)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP)
+	@for benchmark in recordio local_train; do \
+	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
+
+wheels: $(STAMP)
+	$(call say,building both wheels into dist/)
+	@rm -rf dist build/lib build/bdist.* elasticdl_client/build && mkdir dist
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist ./elasticdl_client .
+	@ls -l dist
+
+clean:
+	rm -rf build dist *.egg-info elasticdl_client/build elasticdl_client/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

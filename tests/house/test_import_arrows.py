@@ -1,0 +1,193 @@
+"""Who may know whom (README, architecture): every import of ours is read and held against the table below."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo")
+
+SHARED = (  # `choices` are the types of JobSpec's fields
+    "elasticdl_client.job_spec",
+    "elasticdl_client.choices",
+    "elasticdl_client.errors",
+    "elasticdl_client.job_status",
+)
+BELOW = (  # what worker, master and ps stand on; the framework's port, not its adapters
+    "elasticdl.rpc",
+    "elasticdl.cluster",
+    "elasticdl.data",
+    "elasticdl.model_def",
+    "elasticdl.frameworks.framework",
+    "elasticdl.collective",
+)
+
+# Room → the modules of ours that it may import besides its own; the longest room that holds a module counts.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "elasticdl_client": ("elasticdl_client.local_job",),
+    "elasticdl_client.local_job": ("elasticdl_client", "elasticdl.cluster"),  # starts the agent, with --runtime=local
+    "elasticdl": (),
+    "elasticdl.rpc": SHARED,
+    "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
+    "elasticdl.data": SHARED,
+    "elasticdl.model_def": (*SHARED, "elasticdl.data"),
+    "elasticdl.frameworks": (*SHARED, "elasticdl.data", "elasticdl.model_def", "elasticdl.layers"),
+    "elasticdl.collective": (*SHARED, "elasticdl.rpc"),
+    "elasticdl.layers": SHARED,
+    "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers"),
+    "elasticdl.master": (*SHARED, *BELOW, "elasticdl_client.model_source"),
+    "elasticdl.master.core": (),
+    "elasticdl.ps": (*SHARED, *BELOW),
+    "elasticdl.worker": (*SHARED, *BELOW, "elasticdl.frameworks", "elasticdl.ps.client"),
+    "elasticdl_preprocessing": (),
+    "model_zoo": ("elasticdl.layers", "elasticdl.api", "elasticdl_preprocessing"),
+}
+
+# Rooms that are part of another room's folder but may not import it.
+SEALED = ("elasticdl.master.core",)
+
+# Package of others → the only rooms that may import it.
+CONFINED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("tensorflow", "keras", "tf_keras"),
+        (
+            "elasticdl.frameworks.keras",
+            "elasticdl.layers",
+            "elasticdl.api.tensorflow",
+            "elasticdl_preprocessing",
+            "model_zoo",
+        ),
+    ),
+    "torch": ("elasticdl.frameworks.torch", "elasticdl.collective", "elasticdl.api.pytorch"),
+}
+
+# Room → the only packages of others that it may import.
+FRUGAL: dict[str, tuple[str, ...]] = {
+    "elasticdl_client": ("fire", "kubernetes", "docker", "yaml", "rich"),
+    "elasticdl.master.core": (),
+}
+
+
+def within(module: str, room: str) -> bool:
+    return module == room or module.startswith(room + ".")
+
+
+def module_name(file: Path, root: Path) -> str:
+    parts = file.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(file: Path, root: Path) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything that a file imports, lazily and for type checking, too."""
+    package = module_name(file, root).split(".")
+    if file.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield node.lineno, argument.value
+
+
+def wrong_with(module: str, imported: str) -> str:
+    """Why `module` may not import `imported`; empty if it may."""
+    room = max((r for r in ROOMS if within(module, r)), key=len)
+    package = imported.split(".")[0]
+    if package in OURS:
+        own = within(imported, room) and not any(
+            within(imported, r) and r != room and r not in SEALED for r in ROOMS if within(r, room)
+        )
+        allowed = own or any(within(imported, a) for a in ROOMS[room]) or _core_of_own_room(room, imported)
+        return "" if allowed else f"{room} must not know {imported}"
+    if package in CONFINED and not any(within(module, r) for r in CONFINED[package]):
+        return f"{package} is not for {room}"
+    for frugal, packages in FRUGAL.items():
+        if within(module, frugal) and package not in (*packages, *sys.stdlib_module_names):
+            return f"{frugal} must not import {package}"
+    return ""
+
+
+def _core_of_own_room(room: str, imported: str) -> bool:
+    return any(within(imported, sealed) and within(sealed, room) for sealed in SEALED)
+
+
+def broken_arrows(root: Path) -> list[str]:
+    broken = []
+    for package in OURS:
+        for file in sorted((root / package).rglob("*.py")):
+            if "build" in file.relative_to(root).parts or file.stem.endswith(("_pb2", "_pb2_grpc")):
+                continue
+            module = module_name(file, root)
+            for line, imported in imports(file, root):
+                if reason := wrong_with(module, imported):
+                    broken.append(f"{file.relative_to(root)}:{line}: {reason}")
+    return broken
+
+
+@pytest.mark.ci
+def test_every_import_goes_down() -> None:
+    assert broken_arrows(ROOT) == []
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("elasticdl/worker/loop.py", "from elasticdl.master.core import job"),
+        ("elasticdl/worker/loop.py", "import elasticdl.ps.service"),
+        ("elasticdl/worker/loop.py", "import tensorflow as tf"),
+        ("elasticdl/master/core/job.py", "import numpy"),
+        ("elasticdl/master/core/job.py", "from elasticdl.master import journal"),
+        ("elasticdl/master/core/job.py", "from ..shell import Shell"),
+        ("elasticdl/master/core/job.py", "from elasticdl_client.errors import JobError"),
+        ("elasticdl/master/shell.py", "from elasticdl.frameworks.keras import model"),
+        ("elasticdl/master/shell.py", "from elasticdl.ps import client"),
+        ("elasticdl/ps/service.py", "def f():\n    import torch"),
+        ("elasticdl/data/csv.py", "import importlib\nimportlib.import_module('elasticdl.rpc')"),
+        ("elasticdl_client/main.py", "import grpc"),
+        ("elasticdl_client/main.py", "import numpy as np"),
+        ("elasticdl_client/main.py", "from elasticdl.rpc import channels"),
+        ("elasticdl_client/progress.py", "from elasticdl.cluster.cluster import Pod"),
+        ("elasticdl_preprocessing/layers.py", "from elasticdl.layers import Embedding"),
+        ("model_zoo/mnist/m.py", "from elasticdl.worker import loop"),
+        ("elasticdl/frameworks/keras/model.py", "import torch"),
+    ],
+)
+def test_an_arrow_that_goes_up_is_found(tmp_path: Path, file: str, line: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(line + "\n")
+    assert len(broken_arrows(tmp_path)) == 1
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("elasticdl/master/shell.py", "from elasticdl.master.core import job"),
+        ("elasticdl/master/shell.py", "from .core.job import Job"),
+        ("elasticdl/master/core/job.py", "from . import events\nimport heapq"),
+        ("elasticdl/worker/loop.py", "from elasticdl.ps.client import Client\nimport numpy"),
+        ("elasticdl/worker/__main__.py", "from elasticdl.frameworks.keras.adapter import KerasFramework"),
+        ("elasticdl/frameworks/keras/model.py", "import keras\nfrom elasticdl.layers import Embedding"),
+        ("elasticdl_client/main.py", "import yaml\nfrom elasticdl_client.kubernetes import pods"),
+        ("elasticdl/cluster/kubernetes.py", "from elasticdl_client.kubernetes import pods\nimport kubernetes"),
+        ("model_zoo/mnist/m.py", "import keras\nfrom elasticdl.layers import Embedding"),
+    ],
+)
+def test_an_arrow_that_goes_down_is_let_through(tmp_path: Path, file: str, line: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(line + "\n")
+    assert broken_arrows(tmp_path) == []

@@ -1,0 +1,103 @@
+"""Two distributions from one repository: what they hold, what they need, and that they install."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FRAMEWORKS = {"tensorflow", "tensorflow-cpu", "keras", "torch"}
+
+
+def project(path: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / path).read_text())["project"]
+
+
+def required_names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^\w.-]", requirement)[0].lower() for requirement in requirements}
+
+
+def files_of_the_repository() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+@pytest.mark.ci
+def test_the_runtime_needs_exactly_this_client() -> None:
+    runtime, client = project("pyproject.toml"), project("elasticdl_client/pyproject.toml")
+    assert runtime["version"] == client["version"]
+    assert f"elasticdl-client=={client['version']}" in runtime["dependencies"]
+    assert "+" in client["version"]  # a local label: no public index can offer it
+
+
+@pytest.mark.ci
+def test_neither_distribution_forces_a_framework_on_its_user() -> None:
+    runtime, client = project("pyproject.toml"), project("elasticdl_client/pyproject.toml")
+    assert not required_names(runtime["dependencies"]) & FRAMEWORKS
+    assert not required_names(client["dependencies"]) & (FRAMEWORKS | {"grpcio", "numpy", "protobuf"})
+
+
+@pytest.mark.ci
+def test_every_folder_with_code_is_a_package_that_setuptools_finds() -> None:
+    for package in ("elasticdl", "elasticdl_client", "elasticdl_preprocessing"):
+        for folder in {file.parent for file in (ROOT / package).rglob("*.py") if "build" not in file.parts}:
+            assert (folder / "__init__.py").is_file(), f"{folder.relative_to(ROOT)} would be missing from the wheel"
+
+
+@pytest.mark.ci
+def test_the_client_starts_without_framework_and_without_grpc() -> None:
+    code = (
+        "import sys, elasticdl_client.main\n"
+        "sys.exit(' '.join(set(sys.modules) & {'tensorflow', 'keras', 'torch', 'grpc', 'numpy'}) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"the client imports {done.stderr}"
+
+
+@pytest.mark.ci
+def test_no_file_names_a_path_or_an_index_of_some_machine() -> None:
+    wrong = re.compile(r"(?<![\w.~}$])/(?:work|opt|home|Users)/|--(?:extra-)?index-url|trusted-host|pypi\.org/simple")
+    found = []
+    for file in files_of_the_repository():
+        if file == Path(__file__).resolve():
+            continue
+        text = file.read_bytes()
+        if b"\0" not in text:
+            for number, line in enumerate(text.decode().splitlines(), 1):
+                if wrong.search(line):
+                    found.append(f"{file.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert found == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_both_wheels_install_into_a_fresh_environment_and_bring_the_command(tmp_path: Path) -> None:
+    wheels, home = tmp_path / "wheels", tmp_path / "venv"
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
+    subprocess.run([*build, "./elasticdl_client", "."], cwd=ROOT, check=True)
+    runtime = next(wheels.glob("elasticdl-1*.whl"))
+    client = next(wheels.glob("elasticdl_client-1*.whl"))
+    names = zipfile.ZipFile(runtime).namelist()
+    assert "elasticdl/py.typed" in names
+    assert "elasticdl/rpc/elasticdl_pb2.pyi" in names
+    assert not [name for name in names if name.split("/")[0] in ("elasticdl_client", "tests", "model_zoo")]
+    assert "elasticdl_client/py.typed" in zipfile.ZipFile(client).namelist()
+
+    venv.create(home, with_pip=True)
+    subprocess.run([home / "bin" / "pip", "install", "-q", client, runtime], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for command in (["elasticdl", "train", "--help"], ["python", "-c", "import elasticdl.master, elasticdl.ps"]):
+        done = subprocess.run([home / "bin" / command[0], *command[1:]], cwd=tmp_path, env=environment)
+        assert done.returncode == 0
