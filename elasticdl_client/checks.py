@@ -1,0 +1,70 @@
+"""Checks of single flag values: each says what is wrong with a value, or nothing.  The rest are in kubernetes/."""
+
+from __future__ import annotations
+
+import re
+
+from elasticdl_client.errors import FlagError
+from elasticdl_client.flags import Check
+from elasticdl_client.params import parse_envs, parse_params
+
+
+def at_least(minimum: float) -> Check:
+    return lambda value: "" if value >= minimum else f"must be at least {minimum}"
+
+
+def above(bound: float) -> Check:
+    return lambda value: "" if value > bound else f"must be more than {bound}"
+
+
+def between(low: float, high: float) -> Check:
+    return lambda value: "" if low <= value <= high else f"must be between {low} and {high}"
+
+
+def regular_expression(value: str) -> str:
+    """A check: the value compiles as a regular expression."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        return f"is not a regular expression: {error}"
+    return ""
+
+
+def check_job_name(name: str) -> str:
+    if re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?", name):
+        return ""
+    return "is not a job name: at most 40 lower-case letters, digits and dashes, a letter or digit first and last"
+
+
+def check_symbol(name: str) -> str:
+    return "" if all(part.isidentifier() for part in name.split(".")) else "is not the (dotted) name of a symbol"
+
+
+def check_model_def(name: str) -> str:
+    if "." in name and not check_symbol(name):
+        return ""
+    return "is not of the form package.module.symbol, relative to --model_zoo"
+
+
+def check_model_params(text: str) -> str:
+    return _complaint("model_params", text)
+
+
+def check_reader_params(text: str) -> str:
+    return _complaint("data_reader_params", text)
+
+
+def check_envs(text: str) -> str:
+    try:
+        parse_envs(text)
+    except FlagError as error:
+        return error.what.removeprefix("--envs: ").rstrip(".")
+    return ""
+
+
+def _complaint(name: str, text: str) -> str:
+    try:
+        parse_params(name, text)
+    except FlagError as error:
+        return error.what.removeprefix(f"--{name}: ").rstrip(".")
+    return ""

@@ -1,0 +1,54 @@
+"""The values of flags that are one of a few words."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobType(StrEnum):
+    """What a job does."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    PREDICT = "predict"
+
+
+class Runtime(StrEnum):
+    """Where pods run."""
+
+    KUBERNETES = "kubernetes"
+    LOCAL = "local"
+
+
+class DistributionStrategy(StrEnum):
+    """Who holds the model."""
+
+    PARAMETER_SERVER = "ParameterServerStrategy"
+    ALL_REDUCE = "AllReduceStrategy"
+    LOCAL = "Local"
+
+
+class NanPolicy(StrEnum):
+    """What a loss that is not finite does to the job."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    CRITICAL = "CRITICAL"
+
+
+class ImagePullPolicy(StrEnum):
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class MasterRestartPolicy(StrEnum):
+    ON_FAILURE = "OnFailure"
+    NEVER = "Never"

@@ -1,0 +1,111 @@
+"""Which flags need and exclude each other.  Looks at nothing but the specification."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticdl_client.errors import FlagError
+
+if TYPE_CHECKING:
+    from elasticdl_client.job_spec import JobSpec
+
+_REQUIRED = {
+    "train": ("job_name", "model_def", "training_data"),
+    "evaluate": ("job_name", "model_def", "validation_data", "checkpoint_dir_for_init"),
+    "predict": ("job_name", "model_def", "prediction_data", "checkpoint_dir_for_init"),
+}
+_EXAMPLES = {
+    "job_name": "my-job",
+    "model_def": "mnist.mnist_functional_api.custom_model",
+    "checkpoint_dir_for_init": "/checkpoints/version-100",
+    "image_name": "registry/my-model-zoo:1",
+}
+
+
+def check(spec: JobSpec) -> None:
+    """Checks a whole specification.
+
+    Raises:
+        FlagError: the first thing that does not fit.
+    """
+    _check_required(spec)
+    _check_strategy(spec)
+    _check_training(spec)
+    _check_parameter_server(spec)
+    _check_runtime(spec)
+
+
+def _check_required(spec: JobSpec) -> None:
+    needed = list(_REQUIRED[spec.job_type])
+    if spec.job_command:
+        needed = ["job_name"]
+    if spec.runtime == "kubernetes":
+        needed.append("image_name")
+    for name in needed:
+        if not getattr(spec, name):
+            hint = f"For example --{name}={_EXAMPLES.get(name, '/data/' + name)}."
+            if name == "image_name":
+                hint += " Or --runtime=local: processes of this machine, no image."
+            raise FlagError(f"`elasticdl {spec.job_type}` needs --{name}.", hint)
+
+
+def _check_strategy(spec: JobSpec) -> None:
+    strategy = spec.distribution_strategy
+    if strategy == "ParameterServerStrategy" and spec.num_ps_pods == 0 and not spec.job_command:
+        raise FlagError(
+            "ParameterServerStrategy needs a parameter server, and --num_ps_pods is 0.",
+            "Give --num_ps_pods=1, or --distribution_strategy=Local or AllReduceStrategy.",
+        )
+    if strategy != "ParameterServerStrategy" and spec.num_ps_pods > 0:
+        raise FlagError(
+            f"{strategy} has no parameter servers, and --num_ps_pods is {spec.num_ps_pods}.",
+            "Leave --num_ps_pods out, or --distribution_strategy=ParameterServerStrategy.",
+        )
+    if strategy == "Local" and spec.num_workers != 1:
+        raise FlagError(
+            f"The Local strategy has one worker, and --num_workers is {spec.num_workers}.",
+            "Leave --num_workers out, or choose another --distribution_strategy.",
+        )
+
+
+def _check_training(spec: JobSpec) -> None:
+    if spec.evaluation_steps and not spec.validation_data:
+        raise FlagError("--evaluation_steps is given, but nothing to evaluate on.", "Give --validation_data.")
+    if spec.need_tf_config and not spec.job_command:
+        raise FlagError("--need_tf_config is for a command of your own.", "Give --job_command, or leave it out.")
+    if spec.model_params and spec.job_command:
+        raise FlagError("--model_params is not passed to --job_command.", "Put it into the command.")
+
+
+def _check_parameter_server(spec: JobSpec) -> None:
+    if spec.use_async and spec.grads_to_wait > 1:
+        raise FlagError(
+            f"--grads_to_wait={spec.grads_to_wait} is for synchronous training, and --use_async is on.",
+            "Give --use_async=false, or leave --grads_to_wait out.",
+        )
+    if spec.use_async and spec.sync_version_tolerance:
+        raise FlagError(
+            "--sync_version_tolerance is for synchronous training, and --use_async is on.",
+            "Give --use_async=false, or leave --sync_version_tolerance out.",
+        )
+    if not spec.use_async:
+        for name, default in (("get_model_steps", 1), ("max_staleness", 0), ("lr_staleness_modulation", False)):
+            if getattr(spec, name) != default:
+                raise FlagError(
+                    f"--{name} is for asynchronous training, and --use_async is off.",
+                    f"Leave --use_async=false or --{name} out.",
+                )
+    if 0 < spec.max_staleness < spec.get_model_steps:
+        raise FlagError(
+            f"--max_staleness={spec.max_staleness} is below --get_model_steps={spec.get_model_steps}, "
+            "so no gradient could be taken.",
+            f"Give --max_staleness={spec.get_model_steps} or more.",
+        )
+
+
+def _check_runtime(spec: JobSpec) -> None:
+    if spec.runtime == "local":
+        return
+    for name in ("job_dir", "local_slots", "master_port"):
+        if getattr(spec, name):
+            raise FlagError(f"--{name} is for the local runtime.", f"Give --runtime=local, or leave --{name} out.")

@@ -1,0 +1,51 @@
+"""The one error tree: what a user sees when something is wrong that is not a bug of ours."""
+
+from __future__ import annotations
+
+
+class ElasticDLError(Exception):
+    """Something the user can mend.
+
+    Printed without a traceback as ``what`` followed by ``hint``; every other exception is a bug and keeps its
+    traceback.
+
+    Attributes:
+        what: what went wrong and why, one or two sentences, naming the file, flag or symbol.
+        hint: what to do about it; may be empty.
+    """
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  → {self.hint}" if self.hint else self.what
+
+
+class FlagError(ElasticDLError):
+    """A flag, or a combination of flags, is wrong."""
+
+
+class DataError(ElasticDLError):
+    """A data source is missing, empty, damaged or not what it was said to be."""
+
+
+class ModelDefinitionError(ElasticDLError):
+    """The user's model-definition module is missing, lacks a symbol, or defines something unsupported.
+
+    Attributes:
+        details: the traceback of the user's own error; may be empty.
+    """
+
+    def __init__(self, what: str, hint: str = "", details: str = "") -> None:
+        super().__init__(what, hint)
+        self.details = details
+
+
+class CheckpointError(ElasticDLError):
+    """A checkpoint cannot be written or read."""
+
+
+class JobError(ElasticDLError):
+    """A job cannot be started, found or continued."""

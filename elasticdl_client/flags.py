@@ -1,0 +1,184 @@
+"""What a flag is, and how its text becomes a value.
+
+Owns the metadata of a flag, the coercion of strings and the checks of single values.  It never knows which flags
+exist (job_spec.py) nor how they fit together (contradictions.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from elasticdl_client.choices import JobType
+from elasticdl_client.errors import FlagError
+
+T = TypeVar("T")
+Check = Callable[[Any], str]
+"""Given a value, says what is wrong with it; an empty string if nothing is."""
+
+_TRUE = frozenset({"true", "yes", "t", "y", "1"})
+_FALSE = frozenset({"false", "no", "f", "n", "0"})
+
+
+ALL_JOBS = frozenset(JobType)
+TRAIN_ONLY = frozenset({JobType.TRAIN})
+
+
+class Group(StrEnum):
+    """The headings of `--help`, in their order."""
+
+    JOB = "The job"
+    MODEL = "The model (symbols of the module that --model_def names)"
+    DATA = "Data"
+    TRAINING = "Training"
+    CHECKPOINTS = "Checkpoints and output"
+    PARAMETER_SERVER = "Parameter servers"
+    FAULTS = "Faults"
+    LOCAL = "Local runtime (--runtime=local)"
+    KUBERNETES = "Kubernetes (--runtime=kubernetes)"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The metadata of a flag, under the key ``flag`` of its dataclass field; type and default are the field's own."""
+
+    help: str
+    group: Group
+    jobs: frozenset[JobType] = ALL_JOBS
+    check: Check | None = None
+
+
+def flag(default: T, help: str, group: Group, *, jobs: frozenset[JobType] = ALL_JOBS, check: Check | None = None) -> T:
+    """A dataclass field that is a flag."""
+    value: T = dataclasses.field(default=default, metadata={"flag": Flag(help, group, jobs, check)})
+    return value
+
+
+def flag_of(field: dataclasses.Field[Any]) -> Flag | None:
+    """The metadata of a field; None if it is not a flag."""
+    found = field.metadata.get("flag")
+    return found if isinstance(found, Flag) else None
+
+
+def parse(name: str, value: object, default: T) -> T:
+    """The value of flag `name`, of its default's type; `value` is text, or already of a type whose text is right.
+
+    Raises:
+        FlagError: the text does not say such a value.
+    """
+    text = value if isinstance(value, str) else str(value)
+    kind = type(default)
+    parsed: Any
+    if kind is bool:
+        parsed = _parse_bool(name, text)
+    elif kind is int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
+            raise FlagError(f"--{name} takes a whole number, not '{text}'.", f"For example --{name}={default}.")
+        parsed = int(text)
+    elif kind is float:
+        parsed = _parse_float(name, text, default)
+    elif issubclass(kind, StrEnum):
+        parsed = _parse_choice(name, text, kind)
+    else:
+        parsed = text
+    return parsed  # type: ignore[no-any-return]
+
+
+def _parse_bool(name: str, text: str) -> bool:
+    if text.strip().lower() in _TRUE:
+        return True
+    if text.strip().lower() in _FALSE:
+        return False
+    raise FlagError(f"--{name} takes true or false, not '{text}'.", f"Write --{name} or --{name}=false.")
+
+
+def is_bool_word(text: str) -> bool:
+    """Whether `text` can be the value of a boolean flag."""
+    return text.strip().lower() in _TRUE | _FALSE
+
+
+def _parse_float(name: str, text: str, default: object) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise FlagError(f"--{name} takes a number, not '{text}'.", f"For example --{name}={default}.")
+    return number
+
+
+def _parse_choice(name: str, text: str, choices: type[StrEnum]) -> StrEnum:
+    wanted = text.strip().lower()
+    for choice in choices:
+        if choice.value.lower() == wanted:
+            return choice
+    listed = ", ".join(choice.value for choice in choices)
+    near = nearest(text, [choice.value for choice in choices])
+    raise FlagError(
+        f"--{name} is one of {listed}, not '{text}'.",
+        f"Did you mean --{name}={near}?" if near else "Choose one of these.",
+    )
+
+
+def check(name: str, value: object, default: object, found: Flag) -> None:
+    """Checks a value that differs from its default.
+
+    Raises:
+        FlagError: with the complaint of the flag's check.
+    """
+    if found.check is None or value == default:
+        return
+    complaint = found.check(value)
+    if complaint:
+        raise FlagError(f"--{name}={value}: {complaint}.", found.help)
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The known name most like `name`; empty if none is near."""
+    folded = {candidate.lower(): candidate for candidate in known}
+    matches = get_close_matches(name.lower(), list(folded), n=1, cutoff=0.6)
+    return folded[matches[0]] if matches else ""
+
+
+def split_arguments(arguments: list[str], defaults: Mapping[str, object]) -> dict[str, str]:
+    """``--name value``, ``--name=value`` and bare booleans to a mapping of text, nothing coerced.
+
+    A boolean takes the next argument only if that is a boolean word.  Dashes inside a name count as underscores.
+
+    Args:
+        arguments: after the command.
+        defaults: of the known flags; only their types matter here.
+
+    Raises:
+        FlagError: a stray argument, a flag without its value, or given twice.
+    """
+    found: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or argument == "--":
+            raise FlagError(f"'{argument}' is not a flag.", "Flags are written --name=value; see --help.")
+        name, equals, value = argument[2:].partition("=")
+        name = name.replace("-", "_")
+        if name in found:
+            raise FlagError(f"--{name} is given twice.", "Give it once.")
+        if not equals:
+            value = _next_value(name, rest, defaults)
+        found[name] = value
+    return found
+
+
+def _next_value(name: str, rest: list[str], defaults: Mapping[str, object]) -> str:
+    if isinstance(defaults.get(name), bool) or (name not in defaults and not rest):
+        return rest.pop(0) if rest and is_bool_word(rest[0]) else "true"
+    if name not in defaults:
+        return "true" if rest[0].startswith("--") else rest.pop(0)
+    if not rest or rest[0].startswith("--"):
+        raise FlagError(f"--{name} needs a value.", f"Write --{name}=VALUE.")
+    return rest.pop(0)

@@ -1,0 +1,102 @@
+"""The directory of a local job: who owns it, what is in it, and what becomes of an earlier run's files.
+
+Layout: ``spec.json``, ``token`` (readable by the user alone), ``agent.json`` (the agent's socket), ``status.json`` and
+``journal.json`` (written by the master), ``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
+
+_KEPT = ("lock", "previous")
+
+
+def path_of(spec: JobSpec) -> Path:
+    """Where a job's directory is."""
+    chosen = Path(spec.job_dir).expanduser() if spec.job_dir else Path.home() / ".elasticdl" / "jobs" / spec.job_name
+    return Path(os.path.abspath(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class JobDir:
+    """A directory that this process has locked; the lock is `lock_fd`'s and goes with its last holder."""
+
+    path: Path
+    lock_fd: int
+
+    @classmethod
+    def take(cls, path: Path) -> JobDir:
+        """Makes and locks the directory.
+
+        Raises:
+            JobError: a job in it still runs, it is not a job's directory, or it cannot be written.
+        """
+        if path.is_dir() and any(path.iterdir()) and not (path / "lock").exists():
+            raise JobError(f"{path} is not empty and not a job's directory.", "Name another --job_dir.")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise JobError(
+                f"The job's directory {path} cannot be made: {error.strerror}.", "Name another --job_dir."
+            ) from error
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock_fd)
+            raise JobError(
+                f"A job of this name still runs; its directory is {path}.",
+                "Wait for its end, end it with Ctrl-C where it was started, or choose another --job_name.",
+            ) from None
+        return cls(path, lock_fd)
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def prepare(self, spec: JobSpec) -> bool:
+        """Sets an earlier run's files aside, writes those that the pods need; whether there was an earlier run.
+
+        Raises:
+            JobError: the directory cannot be written.
+        """
+        try:
+            earlier = self._set_aside()
+            self.logs.mkdir()
+            (self.path / "spec.json").write_text(spec.to_json() + "\n")
+            fd = os.open(self.path / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(fd, "w") as token:
+                token.write(secrets.token_hex(32))
+        except OSError as error:
+            raise JobError(
+                f"The job's directory {self.path} cannot be written: {error.strerror}.", "Name another --job_dir."
+            ) from error
+        return earlier
+
+    def _set_aside(self) -> bool:
+        entries = [entry for entry in self.path.iterdir() if entry.name not in _KEPT]
+        if not entries:
+            return False
+        previous = self.path / "previous"
+        if previous.exists():
+            shutil.rmtree(previous)
+        previous.mkdir()
+        for entry in entries:
+            entry.rename(previous / entry.name)
+        return True
+
+    def status(self) -> JobStatus | None:
+        """What the master wrote last; None before the first time."""
+        try:
+            return JobStatus.from_json((self.path / "status.json").read_text())
+        except FileNotFoundError:
+            return None

@@ -1,0 +1,358 @@
+"""JobSpec: one train, evaluate or predict job, every flag once with its type, default, help and check.
+
+Client, master, parameter servers and workers all import it, so it imports the standard library alone.  How text
+becomes a value is in flags.py, which flags go together in contradictions.py, what this version lacks in support.py.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elasticdl_client import contradictions, retired
+from elasticdl_client.checks import (
+    above,
+    at_least,
+    between,
+    check_job_name,
+    check_model_def,
+    check_model_params,
+    check_reader_params,
+    check_symbol,
+)
+from elasticdl_client.choices import (
+    DistributionStrategy,
+    JobType,
+    LogLevel,
+    NanPolicy,
+    Runtime,
+)
+from elasticdl_client.errors import FlagError
+from elasticdl_client.flags import TRAIN_ONLY, Flag, Group, flag, flag_of, nearest
+from elasticdl_client.flags import check as check_flag
+from elasticdl_client.flags import parse as parse_flag
+from elasticdl_client.kubernetes.flags import KubernetesFlags
+from elasticdl_client.params import parse_envs, parse_params
+
+_EVALUATED = frozenset({JobType.TRAIN, JobType.EVALUATE})
+_PREDICTED = frozenset({JobType.PREDICT})
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec(KubernetesFlags):
+    """See the module; the attributes have the flags' names, and `--help` describes each."""
+
+    job_type: JobType = JobType.TRAIN
+
+    # The job
+    job_name: str = flag(
+        "", "Name of the job, unique in its namespace; part of every pod's name.", Group.JOB, check=check_job_name
+    )
+    runtime: Runtime = flag(
+        Runtime.KUBERNETES, "Where pods run: kubernetes, or local: processes of this machine.", Group.JOB
+    )
+    distribution_strategy: DistributionStrategy = flag(
+        DistributionStrategy.PARAMETER_SERVER,
+        "ParameterServerStrategy, AllReduceStrategy (also AllreduceStrategy), or Local: one worker, no servers.",
+        Group.JOB,
+    )
+    num_workers: int = flag(
+        2,
+        "Workers wanted; the job goes on with those it gets. 1 with the Local strategy.",
+        Group.JOB,
+        check=between(1, 100_000),
+    )
+    num_ps_pods: int = flag(
+        1, "Parameter servers; 0 with the Local and AllReduce strategies.", Group.JOB, check=between(0, 1024)
+    )
+    seed: int = flag(0, "Of initial values, task order, shuffles and dropout.", Group.JOB, check=between(0, 2**31 - 1))
+    log_level: LogLevel = flag(LogLevel.INFO, "Least severe log lines that pods print.", Group.JOB)
+
+    # The model
+    model_zoo: str = flag(
+        "", "Directory of model definitions; empty: the current directory, or /model_zoo in an image.", Group.MODEL
+    )
+    model_def: str = flag(
+        "",
+        "package.module.symbol of the model function or class, relative to --model_zoo.",
+        Group.MODEL,
+        check=check_model_def,
+    )
+    model_params: str = flag(
+        "",
+        'Arguments of that function: "k=v;k2=v2", Python literals or else strings.',
+        Group.MODEL,
+        check=check_model_params,
+    )
+    feed: str = flag(
+        "feed", "feed(dataset, mode, metadata); --dataset_fn is its older name.", Group.MODEL, check=check_symbol
+    )
+    loss: str = flag("loss", "loss(labels, predictions).", Group.MODEL, check=check_symbol)
+    optimizer: str = flag("optimizer", "optimizer(): the Keras optimizer.", Group.MODEL, check=check_symbol)
+    eval_metrics_fn: str = flag(
+        "eval_metrics_fn", "eval_metrics_fn(): metrics by name.", Group.MODEL, check=check_symbol
+    )
+    callbacks: str = flag(
+        "callbacks", "callbacks(): list of Keras callbacks; optional.", Group.MODEL, check=check_symbol
+    )
+    custom_data_reader: str = flag(
+        "custom_data_reader",
+        "custom_data_reader(...): the module's own Reader; optional.",
+        Group.MODEL,
+        check=check_symbol,
+    )
+    prediction_outputs_processor: str = flag(
+        "PredictionOutputsProcessor",
+        "Class whose process() takes predictions.",
+        Group.MODEL,
+        jobs=_PREDICTED,
+        check=check_symbol,
+    )
+
+    # Data
+    training_data: str = flag(
+        "", "What to train on: a RecordIO file or directory, a CSV or text file.", Group.DATA, jobs=TRAIN_ONLY
+    )
+    validation_data: str = flag("", "What to evaluate on; the same kinds of sources.", Group.DATA, jobs=_EVALUATED)
+    prediction_data: str = flag("", "What to predict for; the same kinds of sources.", Group.DATA, jobs=_PREDICTED)
+    data_reader_params: str = flag(
+        "", 'Parameters of the reader: "k=v;k2=v2", like --model_params.', Group.DATA, check=check_reader_params
+    )
+    minibatch_size: int = flag(64, "Records per minibatch of a worker.", Group.DATA, check=between(1, 2**31 - 1))
+    num_minibatches_per_task: int = flag(
+        8, "Minibatches per task, the unit handed to a worker.", Group.DATA, check=between(1, 2**31 - 1)
+    )
+    shuffle: bool = flag(False, "Also permute the records inside each task; tasks are always permuted.", Group.DATA)
+
+    # Training
+    num_epochs: int = flag(1, "Passes over the training data; 0 or less: endless.", Group.TRAINING, jobs=TRAIN_ONLY)
+    max_step: int = flag(
+        0, "End training after this many minibatches; 0: no limit.", Group.TRAINING, jobs=TRAIN_ONLY, check=at_least(0)
+    )
+    evaluation_steps: int = flag(
+        0,
+        "Also evaluate every N model versions; 0: at the end alone.",
+        Group.TRAINING,
+        jobs=TRAIN_ONLY,
+        check=at_least(0),
+    )
+    log_loss_steps: int = flag(
+        100, "Log the loss every N model versions.", Group.TRAINING, jobs=TRAIN_ONLY, check=at_least(1)
+    )
+    nan_policy: NanPolicy = flag(
+        NanPolicy.FAIL,
+        "On a loss that is not finite: fail the job, or skip the minibatch.",
+        Group.TRAINING,
+        jobs=TRAIN_ONLY,
+    )
+
+    # Checkpoints and output
+    output: str = flag("", "Directory of the exported model; empty: none.", Group.CHECKPOINTS, jobs=TRAIN_ONLY)
+    checkpoint_dir: str = flag(
+        "",
+        "Directory of checkpoints; local runtime: in the job's directory by default.",
+        Group.CHECKPOINTS,
+        jobs=TRAIN_ONLY,
+    )
+    checkpoint_steps: int = flag(
+        0, "Checkpoint every N model versions; 0: every 60 s.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
+    )
+    keep_checkpoint_max: int = flag(
+        3, "Checkpoints kept, the newest ones; 0: all.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
+    )
+    checkpoint_dir_for_init: str = flag("", "A checkpoint (version directory) to start from.", Group.CHECKPOINTS)
+
+    # Parameter servers
+    use_async: bool = flag(
+        True, "Apply each gradient as it comes; false: in rounds.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY
+    )
+    grads_to_wait: int = flag(
+        1, "Synchronous: gradients in a round.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY, check=at_least(1)
+    )
+    sync_version_tolerance: int = flag(
+        0, "Synchronous: take gradients up to N rounds old.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY, check=at_least(0)
+    )
+    get_model_steps: int = flag(
+        1,
+        "Asynchronous: fetch dense parameters every N steps.",
+        Group.PARAMETER_SERVER,
+        jobs=TRAIN_ONLY,
+        check=at_least(1),
+    )
+    max_staleness: int = flag(
+        0,
+        "Asynchronous: bound of a gradient's staleness; 0: none.",
+        Group.PARAMETER_SERVER,
+        jobs=TRAIN_ONLY,
+        check=at_least(0),
+    )
+    lr_staleness_modulation: bool = flag(
+        False, "Asynchronous: divide the learning rate by the staleness.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY
+    )
+
+    # Faults
+    max_task_failures: int = flag(
+        3,
+        "A task may raise this often, and so many workers in a row die by their own fault.",
+        Group.FAULTS,
+        check=at_least(1),
+    )
+    max_bad_records: int = flag(
+        0, "Records that may be set aside because feed raises on them.", Group.FAULTS, check=at_least(0)
+    )
+    lease_timeout: float = flag(
+        10.0, "Seconds without a heartbeat after which a worker's task is handed on.", Group.FAULTS, check=above(0)
+    )
+    step_timeout: float = flag(
+        600.0, "Seconds in one minibatch after which the task is handed on.", Group.FAULTS, check=above(0)
+    )
+
+    # Local runtime
+    job_dir: str = flag("", "Directory of logs and state; empty: ~/.elasticdl/jobs/JOB.", Group.LOCAL)
+    local_slots: int = flag(
+        0,
+        "Parameter servers and workers that run at once, others stay pending; 0: no limit.",
+        Group.LOCAL,
+        check=at_least(0),
+    )
+    master_port: int = flag(0, "Port of the master; 0: a free one.", Group.LOCAL, check=between(0, 65535))
+
+    @classmethod
+    def from_flags(cls, job_type: str, mapping: Mapping[str, object]) -> JobSpec:
+        """A job from flags, texts or typed values by name.
+
+        Raises:
+            FlagError: an unknown flag, a value of a wrong type or out of range, a contradiction, or one missing.
+        """
+        given = retired.resolve(mapping)
+        values: dict[str, object] = {}
+        known = flag_fields(job_type)
+        for name, value in given.items():
+            if name not in known:
+                raise _unknown(name, job_type, list(known))
+            field = known[name]
+            parsed = parse_flag(name, value, field.default)
+            check_flag(name, parsed, field.default, _flag(field))
+            values[name] = parsed
+        strategy = values.get("distribution_strategy", DistributionStrategy.PARAMETER_SERVER)
+        if strategy != DistributionStrategy.PARAMETER_SERVER:
+            values.setdefault("num_ps_pods", 0)
+        if strategy == DistributionStrategy.LOCAL:
+            values.setdefault("num_workers", 1)
+        spec = cls(job_type=JobType(job_type), **values)  # type: ignore[arg-type]
+        contradictions.check(spec)
+        return spec
+
+    def to_flags(self) -> list[str]:
+        """The arguments after the command: every flag that differs from its default, as ``--name=value``."""
+        return [f"--{name}={value}" for name, value in self._changed().items()]
+
+    def to_json(self) -> str:
+        """One JSON object on one line; all fields."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> JobSpec:
+        """The inverse of `to_json`.
+
+        Raises:
+            FlagError: not a job.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise FlagError(f"The job's specification is not JSON: {error}.") from error
+        return cls._from_plain(values)
+
+    def to_yaml(self) -> str:
+        """Readable YAML: the job's type, and every flag that differs from its default."""
+        import yaml
+
+        plain: dict[str, object] = {"job_type": self.job_type.value}
+        for name, value in self._changed().items():
+            plain[name] = value.value if isinstance(value, StrEnum) else value
+        return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+
+    @classmethod
+    def from_yaml(cls, text: str) -> JobSpec:
+        """The inverse of `to_yaml`.
+
+        Raises:
+            FlagError: not a job.
+        """
+        import yaml
+
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise FlagError(f"The job's specification is not YAML: {error}.") from error
+        return cls._from_plain(values)
+
+    def model_params_dict(self) -> dict[str, object]:
+        """`model_params` as arguments by name."""
+        return parse_params("model_params", self.model_params)
+
+    def data_reader_params_dict(self) -> dict[str, object]:
+        """`data_reader_params` as arguments by name."""
+        return parse_params("data_reader_params", self.data_reader_params)
+
+    def envs_dict(self) -> dict[str, str]:
+        """`envs` by name."""
+        return parse_envs(self.envs)
+
+    def _changed(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in changed_flags(self)}
+
+    @classmethod
+    def _from_plain(cls, values: object) -> JobSpec:
+        if not isinstance(values, dict) or values.get("job_type") not in list(JobType):
+            raise FlagError("The job's specification is not an object with a job_type.")
+        fields = {field.name: field for field in dataclasses.fields(cls) if flag_of(field)}
+        parsed: dict[str, object] = {}
+        for name, value in values.items():
+            if name == "job_type":
+                continue
+            if name not in fields:
+                raise _unknown(name, values["job_type"], list(fields))
+            parsed[name] = parse_flag(name, value, fields[name].default)
+        return cls(job_type=JobType(values["job_type"]), **parsed)  # type: ignore[arg-type]
+
+
+def flag_fields(job_type: str) -> dict[str, dataclasses.Field[object]]:
+    """The flags of a command, in the order of their groups."""
+    kind = JobType(job_type)
+    fields = [field for field in dataclasses.fields(JobSpec) if field.name != "job_type" and kind in _flag(field).jobs]
+    groups = list(Group)
+    return {field.name: field for field in sorted(fields, key=lambda field: groups.index(_flag(field).group))}
+
+
+def flag_defaults(job_type: str) -> dict[str, object]:
+    """Default values by flag."""
+    return {name: field.default for name, field in flag_fields(job_type).items()}
+
+
+def changed_flags(spec: JobSpec) -> dict[str, Flag]:
+    """The flags of a job that differ from their defaults."""
+    fields = flag_fields(spec.job_type)
+    return {name: _flag(field) for name, field in fields.items() if getattr(spec, name) != field.default}
+
+
+def _flag(field: dataclasses.Field[object]) -> Flag:
+    found = flag_of(field)
+    assert found is not None, field.name
+    return found
+
+
+def _unknown(name: str, job_type: str, known: list[str]) -> FlagError:
+    commands = [kind.value for kind in JobType if name in flag_fields(kind)]
+    if commands:
+        return FlagError(f"--{name} is a flag of {' and '.join(commands)}, not of {job_type}.", "Leave it out.")
+    near = nearest(name, known)
+    return FlagError(
+        f"Unknown flag --{name}.",
+        f"Did you mean --{near}?" if near else f"`elasticdl {job_type} --help` lists all flags.",
+    )

@@ -1,0 +1,95 @@
+"""JobStatus: what the master writes about a job at most once a second, and the client reads and shows.
+
+Locally it is the file ``<job_dir>/status.json``.  This module owns its shape and its JSON; it never computes anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class JobPhase(StrEnum):
+    """Where the job as a whole is."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCoverage:
+    """What became of the records of one epoch; ``records`` is the sum of all others but ``repeated``."""
+
+    epoch: int
+    records: int
+    committed: int
+    repeated: int = 0
+    lost: int = 0
+    quarantined: int = 0
+    skipped: int = 0
+    unplanned: int = 0
+
+    def __str__(self) -> str:
+        line = f"records {self.records}, committed {self.committed}, repeated {self.repeated}, lost {self.lost}"
+        for name in ("quarantined", "skipped", "unplanned"):
+            if getattr(self, name):
+                line += f", {name} {getattr(self, name)}"
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A snapshot of a job.  Times are seconds since the Unix epoch, rates are per second."""
+
+    job_name: str
+    phase: JobPhase = JobPhase.PENDING
+    message: str = ""  # why it waits or failed; one paragraph
+    generation: int = 0
+    epoch: int = 0  # the newest that has begun, from 1; 0 before the first
+    num_epochs: int = 0
+    records_done: int = 0  # committed, over all epochs
+    records_total: int = 0  # planned, over all epochs; 0 while unknown or endless
+    records_per_second: float = 0.0
+    workers_alive: int = 0
+    workers_wanted: int = 0
+    ps_alive: int = 0
+    ps_wanted: int = 0
+    model_version: int = 0
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # of the newest evaluation
+    metrics_step: int = 0
+    coverage: tuple[EpochCoverage, ...] = ()
+    exit_code: int | None = None
+    started_at: float = 0.0
+    updated_at: float = 0.0
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> JobStatus:
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: the text is not a status.
+        """
+        values = json.loads(text)
+        if not isinstance(values, dict) or "job_name" not in values:
+            raise ValueError("not a job status")
+        values["phase"] = JobPhase(values["phase"])
+        values["coverage"] = tuple(EpochCoverage(**c) for c in values["coverage"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended, as the client tells it; `message` says why it failed."""
+
+    exit_code: int
+    message: str
+    status: JobStatus | None

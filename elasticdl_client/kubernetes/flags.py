@@ -1,0 +1,83 @@
+"""The flags of a job that matter on Kubernetes alone: images, resources, priorities, mounts, submission."""
+
+from __future__ import annotations
+
+# ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
+from dataclasses import dataclass
+
+from elasticdl_client.checks import check_envs, regular_expression
+from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
+from elasticdl_client.flags import TRAIN_ONLY, Group, flag
+from elasticdl_client.kubernetes.cluster_spec import check_cluster_spec_json
+from elasticdl_client.kubernetes.priority import check_worker_priority
+from elasticdl_client.kubernetes.resources import check_resources
+from elasticdl_client.kubernetes.volumes import check_volumes
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesFlags:
+    """The part of `JobSpec` that the Kubernetes runtime adds; the attributes have the flags' names."""
+
+    image_name: str = flag("", "Image of the master, and of all pods by default.", Group.KUBERNETES)
+    worker_image: str = flag("", "Image of workers and parameter servers, if another.", Group.KUBERNETES)
+    namespace: str = flag("default", "Namespace of the job.", Group.KUBERNETES)
+    master_resource_request: str = flag(
+        "cpu=0.1,memory=1024Mi", "What the master asks for.", Group.KUBERNETES, check=check_resources
+    )
+    master_resource_limit: str = flag(
+        "", "What the master may use; empty: what it asks for.", Group.KUBERNETES, check=check_resources
+    )
+    worker_resource_request: str = flag(
+        "cpu=1,memory=4096Mi", "What a worker asks for.", Group.KUBERNETES, check=check_resources
+    )
+    worker_resource_limit: str = flag(
+        "", "What a worker may use; empty: what it asks for.", Group.KUBERNETES, check=check_resources
+    )
+    ps_resource_request: str = flag(
+        "cpu=1,memory=4096Mi", "What a parameter server asks for.", Group.KUBERNETES, check=check_resources
+    )
+    ps_resource_limit: str = flag(
+        "", "What a parameter server may use; empty: what it asks for.", Group.KUBERNETES, check=check_resources
+    )
+    master_pod_priority: str = flag("", "PriorityClass of the master.", Group.KUBERNETES)
+    worker_pod_priority: str = flag(
+        "",
+        "high, low, or the fraction of workers that is high, e.g. 0.5.",
+        Group.KUBERNETES,
+        check=check_worker_priority,
+    )
+    ps_pod_priority: str = flag("", "PriorityClass of the parameter servers.", Group.KUBERNETES)
+    volume: str = flag(
+        "",
+        'Mounts of all pods: "claim_name=c,mount_path=/data;host_path=/d,mount_path=/d".',
+        Group.KUBERNETES,
+        check=check_volumes,
+    )
+    image_pull_policy: ImagePullPolicy = flag(
+        ImagePullPolicy.ALWAYS, "Always, IfNotPresent or Never.", Group.KUBERNETES
+    )
+    restart_policy: MasterRestartPolicy = flag(
+        MasterRestartPolicy.ON_FAILURE,
+        "Of the master: OnFailure or Never. The master itself replaces other pods.",
+        Group.KUBERNETES,
+    )
+    envs: str = flag(
+        "", "Environment of all pods: NAME=value,NAME2=value2. Local runtime too.", Group.KUBERNETES, check=check_envs
+    )
+    populate_env_names: str = flag(
+        "",
+        "Regular expression: variables of the master that other pods get.",
+        Group.KUBERNETES,
+        check=regular_expression,
+    )
+    cluster_spec: str = flag("", "Python file that adapts pods and services to the cluster.", Group.KUBERNETES)
+    cluster_spec_json: str = flag("", "The same as JSON.", Group.KUBERNETES, check=check_cluster_spec_json)
+    job_command: str = flag(
+        "", "Run this command in workers instead of the Keras worker.", Group.KUBERNETES, jobs=TRAIN_ONLY
+    )
+    need_tf_config: bool = flag(
+        False, "With --job_command: set TF_CONFIG, one service for each worker.", Group.KUBERNETES, jobs=TRAIN_ONLY
+    )
+    log_file_path: str = flag("", "Also write each pod's output to this file in the pod.", Group.KUBERNETES)
+    yaml: str = flag("", "Write the master's manifest to this file, submit nothing.", Group.KUBERNETES)
+    force_use_kube_config_file: bool = flag(False, "Use ~/.kube/config inside a cluster too.", Group.KUBERNETES)

@@ -1,0 +1,141 @@
+"""The front of the local runtime: starts a job on this machine, follows it in the foreground, and ends all of it.
+
+The agent, a child, owns the pods; the master, a pod, runs the job.  This module only starts, shows and ends.  The
+runtime package is imported when a job starts, never before: the client can be installed without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from elasticdl_client import progress
+from elasticdl_client.agent_process import AgentProcess
+from elasticdl_client.errors import JobError
+from elasticdl_client.job_dir import JobDir, path_of
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import Ended
+from elasticdl_client.local_checks import check_local, free_port
+
+MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master")
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """A signal asks for the end of the job."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
+    """Runs a job to its end; the exit code for the shell.
+
+    Raises:
+        ElasticDLError: it could not be started.
+    """
+    _require_runtime()
+    spec = check_local(spec)
+    path = path_of(spec)
+    spec = dataclasses.replace(
+        spec,
+        job_dir=str(path),
+        checkpoint_dir=spec.checkpoint_dir or str(path / "checkpoints"),
+        master_port=spec.master_port or free_port(),
+    )
+    job_dir = JobDir.take(path)
+    if job_dir.prepare(spec):
+        print(f"note: an earlier run's logs and checkpoints are now in {path / 'previous'}.", file=sys.stderr)
+    print(f"Job {spec.job_name} starts on this machine; its directory is {path}", flush=True)
+    try:
+        with _signals_interrupt():
+            return _run(spec, job_dir, master_command)
+    except Interrupted as interruption:
+        return 128 + interruption.number
+
+
+def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str]) -> int:
+    from elasticdl_client.local_job import Follower, start_master
+
+    agent = AgentProcess.start(spec, job_dir)
+    display = progress.open_display(sys.stdout)
+    try:
+        cluster = start_master(spec, job_dir, agent.socket, master_command)
+        ended = Follower(spec, job_dir, cluster, display).follow()
+    except Interrupted as interruption:
+        display.say(f"{interruption}: ending the job and all its processes …")
+        raise
+    finally:
+        display.close()
+        agent.end()
+    _report(spec, job_dir, ended)
+    return ended.exit_code
+
+
+def _require_runtime() -> None:
+    if importlib.util.find_spec("elasticdl") is None:
+        raise JobError(
+            "--runtime=local needs the runtime package, which is not installed in this Python.",
+            "Install it from the repository: pip install ./elasticdl_client '.[tensorflow]'.",
+        )
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Inside, the first of the ending signals raises `Interrupted`; further ones are ignored while the job ends."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        for other in _ENDING_SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in _ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _report(spec: JobSpec, job_dir: JobDir, ended: Ended) -> None:
+    """Prints the end of a job: coverage and metrics, where things are, and why it failed."""
+    status = ended.status
+    if status is not None:
+        for line in progress.coverage_lines(status):
+            print(line)
+        if status.metrics:
+            print(f"final evaluation at step {status.metrics_step}: {progress.metrics_text(status)}")
+    if ended.exit_code == 0:
+        print(f"Job {spec.job_name} succeeded.")
+        if spec.output:
+            print(f"model: {spec.output}")
+    print(f"logs: {job_dir.logs}", flush=True)
+    if ended.exit_code != 0:
+        log = job_dir.logs / f"elasticdl-{spec.job_name}-master.log"
+        message = without_frames(ended.message) or "it did not say why."
+        print(f"error: Job {spec.job_name} failed: {message}", file=sys.stderr)
+        print(f"  → The master's log is {log}; those of other pods are next to it.", file=sys.stderr)
+
+
+def without_frames(text: str) -> str:
+    """A message with the frames of tracebacks left out, and of their last lines those that it holds already.
+
+    The pod's log has the whole; what a user needs first is the error.
+    """
+    kept: list[str] = []
+    in_frames = False
+    for line in text.splitlines():
+        if line.strip() == "Traceback (most recent call last):":
+            in_frames = True
+        elif not in_frames or (line.strip() and not line.startswith(" ")):
+            if not in_frames or not any(line in earlier for earlier in kept):
+                kept.append(line)
+            in_frames = False
+    return "\n".join(kept).rstrip()

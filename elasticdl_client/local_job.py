@@ -1,0 +1,160 @@
+"""A local job once its agent runs: its master is made, and followed until the job has ended.
+
+The one module of the client that imports the runtime; local.py imports it when a job starts.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy, Role
+from elasticdl.cluster.processes import ProcessCluster
+from elasticdl_client.agent_process import tail
+from elasticdl_client.choices import MasterRestartPolicy
+from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.job_dir import JobDir
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import Ended, JobPhase, JobStatus
+from elasticdl_client.progress import Display
+
+_LOOK_S = 0.5
+_LAST_WORDS_S = 5.0  # a master that has written the job's end gets so long to end itself
+_MAX_IDLE_RESTARTS = 5  # lives of the master in a row in which no record was committed
+
+
+def master_name(spec: JobSpec) -> str:
+    """The name of the master's pod."""
+    return f"elasticdl-{spec.job_name}-master"
+
+
+def master_log(spec: JobSpec, job_dir: JobDir) -> Path:
+    """Where the master prints."""
+    return job_dir.logs / f"{master_name(spec)}.log"
+
+
+def start_master(spec: JobSpec, job_dir: JobDir, socket: str, command: Sequence[str]) -> ProcessCluster:
+    """Makes the master's pod; the cluster of the job.
+
+    Raises:
+        ElasticDLError: the agent refuses it, or is gone.
+    """
+    cluster = ProcessCluster(socket)
+    on_failure = spec.restart_policy is MasterRestartPolicy.ON_FAILURE
+    cluster.create(
+        PodSpec(
+            name=master_name(spec),
+            role=Role.MASTER,
+            index=0,
+            command=tuple(command),
+            env={
+                "ELASTICDL_JOB_DIR": str(job_dir.path),
+                "ELASTICDL_TOKEN_FILE": str(job_dir.path / "token"),
+                "ELASTICDL_POD_NAME": master_name(spec),
+                "ELASTICDL_AGENT_SOCKET": socket,
+                "MASTER_PORT": str(spec.master_port),
+            },
+            labels={
+                "app": "elasticdl",
+                "elasticdl-job-name": spec.job_name,
+                "elasticdl-replica-type": "master",
+                "elasticdl-replica-index": "0",
+            },
+            restart_policy=RestartPolicy.ON_FAILURE if on_failure else RestartPolicy.NEVER,
+        )
+    )
+    return cluster
+
+
+class Follower:
+    """Watches a job's master and status until one of them says that the job has ended."""
+
+    def __init__(self, spec: JobSpec, job_dir: JobDir, cluster: ProcessCluster, display: Display) -> None:
+        self._spec = spec
+        self._job_dir = job_dir
+        self._cluster = cluster
+        self._display = display
+        self._events: queue.SimpleQueue[PodEvent | ElasticDLError] = queue.SimpleQueue()
+        self._status: JobStatus | None = None
+        self._restarts = 0
+        self._idle_restarts = 0
+        self._deadline: float | None = None
+
+    def follow(self) -> Ended:
+        """Returns when the job has ended.
+
+        Raises:
+            JobError: the agent is gone.
+        """
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        try:
+            while True:
+                ended = self._look(self._next_event())
+                if ended is not None:
+                    return ended
+        finally:
+            self._cluster.close()
+
+    def _watch(self) -> None:
+        try:
+            for event in self._cluster.watch():
+                self._events.put(event)
+        except ElasticDLError as error:
+            self._events.put(error)
+
+    def _next_event(self) -> PodEvent | None:
+        try:
+            event = self._events.get(timeout=_LOOK_S)
+        except queue.Empty:
+            return None
+        if isinstance(event, ElasticDLError):
+            raise JobError(
+                "The local runtime's agent has ended, and the job with it.",
+                f"Its log is {self._job_dir.logs / 'agent.log'}.",
+            ) from event
+        return event
+
+    def _look(self, event: PodEvent | None) -> Ended | None:
+        master = event.pod if event is not None and event.pod.role is Role.MASTER else None
+        self._read_status()
+        finished = self._status is not None and self._status.exit_code is not None
+        if master is not None:
+            if event is not None and event.type is EventType.DELETED:
+                return Ended(1, "its master was deleted.", self._status)
+            if master.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED) or (finished and master.restarts > self._restarts):
+                return self._ended(master)
+            self._count_restarts(master)
+            if self._idle_restarts >= _MAX_IDLE_RESTARTS:
+                return self._ended(master)
+        if finished:
+            self._deadline = self._deadline or time.monotonic() + _LAST_WORDS_S
+            if time.monotonic() > self._deadline or (master is not None and master.message):
+                return self._ended(None)
+        return None
+
+    def _read_status(self) -> None:
+        status = self._job_dir.status()
+        if status is not None and status != self._status:
+            if self._status is not None and status.records_done > self._status.records_done:
+                self._idle_restarts = 0
+            self._status = status
+            self._display.update(status)
+
+    def _count_restarts(self, master: Pod) -> None:
+        if master.restarts > self._restarts:
+            self._idle_restarts += master.restarts - self._restarts
+            self._restarts = master.restarts
+            self._display.say(f"The master has ended and was started again (restart {master.restarts}).")
+
+    def _ended(self, master: Pod | None) -> Ended:
+        status = self._status
+        if status is not None and status.exit_code is not None:
+            failed = status.phase is JobPhase.FAILED
+            return Ended(status.exit_code or int(failed), status.message, status)
+        code = master.exit_code if master is not None and master.exit_code is not None else 1
+        said = tail(master_log(self._spec, self._job_dir))
+        reason = f"it ended {self._restarts} times" if self._restarts else "it ended"
+        return Ended(code or 1, f"the master did not run to the job's end: {reason}; its last lines:\n{said}", status)

@@ -1,0 +1,99 @@
+"""Looks at a model-definition module without running it: do the file and its symbols exist?
+
+What only running the module can tell is left to the worker.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from elasticdl_client.choices import JobType
+from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
+
+_EXPECTED = {
+    "feed": "a function feed(dataset, mode, metadata)",
+    "loss": "a function loss(labels, predictions)",
+    "optimizer": "a function optimizer() that returns a Keras optimizer",
+}
+_REQUIRED = {
+    JobType.TRAIN: ("feed", "loss", "optimizer"),
+    JobType.EVALUATE: ("feed",),
+    JobType.PREDICT: ("feed",),
+}
+
+
+def check_model_source(spec: JobSpec, zoo: Path) -> None:
+    """Checks the module that `--model_def` names, and the symbols that the job needs.
+
+    Raises:
+        ModelDefinitionError: naming file, symbol and what was expected.
+    """
+    if not zoo.is_dir():
+        what = "is not a directory" if zoo.exists() else "does not exist"
+        raise ModelDefinitionError(f"The model zoo {zoo} {what}.", "Set --model_zoo to the directory of your models.")
+    module, _, symbol = spec.model_def.rpartition(".")
+    file = _module_file(zoo, module, f"--model_def={spec.model_def}")
+    if not _defines(file, symbol):
+        raise ModelDefinitionError(
+            f"{file} has no {symbol}, which --model_def={spec.model_def} names.",
+            f"Define {symbol}: a function that returns a model, or a model class.",
+        )
+    for name in _REQUIRED[spec.job_type]:
+        _check_symbol(zoo, file, name, getattr(spec, name))
+
+
+def reads_data_itself(spec: JobSpec, zoo: Path) -> bool:
+    """Whether the module has its own data reader, so that data need not be files."""
+    module, _, symbol = spec.custom_data_reader.rpartition(".")
+    file = _module_file(zoo, module or spec.model_def.rpartition(".")[0], "--custom_data_reader")
+    return _defines(file, symbol)
+
+
+def _check_symbol(zoo: Path, model_file: Path, name: str, wanted: str) -> None:
+    module, _, symbol = wanted.rpartition(".")
+    file = _module_file(zoo, module, f"--{name}={wanted}") if module else model_file
+    names = (symbol, "dataset_fn") if wanted == "feed" else (symbol,)
+    if not any(_defines(file, candidate) for candidate in names):
+        raise ModelDefinitionError(
+            f"{file} has no {symbol}.",
+            f"Define {symbol}: {_EXPECTED[name]}; or name another symbol with --{name}.",
+        )
+
+
+def _module_file(zoo: Path, module: str, flag: str) -> Path:
+    stem = zoo.joinpath(*module.split("."))
+    for file in (stem.with_suffix(".py"), stem / "__init__.py"):
+        if file.is_file():
+            return file
+    raise ModelDefinitionError(
+        f"{stem.with_suffix('.py')} does not exist, which {flag} names.",
+        f"Modules are named relative to the model zoo {zoo}; set --model_zoo if that is another directory.",
+    )
+
+
+def _defines(file: Path, symbol: str) -> bool:
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except (SyntaxError, ValueError) as error:
+        raise ModelDefinitionError(f"{file} is not valid Python: {error}.", "Mend the module.") from error
+    names = set(_top_level_names(tree.body))
+    return symbol in names or "*" in names or "__getattr__" in names
+
+
+def _top_level_names(body: list[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield statement.name
+            continue
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            for alias in statement.names:
+                yield (alias.asname or alias.name).partition(".")[0]
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+            elif isinstance(node, ast.stmt) and node is not statement:
+                yield from _top_level_names([node])

@@ -1,0 +1,63 @@
+"""Small languages inside flag values: ``k=v;k2=v2`` and ``KEY=value,KEY2=value``.
+
+Nothing in here evaluates code: a value is a Python literal, or it is a string.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from elasticdl_client.errors import FlagError
+
+_ENV_SEPARATOR = re.compile(r",(?=\s*[A-Za-z_][A-Za-z0-9_.-]*=)")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+def parse_params(flag_name: str, text: str) -> dict[str, object]:
+    """``"units=10;name=wide;sizes=[1,2]"`` to ``{"units": 10, "name": "wide", "sizes": [1, 2]}``.
+
+    Raises:
+        FlagError: a part without ``=``, a name that is not a Python identifier, or a name given twice.
+    """
+    params: dict[str, object] = {}
+    for part in text.split(";"):
+        if not part.strip():
+            continue
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or not key.isidentifier():
+            raise FlagError(
+                f"--{flag_name}: '{part.strip()}' is not of the form name=value.",
+                f'Write --{flag_name}="name=value;name2=value2"; values are Python literals, or else strings.',
+            )
+        if key in params:
+            raise FlagError(f"--{flag_name}: '{key}' is given twice.", "Give it once.")
+        params[key] = parse_literal(value.strip())
+    return params
+
+
+def parse_literal(text: str) -> object:
+    """A Python literal, or the text itself if it is none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def parse_envs(text: str) -> dict[str, str]:
+    """``"a=1,2,b=3"`` to ``{"a": "1,2", "b": "3"}``: a comma separates only where ``NAME=`` follows.
+
+    Raises:
+        FlagError: no name before the first ``=``, or a name given twice.
+    """
+    envs: dict[str, str] = {}
+    for part in _ENV_SEPARATOR.split(text) if text.strip() else []:
+        name, equals, value = part.partition("=")
+        name = name.strip()
+        if not equals or not _ENV_NAME.fullmatch(name):
+            raise FlagError(f"--envs: '{part}' is not of the form NAME=value.", "Write --envs=NAME=value,NAME2=value2.")
+        if name in envs:
+            raise FlagError(f"--envs: '{name}' is given twice.", "Give it once.")
+        envs[name] = value
+    return envs

@@ -1,0 +1,47 @@
+"""A pod that plays the master towards the client: writes status files and ends as its argument says."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from pathlib import Path
+
+from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
+
+
+def write(job_dir: Path, status: JobStatus) -> None:
+    draft = job_dir / "status.tmp"
+    draft.write_text(status.to_json())
+    draft.rename(job_dir / "status.json")
+
+
+def main() -> None:
+    """Plays one scenario: succeed, fail, crash, die_once or wait."""
+    scenario = sys.argv[1]
+    job_dir = Path(os.environ["ELASTICDL_JOB_DIR"])
+    first_life = not (job_dir / "lived").exists()
+    (job_dir / "lived").touch()
+    running = JobStatus("job", JobPhase.RUNNING, epoch=1, num_epochs=1, records_done=50, records_total=100)
+    running = dataclasses.replace(running, workers_wanted=2, workers_alive=2, generation=1 if first_life else 2)
+    if scenario == "crash":
+        raise SystemExit("this master never works")
+    write(job_dir, running)
+    print("port", os.environ["MASTER_PORT"], "pod", os.environ["ELASTICDL_POD_NAME"], flush=True)
+    if scenario == "wait":
+        (job_dir / "pid").write_text(str(os.getpid()))
+        signal.pause()
+    if scenario == "die_once" and first_life:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done = dataclasses.replace(
+        running, records_done=100, coverage=(EpochCoverage(1, 100, 100),), metrics={"accuracy": 0.97}, metrics_step=10
+    )
+    if scenario == "fail":
+        write(job_dir, dataclasses.replace(running, phase=JobPhase.FAILED, exit_code=1, message="feed raised: broken"))
+        sys.exit(1)
+    write(job_dir, dataclasses.replace(done, phase=JobPhase.SUCCEEDED, exit_code=0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""Flags: text to typed values, what is refused and with which words, and round trips."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl_client import support
+from elasticdl_client.choices import DistributionStrategy, LogLevel, NanPolicy
+from elasticdl_client.errors import FlagError
+from elasticdl_client.flags import flag_of, split_arguments
+from elasticdl_client.job_spec import JobSpec, flag_defaults, flag_fields
+from elasticdl_client.params import parse_envs, parse_params
+
+LOCAL = {"job_name": "job", "runtime": "local", "model_def": "m.model", "training_data": "/data"}
+
+EXAMPLES: dict[str, tuple[str, object]] = {
+    "job_name": ("001", "001"),
+    "runtime": ("LOCAL", "local"),
+    "distribution_strategy": ("AllreduceStrategy", DistributionStrategy.ALL_REDUCE),
+    "num_workers": ("7", 7),
+    "num_ps_pods": ("3", 3),
+    "seed": ("42", 42),
+    "log_level": ("debug", LogLevel.DEBUG),
+    "model_def": ("a.b.Model", "a.b.Model"),
+    "model_params": ("units=10;name=None", "units=10;name=None"),
+    "minibatch_size": ("128", 128),
+    "num_minibatches_per_task": ("4", 4),
+    "shuffle": ("yes", True),
+    "num_epochs": ("-1", -1),
+    "max_step": ("10", 10),
+    "log_loss_steps": ("5", 5),
+    "nan_policy": ("skip", NanPolicy.SKIP),
+    "checkpoint_steps": ("100", 100),
+    "keep_checkpoint_max": ("0", 0),
+    "max_task_failures": ("5", 5),
+    "max_bad_records": ("2", 2),
+    "lease_timeout": ("1e-3", 0.001),
+    "step_timeout": ("30", 30.0),
+    "local_slots": ("3", 3),
+    "master_port": ("50001", 50001),
+    "job_dir": ("None", "None"),
+    "training_data": ("a,b", "a,b"),
+    "worker_resource_request": ("cpu=500m,memory=1Gi,gpu=1", "cpu=500m,memory=1Gi,gpu=1"),
+    "volume": ("claim_name=c,mount_path=/d", "claim_name=c,mount_path=/d"),
+    "worker_pod_priority": ("0.5", "0.5"),
+    "envs": ("A=1,2,B=3", "A=1,2,B=3"),
+    "data_reader_params": ("reader_type='CSV'", "reader_type='CSV'"),
+    "feed": ("other.module.feed", "other.module.feed"),
+    "image_pull_policy": ("never", "Never"),
+    "cluster_spec_json": ('{"pod_spec": {"labels": {}}}', '{"pod_spec": {"labels": {}}}'),
+}
+
+
+def train(**flags: object) -> JobSpec:
+    return JobSpec.from_flags("train", LOCAL | flags)
+
+
+def refused(**flags: object) -> FlagError:
+    with pytest.raises(FlagError) as caught:
+        support.check(train(**flags))
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_a_flag_becomes_a_value_of_its_type_and_nothing_else(name: str) -> None:
+    text, value = EXAMPLES[name]
+    parsed = getattr(train(**{name: text}), name)
+    assert parsed == value
+    assert type(parsed) is type(flag_fields("train")[name].default)
+
+
+@pytest.mark.ci
+def test_every_flag_has_a_line_of_help_and_is_in_a_command() -> None:
+    flags = [field for field in dataclasses.fields(JobSpec) if field.name != "job_type"]
+    commands = set().union(*(flag_fields(kind) for kind in ("train", "evaluate", "predict")))
+    for field in flags:
+        found = flag_of(field)
+        assert found is not None
+        assert found.help.endswith(".") or found.help.endswith('".')
+        assert "\n" not in found.help
+        assert field.name in commands
+
+
+@pytest.mark.ci
+def test_image_model_data_and_job_name_are_enough() -> None:
+    spec = JobSpec.from_flags(
+        "train", {"image_name": "i:1", "model_def": "m.model", "training_data": "/data", "job_name": "job"}
+    )
+    assert (spec.num_workers, spec.num_ps_pods, spec.use_async) == (2, 1, True)
+    assert spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
+    assert not spec.job_command
+
+
+@pytest.mark.ci
+def test_the_local_strategy_has_one_worker_and_no_servers_by_itself() -> None:
+    spec = train(distribution_strategy="local")
+    assert (spec.num_workers, spec.num_ps_pods) == (1, 0)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("num_workers", "two", "whole number"),
+        ("num_workers", "1e3", "whole number"),
+        ("num_workers", "0", "between 1"),
+        ("lease_timeout", "soon", "a number"),
+        ("lease_timeout", "nan", "a number"),
+        ("lease_timeout", "0", "more than 0"),
+        ("use_async", "maybe", "true or false"),
+        ("runtime", "localhost", "one of kubernetes, local"),
+        ("job_name", "My_Job", "not a job name"),
+        ("job_name", "a" * 41, "at most 40"),
+        ("model_def", "model", "package.module.symbol"),
+        ("feed", "3d", "name of a symbol"),
+        ("model_params", "units", "not of the form name=value"),
+        ("model_params", "a=1;a=2", "given twice"),
+        ("master_port", "70000", "between 0"),
+        ("populate_env_names", "(", "regular expression"),
+        ("cluster_spec_json", "{", "not JSON"),
+        ("cluster_spec_json", '{"master_spec": {}}', "'master_spec'"),
+        ("worker_resource_limit", "cpu=x", "invalid cpu request spec: x"),
+        ("volume", "mount=/d", "not in the allowed list of volume keys"),
+        ("worker_pod_priority", "highest", "please set priority = high/low/a fraction value"),
+        ("envs", "novalue", "not of the form NAME=value"),
+        ("restart_policy", "Always", "one of OnFailure, Never"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, text: str, said: str) -> None:
+    error = refused(**{name: text})
+    assert f"--{name}" in str(error)
+    assert said in error.what
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"num_ps_pods": 0}, "needs a parameter server"),
+        ({"distribution_strategy": "Local", "num_ps_pods": 1}, "no parameter servers"),
+        ({"distribution_strategy": "Local", "num_workers": 2}, "one worker"),
+        ({"evaluation_steps": 10}, "--validation_data"),
+        ({"grads_to_wait": 2}, "--use_async"),
+        ({"use_async": False, "get_model_steps": 2}, "asynchronous"),
+        ({"get_model_steps": 4, "max_staleness": 2}, "below --get_model_steps"),
+        ({"need_tf_config": True}, "--job_command"),
+        ({"runtime": "kubernetes", "image_name": "i", "job_dir": "/x"}, "local runtime"),
+        ({"runtime": "kubernetes"}, "--image_name"),
+        ({"training_data": ""}, "--training_data"),
+        ({"dataset_fn": "a", "feed": "b"}, "older name"),
+    ],
+)
+def test_contradictions_are_refused(flags: dict[str, object], said: str) -> None:
+    assert said in str(refused(**flags))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"distribution_strategy": "AllReduceStrategy"}, "AllReduceStrategy"),
+        ({"use_async": False}, "--use_async=false"),
+        ({"use_async": False, "grads_to_wait": 2}, "--use_async=false"),
+        ({"get_model_steps": 2}, "--get_model_steps"),
+        ({"max_staleness": 8}, "--max_staleness"),
+        ({"lr_staleness_modulation": True}, "--lr_staleness_modulation"),
+        ({"job_command": "python train.py"}, "--job_command"),
+        ({"runtime": "kubernetes", "image_name": "i"}, "--runtime=kubernetes"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_by_name(flags: dict[str, object], named: str) -> None:
+    assert named in refused(**flags).what
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_evaluate_and_predict_are_refused_for_now(command: str) -> None:
+    data = {"evaluate": "validation_data", "predict": "prediction_data"}[command]
+    flags = {"job_name": "j", "runtime": "local", "model_def": "m.f", "checkpoint_dir_for_init": "/c", data: "/d"}
+    with pytest.raises(FlagError, match=command):
+        support.check(JobSpec.from_flags(command, flags))
+
+
+@pytest.mark.ci
+def test_an_unknown_flag_gets_the_nearest_known_one() -> None:
+    assert "--num_workers" in refused(num_worker=3).hint
+    assert "--minibatch_size" in refused(mini_batch_size=3).hint
+    assert "--help" in refused(zzzz=3).hint
+
+
+@pytest.mark.ci
+def test_a_flag_of_another_command_is_called_that() -> None:
+    assert refused(prediction_data="/d").what == "--prediction_data is a flag of predict, not of train."
+
+
+@pytest.mark.ci
+def test_older_names_and_retired_flags_are_settled() -> None:
+    assert train(dataset_fn="parse").feed == "parse"
+    assert train(need_elasticdl_job_service="True", task_fault_tolerance=True) == train()
+    assert "this flag is gone" in refused(need_elasticdl_job_service="False").what
+    assert "--max_task_failures" in refused(relaunch_on_worker_failure=3).hint
+    assert "this flag is gone" in refused(aux_params="disable_relaunch=True").what
+
+
+@pytest.mark.ci
+def test_arguments_are_split_without_being_guessed_at() -> None:
+    arguments = ["--job_name=001", "--lease-timeout", "1e-3", "--shuffle", "--use_async", "False", "--envs=a=b,c=--d"]
+    found = split_arguments([*arguments, "--num_epochs", "-1", "--model_params=x=1;y=[1,2]"], flag_defaults("train"))
+    assert found == {
+        "job_name": "001",
+        "lease_timeout": "1e-3",
+        "shuffle": "true",
+        "use_async": "False",
+        "envs": "a=b,c=--d",
+        "num_epochs": "-1",
+        "model_params": "x=1;y=[1,2]",
+    }
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train.csv"], "'train.csv' is not a flag"),
+        (["--shuffle", "train.csv"], "'train.csv' is not a flag"),
+        (["--job_name"], "needs a value"),
+        (["--job_name", "--shuffle"], "needs a value"),
+        (["--seed=1", "--seed=2"], "given twice"),
+    ],
+)
+def test_stray_and_repeated_arguments_are_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(FlagError, match=said):
+        split_arguments(arguments, flag_defaults("train"))
+
+
+@pytest.mark.ci
+def test_params_are_literals_or_strings_and_never_run(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    command = f"__import__('os').mkdir({str(trap)!r})"
+    params = parse_params("model_params", f"a=1; b='x';c=[1, 2.5];d=None;e={command};f=plain text;g=a=b;")
+    assert params == {"a": 1, "b": "x", "c": [1, 2.5], "d": None, "e": command, "f": "plain text", "g": "a=b"}
+    assert not os.path.exists(trap)
+    assert train(model_params="units=3").model_params_dict() == {"units": 3}
+
+
+@pytest.mark.ci
+def test_a_comma_inside_an_environment_value_stays() -> None:
+    assert parse_envs("a=1,2,b=3") == {"a": "1,2", "b": "3"}
+    assert parse_envs("a=b=c,d=1") == {"a": "b=c", "d": "1"}
+    assert parse_envs("") == {}
+
+
+text = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
+specs = st.fixed_dictionaries(
+    {
+        "job_name": st.from_regex(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?", fullmatch=True),
+        "runtime": st.just("local"),
+        "model_def": st.just("a.b.c"),
+        "training_data": text.filter(bool),
+    },
+    optional={
+        "model_zoo": text,
+        "output": text,
+        "distribution_strategy": st.sampled_from(list(DistributionStrategy)),
+        "seed": st.integers(0, 2**31 - 1),
+        "minibatch_size": st.integers(1, 2**31 - 1),
+        "num_epochs": st.integers(-5, 10**9),
+        "shuffle": st.booleans(),
+        "lease_timeout": st.floats(1e-6, 1e9),
+        "log_level": st.sampled_from(list(LogLevel)),
+        "nan_policy": st.sampled_from(list(NanPolicy)),
+        "model_params": st.dictionaries(st.from_regex("[a-z]{1,8}", fullmatch=True), st.integers(), max_size=3).map(
+            lambda params: ";".join(f"{key}={value!r}" for key, value in params.items())
+        ),
+        "envs": st.sampled_from(["", "A=1,2,B=x=y", "PATH=/a:/b"]),
+    },
+)
+
+
+@pytest.mark.ci
+@given(specs)
+def test_a_job_survives_flags_json_and_yaml(flags: dict[str, object]) -> None:
+    spec = JobSpec.from_flags("train", flags)
+    assert JobSpec.from_json(spec.to_json()) == spec
+    assert JobSpec.from_yaml(spec.to_yaml()) == spec
+    again = JobSpec.from_flags("train", split_arguments(spec.to_flags(), flag_defaults("train")))
+    assert again == spec
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("document", ["[", "[]", "{}", '{"job_type": "dance"}', '{"job_type": "train", "colour": 1}'])
+def test_what_is_no_job_is_refused(document: str) -> None:
+    with pytest.raises(FlagError):
+        JobSpec.from_json(document)
+    with pytest.raises(FlagError):
+        JobSpec.from_yaml(document)

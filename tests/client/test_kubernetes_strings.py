@@ -1,0 +1,92 @@
+"""Resource, volume and priority strings, with the original's words for what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl_client.errors import FlagError
+from elasticdl_client.kubernetes.priority import worker_priorities
+from elasticdl_client.kubernetes.resources import parse_resources
+from elasticdl_client.kubernetes.volumes import Mount, parse_volumes
+
+
+@pytest.mark.ci
+def test_resources_get_their_kubernetes_names() -> None:
+    assert parse_resources("cpu=250m, memory=32Mi,disk=64Gi,gpu=1,ephemeral-storage=1Gi") == {
+        "cpu": "250m",
+        "memory": "32Mi",
+        "disk": "64Gi",
+        "nvidia.com/gpu": "1",
+        "ephemeral-storage": "1Gi",
+    }
+    assert parse_resources("amd.com/gpu=2") == {"amd.com/gpu": "2"}
+    assert parse_resources("nvidia.com/P100-PCIE-16GB-P=1") == {"nvidia.com/P100-PCIE-16GB-P": "1"}
+    assert parse_resources("cpu=0.1") == {"cpu": "0.1"}
+    assert parse_resources("") == {}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cpu=1.5m", "invalid cpu request spec: 1.5m"),
+        ("cpu=nan", "invalid cpu request spec: nan"),
+        ("memory=64", "invalid memory request spec: 64"),
+        ("memory=0Mi", "invalid memory request spec: 0Mi"),
+        ("gpu=half", "invalid gpu request spec: half"),
+        ("_bad/gpu=1", "gpu resource name does not have a valid vendor name: _bad/gpu"),
+        ("tpu=1", "tpu is not in the allowed list of resource types"),
+        ("cpu=1,cpu=2", "The resource string contains duplicate resource names: cpu"),
+        ("gpu=1,nvidia.com/gpu=2", "duplicate resource names"),
+        ("cpu", "not of the form"),
+    ],
+)
+def test_wrong_resources_are_refused(text: str, said: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse_resources(text)
+    assert said in caught.value.what
+
+
+@pytest.mark.ci
+def test_volumes_are_claims_and_host_paths() -> None:
+    assert parse_volumes("claim_name=c,mount_path=/a,sub_path=s; host_path=/h,type=Directory,mount_path=/b;") == [
+        Mount("/a", claim_name="c", sub_path="s"),
+        Mount("/b", host_path="/h", type="Directory"),
+    ]
+    assert parse_volumes("") == []
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("claim=c,mount_path=/a", "claim is not in the allowed list of volume keys"),
+        ("claim_name=c,claim_name=d,mount_path=/a", "The volume string contains duplicate volume key: claim_name"),
+        ("mount_path=/a", "either claim_name or host_path"),
+        ("claim_name=c,host_path=/h,mount_path=/a", "either claim_name or host_path"),
+        ("claim_name=c", "no mount_path"),
+        ("claim_name=,mount_path=/a", "has no value"),
+    ],
+)
+def test_wrong_volumes_are_refused(text: str, said: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse_volumes(text)
+    assert said in caught.value.what
+
+
+@pytest.mark.ci
+def test_a_fraction_of_workers_is_high_from_both_ends() -> None:
+    priorities = worker_priorities("0.5", 10)
+    assert [index for index, priority in enumerate(priorities) if priority == "high"] == [0, 1, 2, 8, 9]
+    assert worker_priorities("0.1", 3) == ["high", "low", "low"]
+    assert worker_priorities("1", 2) == ["high", "high"]
+    assert worker_priorities("0", 2) == ["low", "low"]
+    assert worker_priorities("low", 2) == ["low", "low"]
+    assert worker_priorities("None", 2) == ["", ""]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("priority", ["medium", "1.5", "-0.1", "nan"])
+def test_another_priority_is_refused(priority: str) -> None:
+    with pytest.raises(FlagError, match="Not support priority"):
+        worker_priorities(priority, 2)

@@ -1,0 +1,121 @@
+"""What the client sees before a local job starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+
+import pytest
+
+from elasticdl_client.errors import DataError, ElasticDLError, JobError, ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.local_checks import check_local, free_port
+
+MODEL = "def custom_model(): ...\ndef feed(d, m, md): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    package = tmp_path / "zoo" / "pkg"
+    package.mkdir(parents=True)
+    (package / "model.py").write_text(MODEL)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "part-0").write_text("a record")
+    flags = {"job_name": "j", "runtime": "local", "model_def": "pkg.model.custom_model"}
+    return JobSpec.from_flags("train", flags | {"model_zoo": str(tmp_path / "zoo"), "training_data": str(data)})
+
+
+def model(spec: JobSpec, text: str) -> JobSpec:
+    (Path(spec.model_zoo) / "pkg" / "model.py").write_text(text)
+    return spec
+
+
+def refused(spec: JobSpec, kind: type[ElasticDLError], **changes: object) -> str:
+    with pytest.raises(kind) as caught:
+        check_local(dataclasses.replace(spec, **changes))  # type: ignore[arg-type]
+    assert caught.value.hint
+    return str(caught.value)
+
+
+@pytest.mark.ci
+def test_a_good_job_gets_absolute_paths(spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checked = check_local(dataclasses.replace(spec, model_zoo="zoo", training_data="data", output="out/model"))
+    assert checked.model_zoo == str(tmp_path / "zoo")
+    assert checked.training_data == str(tmp_path / "data")
+    assert checked.output == str(tmp_path / "out" / "model")
+
+
+@pytest.mark.ci
+def test_a_missing_zoo_module_or_symbol_is_named_with_its_file(spec: JobSpec) -> None:
+    assert "/nowhere does not exist" in refused(spec, ModelDefinitionError, model_zoo="/nowhere")
+    said = refused(spec, ModelDefinitionError, model_def="pkg.other.custom_model")
+    assert "pkg/other.py does not exist" in said
+    said = refused(spec, ModelDefinitionError, model_def="pkg.model.my_model")
+    assert "pkg/model.py has no my_model" in said
+    assert "a function that returns a model" in said
+    said = refused(spec, ModelDefinitionError, loss="my_loss")
+    assert "pkg/model.py has no my_loss" in said
+    assert "loss(labels, predictions)" in said
+
+
+@pytest.mark.ci
+def test_a_module_that_is_not_python_is_said_to_be_so(spec: JobSpec) -> None:
+    assert "not valid Python" in refused(model(spec, "def custom_model(:"), ModelDefinitionError)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "text",
+    [
+        MODEL.replace("def feed", "def dataset_fn"),
+        MODEL.replace("def loss(l, p): ...", "from losses import mse as loss"),
+        MODEL.replace("def loss(l, p): ...", "loss = optimizer = custom_model"),
+        MODEL.replace("def loss(l, p): ...", "try:\n    from a import loss\nexcept ImportError:\n    loss = None"),
+        MODEL.replace("def loss(l, p): ...", "from losses import *"),
+        MODEL.replace("def custom_model", "class custom_model"),
+    ],
+)
+def test_symbols_may_be_defined_in_any_way(spec: JobSpec, text: str) -> None:
+    check_local(model(spec, text))
+
+
+@pytest.mark.ci
+def test_symbols_may_be_in_another_module_of_the_zoo(spec: JobSpec) -> None:
+    (Path(spec.model_zoo) / "losses.py").write_text("def mse(l, p): ...")
+    check_local(dataclasses.replace(spec, loss="losses.mse"))
+    assert "losses.py has no mae" in refused(spec, ModelDefinitionError, loss="losses.mae")
+
+
+@pytest.mark.ci
+def test_missing_and_empty_data_are_named_unless_the_module_reads_by_itself(spec: JobSpec, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "/nowhere does not exist" in refused(spec, DataError, training_data="/nowhere")
+    assert f"{empty} is empty" in refused(spec, DataError, training_data=str(empty))
+    assert "--validation_data" in refused(spec, DataError, validation_data=str(empty))
+    model(spec, MODEL + "def custom_data_reader(o): ...\n")
+    assert check_local(dataclasses.replace(spec, training_data="table")).training_data == "table"
+
+
+@pytest.mark.ci
+def test_a_pattern_that_matches_is_data(spec: JobSpec) -> None:
+    check_local(dataclasses.replace(spec, training_data=spec.training_data + "/part-*"))
+    refused(spec, DataError, training_data=spec.training_data + "/other-*")
+
+
+@pytest.mark.ci
+def test_an_output_below_a_file_is_refused(spec: JobSpec) -> None:
+    assert "--output" in refused(spec, ElasticDLError, output=spec.training_data + "/part-0/model")
+
+
+@pytest.mark.ci
+def test_a_port_in_use_is_refused(spec: JobSpec) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"--master_port={port}" in refused(spec, JobError, master_port=port)
+    check_local(dataclasses.replace(spec, master_port=free_port()))

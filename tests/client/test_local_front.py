@@ -1,0 +1,211 @@
+"""The front of the local runtime with a real agent, real pods and a scripted master."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = (
+    "import sys; from elasticdl_client import local, main; from elasticdl_client.job_spec import JobSpec\n"
+    "spec = JobSpec.from_json(sys.argv[1])\n"
+    "master = (sys.executable, '-m', 'tests.client.status_writer', sys.argv[2])\n"
+    "main.exit_with(lambda: sys.exit(local.run(spec, master)))"
+)
+MODEL = "def custom_model(): ...\ndef feed(d, m, md): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n"
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> dict[str, str]:
+    zoo, data = tmp_path / "zoo", tmp_path / "data"
+    zoo.mkdir()
+    (zoo / "m.py").write_text(MODEL)
+    data.mkdir()
+    (data / "part-0").write_text("a record")
+    return {
+        "job_name": "job",
+        "runtime": "local",
+        "job_dir": str(tmp_path / "job"),
+        "model_zoo": str(zoo),
+        "model_def": "m.custom_model",
+        "training_data": str(data),
+    }
+
+
+def start(flags: dict[str, str], scenario: str) -> subprocess.Popen[str]:
+    from elasticdl_client.job_spec import JobSpec
+
+    spec = JobSpec.from_flags("train", flags).to_json()
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, spec, scenario],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(flags: dict[str, str], scenario: str) -> tuple[int, str, str]:
+    process = start(flags, scenario)
+    output, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors, errors
+    return process.returncode, output, errors
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"the client ended without saying {text!r}")
+
+
+@pytest.mark.ci
+def test_a_job_that_succeeds_exits_0_and_says_what_became_of_each_record(flags: dict[str, str]) -> None:
+    code, output, errors = finish(flags, "succeed")
+    assert code == 0, errors
+    assert "epoch 1: records 100, committed 100, repeated 0, lost 0" in output
+    assert "accuracy 0.97" in output
+    assert f"logs: {flags['job_dir']}/logs" in output
+
+
+@pytest.mark.ci
+def test_the_job_directory_holds_what_pods_need_and_the_token_is_private(flags: dict[str, str]) -> None:
+    from elasticdl_client.job_spec import JobSpec
+
+    assert finish(flags, "succeed")[0] == 0
+    job_dir = Path(flags["job_dir"])
+    assert stat.S_IMODE((job_dir / "token").stat().st_mode) == 0o600
+    assert len((job_dir / "token").read_text()) == 64
+    spec = JobSpec.from_json((job_dir / "spec.json").read_text())
+    assert spec.job_name == "job"
+    assert spec.checkpoint_dir == str(job_dir / "checkpoints")
+    log = (job_dir / "logs" / "elasticdl-job-master.log").read_text()
+    assert log == f"port {spec.master_port} pod elasticdl-job-master\n"
+
+
+@pytest.mark.ci
+def test_a_job_that_fails_exits_with_its_code_and_its_message(flags: dict[str, str]) -> None:
+    code, output, errors = finish(flags, "fail")
+    assert code == 1
+    assert "feed raised: broken" in errors
+    assert "elasticdl-job-master.log" in errors
+    assert "succeeded" not in output
+
+
+@pytest.mark.ci
+def test_a_master_that_dies_is_started_again_and_the_job_goes_on(flags: dict[str, str]) -> None:
+    code, output, errors = finish(flags, "die_once")
+    assert code == 0, errors
+    assert "started again" in output
+
+
+@pytest.mark.ci
+def test_a_master_that_never_works_fails_the_job_with_its_last_lines(flags: dict[str, str]) -> None:
+    code, _, errors = finish(flags, "crash")
+    assert code == 1
+    assert "this master never works" in errors
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_job_and_all_its_processes(flags: dict[str, str], number: signal.Signals, code: int) -> None:
+    process = start(flags, "wait")
+    wait_for_line(process, "records 50/100")
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == code, output + errors
+    assert "Traceback" not in errors
+    assert_master_is_gone(flags)
+
+
+@pytest.mark.ci
+def test_a_killed_client_leaves_no_process_behind(flags: dict[str, str]) -> None:
+    process = start(flags, "wait")
+    wait_for_line(process, "records 50/100")
+    process.kill()
+    process.communicate(timeout=30)  # the agent holds its standard output until it ends
+    retry = finish(flags | {"job_name": "job"}, "succeed")
+    assert retry[0] in (0, 2)
+    assert_master_is_gone(flags)
+
+
+def assert_master_is_gone(flags: dict[str, str]) -> None:
+    job_dir = Path(flags["job_dir"])
+    pid_file = next(p for p in (job_dir / "pid", job_dir / "previous" / "pid") if p.exists())
+    pid = int(pid_file.read_text())
+    if alive(pid):
+        fd = os.pidfd_open(pid)
+        try:
+            import select
+
+            assert select.select([fd], [], [], 20)[0], f"process {pid} survived"
+        finally:
+            os.close(fd)
+
+
+@pytest.mark.ci
+def test_a_second_job_of_the_same_name_is_refused_while_the_first_runs(flags: dict[str, str]) -> None:
+    first = start(flags, "wait")
+    wait_for_line(first, "records 50/100")
+    code, _, errors = finish(flags, "succeed")
+    assert code == 2
+    assert "still runs" in errors
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=30)
+
+
+@pytest.mark.ci
+def test_an_earlier_runs_files_are_set_aside_and_the_user_is_told(flags: dict[str, str]) -> None:
+    assert finish(flags, "fail")[0] == 1
+    code, _, errors = finish(flags, "succeed")
+    assert code == 0
+    assert "previous" in errors
+    assert (Path(flags["job_dir"]) / "previous" / "logs" / "elasticdl-job-master.log").exists()
+
+
+@pytest.mark.ci
+def test_a_directory_that_is_no_jobs_is_left_alone(flags: dict[str, str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    code, _, errors = finish(flags | {"job_dir": str(mine)}, "succeed")
+    assert code == 2
+    assert "not a job's directory" in errors
+    assert (mine / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.ci
+def test_the_death_of_the_agent_fails_the_job(flags: dict[str, str]) -> None:
+    process = start(flags, "wait")
+    wait_for_line(process, "records 50/100")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "agent has ended" in errors
+    assert_master_is_gone(flags)
+
+
+@pytest.mark.ci
+def test_a_users_error_is_shown_without_the_frames_of_its_traceback() -> None:
+    from elasticdl_client.local import without_frames
+
+    frames = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise E("x")\n    ^^^^\nE: x'
+    assert without_frames("feed raised E: x\n" + frames) == "feed raised E: x"
+    assert without_frames("worker 1 failed:\n" + frames + "\nmore") == "worker 1 failed:\nE: x\nmore"
+    assert without_frames("a\n  b") == "a\n  b"

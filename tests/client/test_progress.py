@@ -1,0 +1,88 @@
+"""What a user sees of a job's status."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+
+from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
+from elasticdl_client.progress import PlainDisplay, RichDisplay, news, summary
+
+RUNNING = JobStatus(
+    "job",
+    JobPhase.RUNNING,
+    generation=1,
+    epoch=1,
+    num_epochs=3,
+    records_done=1024,
+    records_total=27000,
+    records_per_second=2345.6,
+    workers_alive=1,
+    workers_wanted=2,
+    ps_alive=2,
+    ps_wanted=2,
+    model_version=16,
+    loss=0.3456789,
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.ci
+def test_the_summary_says_where_the_job_is() -> None:
+    assert summary(RUNNING) == (
+        "records 1,024/27,000 (4%), 2,346 records/s, workers 1/2, ps 2/2, epoch 1/3, step 16, loss 0.3457"
+    )
+    endless = dataclasses.replace(RUNNING, records_total=0, num_epochs=-1)
+    assert summary(endless).startswith("records 1,024, ")
+    assert "epoch 1," in summary(endless)
+
+
+@pytest.mark.ci
+def test_plain_lines_come_when_something_changed_and_not_too_often() -> None:
+    stream, now = io.StringIO(), [0.0]
+    display = PlainDisplay(stream, lambda: now[0])
+    display.update(RUNNING)
+    now[0] = 1.0
+    display.update(dataclasses.replace(RUNNING, records_done=2048))
+    assert len(stream.getvalue().splitlines()) == 1
+    now[0] = 2.5
+    display.update(dataclasses.replace(RUNNING, records_done=2048))
+    now[0] = 5.0
+    display.update(dataclasses.replace(RUNNING, records_done=2048, updated_at=5.0))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "2,048/27,000" in lines[1]
+
+
+@pytest.mark.ci
+def test_news_are_evaluations_complete_epochs_and_a_new_master() -> None:
+    evaluated = dataclasses.replace(RUNNING, metrics={"accuracy": 0.91, "auc": 0.5}, metrics_step=16)
+    assert news(RUNNING, evaluated) == ["evaluation at step 16: accuracy 0.91, auc 0.5"]
+    assert news(evaluated, evaluated) == []
+    incomplete = dataclasses.replace(evaluated, coverage=(EpochCoverage(1, 9000, 8000, lost=1000),))
+    assert news(evaluated, incomplete) == []
+    complete = dataclasses.replace(evaluated, coverage=(EpochCoverage(1, 9000, 9000),))
+    assert news(incomplete, complete) == ["epoch 1: records 9000, committed 9000, repeated 0, lost 0"]
+    assert news(complete, dataclasses.replace(complete, generation=2)) == ["master restarted (generation 2)"]
+    waiting = dataclasses.replace(RUNNING, message="worker 1 waits for a slot")
+    assert news(RUNNING, waiting) == ["worker 1 waits for a slot"]
+    assert news(RUNNING, dataclasses.replace(waiting, phase=JobPhase.FAILED)) == []
+
+
+@pytest.mark.ci
+def test_a_terminal_gets_a_bar_and_the_news_above_it() -> None:
+    stream = Terminal()
+    display = RichDisplay(stream)
+    display.update(RUNNING)
+    display.update(dataclasses.replace(RUNNING, metrics={"accuracy": 0.91}, metrics_step=16))
+    display.say("[not markup]")
+    display.close()
+    assert "evaluation at step 16: accuracy 0.91" in stream.getvalue()
+    assert "[not markup]" in stream.getvalue()
+    assert "1,024/27,000" in stream.getvalue()
