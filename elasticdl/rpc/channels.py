@@ -1,0 +1,80 @@
+"""Client side of every connection: the one place where channels are made.
+
+A channel carries the job's token with each call and keeps itself alive.  Every call must be given a deadline
+(``timeout=``); this module never retries, because only the caller knows what a repeated call means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+
+TOKEN_KEY = "elasticdl-token"
+
+OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class _CallDetails(NamedTuple):
+    method: str
+    timeout: float | None
+    metadata: Sequence[tuple[str, str]] | None
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class _TokenInterceptor(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc,type-arg]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc,type-arg]
+):
+    """Adds the token to the metadata of every call."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def _with_token(self, details: Any) -> _CallDetails:
+        if details.timeout is None:
+            raise AssertionError(f"{details.method} called without a deadline")
+        metadata = [*(details.metadata or ()), (TOKEN_KEY, self._token)]
+        return _CallDetails(
+            details.method,
+            details.timeout,
+            metadata,
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        return continuation(self._with_token(details), request)
+
+    def intercept_stream_stream(self, continuation: Callable[..., Any], details: Any, request_iterator: Any) -> Any:
+        return continuation(self._with_token(details), request_iterator)
+
+
+def connect(address: str, token: str) -> grpc.Channel:
+    """A channel to ``host:port``.  Returns at once; the connection is made by the first call."""
+    channel = grpc.insecure_channel(address, options=OPTIONS)
+    return grpc.intercept_channel(channel, _TokenInterceptor(token))
+
+
+def is_transient(error: grpc.RpcError) -> bool:
+    """Whether the peer may be back later: it is down, restarting or slow, and said nothing of the call itself."""
+    return error.code() in (  # type: ignore[no-any-return]
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    )

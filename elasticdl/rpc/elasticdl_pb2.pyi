@@ -1,0 +1,566 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    MASTER: _ClassVar[Role]
+    PS: _ClassVar[Role]
+    WORKER: _ClassVar[Role]
+
+class TaskType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_TYPE_UNSPECIFIED: _ClassVar[TaskType]
+    TRAINING: _ClassVar[TaskType]
+    EVALUATION: _ClassVar[TaskType]
+    PREDICTION: _ClassVar[TaskType]
+    TRAIN_END: _ClassVar[TaskType]
+
+class PsStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OK: _ClassVar[PsStatus]
+    WRONG_INCARNATION: _ClassVar[PsStatus]
+    OLD_GENERATION: _ClassVar[PsStatus]
+    LEASE_REFUSED: _ClassVar[PsStatus]
+    UNINITIALIZED: _ClassVar[PsStatus]
+ROLE_UNSPECIFIED: Role
+MASTER: Role
+PS: Role
+WORKER: Role
+TASK_TYPE_UNSPECIFIED: TaskType
+TRAINING: TaskType
+EVALUATION: TaskType
+PREDICTION: TaskType
+TRAIN_END: TaskType
+OK: PsStatus
+WRONG_INCARNATION: PsStatus
+OLD_GENERATION: PsStatus
+LEASE_REFUSED: PsStatus
+UNINITIALIZED: PsStatus
+
+class Ack(_message.Message):
+    __slots__ = ("accepted", "reason", "generation", "model_version")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    generation: int
+    model_version: int
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., model_version: _Optional[int] = ...) -> None: ...
+
+class Partition(_message.Message):
+    __slots__ = ("version", "ps")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    ps: _containers.RepeatedCompositeFieldContainer[PsAddress]
+    def __init__(self, version: _Optional[int] = ..., ps: _Optional[_Iterable[_Union[PsAddress, _Mapping]]] = ...) -> None: ...
+
+class PsAddress(_message.Message):
+    __slots__ = ("ps_id", "address", "incarnation")
+    PS_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ps_id: int
+    address: str
+    incarnation: int
+    def __init__(self, ps_id: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class AppliedTask(_message.Message):
+    __slots__ = ("epoch", "task", "watermark", "extras")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    EXTRAS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    task: int
+    watermark: int
+    extras: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., task: _Optional[int] = ..., watermark: _Optional[int] = ..., extras: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AppliedSet(_message.Message):
+    __slots__ = ("tasks", "num_applies")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_APPLIES_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[AppliedTask]
+    num_applies: int
+    def __init__(self, tasks: _Optional[_Iterable[_Union[AppliedTask, _Mapping]]] = ..., num_applies: _Optional[int] = ...) -> None: ...
+
+class RegisterWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "pod_name", "held", "applied")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    POD_NAME_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    pod_name: str
+    held: _containers.RepeatedCompositeFieldContainer[HeldLease]
+    applied: AppliedSet
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., pod_name: _Optional[str] = ..., held: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ...) -> None: ...
+
+class HeldLease(_message.Message):
+    __slots__ = ("lease", "committed")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    lease: Lease
+    committed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., committed: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RegisterWorkerReply(_message.Message):
+    __slots__ = ("accepted", "reason", "generation", "job_spec", "partition")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    JOB_SPEC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    generation: int
+    job_spec: str
+    partition: Partition
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., job_spec: _Optional[str] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
+
+class Variable(_message.Message):
+    __slots__ = ("name", "shape", "trainable")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    TRAINABLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    trainable: bool
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., trainable: bool = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("name", "dim", "initializer", "input_dim")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    INPUT_DIM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dim: int
+    initializer: str
+    input_dim: int
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[str] = ..., input_dim: _Optional[int] = ...) -> None: ...
+
+class ShardMessage(_message.Message):
+    __slots__ = ("name", "start", "end")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    start: int
+    end: int
+    def __init__(self, name: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class ModelReport(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "error", "error_details", "variables", "tables", "optimizer", "metrics", "has_training_shards", "training_shards", "has_validation_shards", "validation_shards", "has_prediction_shards", "prediction_shards", "has_callbacks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_DETAILS_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    HAS_TRAINING_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_VALIDATION_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_PREDICTION_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_CALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    error: str
+    error_details: str
+    variables: _containers.RepeatedCompositeFieldContainer[Variable]
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    optimizer: str
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    has_training_shards: bool
+    training_shards: _containers.RepeatedCompositeFieldContainer[ShardMessage]
+    has_validation_shards: bool
+    validation_shards: _containers.RepeatedCompositeFieldContainer[ShardMessage]
+    has_prediction_shards: bool
+    prediction_shards: _containers.RepeatedCompositeFieldContainer[ShardMessage]
+    has_callbacks: bool
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., error: _Optional[str] = ..., error_details: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., optimizer: _Optional[str] = ..., metrics: _Optional[_Iterable[str]] = ..., has_training_shards: bool = ..., training_shards: _Optional[_Iterable[_Union[ShardMessage, _Mapping]]] = ..., has_validation_shards: bool = ..., validation_shards: _Optional[_Iterable[_Union[ShardMessage, _Mapping]]] = ..., has_prediction_shards: bool = ..., prediction_shards: _Optional[_Iterable[_Union[ShardMessage, _Mapping]]] = ..., has_callbacks: bool = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("worker_id", "incarnation")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("id", "type", "epoch", "task", "shard", "excluded", "model_version", "merged")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    type: TaskType
+    epoch: int
+    task: int
+    shard: ShardMessage
+    excluded: _containers.RepeatedScalarFieldContainer[int]
+    model_version: int
+    merged: _containers.RepeatedCompositeFieldContainer[MetricState]
+    def __init__(self, id: _Optional[int] = ..., type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ..., shard: _Optional[_Union[ShardMessage, _Mapping]] = ..., excluded: _Optional[_Iterable[int]] = ..., model_version: _Optional[int] = ..., merged: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ...) -> None: ...
+
+class LeaseReply(_message.Message):
+    __slots__ = ("generation", "lease", "wait", "end", "unknown")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    lease: Lease
+    wait: bool
+    end: bool
+    unknown: str
+    def __init__(self, generation: _Optional[int] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., wait: bool = ..., end: bool = ..., unknown: _Optional[str] = ...) -> None: ...
+
+class Position(_message.Message):
+    __slots__ = ("lease", "minibatch")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCH_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    minibatch: int
+    def __init__(self, lease: _Optional[int] = ..., minibatch: _Optional[int] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version")
+    class SecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_VERSION_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    id: int
+    incarnation: int
+    positions: _containers.RepeatedCompositeFieldContainer[Position]
+    activity: str
+    seconds: _containers.ScalarMap[str, float]
+    partition_version: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("known", "generation", "revoked", "partition", "stop")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    generation: int
+    revoked: _containers.RepeatedScalarFieldContainer[int]
+    partition: Partition
+    stop: bool
+    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ...) -> None: ...
+
+class ProgressReport(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "lease", "committed", "loss", "has_loss")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    HAS_LOSS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    lease: int
+    committed: _containers.RepeatedScalarFieldContainer[int]
+    loss: float
+    has_loss: bool
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., loss: _Optional[float] = ..., has_loss: bool = ...) -> None: ...
+
+class FinishedTask(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "lease", "num_minibatches")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    lease: int
+    num_minibatches: int
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., num_minibatches: _Optional[int] = ...) -> None: ...
+
+class FailedTask(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "lease", "minibatch", "error", "details", "bad_records")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCH_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    lease: int
+    minibatch: int
+    error: str
+    details: str
+    bad_records: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., minibatch: _Optional[int] = ..., error: _Optional[str] = ..., details: _Optional[str] = ..., bad_records: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MetricState(_message.Message):
+    __slots__ = ("name", "arrays", "additive", "num_states")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    ADDITIVE_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arrays: _containers.RepeatedCompositeFieldContainer[Array]
+    additive: bool
+    num_states: int
+    def __init__(self, name: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[Array, _Mapping]]] = ..., additive: bool = ..., num_states: _Optional[int] = ...) -> None: ...
+
+class Array(_message.Message):
+    __slots__ = ("shape", "data")
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class EvaluationReport(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "lease", "states", "results")
+    class ResultsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    lease: int
+    states: _containers.RepeatedCompositeFieldContainer[MetricState]
+    results: _containers.ScalarMap[str, float]
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., states: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class LeaseQuestion(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "lease")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    lease: int
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ...) -> None: ...
+
+class RegisterPsRequest(_message.Message):
+    __slots__ = ("ps_id", "pod_name", "address", "nonce", "held_incarnation")
+    PS_ID_FIELD_NUMBER: _ClassVar[int]
+    POD_NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    HELD_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ps_id: int
+    pod_name: str
+    address: str
+    nonce: int
+    held_incarnation: int
+    def __init__(self, ps_id: _Optional[int] = ..., pod_name: _Optional[str] = ..., address: _Optional[str] = ..., nonce: _Optional[int] = ..., held_incarnation: _Optional[int] = ...) -> None: ...
+
+class RegisterPsReply(_message.Message):
+    __slots__ = ("accepted", "reason", "generation", "incarnation", "job_spec", "restore_from", "parameters_only")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    JOB_SPEC_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FROM_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    generation: int
+    incarnation: int
+    job_spec: str
+    restore_from: str
+    parameters_only: bool
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., incarnation: _Optional[int] = ..., job_spec: _Optional[str] = ..., restore_from: _Optional[str] = ..., parameters_only: bool = ...) -> None: ...
+
+class PsReadyRequest(_message.Message):
+    __slots__ = ("ps_id", "incarnation", "applied", "initialized")
+    PS_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    ps_id: int
+    incarnation: int
+    applied: AppliedSet
+    initialized: bool
+    def __init__(self, ps_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ..., initialized: bool = ...) -> None: ...
+
+class TaskStandingRequest(_message.Message):
+    __slots__ = ("incarnation", "lease", "epoch", "task")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    lease: int
+    epoch: int
+    task: int
+    def __init__(self, incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ...) -> None: ...
+
+class TaskStandingReply(_message.Message):
+    __slots__ = ("status", "applied")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    status: PsStatus
+    applied: AppliedTask
+    def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., applied: _Optional[_Union[AppliedTask, _Mapping]] = ...) -> None: ...
+
+class PsQuestion(_message.Message):
+    __slots__ = ("generation", "incarnation")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    incarnation: int
+    def __init__(self, generation: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class AppliedSetReply(_message.Message):
+    __slots__ = ("status", "applied", "initialized", "version")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    status: PsStatus
+    applied: AppliedSet
+    initialized: bool
+    version: int
+    def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ..., initialized: bool = ..., version: _Optional[int] = ...) -> None: ...
+
+class SaveCheckpointRequest(_message.Message):
+    __slots__ = ("generation", "incarnation", "directory", "num_ps")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    NUM_PS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    incarnation: int
+    directory: str
+    num_ps: int
+    def __init__(self, generation: _Optional[int] = ..., incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., num_ps: _Optional[int] = ...) -> None: ...
+
+class SaveCheckpointReply(_message.Message):
+    __slots__ = ("status", "error", "file", "size_bytes", "crc32")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    status: PsStatus
+    error: str
+    file: str
+    size_bytes: int
+    crc32: int
+    def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., error: _Optional[str] = ..., file: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32: _Optional[int] = ...) -> None: ...
+
+class InitializeHeader(_message.Message):
+    __slots__ = ("incarnation", "optimizer", "num_trainable", "num_non_trainable", "tables", "seed")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRAINABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_NON_TRAINABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    optimizer: str
+    num_trainable: int
+    num_non_trainable: int
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    seed: int
+    def __init__(self, incarnation: _Optional[int] = ..., optimizer: _Optional[str] = ..., num_trainable: _Optional[int] = ..., num_non_trainable: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class ExchangeHeader(_message.Message):
+    __slots__ = ("incarnation", "push", "pull")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    push: Push
+    pull: Pull
+    def __init__(self, incarnation: _Optional[int] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ...) -> None: ...
+
+class Push(_message.Message):
+    __slots__ = ("lease", "epoch", "task", "minibatch", "dense", "tables", "pulled_version")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCH_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    epoch: int
+    task: int
+    minibatch: int
+    dense: bool
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    pulled_version: int
+    def __init__(self, lease: _Optional[int] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ..., minibatch: _Optional[int] = ..., dense: bool = ..., tables: _Optional[_Iterable[str]] = ..., pulled_version: _Optional[int] = ...) -> None: ...
+
+class Pull(_message.Message):
+    __slots__ = ("dense", "tables", "read_only")
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    dense: bool
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    read_only: bool
+    def __init__(self, dense: bool = ..., tables: _Optional[_Iterable[str]] = ..., read_only: bool = ...) -> None: ...
+
+class KnownIdsHeader(_message.Message):
+    __slots__ = ("incarnation", "table")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    table: str
+    def __init__(self, incarnation: _Optional[int] = ..., table: _Optional[str] = ...) -> None: ...
+
+class ExchangeReply(_message.Message):
+    __slots__ = ("status", "reason", "version", "repeated_push")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_PUSH_FIELD_NUMBER: _ClassVar[int]
+    status: PsStatus
+    reason: str
+    version: int
+    repeated_push: bool
+    def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ..., repeated_push: bool = ...) -> None: ...

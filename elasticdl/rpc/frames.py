@@ -1,0 +1,108 @@
+"""Frames: tensors on the wire as raw bytes.
+
+A frame is a protobuf header followed by arrays, little-endian and C-ordered, each starting at a multiple of 8 bytes
+so that the receiver uses them in place, without a copy::
+
+    u32 magic  u32 crc32 of all that follows  u32 header size  u32 number of arrays
+    per array: u8 dtype, u8 dimensions, u16 0, u32 0, then i64 per dimension
+    header, padding, then per array: bytes, padding
+
+gRPC handlers and stubs of these methods pass bytes through; nothing here knows what the arrays mean.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC = 0x4C444C45  # "ELDL"
+CHUNK_BYTES = 1 << 20
+STREAM_FROM_BYTES = 4 << 20  # larger calls go as a stream of chunks
+
+_PREFIX = struct.Struct("<IIII")
+_ARRAY = struct.Struct("<BBHI")
+_DTYPES = tuple(np.dtype(d) for d in ("<f4", "<i8", "<f8", "<i4", "<f2", "<u2"))
+
+Array = npt.NDArray[Any]
+
+
+class FrameError(ValueError):
+    """The bytes are not a whole, undamaged frame."""
+
+
+def encode(header: bytes, arrays: Sequence[Array]) -> bytes:
+    """Header and arrays as one bytes object.
+
+    Args:
+        header: serialized protobuf message.
+        arrays: float32, int64, float64, int32, float16 or uint16 arrays of any shape.
+    """
+    described = bytearray()
+    for array in arrays:
+        described += _ARRAY.pack(_DTYPES.index(array.dtype), array.ndim, 0, 0)
+        described += struct.pack(f"<{array.ndim}q", *array.shape)
+    parts: list[Any] = [bytes(described), header]
+    position = _PREFIX.size + len(described) + len(header)
+    for array in arrays:
+        parts.append(bytes(-position % 8))
+        parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        position += -position % 8 + array.nbytes
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return b"".join((_PREFIX.pack(MAGIC, checksum, len(header), len(arrays)), *parts))
+
+
+def decode(frame: bytes) -> tuple[bytes, list[Array]]:
+    """The inverse of `encode`; the arrays are read-only views into `frame`.
+
+    Raises:
+        FrameError: truncated, damaged, or not a frame.
+    """
+    if len(frame) < _PREFIX.size:
+        raise FrameError(f"a frame of {len(frame)} bytes has no prefix")
+    magic, checksum, header_size, num_arrays = _PREFIX.unpack_from(frame)
+    if magic != MAGIC:
+        raise FrameError(f"not a frame: magic {magic:#x}")
+    if zlib.crc32(memoryview(frame)[_PREFIX.size :]) != checksum:
+        raise FrameError("the checksum of a frame does not match")
+    try:
+        return _decode_body(frame, header_size, num_arrays)
+    except (struct.error, ValueError, IndexError) as error:
+        raise FrameError(f"malformed frame: {error}") from error
+
+
+def _decode_body(frame: bytes, header_size: int, num_arrays: int) -> tuple[bytes, list[Array]]:
+    position = _PREFIX.size
+    described = []
+    for _ in range(num_arrays):
+        dtype, num_dimensions, _, _ = _ARRAY.unpack_from(frame, position)
+        position += _ARRAY.size
+        shape = struct.unpack_from(f"<{num_dimensions}q", frame, position)
+        position += 8 * num_dimensions
+        described.append((_DTYPES[dtype], shape))
+    header = frame[position : position + header_size]
+    position += header_size
+    arrays = []
+    for dtype, shape in described:
+        position += -position % 8
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays.append(np.frombuffer(frame, dtype, count, position).reshape(shape))
+        position += count * dtype.itemsize
+    return header, arrays
+
+
+def chunks(frame: bytes) -> Iterator[bytes]:
+    """A frame cut for a stream."""
+    for start in range(0, len(frame), CHUNK_BYTES):
+        yield frame[start : start + CHUNK_BYTES]
+
+
+def join(parts: Iterable[bytes]) -> bytes:
+    """The inverse of `chunks`: whole only when the stream has ended."""
+    return b"".join(parts)

@@ -1,0 +1,108 @@
+"""Server side of every connection: the one place where servers are made.
+
+Servers are synchronous with a thread pool; every call must carry the job's token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from elasticdl.rpc.channels import OPTIONS, TOKEN_KEY
+from elasticdl_client.errors import JobError
+
+_SERVER_OPTIONS = (
+    *OPTIONS,
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without the job's token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        for key, value in details.invocation_metadata:
+            if key == TOKEN_KEY and hmac.compare_digest(value.encode(), self._token):
+                return continuation(details)
+        return self._refusal(continuation(details))
+
+    @staticmethod
+    def _refusal(handler: Any) -> Any:
+        def refuse(_request: Any, context: grpc.ServicerContext) -> Any:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry the job's token")
+
+        if handler is not None and handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def raw_handlers(
+    service: str,
+    unary: Mapping[str, Callable[[bytes, grpc.ServicerContext], bytes]],
+    streams: Mapping[str, Callable[[Any, grpc.ServicerContext], Any]] | None = None,
+) -> grpc.GenericRpcHandler:
+    """Handlers of methods whose messages are raw bytes.
+
+    Args:
+        service: full name, such as ``elasticdl.ParameterServer``.
+        unary: method name to function of (request bytes, context).
+        streams: method name to function of (iterator of bytes, context) that yields bytes.
+    """
+    handlers = {name: grpc.unary_unary_rpc_method_handler(f) for name, f in unary.items()}
+    for name, function in (streams or {}).items():
+        handlers[name] = grpc.stream_stream_rpc_method_handler(function)
+    return grpc.method_handlers_generic_handler(service, handlers)
+
+
+def serve(
+    register: Callable[[grpc.Server], None], host: str, port: int, token: str, max_threads: int
+) -> tuple[grpc.Server, int]:
+    """Starts a server.
+
+    Args:
+        register: adds the servicers and handlers to the server.
+        host: address to listen on.
+        port: 0 picks a free one.
+        token: the job's.
+        max_threads: calls served at once, long polls included.
+
+    Returns:
+        The running server and the port that it listens on.
+
+    Raises:
+        JobError: the port is in use.
+    """
+    executor = ThreadPoolExecutor(max_threads, thread_name_prefix="rpc")
+    server = grpc.server(executor, interceptors=[_TokenCheck(token)], options=_SERVER_OPTIONS)
+    register(server)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise JobError(
+            f"cannot listen on {host}:{port}: {_why_not(host, port)}",
+            "choose another --master_port, or end the process that has it",
+        )
+    server.start()
+    return server, bound
+
+
+def _why_not(host: str, port: int) -> str:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return "the port was in use a moment ago"
