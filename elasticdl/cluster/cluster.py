@@ -1,0 +1,116 @@
+"""The port `Cluster`: pods that can be created, deleted, listed and watched.
+
+Adapters: processes.py (local runtime) and kubernetes.py.  Below this port there are only primitives: who is created
+when, and what a pod's end means for the job, is decided in master/core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class Role(StrEnum):
+    """What a pod does; a pod has one role."""
+
+    MASTER = "master"
+    PS = "ps"
+    WORKER = "worker"
+
+
+class PodPhase(StrEnum):
+    """Kubernetes's phases, with the same meaning."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class EndReason(StrEnum):
+    """Why a pod is no longer running."""
+
+    NONE = ""  # it has not ended
+    COMPLETED = "Completed"
+    ERROR = "Error"  # a non-zero exit code, or a crash signal (SEGV, ABRT, BUS, ILL, FPE): its own fault
+    KILLED = "Killed"  # SIGKILL or SIGTERM from outside
+    OOM_KILLED = "OOMKilled"
+    PREEMPTED = "Preempted"
+    EVICTED = "Evicted"
+    DELETED = "Deleted"
+    NODE_LOST = "NodeLost"
+
+
+class RestartPolicy(StrEnum):
+    NEVER = "Never"
+    ON_FAILURE = "OnFailure"
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """What to run.  `command` is an argument vector, never a shell string."""
+
+    name: str
+    role: Role
+    index: int
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    restart_policy: RestartPolicy = RestartPolicy.NEVER
+    grace_s: float = 10.0  # between SIGTERM and SIGKILL at deletion
+    framework: str = ""  # "tensorflow": may be started from a standby process that has imported it
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod as observed at one moment."""
+
+    name: str
+    role: Role
+    index: int
+    uid: str  # differs between two pods of the same name
+    phase: PodPhase
+    labels: Mapping[str, str] = field(default_factory=dict)
+    reason: EndReason = EndReason.NONE
+    exit_code: int | None = None  # 128 + signal number after a signal
+    message: str = ""  # for people: why it is pending, or why it ended
+    restarts: int = 0
+    pid: int = 0  # local runtime only
+
+
+class EventType(StrEnum):
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+@dataclass(frozen=True, slots=True)
+class PodEvent:
+    type: EventType
+    pod: Pod
+
+
+class Cluster(Protocol):
+    """Five verbs.  All raise `ElasticDLError` when the cluster cannot be reached or refuses."""
+
+    def create(self, spec: PodSpec) -> Pod:
+        """Accepts a pod; it may stay Pending.  A second pod of a living one's name is refused."""
+        ...
+
+    def delete(self, name: str, grace_s: float | None = None) -> None:
+        """SIGTERM, grace, SIGKILL, then DELETED.  Deleting what does not exist is not an error.  Does not wait."""
+        ...
+
+    def list(self) -> list[Pod]:
+        """Every pod of this job that exists, ended ones included, the master's own among them."""
+        ...
+
+    def watch(self) -> Iterator[PodEvent]:
+        """First one ADDED for every pod that exists, then every change, until `close`."""
+        ...
+
+    def logs(self, name: str) -> str:
+        """What the pod has printed so far; of an ended pod too."""
+        ...
