@@ -1,0 +1,226 @@
+"""Adapts what the user's `custom_data_reader` returns to the port `Reader`, and checks that it keeps its word.
+
+Two forms are taken: the three verbs of the port (`shards`, `read`, `metadata`), and the original's `create_shards()`,
+`read_records(task)` and property `metadata`.  Runs user code, so it is used in workers only; an exception of the user's
+code passes unchanged.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import cast
+
+from elasticdl.data.reader import Metadata, Reader, Shard
+from elasticdl.data.sources import no_records, shard_not_of_source
+from elasticdl_client.errors import DataError, ModelDefinitionError
+
+_HINT = (
+    "It must return an object with shards(), read(shard) and metadata() as in elasticdl.data.reader.Reader, or with "
+    "create_shards() and read_records(task)."
+)
+
+
+def adapt_reader(
+    custom_data_reader: Callable[..., object],
+    data_origin: str,
+    records_per_task: int | None = None,
+    reader_params: Mapping[str, object] | None = None,
+    seed: int = 0,
+) -> Reader:
+    """Calls the user's ``custom_data_reader(data_origin, records_per_task=…, **reader_params)``.
+
+    Args:
+        custom_data_reader: the user's function; it need not take ``records_per_task``.
+        data_origin: of `--training_data` and the like.
+        records_per_task: minibatch size times minibatches per task.
+        reader_params: of `--data_reader_params`.
+        seed: of the job; goes into the metadata.
+
+    Raises:
+        ModelDefinitionError: if the function does not take these arguments or what it returns is no reader.
+    """
+    arguments: dict[str, object] = dict(reader_params or {})
+    signature = inspect.signature(custom_data_reader)
+    parameters = signature.parameters.values()
+    if "records_per_task" in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        arguments.setdefault("records_per_task", records_per_task)
+    try:
+        signature.bind(data_origin, **arguments)
+    except TypeError as error:
+        raise ModelDefinitionError(
+            f"custom_data_reader{signature} cannot be called with {', '.join(['data_origin', *arguments])}: {error}.",
+            "Its signature should be custom_data_reader(data_origin, records_per_task=None, **kwargs).",
+        ) from error
+    reader = custom_data_reader(data_origin, **arguments)
+    if _has(reader, "shards", "read", "metadata"):
+        return _CheckedReader(cast(Reader, reader), data_origin, seed)
+    if _has(reader, "create_shards", "read_records"):
+        return _CheckedReader(_OriginalReader(reader), data_origin, seed)
+    raise ModelDefinitionError(f"custom_data_reader returned a {type(reader).__name__}, which is no reader.", _HINT)
+
+
+def _has(reader: object, *verbs: str) -> bool:
+    return all(callable(getattr(reader, verb, None)) for verb in verbs)
+
+
+@dataclass(frozen=True, slots=True)
+class CustomTask:
+    """The task that the original's `read_records` is given.
+
+    Attributes:
+        shard: with `name`, `start` and `end`, as in its latest form.
+        shard_name: the same in its older form, as `start` and `end` are.
+    """
+
+    shard: Shard
+    shard_name: str = field(init=False)
+    start: int = field(init=False)
+    end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shard_name", self.shard.name)
+        object.__setattr__(self, "start", self.shard.start)
+        object.__setattr__(self, "end", self.shard.end)
+
+
+class _OriginalReader:
+    """The port over a reader of the original's form.
+
+    Its shards are slices, often several to a name; here contiguous ones become one, and those that do not begin at 0
+    get the name ``name@start``.
+    """
+
+    def __init__(self, reader: object) -> None:
+        self._reader = reader
+        self._places: dict[str, tuple[str, int]] = {}
+
+    def shards(self) -> list[Shard]:
+        create_shards = cast(Callable[[], object], self._reader.create_shards)  # type: ignore[attr-defined]
+        shards = []
+        for name, start, end in _merge(_slices(create_shards())):
+            alias = name if start == 0 else f"{name}@{start}"
+            self._places[alias] = (name, start)
+            shards.append(Shard(alias, 0, end - start))
+        return shards
+
+    def read(self, shard: Shard) -> Sequence[bytes]:
+        if not self._places:
+            self.shards()
+        name, offset = self._places.get(shard.name, (shard.name, 0))
+        task = CustomTask(Shard(name, offset + shard.start, offset + shard.end))
+        read_records = cast(Callable[[CustomTask], Iterable[object]], self._reader.read_records)  # type: ignore[attr-defined]
+        # One more than asked for, so that a reader that does not stop is found out.
+        return cast(Sequence[bytes], list(islice(read_records(task), len(shard) + 1)))
+
+    def metadata(self) -> Metadata:
+        metadata: object = getattr(self._reader, "metadata", None)
+        if callable(metadata):
+            metadata = metadata()
+        if metadata is None:
+            return Metadata()
+        if isinstance(metadata, Metadata):
+            return metadata
+        names = getattr(metadata, "column_names", None) or ()
+        dtypes = getattr(metadata, "column_dtypes", None) or {}
+        pairs = dtypes.items() if isinstance(dtypes, Mapping) else dtypes
+        return Metadata(tuple(map(str, names)), tuple((str(name), _type_name(dtype)) for name, dtype in pairs))
+
+
+def _slices(created: object) -> list[tuple[str, int, int]]:
+    """(name, start, end) of what `create_shards` returned: tuples with counts, or a dict of them by name."""
+    if isinstance(created, Mapping):
+        created = [(name, *places) for name, places in created.items()]
+    slices: list[tuple[str, int, int]] = []
+    for created_shard in cast(Iterable[Sequence[object]], created):
+        try:
+            name, start, count = created_shard
+            begin, length = int(cast(int, start)), int(cast(int, count))
+        except (TypeError, ValueError) as error:
+            raise ModelDefinitionError(
+                f"create_shards() of the custom data reader returned {created_shard!r} as a shard.",
+                "Each must be (name, start, number of records).",
+            ) from error
+        slices.append((str(name), begin, begin + length))
+    return slices
+
+
+def _merge(slices: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Contiguous slices of the same name become one; empty ones go."""
+    merged: list[tuple[str, int, int]] = []
+    for name, start, end in sorted(piece for piece in slices if piece[2] > piece[1]):
+        if merged and merged[-1][0] == name and start < merged[-1][2]:
+            raise ModelDefinitionError(f"Two shards of the custom data reader overlap in {name} at record {start}.")
+        if merged and merged[-1][0] == name and start == merged[-1][2]:
+            merged[-1] = (name, merged[-1][1], end)
+        else:
+            merged.append((name, start, end))
+    return merged
+
+
+def _type_name(dtype: object) -> str:
+    """ "int64", "float64" or "string" for a name or a dtype object (of NumPy or TensorFlow)."""
+    name = str(getattr(dtype, "name", dtype)).lower()
+    known = {"bigint": "int64", "int": "int64", "double": "float64", "float": "float64", "str": "string"}
+    return known.get(name, name)
+
+
+class _CheckedReader:
+    """Any reader of the user's, made to keep the port's promises or fail by name."""
+
+    def __init__(self, reader: Reader, source: str, seed: int) -> None:
+        self._reader = reader
+        self._source = source
+        self._seed = seed
+        self._known: list[Shard] = []
+
+    def shards(self) -> list[Shard]:
+        if not self._known:
+            self._known = self._checked_shards()
+        return list(self._known)
+
+    def _checked_shards(self) -> list[Shard]:
+        shards = sorted(self._reader.shards())
+        times = Counter(shard.name for shard in shards)
+        for shard in shards:
+            if shard.start != 0 or times[shard.name] > 1:
+                raise ModelDefinitionError(
+                    f"shards() of the custom data reader returned {shard}.",
+                    "Each shard must start at 0 and have a name of its own.",
+                )
+        shards = [shard for shard in shards if len(shard) > 0]
+        if not shards:
+            raise no_records(self._source)
+        return shards
+
+    def read(self, shard: Shard) -> Sequence[bytes]:
+        if not any(known.name == shard.name and 0 <= shard.start <= shard.end <= known.end for known in self.shards()):
+            raise shard_not_of_source(shard, self._source)
+        records = [_to_bytes(record, shard) for record in self._reader.read(shard)]
+        if len(records) != len(shard):
+            count = f"more than {len(shard)}" if len(records) > len(shard) else f"only {len(records)}"
+            raise DataError(
+                f"The custom data reader gave {count} records for {shard.name} {shard.start} to {shard.end}.",
+                "It must give exactly the records of the range, also when asked again.",
+            )
+        return records
+
+    def metadata(self) -> Metadata:
+        metadata = self._reader.metadata()
+        return metadata if metadata.seed else replace(metadata, seed=self._seed)
+
+
+def _to_bytes(record: object, shard: Shard) -> bytes:
+    if isinstance(record, bytes):
+        return record
+    if isinstance(record, str):
+        return record.encode()
+    if isinstance(record, (bytearray, memoryview)):
+        return bytes(record)
+    raise DataError(
+        f"The custom data reader gave a {type(record).__name__} as a record of {shard.name}.",
+        "A record must be bytes or str; serialize it (for example as tf.train.Example) and parse it in feed.",
+    )

@@ -1,0 +1,52 @@
+"""The port `Reader`: a data source cut into countable, range-addressable shards.
+
+A reader knows how many records it has without being told and reads any range of them without reading what comes
+before.  It never parses a record: that is the business of the user's `feed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """Records ``start`` (inclusive) to ``end`` (exclusive) of the part of a source called ``name``."""
+
+    name: str
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a source says of its records; handed to the user's `feed`.
+
+    Attributes:
+        column_names: in order, empty when the source has no columns.
+        column_dtypes: name to "int64", "float64" or "string"; empty when unknown.
+        seed: of the job; for stateless random ops in `feed`.
+    """
+
+    column_names: tuple[str, ...] = ()
+    column_dtypes: tuple[tuple[str, str], ...] = ()
+    seed: int = 0
+
+
+class Reader(Protocol):
+    """Three verbs.  Raise `DataError` naming file and offset for anything missing, empty or damaged."""
+
+    def shards(self) -> list[Shard]:
+        """All shards, sorted by name, each starting at 0; the same list every time."""
+        ...
+
+    def read(self, shard: Shard) -> Sequence[bytes]:
+        """The records of a slice of a shard, in order: exactly ``len(shard)`` of them."""
+        ...
+
+    def metadata(self) -> Metadata: ...

@@ -1,0 +1,150 @@
+"""One RecordIO file, read by record number.
+
+Opened chunks are checked once and kept, up to a limit; of large uncompressed chunks only the record offsets are
+kept, and ranges are read from the file.  Never parses a record.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from types import TracebackType
+
+from elasticdl.data.recordio_format import ChunkFormatError, Compressor, RecordTable, decode_body
+from elasticdl.data.recordio_index import ChunkPlace, RecordIOIndex, chunk_error
+from elasticdl_client.errors import DataError
+
+_KEPT_BODY_MAX_BYTES = 1 << 20
+_CACHE_SIZE_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenChunk:
+    """A chunk whose checksum and record lengths were found right.
+
+    Attributes:
+        body: uncompressed, or None when it is read from the file again, range by range.
+    """
+
+    place: ChunkPlace
+    table: RecordTable
+    body: bytes | None
+
+    @property
+    def size_bytes(self) -> int:
+        return 256 + self.table.size_bytes + (0 if self.body is None else len(self.body))
+
+
+class RecordIOFile:
+    """Records of one file by number.  Safe to use from several threads."""
+
+    def __init__(self, path: str, cache_size_bytes: int = _CACHE_SIZE_BYTES) -> None:
+        """Builds the index.
+
+        Args:
+            path: of the file.
+            cache_size_bytes: how much memory opened chunks may take.
+
+        Raises:
+            DataError: if the file is missing, truncated or no RecordIO file.
+        """
+        self.index = RecordIOIndex.build(path)
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._cache_size_bytes = cache_size_bytes
+        self._cached_bytes = 0
+        self._cache: OrderedDict[int, _OpenChunk] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self.index.num_records
+
+    def read(self, start: int, end: int) -> list[bytes]:
+        """Records ``start`` (inclusive) to ``end`` (exclusive).
+
+        Raises:
+            DataError: naming file and byte offset, if a chunk they lie in is damaged.
+            IndexError: if the file does not have these records.
+        """
+        if not 0 <= start <= end <= self.index.num_records:
+            raise IndexError(f"records {start} to {end} of {self.path}, which has {self.index.num_records}")
+        records: list[bytes] = []
+        number = self.index.find(start)
+        while start < end:
+            chunk = self._open(number)
+            first = start - chunk.place.first_record
+            last = min(end - chunk.place.first_record, chunk.table.num_records)
+            records += self._records(chunk, first, last)
+            start = chunk.place.first_record + last
+            number += 1
+        return records
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> RecordIOFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            self.close()
+
+    def _records(self, chunk: _OpenChunk, first: int, last: int) -> list[bytes]:
+        begin, end = chunk.table.byte_range(first, last)
+        if chunk.body is None:
+            piece = self._pread(end - begin, chunk.place.body_offset + begin)
+        elif end - begin == len(chunk.body):
+            piece = chunk.body
+        else:
+            piece = chunk.body[begin:end]
+        return chunk.table.split(piece, first, last)
+
+    def _open(self, number: int) -> _OpenChunk:
+        with self._lock:
+            chunk = self._cache.get(number)
+            if chunk is not None:
+                self._cache.move_to_end(number)
+                return chunk
+        chunk = self._verify(self.index.chunks[number])
+        with self._lock:
+            if number not in self._cache:
+                self._cache[number] = chunk
+                self._cached_bytes += chunk.size_bytes
+            while self._cached_bytes > self._cache_size_bytes and len(self._cache) > 1:
+                _, oldest = self._cache.popitem(last=False)
+                self._cached_bytes -= oldest.size_bytes
+        return chunk
+
+    def _verify(self, place: ChunkPlace) -> _OpenChunk:
+        header = place.header
+        compressed = self._pread(header.compressed_size_bytes, place.body_offset)
+        try:
+            body = decode_body(header, compressed)
+            table = RecordTable(body, header.num_records)
+        except ChunkFormatError as error:
+            raise chunk_error(self.path, place.offset, str(error)) from error
+        kept = header.compressor is not Compressor.NONE or len(body) <= _KEPT_BODY_MAX_BYTES
+        return _OpenChunk(place, table, body if kept else None)
+
+    def _pread(self, size_bytes: int, offset: int) -> bytes:
+        """Exactly ``size_bytes`` bytes."""
+        try:
+            data = os.pread(self._descriptor, size_bytes, offset)
+            while len(data) < size_bytes:
+                more = os.pread(self._descriptor, size_bytes - len(data), offset + len(data))
+                if not more:
+                    raise chunk_error(self.path, offset + len(data), "the file became shorter while it was being read")
+                data += more
+        except OSError as error:
+            raise DataError(f"The RecordIO file {self.path} cannot be read: {error.strerror}.") from error
+        return data

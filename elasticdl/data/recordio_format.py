@@ -1,0 +1,211 @@
+"""The bytes of a RecordIO chunk, compatible with pyrecordio: header, checksum, compression, record framing.
+
+A file is a sequence of chunks.  A chunk is a header of five little-endian uint32 (magic, CRC-32 of the compressed
+body, compressor, size of the compressed body, number of records) and the body: a uint32 length before each record.
+Never opens a file: that is `recordio_index` and `recordio`.
+"""
+
+from __future__ import annotations
+
+import enum
+import gzip
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cramjam
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = 0x01020304
+HEADER_SIZE_BYTES = 20
+
+_HEADER = struct.Struct("<5I")
+_LENGTH = struct.Struct("<I")
+
+
+class ChunkFormatError(Exception):
+    """A chunk that cannot be read; turned into a `DataError` by whoever knows its file.
+
+    Attributes:
+        offset: of the fault, in bytes from where the chunk begins.
+    """
+
+    def __init__(self, what: str, offset: int = 0) -> None:
+        super().__init__(what)
+        self.offset = offset
+
+
+class Compressor(enum.IntEnum):
+    """How the body of a chunk is compressed; the values are those in the file."""
+
+    NONE = 0
+    SNAPPY = 1
+    GZIP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """The 20 bytes before a chunk's body."""
+
+    checksum: int
+    compressor: Compressor
+    compressed_size_bytes: int
+    num_records: int
+
+    def to_bytes(self) -> bytes:
+        return _HEADER.pack(MAGIC, self.checksum, self.compressor, self.compressed_size_bytes, self.num_records)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ChunkHeader:
+        """Parses 20 bytes.
+
+        Raises:
+            ChunkFormatError: if they are no chunk header.
+        """
+        if len(data) < HEADER_SIZE_BYTES:
+            raise ChunkFormatError(f"a chunk header is cut off after {len(data)} of {HEADER_SIZE_BYTES} bytes")
+        magic, checksum, compressor, compressed_size_bytes, num_records = _HEADER.unpack_from(data)
+        if magic != MAGIC:
+            raise ChunkFormatError(
+                f"no RecordIO chunk begins here: its magic number is {magic:#010x}, not {MAGIC:#010x}"
+            )
+        try:
+            known_compressor = Compressor(compressor)
+        except ValueError:
+            raise ChunkFormatError(f"the chunk names the unknown compressor {compressor}", 8) from None
+        return cls(checksum, known_compressor, compressed_size_bytes, num_records)
+
+
+def encode_chunk(records: Sequence[bytes], compressor: Compressor) -> bytes:
+    """A whole chunk, header and body, of ``records``."""
+    pieces: list[bytes] = []
+    for record in records:
+        pieces.append(_LENGTH.pack(len(record)))
+        pieces.append(record)
+    body = _compress(b"".join(pieces), compressor)
+    return ChunkHeader(zlib.crc32(body), compressor, len(body), len(records)).to_bytes() + body
+
+
+def decode_body(header: ChunkHeader, compressed: bytes) -> bytes:
+    """The uncompressed body of a chunk after its checksum was found right.
+
+    Raises:
+        ChunkFormatError: if the checksum is wrong or the body cannot be decompressed.
+    """
+    checksum = zlib.crc32(compressed)
+    if checksum != header.checksum:
+        raise ChunkFormatError(
+            f"a chunk is corrupt: its CRC-32 is {checksum:#010x}, its header says {header.checksum:#010x}"
+        )
+    try:
+        return _decompress(compressed, header.compressor)
+    except (cramjam.DecompressionError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise ChunkFormatError(
+            f"a chunk cannot be decompressed as {header.compressor.name.lower()}: {error}"
+        ) from error
+
+
+def _compress(body: bytes, compressor: Compressor) -> bytes:
+    if compressor is Compressor.SNAPPY:
+        return bytes(cramjam.snappy.compress(body))
+    if compressor is Compressor.GZIP:
+        return gzip.compress(body, compresslevel=6, mtime=0)
+    return body
+
+
+def _decompress(compressed: bytes, compressor: Compressor) -> bytes:
+    if compressor is Compressor.SNAPPY:
+        return bytes(cramjam.snappy.decompress(compressed))
+    if compressor is Compressor.GZIP:
+        return gzip.decompress(compressed)
+    return compressed
+
+
+class RecordTable:
+    """Where each record of an uncompressed chunk body lies; a single number when all are equally long."""
+
+    __slots__ = ("_ends", "_record_length", "num_records")
+
+    def __init__(self, body: bytes, num_records: int) -> None:
+        """Walks the length prefixes of the whole body once.
+
+        Raises:
+            ChunkFormatError: if the lengths do not add up to the body.
+        """
+        self.num_records = num_records
+        self._record_length = _equal_length(body, num_records)
+        self._ends: NDArray[np.int64] | None = None
+        if self._record_length is None:
+            self._ends = _walk(body, num_records)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held by the table."""
+        return 0 if self._ends is None else self._ends.nbytes
+
+    def byte_range(self, first: int, last: int) -> tuple[int, int]:
+        """Bytes of the body that hold records ``first`` to ``last`` (exclusive), length prefixes included."""
+        if self._ends is None:
+            stride = self._stride()
+            return first * stride, last * stride
+        begin = 0 if first == 0 else int(self._ends[first - 1])
+        return begin, int(self._ends[last - 1])
+
+    def split(self, piece: bytes, first: int, last: int) -> list[bytes]:
+        """Records ``first`` to ``last`` out of the bytes named by `byte_range`."""
+        if self._ends is None:
+            stride = self._stride()
+            if stride == _LENGTH.size:
+                return [b""] * (last - first)
+            layout = np.dtype([("length", "<u4"), ("record", f"V{stride - _LENGTH.size}")])
+            records: list[bytes] = np.frombuffer(piece, layout)["record"].tolist()
+            return records
+        begin, _ = self.byte_range(first, last)
+        ends = (self._ends[first:last] - begin).tolist()
+        starts = [0, *ends[:-1]]
+        return [piece[start + 4 : end] for start, end in zip(starts, ends, strict=True)]
+
+    def _stride(self) -> int:
+        return _LENGTH.size + (self._record_length or 0)
+
+
+def _equal_length(body: bytes, num_records: int) -> int | None:
+    """The length of every record if all are equally long, else None."""
+    if num_records == 0 or len(body) % num_records or len(body) // num_records < _LENGTH.size:
+        return None
+    stride = len(body) // num_records
+    lengths = np.ndarray((num_records,), "<u4", body, strides=(stride,))
+    return stride - _LENGTH.size if bool((lengths == stride - _LENGTH.size).all()) else None
+
+
+def _walk(body: bytes, num_records: int) -> NDArray[np.int64]:
+    """The end of each record in the body."""
+    if num_records * _LENGTH.size > len(body):
+        raise ChunkFormatError(f"a chunk of {len(body)} bytes cannot hold the {num_records} records its header names")
+    unpack = _LENGTH.unpack_from
+    ends: list[int] = []
+    position = 0
+    try:
+        for _ in range(num_records):
+            position += unpack(body, position)[0] + 4
+            ends.append(position)
+    except struct.error:
+        raise _fault(body, num_records, ends) from None
+    if position != len(body):
+        raise _fault(body, num_records, ends)
+    return np.array(ends, np.int64)
+
+
+def _fault(body: bytes, num_records: int, ends: Sequence[int]) -> ChunkFormatError:
+    """Why the walk that found these ends did not end with the body."""
+    for number, end in enumerate(ends):
+        if end > len(body):
+            begin = (ends[number - 1] if number else 0) + _LENGTH.size
+            what = f"record {number} of a chunk says {end - begin} bytes, {len(body) - begin} are left in it"
+            return ChunkFormatError(what)
+    if len(ends) < num_records:
+        return ChunkFormatError(f"a chunk ends before record {len(ends)} of the {num_records} its header names")
+    left = len(body) - ends[-1]
+    return ChunkFormatError(f"a chunk has {left} bytes left after the {num_records} records its header names")

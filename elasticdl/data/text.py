@@ -1,0 +1,155 @@
+"""The `Reader` over text files: CSV by the rules of RFC 4180, or one record a line.
+
+A record is the raw bytes of a row without its line end.  Rows are found by byte offsets through `TextIndex`, which one
+streaming pass builds; no file is ever held in memory.  Never splits a row into fields (the header excepted).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import BinaryIO
+
+from elasticdl.data.reader import Metadata, Shard
+from elasticdl.data.sources import no_records, shard_not_of_source
+from elasticdl.data.text_rows import TextRules, rows_from
+from elasticdl_client.errors import DataError
+
+_ROWS_BETWEEN_OFFSETS = 256
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class TextIndex:
+    """Where the rows of one file are.
+
+    Attributes:
+        header: the raw header row, or None.
+        offsets: of rows 0, 256, 512, … in bytes; the header is not counted.
+        num_records: rows without the header.
+        size_bytes: of the file when it was indexed.
+    """
+
+    header: bytes | None
+    offsets: tuple[int, ...]
+    num_records: int
+    size_bytes: int
+
+    @classmethod
+    def build(cls, path: str, rules: TextRules, has_header: bool) -> TextIndex:
+        """Reads a file once.
+
+        Raises:
+            DataError: if it cannot be read, or a quoted field is never closed.
+        """
+        header: bytes | None = None
+        offsets: list[int] = []
+        num_records = 0
+        with _open(path) as file:
+            begin = len(_BYTE_ORDER_MARK) if file.read(3) == _BYTE_ORDER_MARK else 0
+            rows = rows_from(file, begin, rules, path)
+            if has_header:
+                header = next((row for _, row in rows), None)
+                if header is None:
+                    raise DataError(
+                        f"The file {path} has no header row: it is empty.", "Pass header=False if it should have none."
+                    )
+            for offset, _ in rows:
+                if num_records % _ROWS_BETWEEN_OFFSETS == 0:
+                    offsets.append(offset)
+                num_records += 1
+            size_bytes = file.seek(0, io.SEEK_END)
+        return cls(header, tuple(offsets), num_records, size_bytes)
+
+
+class TextReader:
+    """The `Reader` over text files: one shard a file, named by its path.  Files without rows are left out."""
+
+    def __init__(
+        self, source: str, paths: Sequence[str], rules: TextRules, has_header: bool = False, seed: int = 0
+    ) -> None:
+        """Opens no file yet.
+
+        Args:
+            source: as the user named it; for messages.
+            paths: of the files.
+            rules: how rows are told apart.
+            has_header: whether the first row of each file names the columns.
+            seed: of the job; for the metadata.
+        """
+        self._source = source
+        self._paths = sorted(paths)
+        self._rules = rules
+        self._has_header = has_header
+        self._seed = seed
+        self._indexes: dict[str, TextIndex] = {}
+        self._lock = threading.Lock()
+
+    def shards(self) -> list[Shard]:
+        shards: list[Shard] = []
+        for path in self._paths:
+            num_records = self._index(path).num_records
+            if num_records:
+                shards.append(Shard(path, 0, num_records))
+        if not shards:
+            raise no_records(self._source)
+        return shards
+
+    def read(self, shard: Shard) -> list[bytes]:
+        if shard.name not in self._paths:
+            raise shard_not_of_source(shard, self._source)
+        index = self._index(shard.name)
+        if not 0 <= shard.start <= shard.end <= index.num_records:
+            raise shard_not_of_source(shard, self._source, index.num_records)
+        if not len(shard):
+            return []
+        skipped = shard.start % _ROWS_BETWEEN_OFFSETS
+        with _open(shard.name) as file:
+            if file.seek(0, io.SEEK_END) != index.size_bytes:
+                raise DataError(
+                    f"The file {shard.name} changed while the job reads it: it had {index.size_bytes} bytes.",
+                    "Put new data into a new file.",
+                )
+            rows = rows_from(file, index.offsets[shard.start // _ROWS_BETWEEN_OFFSETS], self._rules, shard.name)
+            return [row for _, row in islice(rows, skipped, skipped + len(shard))]
+
+    def metadata(self) -> Metadata:
+        """Column names come from the header, which all files must share."""
+        if not self._has_header:
+            return Metadata(seed=self._seed)
+        first, *others = self._paths
+        names = self._column_names(first)
+        for path in others:
+            if self._column_names(path) != names:
+                raise DataError(
+                    f"The header of {path} differs from that of {first}.",
+                    "All files of a data source must have the same columns in the same order.",
+                )
+        return Metadata(column_names=names, seed=self._seed)
+
+    def _column_names(self, path: str) -> tuple[str, ...]:
+        header = self._index(path).header or b""
+        try:
+            text = header.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"The header row of {path} is not UTF-8: {error.reason}.") from error
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=self._rules.delimiter.decode())
+        return tuple(name.strip() for name in next(rows, []))
+
+    def _index(self, path: str) -> TextIndex:
+        with self._lock:
+            index = self._indexes.get(path)
+            if index is None:
+                index = self._indexes[path] = TextIndex.build(path, self._rules, self._has_header)
+            return index
+
+
+def _open(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb", buffering=1 << 18)
+    except OSError as error:
+        raise DataError(f"The file {path} cannot be opened: {error.strerror}.") from error

@@ -1,0 +1,125 @@
+"""Which reader a data source gets, and what is said when it can have none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticdl.data.factory import create_reader
+from elasticdl.data.recordio import RecordIOReader, RecordIOWriter
+from elasticdl.data.text import TextReader
+from elasticdl_client.errors import DataError
+
+pytestmark = pytest.mark.ci
+
+
+def write_recordio(path: Path, *records: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with RecordIOWriter(str(path)) as writer:
+        writer.write_all(records)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("data-00000", RecordIOReader),
+        ("data.recordio", RecordIOReader),
+        ("data.csv", TextReader),
+        ("DATA.CSV", TextReader),
+        ("data.tsv", TextReader),
+        ("data.txt", TextReader),
+    ],
+)
+def test_the_ending_chooses_the_reader_of_a_file_and_of_its_directory(tmp_path: Path, name: str, kind: type) -> None:
+    (tmp_path / name).write_bytes(b"a\tb\n1\t2\n")
+    assert isinstance(create_reader(str(tmp_path / name)), kind)
+    assert isinstance(create_reader(str(tmp_path)), kind)
+
+
+def test_a_given_reader_type_wins_over_the_ending(tmp_path: Path) -> None:
+    path = write_recordio(tmp_path / "odd.csv", b"record")
+    assert create_reader(str(path), {"reader_type": "RecordIO"}).shards()[0].end == 1
+
+
+def test_tabs_separate_the_columns_of_tsv(tmp_path: Path) -> None:
+    (tmp_path / "data.tsv").write_bytes(b"a,b\tc\n1\t2\n")
+    assert create_reader(str(tmp_path)).metadata().column_names == ("a,b", "c")
+
+
+def test_the_seed_of_the_job_is_in_the_metadata(tmp_path: Path) -> None:
+    path = write_recordio(tmp_path / "data", b"record")
+    assert create_reader(str(path), {}, seed=7).metadata().seed == 7
+
+
+def test_a_glob_pattern_names_several_files(tmp_path: Path) -> None:
+    for name in ("b/data-0", "a/data-0", "a/other"):
+        write_recordio(tmp_path / name, name.encode())
+    reader = create_reader(str(tmp_path / "*" / "data-*"))
+    assert [shard.name for shard in reader.shards()] == [str(tmp_path / "a/data-0"), str(tmp_path / "b/data-0")]
+
+
+def test_hidden_and_unfinished_files_are_no_data(tmp_path: Path) -> None:
+    write_recordio(tmp_path / "data-00000", b"record")
+    for name in (".data-00001.partial", "_SUCCESS"):
+        (tmp_path / name).write_bytes(b"junk")
+    assert len(create_reader(str(tmp_path)).shards()) == 1
+
+
+def test_files_without_records_have_no_shard(tmp_path: Path) -> None:
+    write_recordio(tmp_path / "data-00000")
+    write_recordio(tmp_path / "data-00001", b"record")
+    assert [shard.name for shard in create_reader(str(tmp_path)).shards()] == [str(tmp_path / "data-00001")]
+
+
+def test_files_that_are_all_empty_are_an_error(tmp_path: Path) -> None:
+    write_recordio(tmp_path / "data-00000")
+    with pytest.raises(DataError, match="has no records"):
+        create_reader(str(tmp_path)).shards()
+
+
+def test_an_empty_directory_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is empty") as caught:
+        create_reader(str(tmp_path))
+    assert str(tmp_path) in caught.value.what
+    assert "gen_dataset" in caught.value.hint
+
+
+def test_a_directory_of_directories_says_which_to_name(tmp_path: Path) -> None:
+    write_recordio(tmp_path / "train" / "data-00000", b"record")
+    with pytest.raises(DataError, match="only directories") as caught:
+        create_reader(str(tmp_path))
+    assert str(tmp_path / "train") in caught.value.hint
+
+
+@pytest.mark.parametrize("missing", ["none", "none/data", "*.none"])
+def test_a_missing_source_is_an_error_with_a_hint(tmp_path: Path, missing: str) -> None:
+    with pytest.raises(DataError, match=r"does not exist|No file matches") as caught:
+        create_reader(str(tmp_path / missing))
+    assert caught.value.hint
+
+
+def test_a_file_of_another_format_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" * 10)
+    with pytest.raises(DataError, match=r"model\.png, byte 0: no RecordIO chunk begins here"):
+        create_reader(str(path)).shards()
+
+
+@pytest.mark.parametrize(
+    ("params", "what"),
+    [
+        ({"reader_type": "ODPS"}, "reader type ODPS is not supported"),
+        ({"reader_type": "CSV", "colums": "a"}, "does not know the parameter colums"),
+        ({"header": True}, "does not know the parameter header"),
+        ({"reader_type": "CSV", "header": "perhaps"}, "header is 'perhaps'"),
+        ({"reader_type": "CSV", "delimiter": "||"}, "delimiter is '||'"),
+        ({"reader_type": "CSV", "delimiter": 7}, "delimiter is 7"),
+    ],
+)
+def test_wrong_reader_params_are_refused_by_name(tmp_path: Path, params: dict[str, object], what: str) -> None:
+    path = write_recordio(tmp_path / "data", b"record")
+    with pytest.raises(DataError) as caught:
+        create_reader(str(path), params)
+    assert what in caught.value.what

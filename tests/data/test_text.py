@@ -1,0 +1,147 @@
+"""CSV and text files: the rows found are those of Python's csv module, at the right offsets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticdl.data.factory import create_reader
+from elasticdl.data.reader import Reader, Shard
+from elasticdl_client.errors import DataError
+
+pytestmark = pytest.mark.ci
+
+
+def records_of(path: Path, **params: object) -> list[bytes]:
+    reader = create_reader(str(path), params)
+    return [record for shard in reader.shards() for record in reader.read(shard)]
+
+
+def open_csv(tmp_path: Path, content: bytes, **params: object) -> Reader:
+    path = tmp_path / "data.csv"
+    path.write_bytes(content)
+    return create_reader(str(path), params)
+
+
+CELL = st.lists(st.sampled_from(["a", "b", '"', "\n", "\r\n", ",", ";", " ", "é"]), max_size=6).map("".join)
+
+
+@given(
+    rows=st.lists(st.lists(CELL, min_size=2, max_size=4), min_size=1, max_size=20),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+    delimiter=st.sampled_from(",;"),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    last_line_ends=st.booleans(),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_the_csv_module_writes_comes_back_row_by_row(
+    tmp_path: Path, rows: list[list[str]], line_end: str, delimiter: str, quoting: int, last_line_ends: bool
+) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=delimiter, lineterminator=line_end, quoting=quoting).writerows(rows)  # type: ignore[arg-type]
+    content = text.getvalue() if last_line_ends else text.getvalue().removesuffix(line_end)
+    path = tmp_path / "data.csv"
+    path.write_bytes(content.encode())
+    records = records_of(path, header=False, delimiter=delimiter)
+    parsed = [next(csv.reader(io.StringIO(r.decode(), newline=""), delimiter=delimiter)) for r in records]
+    assert parsed == rows
+
+
+@given(content=st.text(alphabet=st.sampled_from('ab" ,\n'), max_size=40))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_quotes_out_of_place_are_read_as_the_csv_module_reads_them(tmp_path: Path, content: str) -> None:
+    *expected, last = [row for row in csv.reader(io.StringIO(f"{content}\nend", newline="")) if row]
+    path = tmp_path / "data.csv"
+    path.write_bytes(content.encode())
+    if last != ["end"] or not expected:
+        with pytest.raises(DataError, match="has no records" if last == ["end"] else "never closed"):
+            records_of(path, header=False)
+        return
+    records = records_of(path, header=False)
+    assert [next(csv.reader(io.StringIO(r.decode(), newline=""))) for r in records] == expected
+
+
+def test_the_header_is_no_record_and_names_the_columns(tmp_path: Path) -> None:
+    reader = open_csv(tmp_path, b'id,"name, ""full""\nor not"\r\n1,a\r\n2,b')
+    assert reader.metadata().column_names == ("id", 'name, "full"\nor not')
+    (shard,) = reader.shards()
+    assert reader.read(shard) == [b"1,a", b"2,b"]
+
+
+def test_without_a_header_the_first_row_is_a_record(tmp_path: Path) -> None:
+    reader = open_csv(tmp_path, b"1,a\n2,b\n", header=False)
+    assert reader.metadata().column_names == ()
+    assert [len(shard) for shard in reader.shards()] == [2]
+
+
+def test_a_byte_order_mark_is_no_data(tmp_path: Path) -> None:
+    reader = open_csv(tmp_path, b"\xef\xbb\xbfid,name\n1,a\n")
+    assert reader.metadata().column_names == ("id", "name")
+    assert records_of(tmp_path, header=False) == [b"id,name", b"1,a"]
+
+
+def test_blank_lines_are_no_csv_rows_but_are_lines_of_text(tmp_path: Path) -> None:
+    content = b"a\n\n\r\nb\n"
+    assert open_csv(tmp_path, content, header=False).shards()[0].end == 2
+    path = tmp_path / "lines.txt"
+    path.write_bytes(content)
+    assert records_of(path) == [b"a", b"", b"", b"b"]
+
+
+def test_files_of_one_source_must_share_their_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "b.csv").write_text("y,x\n1,2\n")
+    with pytest.raises(DataError, match=r"The header of .*b\.csv differs from that of .*a\.csv"):
+        create_reader(str(tmp_path)).metadata()
+
+
+def test_an_empty_csv_file_says_that_its_header_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.csv has no header row"):
+        open_csv(tmp_path, b"").shards()
+
+
+def test_a_csv_file_of_a_header_alone_has_no_records(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no records"):
+        open_csv(tmp_path, b"a,b\n").shards()
+
+
+def test_a_quote_that_is_never_closed_is_named_where_its_row_begins(tmp_path: Path) -> None:
+    reader = open_csv(tmp_path, b'a,b\n1,2\n3,"open\n4,5\n')
+    with pytest.raises(DataError, match=r"data\.csv, byte 8: .*never closed"):
+        reader.shards()
+
+
+def test_a_file_that_changes_after_it_was_indexed_is_refused(tmp_path: Path) -> None:
+    reader = open_csv(tmp_path, b"a,b\n1,2\n")
+    (shard,) = reader.shards()
+    (tmp_path / "data.csv").write_bytes(b"a,b\nchanged,2\n")
+    with pytest.raises(DataError, match="changed while the job reads it"):
+        reader.read(shard)
+
+
+def test_the_middle_of_a_file_is_read_without_what_comes_before(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"".join(b"%d\n" % i for i in range(100_000)))
+    reader = create_reader(str(path))
+    assert reader.read(Shard(str(path), 77_777, 77_780)) == [b"77777", b"77778", b"77779"]
+
+
+def test_the_census_has_the_rows_that_its_publisher_says(test_data: Path) -> None:
+    reader = create_reader(str(test_data / "census"), {"header": False})
+    assert [len(shard) for shard in reader.shards()] == [16_281, 32_561]
+    name = str(test_data / "census" / "adult-train.csv")
+    last = reader.read(Shard(name, 32_560, 32_561))[0]
+    assert last.startswith(b"52, Self-emp-inc, 287927")
+    assert last.endswith(b">50K")
+
+
+def test_columns_of_criteo_come_from_its_header(test_data: Path) -> None:
+    path = str(test_data / "criteo" / "criteo_sample.txt")
+    reader = create_reader(path, {"reader_type": "csv"})
+    assert reader.metadata().column_names[:2] == ("label", "I1")
+    assert reader.shards() == [Shard(path, 0, 200)]
