@@ -1,0 +1,184 @@
+"""The checkpoint directory: names, manifests, pruning.
+
+A checkpoint is ``<checkpoint_dir>/version-<N>/`` with one part per PS and a MANIFEST.json, renamed into place last: a
+directory without one is not a checkpoint.  This module owns the manifest; what is inside a part is the business of
+the PS that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticdl.master.journal import replace_file, sync_directory
+from elasticdl_client.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+_PREFIX = "version-"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one PS wrote."""
+
+    ps_id: int
+    file: str  # name within the directory
+    size_bytes: int
+    crc32: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Attributes:
+        data_fingerprint: of the job's data; a job takes the ledger over only if it equals its own.
+        variables: dense variables in the order of the flat vectors: name, shape, trainable.
+        tables: embedding tables: name, dim, initializer, input_dim.
+    """
+
+    job_name: str
+    data_fingerprint: str
+    model_version: int
+    seed: int
+    num_ps: int
+    parts: tuple[Part, ...]
+    variables: tuple[dict[str, Any], ...] = ()
+    tables: tuple[dict[str, Any], ...] = ()
+    optimizer: str = ""
+    format: int = FORMAT
+
+
+def directory_of(checkpoint_dir: Path, model_version: int) -> Path:
+    """Where the checkpoint of a model version lies."""
+    return checkpoint_dir / f"{_PREFIX}{model_version}"
+
+
+def begin(checkpoint_dir: Path, model_version: int) -> Path:
+    """Creates the empty directory of a checkpoint; what a died master left under its name is removed.
+
+    Raises:
+        CheckpointError: it cannot be created.
+    """
+    directory = directory_of(checkpoint_dir, model_version)
+    try:
+        if directory.exists() and not (directory / MANIFEST).exists():
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint directory {directory} cannot be created: {error.strerror}") from error
+    return directory
+
+
+def commit(directory: Path, manifest: Manifest) -> None:
+    """Makes a directory whose parts are all written a checkpoint.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    data = json.dumps(asdict(manifest), indent=1).encode()
+    try:
+        replace_file(directory / MANIFEST, directory / f"{MANIFEST}.new", data)
+        sync_directory(directory.parent)
+    except OSError as error:
+        raise CheckpointError(f"the manifest {directory / MANIFEST} cannot be written: {error.strerror}") from error
+
+
+def abandon(directory: Path) -> None:
+    """Removes a directory that did not become a checkpoint; one that is complete is left alone."""
+    if not (directory / MANIFEST).exists():
+        _remove(directory)
+
+
+def read(directory: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or a part is missing or of another size.
+    """
+    path = directory / MANIFEST
+    try:
+        values = json.loads(path.read_bytes())
+        if values.get("format") != FORMAT:
+            raise CheckpointError(f"{path} has format {values.get('format')!r}; this version reads {FORMAT}")
+        values["parts"] = tuple(Part(**part) for part in values["parts"])
+        values["variables"] = tuple(values["variables"])
+        values["tables"] = tuple(values["tables"])
+        manifest = Manifest(**values)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{directory} is not a checkpoint: it has no {MANIFEST}",
+            f"name a directory such as {_PREFIX}1000 that a job has written in its --checkpoint_dir",
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    for part in manifest.parts:
+        file = directory / part.file
+        size_bytes = file.stat().st_size if file.exists() else -1
+        if size_bytes != part.size_bytes:
+            found = "missing" if size_bytes < 0 else f"{size_bytes} bytes"
+            raise CheckpointError(f"{file} is {found}, its manifest says {part.size_bytes} bytes")
+    return manifest
+
+
+def complete(checkpoint_dir: Path) -> list[Path]:
+    """Directories of complete checkpoints, oldest first."""
+    return [path for _, path in sorted(_versions(checkpoint_dir)) if (path / MANIFEST).exists()]
+
+
+def newest(checkpoint_dir: Path) -> Path | None:
+    """The newest checkpoint whose manifest and parts are whole; damaged ones are skipped and logged."""
+    for path in reversed(complete(checkpoint_dir)):
+        try:
+            read(path)
+        except CheckpointError as error:
+            logger.warning("The checkpoint %s is skipped: %s", path, error.what)
+            continue
+        return path
+    return None
+
+
+def prune(checkpoint_dir: Path, keep_max: int) -> None:
+    """Keeps the newest `keep_max` complete checkpoints, at least one; 0 keeps all."""
+    if keep_max <= 0:
+        return
+    for path in complete(checkpoint_dir)[:-keep_max]:
+        # Without its manifest it is no checkpoint any more, whatever interrupts the rest.
+        try:
+            (path / MANIFEST).unlink()
+        except OSError as error:
+            logger.warning("The old checkpoint %s cannot be removed: %s", path, error.strerror)
+            continue
+        _remove(path)
+
+
+def _versions(checkpoint_dir: Path) -> Iterator[tuple[int, Path]]:
+    try:
+        names = os.listdir(checkpoint_dir)
+    except FileNotFoundError:
+        return
+    for name in names:
+        number = name.removeprefix(_PREFIX)
+        if name.startswith(_PREFIX) and number.isdecimal():
+            yield int(number), checkpoint_dir / name
+
+
+def _remove(directory: Path) -> None:
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("%s cannot be removed: %s", directory, error.strerror)

@@ -1,0 +1,94 @@
+"""AppliedSet: which minibatches a piece of model state holds, per task a watermark and the extras above it.
+
+This module owns the set arithmetic.  It knows nothing of tasks' sizes, leases or parameter servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+TaskName = tuple[int, int]  # (epoch, task)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Minibatches of one task: all n < watermark, and the extras, each of them > watermark."""
+
+    watermark: int = 0
+    extras: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, watermark: int = 0, extras: Iterable[int] = ()) -> Applied:
+        """From any watermark and extras: those below the watermark are dropped, those that touch it raise it."""
+        rest = {n for n in extras if n >= watermark}
+        while watermark in rest:
+            rest.remove(watermark)
+            watermark += 1
+        return cls(watermark, frozenset(rest))
+
+    def __len__(self) -> int:
+        return self.watermark + len(self.extras)
+
+    def __contains__(self, n: int) -> bool:
+        return n < self.watermark or n in self.extras
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.watermark)
+        yield from sorted(self.extras)
+
+    def __and__(self, other: Applied) -> Applied:
+        low, high = sorted((self, other), key=lambda a: a.watermark)
+        return Applied.of(low.watermark, (n for n in low.extras if n in high))
+
+    def __or__(self, other: Applied) -> Applied:
+        return Applied.of(max(self.watermark, other.watermark), self.extras | other.extras)
+
+
+NOTHING = Applied()
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedSet:
+    """What one piece of state holds.
+
+    Attributes:
+        tasks: a task that is missing has nothing applied.
+        num_applies: how many pushes changed the state: equals `num_names`, or something was repeated.
+    """
+
+    tasks: Mapping[TaskName, Applied] = field(default_factory=dict)
+    num_applies: int = 0
+
+    @classmethod
+    def of(cls, tasks: Iterable[tuple[int, int, int, Iterable[int]]], num_applies: int) -> AppliedSet:
+        """From (epoch, task, watermark, extras) of each task, as the wire message lists them."""
+        return cls({(e, t): Applied.of(w, x) for e, t, w, x in tasks}, num_applies)
+
+    def __or__(self, other: AppliedSet) -> AppliedSet:
+        names = self.tasks.keys() | other.tasks.keys()
+        return AppliedSet({name: self.of_task(*name) | other.of_task(*name) for name in names}, self.num_applies)
+
+    def of_task(self, epoch: int, task: int) -> Applied:
+        return self.tasks.get((epoch, task), NOTHING)
+
+    @property
+    def num_names(self) -> int:
+        return sum(len(applied) for applied in self.tasks.values())
+
+    @property
+    def num_repeated(self) -> int:
+        """Pushes that were applied although their name was there already; 0 unless something is broken."""
+        return max(0, self.num_applies - self.num_names)
+
+
+def intersection(sets: Iterable[AppliedSet]) -> AppliedSet:
+    """What every one of the sets holds; empty for no sets.  `num_applies` is that of its own names."""
+    tasks: dict[TaskName, Applied] | None = None
+    for one in sets:
+        if tasks is None:
+            tasks = dict(one.tasks)
+        else:
+            tasks = {name: applied & one.tasks[name] for name, applied in tasks.items() if name in one.tasks}
+    result = AppliedSet({name: applied for name, applied in (tasks or {}).items() if len(applied)})
+    return AppliedSet(result.tasks, result.num_names)

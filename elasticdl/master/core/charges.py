@@ -1,0 +1,70 @@
+"""Charges: what counts against a job: tasks whose user code raised, pods that ended by their own fault.
+
+A lost worker, a preemption or a lost lease is never charged.  This module decides when it is enough and how long a
+successor waits; it ends nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.master.core.leases import TaskKey
+from elasticdl.master.core.values import TaskType
+
+MAX_DELAY = 60.0
+OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it left although the job goes on
+
+
+class Charges:
+    """Failures per task with the worker that must not have it next, and ends of pods since the last commit."""
+
+    def __init__(self, max_failures: int) -> None:
+        self._max_failures = max_failures
+        self._failures: dict[TaskKey, int] = {}
+        self._avoided: dict[TaskKey, int] = {}
+        self.num_faults = 0  # pods in a row that ended by their own fault before a commit
+        self._num_fruitless = 0  # pods in a row that ended, whatever the reason
+
+    def task_failed(self, key: TaskKey, worker_id: int) -> int:
+        """Charges a task; how often it has failed."""
+        self._failures[key] = self._failures.get(key, 0) + 1
+        self._avoided[key] = worker_id
+        return self._failures[key]
+
+    def task_finished(self, key: TaskKey) -> None:
+        self._failures.pop(key, None)
+        self._avoided.pop(key, None)
+
+    def may_have(self, key: TaskKey, worker_id: int, is_alone: bool) -> bool:
+        """A task that failed on a worker goes to another one, if there is another."""
+        return is_alone or self._avoided.get(key) != worker_id
+
+    def is_enough(self, failures: int) -> bool:
+        return failures >= self._max_failures
+
+    def committed(self) -> None:
+        """Something is done: what went before is forgiven."""
+        self.num_faults = 0
+        self._num_fruitless = 0
+
+    def pod_ended(self, reason: str, has_committed: bool) -> float:
+        """Charges the end of a pod if it is to be charged; seconds until its successor may start."""
+        if has_committed:
+            return 0.0
+        self._num_fruitless += 1
+        if reason in OWN_FAULTS:
+            self.num_faults += 1
+        elif self._num_fruitless == 1:
+            return 0.0
+        return min(MAX_DELAY, 2.0 ** min(10, self._num_fruitless - 1))
+
+    def snapshot(self) -> dict[str, Any]:
+        failures = [[*key, count, self._avoided[key]] for key, count in self._failures.items()]
+        return {"failures": failures, "num_faults": self.num_faults}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        for task_type, epoch, task, count, worker_id in saved["failures"]:
+            key = (TaskType(task_type), epoch, task)
+            self._failures[key], self._avoided[key] = count, worker_id
+        self.num_faults = saved["num_faults"]

@@ -1,0 +1,63 @@
+"""Checkpoints: when one is due, whether one is being written, and which is the newest that is whole.
+
+Local strategy: the worker writes its own; this module then never finds one due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.master.core.settings import JobSettings, Strategy
+
+
+class Checkpoints:
+    """Versions are model versions."""
+
+    def __init__(self, settings: JobSettings, clock: float) -> None:
+        self._settings = settings
+        self._is_on = bool(settings.checkpoint_dir) and settings.strategy is Strategy.PARAMETER_SERVER
+        self._is_on = self._is_on and settings.has_training_data
+        self.newest = ""  # directory of the newest whole checkpoint
+        self._saved_version = 0
+        self._tried_version = 0
+        self._tried_at = clock
+        self.is_running = False
+
+    def begin_if_due(self, version: int, all_trained: bool, clock: float) -> bool:
+        """Whether to write one now; if so, it counts as being written."""
+        if not self._is_on or self.is_running or version <= self._tried_version:
+            return False
+        steps = self._settings.checkpoint_steps
+        if steps > 0:
+            due = version // steps > self._tried_version // steps
+        else:
+            due = clock - self._tried_at >= self._settings.checkpoint_interval
+        if not due and not all_trained:
+            return False
+        self.is_running, self._tried_version, self._tried_at = True, version, clock
+        return True
+
+    def is_settled(self, version: int) -> bool:
+        """The state of this version is saved, or saving it has failed, or nothing is to be saved."""
+        return not self._is_on or (not self.is_running and self._tried_version >= version)
+
+    def saved(self, version: int, directory: str) -> None:
+        self.is_running = False
+        self.newest, self._saved_version = directory, version
+
+    def failed(self) -> None:
+        self.is_running = False
+
+    def source(self) -> tuple[str, bool]:
+        """What a PS that starts restores: the directory, and whether only its parameters."""
+        if self.newest:
+            return self.newest, False
+        return self._settings.checkpoint_dir_for_init, bool(self._settings.checkpoint_dir_for_init)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"newest": self.newest, "saved_version": self._saved_version}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.newest, self._saved_version = saved["newest"], saved["saved_version"]
+        self._tried_version = self._saved_version

@@ -1,0 +1,171 @@
+"""What the core wants done: commands, and the answers that `Reply` carries.
+
+The shell executes the commands of one event in their order.  Where a command can fail there is an event that says so;
+`Reply`, `DeletePod` and `Log` cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticdl.master.core.values import DataKind, Lease, Level, Partition, PsAddress, Role
+
+# Answers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A worker is known now.  `partition` is None until every PS is ready, and without PS."""
+
+    partition: Partition | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class NoLeaseNow:
+    """Ask again at once: the long poll was long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """Leave with exit code 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownWorker:
+    """The worker must register (again); `Refused` then tells whether it has been replaced."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    model_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """Answer to a heartbeat.
+
+    Attributes:
+        known: False: register again.
+        revoked: of the leases named in the heartbeat.
+        partition: only when newer than the one seen.
+        stop: leave now.
+    """
+
+    known: bool
+    revoked: tuple[int, ...] = ()
+    partition: Partition | None = None
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PsAdmitted:
+    """Answer to `PsJoined`.
+
+    Attributes:
+        restore_from: directory of a checkpoint, or empty.
+        parameters_only: it is another job's: start with an empty applied set.
+    """
+
+    incarnation: int
+    restore_from: str = ""
+    parameters_only: bool = False
+
+
+Answer = (
+    Registered | LeaseGranted | NoLeaseNow | JobOver | UnknownWorker | Accepted | Refused | HeartbeatAnswer | PsAdmitted
+)
+
+# Commands --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answers the call of an event."""
+
+    call: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """``Job.snapshot()`` must be on disk before the commands after this one are executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Starts a PS or a worker.  A pod of that name that has ended is replaced.  Failure: `PodNotCreated`."""
+
+    name: str
+    role: Role
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Ends a pod.  `grace_s` None: the pod's own."""
+
+    name: str
+    grace_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListShards:
+    """Lists the shards of a data source.  Answered by `ShardsListed` or `ShardsUnreadable`."""
+
+    kind: DataKind
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAppliedSets:
+    """Asks every PS for its applied set.  Answered by `AppliedSetsRead` or `AppliedSetsUnreadable`."""
+
+    question: int
+    ps: tuple[PsAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """Every PS writes its part; then the manifest, naming the incarnations.
+
+    The directory is ``version-<version>`` of the job's checkpoint directory; versions grow.  Never two at a time.
+    Answered by `CheckpointSaved` or `CheckpointFailed`.
+    """
+
+    version: int
+    ps: tuple[PsAddress, ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """The last command of a job: all replies are out, all pods were told to leave.
+
+    Attributes:
+        message: why, for people; empty when all went well.
+        pod: the end of this pod's log belongs to the message; may be empty.
+    """
+
+    exit_code: int
+    message: str = ""
+    pod: str = ""
+
+
+Command = Reply | Persist | CreatePod | DeletePod | ListShards | ReadAppliedSets | SaveCheckpoint | Log | EndJob

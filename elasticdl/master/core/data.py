@@ -1,0 +1,83 @@
+"""Data: what is known of the model and of the job's data sources, from which the tasks are cut.
+
+A source is listed by the worker (a custom reader) or by the shell; which of the two is found out here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.tasks import cut
+from elasticdl.master.core.values import DataKind, Shard
+
+
+class Data:
+    """The first report counts."""
+
+    def __init__(self, settings: JobSettings) -> None:
+        self._settings = settings
+        self.has_model = False
+        self.has_metrics = False
+        self._shards: dict[DataKind, tuple[Shard, ...]] = {}
+        sources = {
+            DataKind.TRAINING: settings.has_training_data,
+            DataKind.VALIDATION: settings.has_validation_data,
+            DataKind.PREDICTION: settings.has_prediction_data,
+        }
+        self._kinds = [kind for kind, has in sources.items() if has]
+
+    @property
+    def is_known(self) -> bool:
+        return self.has_model and all(kind in self._shards for kind in self._kinds)
+
+    def model_reported(self, has_metrics: bool, shards: Mapping[DataKind, tuple[Shard, ...]]) -> list[DataKind]:
+        """A worker has loaded the model; the kinds of data that the shell must list."""
+        if self.has_model:
+            return []
+        self.has_model, self.has_metrics = True, has_metrics
+        for kind in self._kinds:
+            if kind in shards:
+                self.listed(kind, shards[kind])
+        return [kind for kind in self._kinds if kind not in self._shards]
+
+    def unlisted(self) -> list[DataKind]:
+        """After a restart: what had been asked for and was not answered."""
+        return [kind for kind in self._kinds if kind not in self._shards] if self.has_model else []
+
+    def listed(self, kind: DataKind, shards: tuple[Shard, ...]) -> None:
+        self._shards.setdefault(kind, tuple(sorted(shards)))
+
+    def empty_kinds(self) -> list[DataKind]:
+        return [kind for kind in self._kinds if not any(len(shard) for shard in self._shards[kind])]
+
+    def planned_shards(self) -> tuple[Shard, ...]:
+        """What the epochs go over."""
+        kind = DataKind.TRAINING if self._settings.trains else DataKind.PREDICTION
+        return self._shards.get(kind, ())
+
+    def evaluation_slices(self) -> tuple[Shard, ...]:
+        """The tasks of an evaluation; none if nothing can be evaluated."""
+        shards = self._shards.get(DataKind.VALIDATION, ()) if self.has_metrics else ()
+        return cut(shards, self._settings.records_per_task)
+
+    def fingerprint(self) -> str:
+        """Of everything that says which records a minibatch holds."""
+        settings = self._settings
+        shards = [[shard.name, shard.start, shard.end] for shard in self._shards.get(DataKind.TRAINING, ())]
+        known = [shards, settings.minibatch_size, settings.num_minibatches_per_task, settings.seed]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "has_model": self.has_model,
+            "has_metrics": self.has_metrics,
+            "shards": {kind: [[s.name, s.start, s.end] for s in shards] for kind, shards in self._shards.items()},
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.has_model, self.has_metrics = saved["has_model"], saved["has_metrics"]
+        self._shards = {DataKind(k): tuple(Shard(*s) for s in shards) for k, shards in saved["shards"].items()}

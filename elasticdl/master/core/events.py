@@ -1,0 +1,314 @@
+"""What happens to a job: everything that the core is told, as frozen records.
+
+A call of the servicer is an event with `call`, a number chosen by the shell that is unique in this life of the master;
+it is answered by exactly one command ``Reply(call, answer)``, at once except for `LeaseRequested` (a long poll).  The
+answers are in commands.py; each event names those that it may get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.values import DataKind, HeldLease, MetricState, Phase, Position, Role, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """RegisterWorker.  Answers: `Registered`, `Refused` (the worker was replaced: leave).
+
+    Attributes:
+        incarnation: random, one per process.
+        held: after a restart of the master: every lease that it works on, with what it committed under it.
+        applied: Local strategy: everything that its model holds now (after a start: what its checkpoint held).
+    """
+
+    call: int
+    worker_id: int
+    incarnation: int
+    pod_name: str
+    held: tuple[HeldLease, ...] = ()
+    applied: AppliedSet = field(default_factory=AppliedSet)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReported:
+    """ReportModel.  Answers: `Accepted`, `UnknownWorker`.  The first report counts; an error fails the job.
+
+    Attributes:
+        has_metrics: the module defines metrics; without them there is no evaluation.
+        has_callbacks: TRAIN_END has something to do even without an export.
+        shards: what a custom data reader listed, by kind; the master lists the other kinds itself.
+    """
+
+    call: int
+    worker_id: int
+    incarnation: int
+    error: str = ""
+    error_details: str = ""
+    has_metrics: bool = False
+    has_callbacks: bool = False
+    shards: Mapping[DataKind, tuple[Shard, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequested:
+    """RequestLease, a long poll.  Answers: `LeaseGranted`, `NoLeaseNow`, `JobOver`, `UnknownWorker`."""
+
+    call: int
+    worker_id: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallAbandoned:
+    """The caller of a `LeaseRequested` has gone (deadline, cancellation).  No answer.
+
+    Sent also when the answer was on its way already: a lease that was granted to it is then taken back.
+    """
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    """Heartbeat.  Answer: `HeartbeatAnswer`.
+
+    Attributes:
+        positions: of every lease that the worker holds, prefetched ones too; a lease that is not named is not renewed.
+        seconds: cumulative for the process, by activity.
+        partition_version: newest seen.
+    """
+
+    call: int
+    role: Role
+    id: int
+    incarnation: int
+    positions: tuple[Position, ...] = ()
+    activity: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    partition_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported:
+    """ReportProgress: minibatches that every PS has applied.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
+
+    Attributes:
+        loss: of the newest minibatch among them; may be NaN.
+    """
+
+    call: int
+    worker_id: int
+    incarnation: int
+    lease: int
+    committed: tuple[int, ...]
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFinished:
+    """FinishTask: all of the task's minibatches are in the model.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
+
+    After `EvaluationReported` under the same lease it is accepted and changes nothing.
+    """
+
+    call: int
+    worker_id: int
+    incarnation: int
+    lease: int
+    num_minibatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """FailTask: user code raised.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
+
+    call: int
+    worker_id: int
+    incarnation: int
+    lease: int
+    minibatch: int
+    error: str
+    details: str = ""
+    bad_records: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReported:
+    """ReportEvaluation, which ends the lease.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
+
+    Attributes:
+        states: answer to a lease with records.
+        results: answer to a lease with merged states.
+    """
+
+    call: int
+    worker_id: int
+    incarnation: int
+    lease: int
+    states: tuple[MetricState, ...] = ()
+    results: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseQuestioned:
+    """ConfirmLease: is it still mine?  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
+
+    call: int
+    worker_id: int
+    incarnation: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class PsJoined:
+    """RegisterPs.  Answers: `PsAdmitted`, `Refused` (leave).
+
+    Attributes:
+        nonce: random, one per process; a repeated call gets the same incarnation.
+        held_incarnation: not 0: after a restart of the master, the incarnation that it has.
+    """
+
+    call: int
+    ps_id: int
+    pod_name: str
+    address: str
+    nonce: int
+    held_incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PsReady:
+    """PsReady: restored, serving.  Answers: `Accepted`, `Refused` (leave)."""
+
+    call: int
+    ps_id: int
+    incarnation: int
+    applied: AppliedSet
+    initialized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodChanged:
+    """The cluster's watch: a pod was added, modified or (phase `DELETED`) is gone.
+
+    Attributes:
+        reason: `EndReason` of the port Cluster, as text: "", Completed, Error, Killed, OOMKilled, Preempted, …
+    """
+
+    name: str
+    role: Role
+    index: int
+    uid: str
+    phase: Phase
+    reason: str = ""
+    exit_code: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodsListed:
+    """All pods of the job that exist, ended ones included: the first event of every life of the master.
+
+    Sent again after each later re-list.  A pod that the core knows and that is not among them is gone; so the list
+    must be taken after all earlier `CreatePod` commands were executed.
+    """
+
+    pods: tuple[PodChanged, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PodNotCreated:
+    """A `CreatePod` command failed; it is tried again later."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsListed:
+    """Answer to the command `ListShards`."""
+
+    kind: DataKind
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsUnreadable:
+    """Answer to the command `ListShards`: the source cannot be read; the job fails with this message."""
+
+    kind: DataKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedSetsRead:
+    """Answer to the command `ReadAppliedSets`: one set per PS, by PS id."""
+
+    question: int
+    sets: Mapping[int, AppliedSet]
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedSetsUnreadable:
+    """Answer to the command `ReadAppliedSets`: some PS did not answer, or under another incarnation."""
+
+    question: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """Answer to the command `SaveCheckpoint`: every part and the manifest are on disk."""
+
+    version: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """Answer to the command `SaveCheckpoint`: nothing usable was written."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody ends the job (Ctrl-C, `elasticdl delete`)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes: twice a second."""
+
+
+Event = (
+    WorkerJoined
+    | ModelReported
+    | LeaseRequested
+    | CallAbandoned
+    | HeartbeatReceived
+    | ProgressReported
+    | TaskFinished
+    | TaskFailed
+    | EvaluationReported
+    | LeaseQuestioned
+    | PsJoined
+    | PsReady
+    | PodChanged
+    | PodsListed
+    | PodNotCreated
+    | ShardsListed
+    | ShardsUnreadable
+    | AppliedSetsRead
+    | AppliedSetsUnreadable
+    | CheckpointSaved
+    | CheckpointFailed
+    | StopRequested
+    | Tick
+)

@@ -1,0 +1,230 @@
+"""Fleet: which processes live, what their ends mean, and who replaces them.
+
+Pods, workers and servers are parts with one concept each; here they meet.  A lost process is never a failure of the
+task that it had.
+"""
+
+from __future__ import annotations
+
+from elasticdl.master.core.charges import Charges
+from elasticdl.master.core.checkpoints import Checkpoints
+from elasticdl.master.core.commands import Accepted, DeletePod, HeartbeatAnswer, PsAdmitted, Refused
+from elasticdl.master.core.ending import Ending
+from elasticdl.master.core.events import HeartbeatReceived, PodChanged, PodNotCreated, PodsListed, PsJoined, PsReady
+from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.pods import PodRecord, Pods
+from elasticdl.master.core.servers import Servers
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.truth import Truth
+from elasticdl.master.core.values import Level, Role
+from elasticdl.master.core.work import Work
+from elasticdl.master.core.workers import Workers
+
+
+class Fleet:
+    """All processes of a job but the master's own."""
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        generation: int,
+        workers: Workers,
+        work: Work,
+        charges: Charges,
+        checkpoints: Checkpoints,
+        truth: Truth,
+        ending: Ending,
+        out: Outbox,
+    ) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._work = work
+        self._charges = charges
+        self._checkpoints = checkpoints
+        self._truth = truth
+        self._ending = ending
+        self._out = out
+        self.pods = Pods(settings)
+        self.servers = Servers(settings.num_ps, generation)
+        self._create_message = ""
+
+    # Signs of life --------------------------------------------------------------------------------------------------
+
+    def heartbeat(self, event: HeartbeatReceived, clock: float) -> None:
+        if event.role is Role.PS:
+            known = self.servers.known(event.id, event.incarnation, clock) is not None
+            self._out.reply(event.call, HeartbeatAnswer(known, stop=self._ending.is_over))
+            return
+        worker = self._workers.known(event.id, event.incarnation, clock)
+        stop = self._ending.has_failed
+        if worker is None:
+            self._out.reply(event.call, HeartbeatAnswer(False, stop=stop))
+            return
+        revoked = self._work.leases.renew(worker.id, event.positions, clock)
+        self._workers.heard(worker, event.positions, event.activity, event.seconds, clock)
+        partition = self.servers.partition
+        if partition is not None and partition.version <= event.partition_version:
+            partition = None
+        self._out.reply(event.call, HeartbeatAnswer(worker.has_joined, revoked, partition, stop))
+
+    def ps_joined(self, event: PsJoined, clock: float) -> None:
+        before = self.servers.get(event.ps_id)
+        incarnation = before.incarnation if before is not None else 0
+        answer = self.servers.join(event, *self._checkpoints.source(), clock)
+        if isinstance(answer, PsAdmitted):
+            if answer.incarnation != incarnation:
+                self._truth.doubt()
+            self._out.persist()
+        self._out.reply(event.call, answer)
+
+    def ps_ready(self, event: PsReady, clock: float) -> None:
+        server = self.servers.known(event.ps_id, event.incarnation, clock)
+        if server is None:
+            self._out.reply(event.call, Refused(f"PS {event.ps_id} must register first, or was replaced"))
+            return
+        if not server.is_ready:
+            self.servers.ready(server)
+            self._work.model_was_lost()
+            self._truth.doubt()
+            self._out.persist()
+            self._out.log(f"PS {server.id} is ready (incarnation {server.incarnation}, {server.address})")
+        self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+
+    # The cluster ----------------------------------------------------------------------------------------------------
+
+    def pods_listed(self, event: PodsListed, clock: float) -> None:
+        changes, strays = self.pods.listed(event.pods, clock)
+        for change in changes:
+            self.pod_changed(change, clock)
+        for name in strays:
+            self._out.add(DeletePod(name))
+        if not self._ending.is_decided:
+            self.pods.fill(clock)
+
+    def pod_changed(self, event: PodChanged, clock: float) -> None:
+        record = self.pods.changed(event, clock)
+        if record is None:
+            return
+        if record.role is Role.WORKER:
+            self._worker_ended(record, event, clock)
+        else:
+            self._ps_ended(record, event, clock)
+
+    def pod_not_created(self, event: PodNotCreated, clock: float) -> None:
+        delay = self.pods.not_created(event.name, clock)
+        if delay is not None and event.message != self._create_message:
+            self._create_message = event.message
+            self._out.log(f"{event.name} cannot be created: {event.message}. It is tried again.", Level.WARNING)
+
+    def _worker_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
+        worker = self.lose_worker(record.index)
+        if record.is_leaving or self._ending.is_decided:
+            return
+        delay = self._charges.pod_ended(event.reason, worker)
+        self._out.persist()
+        self._out.log(f"Relaunch the worker: {record.name} ({_why(event)})", Level.WARNING)
+        if not self._fail_if_enough(record, event):
+            self.pods.succeed(Role.WORKER, record.index, clock + delay)
+
+    def _ps_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
+        server = self.servers.get(record.index)
+        was_ready = server is not None and server.is_ready
+        self.servers.lose(record.index)
+        if record.is_leaving or self._ending.is_decided:
+            return
+        delay = self._charges.pod_ended(event.reason, was_ready)
+        self._out.persist()
+        self._out.log(f"PS {record.index} is lost ({_why(event)}); it is started again", Level.WARNING)
+        if not self._fail_if_enough(record, event):
+            self.pods.succeed(Role.PS, record.index, clock + delay)
+
+    def _fail_if_enough(self, record: PodRecord, event: PodChanged) -> bool:
+        faults = self._charges.num_faults
+        if self._charges.is_enough(faults):
+            text = f"{faults} pods in a row ended by their own fault before anything was committed"
+            self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", record.name)
+        return self._ending.is_decided
+
+    def lose_worker(self, worker_id: int) -> bool:
+        """Its leases go back; whether it had ever committed something."""
+        self._work.lose_worker(worker_id)
+        worker = self._workers.remove(worker_id)
+        return worker is not None and worker.has_committed
+
+    # Time -----------------------------------------------------------------------------------------------------------
+
+    def time_out(self, clock: float) -> None:
+        """Takes back leases that were not renewed, and replaces who is silent or stuck."""
+        for lease in self._work.leases.expired(clock - self._settings.lease_timeout):
+            holder = self._work.leases.holder_of(lease)
+            self._out.log(f"Worker {holder} has lost lease {lease.id}: it was not renewed in time", Level.WARNING)
+            self._work.give_back(lease)
+        self._find_stuck(clock)
+        if self._ending.is_decided:
+            return
+        for record in self.pods.existing():
+            if not record.is_leaving and (why := self._why_replaced(record, clock)):
+                self._replace(record, why, clock)
+
+    def _find_stuck(self, clock: float) -> None:
+        for worker in self._workers.all():
+            if not self.servers.is_complete or not self._work.leases.of_worker(worker.id):
+                worker.moved_at = clock
+            elif worker.stuck_since is None and clock - worker.moved_at > self._settings.step_timeout:
+                worker.stuck_since = clock
+                self._out.log(f"Worker {worker.id} is stuck ({worker.activity}); its leases go back", Level.WARNING)
+                self._work.lose_worker(worker.id)
+
+    def _why_replaced(self, record: PodRecord, clock: float) -> str:
+        """Why a pod must be replaced; empty when it need not be."""
+        settings = self._settings
+        silence = settings.lease_timeout + settings.silence_timeout
+        heard_at = self._heard_at(record)
+        if heard_at is not None and clock - heard_at > silence:
+            return f"it has been silent for {clock - heard_at:.0f} s"
+        worker = self._workers.get(record.index) if record.role is Role.WORKER else None
+        if worker is not None and worker.stuck_since is not None:
+            return "it is stuck" if clock - worker.stuck_since > settings.silence_timeout else ""
+        since = record.running_since
+        if heard_at is None and since is not None and clock - since > settings.step_timeout + silence:
+            return f"it has run for {clock - since:.0f} s and never registered"
+        return ""
+
+    def _heard_at(self, record: PodRecord) -> float | None:
+        """When the process of a pod was heard last; None if never."""
+        if record.role is Role.WORKER:
+            worker = self._workers.get(record.index)
+            return None if worker is None else worker.heard_at
+        server = self.servers.get(record.index)
+        return None if server is None or server.is_lost or not server.incarnation else server.heard_at
+
+    def _replace(self, record: PodRecord, why: str, clock: float) -> None:
+        record.is_leaving = True
+        self._out.persist()
+        self._out.add(DeletePod(record.name))
+        if record.role is Role.WORKER:
+            self.lose_worker(record.index)
+            self._out.log(f"Relaunch the worker: {record.name} ({why})", Level.WARNING)
+        else:
+            self.servers.lose(record.index)
+            self._out.log(f"PS {record.index} is given up ({why}); it is started again", Level.WARNING)
+        self.pods.succeed(record.role, record.index, clock)
+
+    def place(self, clock: float) -> None:
+        """Creates what is due."""
+        if not self.pods.is_listed or self._ending.is_decided:
+            return
+        commands = self.pods.due(clock)
+        if commands:
+            self._out.persist()
+        for command in commands:
+            self._out.add(command)
+
+
+def _why(event: PodChanged) -> str:
+    parts = [event.reason or event.phase]
+    if event.exit_code is not None:
+        parts.append(f"exit code {event.exit_code}")
+    if event.message:
+        parts.append(event.message)
+    return ", ".join(parts)

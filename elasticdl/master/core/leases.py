@@ -1,0 +1,138 @@
+"""Leases: who works on which task, since when, and which lease is the newest.
+
+Ids are generation << 32 | counter, so they grow over all lives of the master.  This module knows neither what a task
+holds nor what happens to a task whose lease ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.master.core.values import Lease, MetricState, Position, Shard, TaskType
+
+MAX_PER_WORKER = 2  # the one being computed, and the next one, prefetched
+
+TaskKey = tuple[TaskType, int, int]  # type, epoch, task
+
+
+def key_of(lease: Lease) -> TaskKey:
+    return (lease.type, lease.epoch, lease.task)
+
+
+@dataclass(slots=True)
+class Holding:
+    """A lease in force."""
+
+    lease: Lease
+    worker_id: int
+    renewed_at: float
+    call: int | None  # the request that it answered
+
+
+class Leases:
+    """All leases in force, and the ids of those that ended well lately."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self._counter = 0
+        self.floor = 0  # leases up to this id speak of a model that has lost something since
+        self._holdings: dict[int, Holding] = {}
+        self._by_task: dict[TaskKey, int] = {}
+        self._finished: deque[int] = deque(maxlen=1024)
+
+    def grant(
+        self,
+        worker_id: int,
+        call: int,
+        clock: float,
+        key: TaskKey,
+        shard: Shard,
+        version: int,
+        merged: tuple[MetricState, ...] = (),
+        excluded: Iterable[int] = (),
+    ) -> Lease:
+        """A new lease, the answer to `call`."""
+        self._counter += 1
+        number = (self.generation << 32) | self._counter
+        lease = Lease(number, *key, shard, tuple(sorted(excluded)), model_version=version, merged=merged)
+        self.hold(lease, worker_id, clock, call)
+        return lease
+
+    def hold(self, lease: Lease, worker_id: int, clock: float, call: int | None = None) -> None:
+        assert key_of(lease) not in self._by_task, f"granted twice: {lease}"
+        self._holdings[lease.id] = Holding(lease, worker_id, clock, call)
+        self._by_task[key_of(lease)] = lease.id
+
+    def get(self, lease_id: int, worker_id: int) -> Lease | None:
+        """The lease, if it is in force and this worker's."""
+        holding = self._holdings.get(lease_id)
+        return holding.lease if holding is not None and holding.worker_id == worker_id else None
+
+    def of_task(self, key: TaskKey) -> Lease | None:
+        lease_id = self._by_task.get(key)
+        return None if lease_id is None else self._holdings[lease_id].lease
+
+    def of_worker(self, worker_id: int) -> list[Lease]:
+        return [holding.lease for holding in self._holdings.values() if holding.worker_id == worker_id]
+
+    def of_type(self, task_type: TaskType) -> list[Lease]:
+        return [holding.lease for holding in self._holdings.values() if holding.lease.type is task_type]
+
+    def answered_by(self, call: int) -> Lease | None:
+        """The lease that was the answer to a call."""
+        return next((h.lease for h in self._holdings.values() if h.call == call), None)
+
+    def all(self) -> list[Lease]:
+        return [holding.lease for holding in self._holdings.values()]
+
+    def raise_floor(self) -> None:
+        """No lease granted so far is ever held again, in no life of the master."""
+        self.floor = (self.generation << 32) | self._counter
+
+    def end(self, lease: Lease) -> None:
+        del self._holdings[lease.id]
+        del self._by_task[key_of(lease)]
+
+    def finish(self, lease: Lease) -> None:
+        self.end(lease)
+        self._finished.append(lease.id)
+
+    def has_finished(self, lease_id: int) -> bool:
+        """It ended well lately: a repeated report of its end is accepted and changes nothing."""
+        return lease_id in self._finished
+
+    def renew(self, worker_id: int, positions: Sequence[Position], clock: float) -> tuple[int, ...]:
+        """Renews the leases that a heartbeat names; the ids of those that are no longer this worker's."""
+        revoked = []
+        for position in positions:
+            holding = self._holdings.get(position.lease)
+            if holding is not None and holding.worker_id == worker_id:
+                holding.renewed_at = clock
+                holding.call = None
+            elif not self.has_finished(position.lease):
+                revoked.append(position.lease)
+        return tuple(revoked)
+
+    def renew_one(self, lease: Lease, clock: float) -> None:
+        self._holdings[lease.id].renewed_at = clock
+
+    def expired(self, before: float) -> list[Lease]:
+        return [holding.lease for holding in self._holdings.values() if holding.renewed_at < before]
+
+    def holder_of(self, lease: Lease) -> int:
+        return self._holdings[lease.id].worker_id
+
+    def snapshot(self) -> list[list[Any]]:
+        """Id, worker, type, epoch and task of each lease."""
+        return [[h.lease.id, h.worker_id, *key_of(h.lease)] for h in self._holdings.values()]
+
+    def validate(self) -> None:
+        assert sorted(self._by_task.values()) == sorted(self._holdings)
+        for holding in self._holdings.values():
+            assert self._by_task[key_of(holding.lease)] == holding.lease.id
+            assert holding.lease.id >> 32 <= self.generation
+            assert holding.lease.id > self.floor
+            assert len(self.of_worker(holding.worker_id)) <= MAX_PER_WORKER

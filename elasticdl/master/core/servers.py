@@ -1,0 +1,122 @@
+"""Servers: the parameter servers' incarnations and readiness, and the partition made of them.
+
+The partition is handed to workers only while every PS is ready.  Pods are in pods.py; applied sets are read and judged
+in job.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.master.core.commands import PsAdmitted, Refused
+from elasticdl.master.core.events import PsJoined
+from elasticdl.master.core.values import Partition, PsAddress
+
+
+@dataclass(slots=True)
+class Server:
+    """One PS id over all of its lives.
+
+    Attributes:
+        incarnation: of its newest life; 0: it has never joined.
+        is_present: that life has joined in this life of the master and is not lost.
+        is_lost: that life is over and never comes back, whatever it says.
+    """
+
+    id: int
+    incarnation: int = 0
+    nonce: int = 0
+    address: str = ""
+    is_ready: bool = False
+    is_present: bool = False
+    is_lost: bool = False
+    heard_at: float = 0.0
+
+
+class Servers:
+    """All parameter servers of the job; none for strategies without."""
+
+    def __init__(self, num_ps: int, generation: int) -> None:
+        self._servers = [Server(ps_id) for ps_id in range(num_ps)]
+        self._version = generation << 32  # grows over all lives of the master without being written down
+        self._partition: Partition | None = None
+
+    def get(self, ps_id: int) -> Server | None:
+        return self._servers[ps_id] if 0 <= ps_id < len(self._servers) else None
+
+    def all(self) -> list[Server]:
+        return list(self._servers)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(server.is_ready and server.is_present for server in self._servers)
+
+    @property
+    def num_ready(self) -> int:
+        return sum(server.is_ready and server.is_present for server in self._servers)
+
+    @property
+    def partition(self) -> Partition | None:
+        """None while some PS is not ready, and without PS."""
+        return self._partition
+
+    def join(self, event: PsJoined, restore_from: str, parameters_only: bool, clock: float) -> PsAdmitted | Refused:
+        """A PS process says that it lives: a known one comes back, a new one gets the next incarnation."""
+        server = self.get(event.ps_id)
+        if server is None:
+            return Refused(f"this job has no PS {event.ps_id}")
+        same = event.nonce == server.nonce and server.incarnation > 0
+        if (same and server.is_lost) or (event.held_incarnation and event.held_incarnation != server.incarnation):
+            return Refused(f"PS {server.id} was replaced")
+        if event.held_incarnation and server.is_lost:
+            return Refused(f"PS {server.id} was given up")
+        if not same and not event.held_incarnation:
+            server.incarnation += 1
+            server.is_ready = False
+        server.nonce, server.address, server.heard_at = event.nonce, event.address, clock
+        server.is_present, server.is_lost = True, False
+        self._renew()
+        return PsAdmitted(server.incarnation, restore_from, parameters_only)
+
+    def known(self, ps_id: int, incarnation: int, clock: float) -> Server | None:
+        """The PS, if this incarnation of it is in force; it has been heard now."""
+        server = self.get(ps_id)
+        if server is None or server.incarnation != incarnation or not server.is_present:
+            return None
+        server.heard_at = clock
+        return server
+
+    def ready(self, server: Server) -> None:
+        server.is_ready = True
+        self._renew()
+
+    def lose(self, ps_id: int) -> Server | None:
+        """The process is gone, or is given up; None if that was known already."""
+        server = self.get(ps_id)
+        if server is None or server.is_lost:
+            return None
+        server.is_present, server.is_ready, server.is_lost = False, False, True
+        self._renew()
+        return server
+
+    def _renew(self) -> None:
+        addresses = tuple(PsAddress(server.id, server.address, server.incarnation) for server in self._servers)
+        if not self.is_complete or not addresses:
+            self._partition = None
+        elif self._partition is None or self._partition.ps != addresses:
+            self._version += 1
+            self._partition = Partition(self._version, addresses)
+
+    def snapshot(self) -> list[list[Any]]:
+        return [[s.incarnation, s.nonce, s.address, s.is_ready, s.is_lost] for s in self._servers]
+
+    def restore(self, saved: list[Any], clock: float) -> None:
+        for server, values in zip(self._servers, saved, strict=True):
+            server.incarnation, server.nonce, server.address, server.is_ready, server.is_lost = values
+            server.heard_at = clock
+
+    def validate(self) -> None:
+        assert (self._partition is not None) == (self.is_complete and bool(self._servers))
+        for server in self._servers:
+            assert not (server.is_lost and (server.is_present or server.is_ready)), server

@@ -1,0 +1,94 @@
+"""Status: what a job looks like from outside; the shell makes a JobStatus of it.  Values only, and a rate."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elasticdl.master.core.tasks import Epoch
+
+WINDOW = 30.0  # seconds over which a rate is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What became of the records of one epoch, counted from 1."""
+
+    epoch: int
+    records: int
+    committed: int
+    repeated: int
+    lost: int
+    quarantined: int
+    unplanned: int
+
+    @classmethod
+    def of(cls, epoch: Epoch) -> Coverage:
+        committed, quarantined, planned = epoch.committed_records, epoch.num_quarantined, epoch.planned_records
+        return cls(
+            epoch=epoch.number + 1,
+            records=epoch.records,
+            committed=committed,
+            repeated=epoch.num_repeated,
+            lost=planned - quarantined - committed,
+            quarantined=quarantined,
+            unplanned=epoch.records - planned,
+        )
+
+    def __str__(self) -> str:
+        line = f"Epoch {self.epoch}: records {self.records}, committed {self.committed}, "
+        line += f"repeated {self.repeated}, lost {self.lost}"
+        line += f", quarantined {self.quarantined}" if self.quarantined else ""
+        return line + (f", unplanned {self.unplanned}" if self.unplanned else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Fields are named as those of JobStatus.
+
+    Attributes:
+        phase: Pending until something is handed out, Running, Succeeded, Failed.
+        message: why it waits or failed.
+        epoch: the newest that has begun, from 1; 0 before the first.
+        records_total: planned over all epochs; 0 while unknown or endless.
+        coverage: of the epochs whose line is printed.
+    """
+
+    phase: str
+    message: str
+    generation: int
+    epoch: int
+    num_epochs: int
+    records_done: int
+    records_total: int
+    records_per_second: float
+    workers_alive: int
+    workers_wanted: int
+    ps_alive: int
+    ps_wanted: int
+    model_version: int
+    loss: float | None
+    metrics: Mapping[str, float]
+    metrics_step: int
+    coverage: tuple[Coverage, ...]
+    exit_code: int | None
+
+
+class Rate:
+    """Records per second over the last seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def sample(self, now: float, records: int) -> None:
+        """Once a tick."""
+        self._samples.append((now, records))
+        while now - self._samples[0][0] > WINDOW:
+            self._samples.popleft()
+
+    def value(self) -> float:
+        if len(self._samples) < 2:
+            return 0.0
+        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
+        return max(0, last - first) / (last_at - first_at) if last_at > first_at else 0.0

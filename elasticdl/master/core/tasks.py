@@ -1,0 +1,347 @@
+"""The plan of a job and its ledger as the master knows it: epochs, tasks, and which minibatches are committed.
+
+A task is todo, leased or done; leases themselves are in leases.py.  The ledger here is a summary: the truth is with the
+model, and `Tasks.reconcile` takes it over.  This module never talks to anybody.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from elasticdl.master.core.applied import NOTHING, Applied, AppliedSet, TaskName
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.values import Shard
+
+UNKNOWN = -1  # number of minibatches of a task that is not done
+
+
+def cut(shards: Iterable[Shard], records_per_task: int) -> tuple[Shard, ...]:
+    """Slices of at most `records_per_task` records; the position in the result is the number of the task."""
+    return tuple(
+        Shard(shard.name, start, min(start + records_per_task, shard.end))
+        for shard in sorted(shards)
+        for start in range(shard.start, shard.end, records_per_task)
+    )
+
+
+def permutation(seed: int, epoch: int, num_tasks: int) -> list[int]:
+    """The order in which the tasks of an epoch are granted: the same for any number of workers."""
+    order = list(range(num_tasks))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def _pack(values: array[int]) -> str:
+    return base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
+
+
+def _unpack(text: str) -> array[int]:
+    values = array("i")
+    values.frombytes(zlib.decompress(base64.b64decode(text)))
+    return values
+
+
+class Epoch:
+    """One pass over the data.  Tasks beyond the budget of minibatches are not planned; the last one is cut short."""
+
+    def __init__(self, number: int, slices: Sequence[Shard], settings: JobSettings, budget: int | None) -> None:
+        self.number = number
+        self._slices = slices
+        self._minibatch_size = settings.minibatch_size
+        self._shortened: dict[int, Shard] = {}
+        self.order = self._plan(permutation(settings.seed, number, len(slices)), budget)
+        self.planned_records = sum(len(self.slice(task)) for task in self.order)
+        self.records = sum(len(shard) for shard in slices)
+        self.todo = deque(self.order)
+        self.leased: set[int] = set()
+        self.covered = False  # its coverage line is printed
+        self.num_repeated = 0  # records of minibatches that were applied twice, as far as seen
+        self.committed_records = 0
+        self.num_done = 0
+        self._watermarks = array("i", [0]) * len(slices)
+        self._sizes = array("i", [UNKNOWN]) * len(slices)
+        self._extras: dict[int, frozenset[int]] = {}
+        self._excluded: dict[int, frozenset[int]] = {}
+        self._saved: dict[str, Any] | None = None
+
+    def _plan(self, order: list[int], budget: int | None) -> list[int]:
+        if budget is None:
+            return order
+        planned = []
+        for task in order:
+            if budget <= 0:
+                break
+            records = budget * self._minibatch_size
+            shard = self._slices[task]
+            if len(shard) > records:
+                self._shortened[task] = Shard(shard.name, shard.start, shard.start + records)
+            budget -= -(-len(shard) // self._minibatch_size)
+            planned.append(task)
+        return planned
+
+    def slice(self, task: int) -> Shard:
+        return self._shortened.get(task, self._slices[task])
+
+    def excluded(self, task: int) -> frozenset[int]:
+        """Quarantined records of a task, by record number in the shard."""
+        return self._excluded.get(task, frozenset())
+
+    @property
+    def num_quarantined(self) -> int:
+        return sum(len(self.excluded(task)) for task in self.order)
+
+    def exclude(self, task: int, records: Iterable[int]) -> None:
+        """Changes what an untouched task consists of; one with a minibatch in the model stays as it is."""
+        shard = self.slice(task)
+        if not self.is_done(task) and self.applied(task) == NOTHING:
+            inside = (record for record in records if shard.start <= record < shard.end)
+            self._excluded[task] = self.excluded(task).union(inside)
+            self._saved = None
+
+    def applied(self, task: int) -> Applied:
+        return Applied(self._watermarks[task], self._extras.get(task, frozenset()))
+
+    def is_done(self, task: int) -> bool:
+        """Its size is known and all of its minibatches are committed."""
+        return 0 <= self._sizes[task] <= self._watermarks[task]
+
+    @property
+    def complete(self) -> bool:
+        return self.num_done == len(self.order)
+
+    def change(self, task: int, applied: Applied, size: int | None = None) -> None:
+        """Notes what is committed of a task, and its size once that is known; never moves it between the lists."""
+        self.committed_records -= self.records_in(task)
+        self.num_done -= self.is_done(task)
+        self._watermarks[task] = applied.watermark
+        self._extras.pop(task, None)
+        if applied.extras:
+            self._extras[task] = applied.extras
+        if size is not None:
+            self._sizes[task] = size
+        self.num_done += self.is_done(task)
+        self.committed_records += self.records_in(task)
+        self._saved = None
+
+    def records_in(self, task: int) -> int:
+        """Records of the committed minibatches of a task; all of them once it is done (a `filter` may drop some)."""
+        records = len(self.slice(task)) - len(self.excluded(task))
+        if self.is_done(task):
+            return records
+        size = self._minibatch_size
+        return sum(max(0, min(size, records - n * size)) for n in self.applied(task))
+
+    def snapshot(self) -> dict[str, Any]:
+        if self._saved is None:
+            self._saved = {
+                "watermarks": _pack(self._watermarks),
+                "sizes": _pack(self._sizes),
+                "extras": {str(task): sorted(extras) for task, extras in self._extras.items()},
+                "excluded": {str(task): sorted(excluded) for task, excluded in self._excluded.items()},
+            }
+        return {**self._saved, "covered": self.covered, "num_repeated": self.num_repeated}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        watermarks, sizes = _unpack(saved["watermarks"]), _unpack(saved["sizes"])
+        self._excluded = {int(task): frozenset(records) for task, records in saved["excluded"].items()}
+        self.num_repeated = saved["num_repeated"]
+        for task in self.order:
+            applied = Applied.of(watermarks[task], saved["extras"].get(str(task), ()))
+            if applied != NOTHING or sizes[task] != UNKNOWN:
+                self.change(task, applied, sizes[task])
+        self.todo = deque(task for task in self.order if not self.is_done(task))
+        self.covered = saved["covered"]
+
+    def validate(self) -> None:
+        """Every planned task is todo, leased or done exactly once.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        done = {task for task in self.order if self.is_done(task)}
+        groups = [*self.todo, *self.leased, *done]
+        assert sorted(groups) == sorted(self.order), (self.number, self.todo, self.leased, done)
+        assert self.num_done == len(done)
+        assert self.committed_records == sum(self.records_in(task) for task in self.order)
+        assert 0 <= self.committed_records <= self.planned_records - self.num_quarantined <= self.records
+        assert not self.covered or self.complete
+
+
+class Tasks:
+    """All epochs of a job over one list of shards."""
+
+    def __init__(self, settings: JobSettings, shards: Iterable[Shard]) -> None:
+        self._settings = settings
+        self.slices = cut(shards, settings.records_per_task)
+        self._minibatches = sum(-(-len(shard) // settings.minibatch_size) for shard in self.slices)
+        self.planned_records = self._planned_records()  # over all epochs; 0 when the job is endless
+        self.epochs: list[Epoch] = []
+        self.model_version = 0  # names counted, each when it is committed
+        self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
+        self._fresh: dict[TaskName, Applied] | None = None  # committed since the truth was asked for
+
+    def _budget(self, epoch: int) -> int | None:
+        return self._settings.max_step - epoch * self._minibatches if self._settings.max_step > 0 else None
+
+    def _planned_records(self) -> int:
+        settings = self._settings
+        in_epoch = sum(len(shard) for shard in self.slices)
+        steps = settings.num_epochs * self._minibatches
+        if not self._minibatches or settings.max_step <= 0 or 0 < steps <= settings.max_step:
+            return in_epoch * max(0, settings.num_epochs)
+        whole, rest = divmod(settings.max_step, self._minibatches)
+        return whole * in_epoch + (Epoch(whole, self.slices, settings, rest).planned_records if rest else 0)
+
+    def is_planned(self, epoch: int) -> bool:
+        if not self.slices or 0 < self._settings.num_epochs <= epoch:
+            return False
+        budget = self._budget(epoch)
+        return budget is None or budget > 0
+
+    def begin_epoch(self) -> Epoch:
+        number = len(self.epochs)
+        epoch = Epoch(number, self.slices, self._settings, self._budget(number))
+        for task, records in self._quarantine.items():
+            epoch.exclude(task, records)
+        self.epochs.append(epoch)
+        return epoch
+
+    @property
+    def num_quarantined(self) -> int:
+        """Distinct records set aside so far."""
+        return sum(len(records) for records in self._quarantine.values())
+
+    def quarantined(self) -> list[tuple[str, int]]:
+        """(shard, record) of everything set aside."""
+        return [
+            (self.slices[task].name, r) for task in sorted(self._quarantine) for r in sorted(self._quarantine[task])
+        ]
+
+    def quarantine(self, task: int, records: Iterable[int]) -> None:
+        """Sets records of a task aside in every epoch whose model does not hold them and nobody works on."""
+        self._quarantine[task] = self._quarantine.get(task, frozenset()).union(records)
+        for epoch in self.epochs:
+            if task not in epoch.leased:
+                epoch.exclude(task, self._quarantine[task])
+
+    @property
+    def can_begin(self) -> bool:
+        return self.is_planned(len(self.epochs))
+
+    @property
+    def all_done(self) -> bool:
+        return not self.can_begin and all(epoch.complete for epoch in self.epochs)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tasks of the epochs that have begun which are not done."""
+        return sum(len(epoch.order) - epoch.num_done for epoch in self.epochs)
+
+    def take(self, allowed: Callable[[int, int], bool]) -> TaskName | None:
+        """The next task to be leased that is `allowed(epoch, task)`; None when there is none in the begun epochs."""
+        for epoch in self.epochs:
+            for task in epoch.todo:
+                if allowed(epoch.number, task):
+                    return self.take_this((epoch.number, task))
+        return None
+
+    @property
+    def has_todo(self) -> bool:
+        return any(epoch.todo for epoch in self.epochs)
+
+    def take_this(self, name: TaskName) -> TaskName:
+        epoch, task = self.epochs[name[0]], name[1]
+        epoch.todo.remove(task)
+        epoch.leased.add(task)
+        return name
+
+    def is_todo(self, name: TaskName) -> bool:
+        return name[0] < len(self.epochs) and name[1] in self.epochs[name[0]].todo
+
+    def give_back(self, name: TaskName) -> None:
+        """A lease was lost: the task is the next one to be granted."""
+        epoch, task = self.epochs[name[0]], name[1]
+        epoch.leased.remove(task)
+        epoch.todo.appendleft(task)
+
+    def commit(self, name: TaskName, minibatches: Iterable[int]) -> int:
+        """Counts minibatches that are in the model now; the number of those that were not known to be."""
+        epoch, task = self.epochs[name[0]], name[1]
+        before, reported = epoch.applied(task), Applied.of(0, minibatches)
+        if self._fresh is not None:
+            self._fresh[name] = self._fresh.get(name, NOTHING) | reported
+        after = before | reported
+        new = len(after) - len(before)
+        if new and not epoch.is_done(task):
+            epoch.change(task, after)
+            self.model_version += new
+        return new
+
+    def finish(self, name: TaskName, num_minibatches: int) -> None:
+        """A leased task has `num_minibatches`, all of them committed."""
+        self.commit(name, range(num_minibatches))
+        epoch, task = self.epochs[name[0]], name[1]
+        epoch.change(task, epoch.applied(task), num_minibatches)
+        epoch.leased.remove(task)
+
+    def ledger(self) -> AppliedSet:
+        """Everything that is committed as far as is known here."""
+        names = [(epoch, task) for epoch in self.epochs for task in epoch.order if len(epoch.applied(task))]
+        return AppliedSet({(epoch.number, task): epoch.applied(task) for epoch, task in names})
+
+    def begin_reading(self) -> None:
+        """The truth is being asked for: what is committed from now on may be missing in the answer."""
+        self._fresh = {}
+
+    def reconcile(self, truth: AppliedSet) -> list[TaskName]:
+        """Makes the ledger what the model holds, and what was committed since `begin_reading`.
+
+        Returns:
+            The tasks that were done and are todo again.
+        """
+        fresh, self._fresh = self._fresh or {}, None
+        while any(name[0] >= len(self.epochs) for name in truth.tasks) and self.can_begin:
+            self.begin_epoch()
+        return [
+            (epoch.number, task)
+            for epoch in self.epochs
+            for task in epoch.order
+            if self._reconcile_task(epoch, task, truth, fresh.get((epoch.number, task), NOTHING))
+        ]
+
+    def _reconcile_task(self, epoch: Epoch, task: int, truth: AppliedSet, fresh: Applied) -> bool:
+        was, was_done = epoch.applied(task), epoch.is_done(task)
+        holds = truth.of_task(epoch.number, task) | fresh
+        if holds == was:
+            return False
+        self.model_version += len(holds) - len(holds & was)
+        epoch.change(task, holds)
+        if was_done and not epoch.is_done(task):
+            epoch.change(task, holds, UNKNOWN)
+            epoch.covered = False
+            epoch.todo.appendleft(task)
+            return True
+        return False
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "model_version": self.model_version,
+            "epochs": [epoch.snapshot() for epoch in self.epochs],
+            "quarantine": [[task, sorted(records)] for task, records in self._quarantine.items()],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.model_version = saved["model_version"]
+        for epoch in saved["epochs"]:
+            self.begin_epoch().restore(epoch)
+        self._quarantine = {task: frozenset(records) for task, records in saved["quarantine"]}
+
+    def validate(self) -> None:
+        for epoch in self.epochs:
+            epoch.validate()

@@ -1,0 +1,74 @@
+"""Truth: asking the model itself what it holds, and printing the coverage of the epochs that it holds whole.
+
+In doubt (a PS has a new life, or the master has) nothing is handed out until the model has answered.  It is asked too
+when an epoch seems to be complete.  A job without PS, or one that does not train, takes the master's ledger for it.
+"""
+
+from __future__ import annotations
+
+from elasticdl.master.core.applied import intersection
+from elasticdl.master.core.commands import ReadAppliedSets
+from elasticdl.master.core.events import AppliedSetsRead, AppliedSetsUnreadable
+from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.status import Coverage
+from elasticdl.master.core.values import Level, Partition
+from elasticdl.master.core.work import Work
+
+RETRY = 1.0
+
+
+class Truth:
+    """At most one question at a time."""
+
+    def __init__(self, settings: JobSettings, work: Work, out: Outbox) -> None:
+        self._settings = settings
+        self._work = work
+        self._out = out
+        self.is_asked = settings.strategy is Strategy.PARAMETER_SERVER and settings.trains
+        self.in_doubt = self.is_asked
+        self.num_repeated = 0  # pushes that were applied twice, as far as printed
+        self._num_questions = 0
+        self._open: int | None = None
+        self._retry_at = 0.0
+
+    def doubt(self) -> None:
+        """The model may have lost something; what was asked before does not count."""
+        self.in_doubt = self.is_asked
+        self._open = None
+
+    def ask_if_needed(self, partition: Partition | None, clock: float) -> None:
+        """Puts the question, unless one is open, has just failed, or nobody could answer."""
+        uncovered = any(epoch.complete and not epoch.covered for epoch in self._work.tasks.epochs)
+        if not (self.in_doubt or uncovered):
+            return
+        if not self.is_asked:
+            self._cover(0)
+        elif partition is not None and self._open is None and clock >= self._retry_at:
+            self._num_questions += 1
+            self._open = self._num_questions
+            self._work.tasks.begin_reading()
+            self._out.add(ReadAppliedSets(self._open, partition.ps))
+
+    def answered(self, event: AppliedSetsRead) -> None:
+        """Takes the answer over, if it is one to the open question."""
+        if event.question != self._open or set(event.sets) != set(range(self._settings.num_ps)):
+            return
+        self._open, self.in_doubt = None, False
+        self._work.reconcile(intersection(event.sets.values()))
+        self._cover(max(one.num_repeated for one in event.sets.values()))
+
+    def failed(self, event: AppliedSetsUnreadable, clock: float) -> None:
+        """It is asked again a little later."""
+        if event.question == self._open:
+            self._open, self._retry_at = None, clock + RETRY
+            self._out.log(f"The applied sets cannot be read: {event.reason}", Level.WARNING)
+
+    def _cover(self, num_repeated: int) -> None:
+        """Prints the coverage of complete epochs; repeats since the last time go to the first of them."""
+        for epoch in self._work.tasks.epochs:
+            if epoch.complete and not epoch.covered:
+                epoch.num_repeated += max(0, num_repeated - self.num_repeated) * self._settings.minibatch_size
+                self.num_repeated = max(num_repeated, self.num_repeated)
+                epoch.covered = True
+                self._out.log(str(Coverage.of(epoch)))

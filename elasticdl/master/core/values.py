@@ -1,0 +1,134 @@
+"""The values that events and commands carry: enums and frozen records, mirrors of the wire messages.
+
+This module owns shapes only.  Nothing here decides or keeps anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a pod does; same words as the port `Cluster`."""
+
+    MASTER = "master"
+    PS = "ps"
+    WORKER = "worker"
+
+
+class Phase(StrEnum):
+    """Phases of a pod; same words as the port `Cluster`, and `DELETED` for a pod that exists no more."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    DELETED = "Deleted"
+
+
+class TaskType(StrEnum):
+    TRAINING = "TRAINING"
+    EVALUATION = "EVALUATION"
+    PREDICTION = "PREDICTION"
+    TRAIN_END = "TRAIN_END"
+
+
+class DataKind(StrEnum):
+    """Which of a job's data sources."""
+
+    TRAINING = "training"
+    VALIDATION = "validation"
+    PREDICTION = "prediction"
+
+
+class Level(StrEnum):
+    """Of a log line."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """Records ``start`` (inclusive) to ``end`` (exclusive) of the part of a source called ``name``."""
+
+    name: str
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """float64, little-endian, C order."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MetricState:
+    """One metric's variables.  Additive ones are summed element-wise; of others `num_states` follow each other."""
+
+    name: str
+    arrays: tuple[Array, ...]
+    additive: bool = True
+    num_states: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A task given to one worker incarnation.
+
+    Attributes:
+        id: generation << 32 | counter; the fencing token.
+        epoch: from 0; of an EVALUATION the number of the evaluation.
+        task: index in the epoch's unpermuted list of tasks.
+        shard: the slice of records; empty (``Shard("", 0, 0)``) for TRAIN_END and for an EVALUATION with `merged`.
+        excluded: quarantined records of the slice, by record number in the shard.
+        merged: EVALUATION, not empty: compute the results from these, read no records.
+    """
+
+    id: int
+    type: TaskType
+    epoch: int
+    task: int
+    shard: Shard
+    excluded: tuple[int, ...] = ()
+    model_version: int = 0
+    merged: tuple[MetricState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lease that a worker works on while it registers again, and what it has committed under it."""
+
+    lease: Lease
+    committed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a worker is in a lease that it holds: the minibatch being computed, or the next one."""
+
+    lease: int
+    minibatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PsAddress:
+    ps_id: int
+    address: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """All parameter servers in order of id, every one of them ready.  Versions grow over all lives of the master."""
+
+    version: int
+    ps: tuple[PsAddress, ...]

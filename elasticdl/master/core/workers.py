@@ -1,0 +1,117 @@
+"""Workers: who has registered, when each was heard last, who waits for a lease, and where the time went.
+
+A worker is known by its id and the incarnation of its process.  Pods are in pods.py, leases in leases.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticdl.master.core.values import Position
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker process.
+
+    Attributes:
+        moved_at: when its positions changed last, or it got a lease.
+        stuck_since: it has been in one minibatch for too long, and only its heartbeat has been heard since.
+        has_joined: it has registered in this life of the master, not only in an earlier one.
+    """
+
+    id: int
+    incarnation: int
+    heard_at: float
+    moved_at: float
+    stuck_since: float | None = None
+    positions: tuple[Position, ...] = ()
+    activity: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    has_joined: bool = True
+    has_committed: bool = False
+    waiting_call: int | None = None  # of its request for a lease
+    waiting_since: float = 0.0
+
+
+class Workers:
+    """The registered workers.  All times are of the core's clock."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, Worker] = {}
+        self._ended_seconds: dict[str, float] = {}
+
+    def get(self, worker_id: int) -> Worker | None:
+        return self._workers.get(worker_id)
+
+    def all(self) -> list[Worker]:
+        return list(self._workers.values())
+
+    def known(self, worker_id: int, incarnation: int, clock: float) -> Worker | None:
+        """The worker, if this incarnation of it has registered, be it in an earlier life of the master.
+
+        It has been heard now.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.incarnation != incarnation:
+            return None
+        worker.heard_at = clock
+        return worker
+
+    def join(self, worker_id: int, incarnation: int, clock: float) -> Worker:
+        """A process registers; a known one keeps what is known of it."""
+        worker = self.known(worker_id, incarnation, clock)
+        if worker is None:
+            self.remove(worker_id)
+            worker = self._workers[worker_id] = Worker(worker_id, incarnation, clock, clock)
+        worker.has_joined = True
+        return worker
+
+    def remove(self, worker_id: int) -> Worker | None:
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            for activity, seconds in worker.seconds.items():
+                self._ended_seconds[activity] = self._ended_seconds.get(activity, 0.0) + seconds
+        return worker
+
+    def heard(
+        self, worker: Worker, positions: tuple[Position, ...], activity: str, seconds: Mapping[str, float], clock: float
+    ) -> None:
+        """A heartbeat."""
+        if positions != worker.positions:
+            worker.moved_at = clock
+        worker.positions, worker.activity, worker.seconds = positions, activity, dict(seconds)
+
+    def waiting(self) -> list[Worker]:
+        """Those that wait for a lease, who waits longest first."""
+        waiting = [worker for worker in self._workers.values() if worker.waiting_call is not None]
+        return sorted(waiting, key=lambda worker: worker.waiting_since)
+
+    def time_line(self) -> str:
+        """Where the time of all workers went, ended ones too; empty when nobody said."""
+        total = self._seconds()
+        whole = sum(total.values())
+        if whole <= 0:
+            return ""
+        parts = sorted(total.items(), key=lambda item: -item[1])
+        return "time: " + ", ".join(f"{100 * seconds / whole:.0f} % {activity}" for activity, seconds in parts)
+
+    def _seconds(self) -> dict[str, float]:
+        total = dict(self._ended_seconds)
+        for worker in self._workers.values():
+            for activity, seconds in worker.seconds.items():
+                total[activity] = total.get(activity, 0.0) + seconds
+        return total
+
+    def snapshot(self) -> dict[str, Any]:
+        """A worker that lives says its own seconds again."""
+        workers = [[worker.id, worker.incarnation, worker.has_committed] for worker in self._workers.values()]
+        return {"workers": workers, "ended_seconds": self._ended_seconds}
+
+    def restore(self, saved: Mapping[str, Any], clock: float) -> None:
+        self._ended_seconds = dict(saved["ended_seconds"])
+        for worker_id, incarnation, has_committed in saved["workers"]:
+            worker = Worker(worker_id, incarnation, clock, clock, has_joined=False, has_committed=has_committed)
+            self._workers[worker_id] = worker

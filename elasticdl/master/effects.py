@@ -1,0 +1,220 @@
+"""The slow effects of the core's commands, in threads of their own; each ends in an event to the inbox.
+
+Pods are created and deleted in one thread, in the order of the commands.  Nothing here decides what to do next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl.cluster.cluster import Cluster, EventType, Pod, PodEvent, Role
+from elasticdl.data.factory import create_reader
+from elasticdl.master import checkpoints, messages
+from elasticdl.master.core import commands, events
+from elasticdl.master.core.values import DataKind, Phase, PsAddress, Shard
+from elasticdl.master.core.values import Role as CoreRole
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.master.ps_calls import PsCalls, PsUnreachable
+from elasticdl_client.errors import CheckpointError, ElasticDLError
+from elasticdl_client.job_spec import JobSpec
+
+logger = logging.getLogger("elasticdl.master")
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """A note to the shell: a background thread has met a bug."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A note to the shell: all pods, and how many creations had been executed when they were listed."""
+
+    pods: events.PodsListed
+    num_creations: int
+
+
+class Effects:
+    """Executes commands; returns at once."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster, pod_specs: PodSpecs, ps_calls: PsCalls, inbox: Inbox) -> None:
+        self._spec = spec
+        self._cluster = cluster
+        self._pod_specs = pod_specs
+        self._ps_calls = ps_calls
+        self._inbox = inbox
+        self._pod_thread = ThreadPoolExecutor(1, thread_name_prefix="pods")
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="effect")
+        self._num_created = 0  # by the pod thread alone
+        self._listed: set[DataKind] = set()
+        self.num_creations = 0  # asked for
+
+    def create_pod(self, command: commands.CreatePod) -> None:
+        self.num_creations += 1
+        self._run(self._pod_thread, lambda: self._create_pod(command))
+
+    def delete_pod(self, command: commands.DeletePod) -> None:
+        self._run(self._pod_thread, lambda: self._delete_pod(command))
+
+    def list_pods(self) -> None:
+        """Ends in a `Listing`."""
+        self._run(self._pod_thread, self._list_pods)
+
+    def list_shards(self, kind: DataKind) -> None:
+        """Lists a source once, however often it is asked for."""
+        if kind not in self._listed:
+            self._listed.add(kind)
+            self._run(self._threads, lambda: self._list_shards(kind))
+
+    def verify_shards(self, kind: DataKind, known: Sequence[Shard]) -> None:
+        """Fails the job if a source is no longer what it was in an earlier life of the master."""
+        self._run(self._threads, lambda: self._verify_shards(kind, tuple(known)))
+
+    def read_applied_sets(self, command: commands.ReadAppliedSets) -> None:
+        self._run(self._threads, lambda: self._read_applied_sets(command))
+
+    def save_checkpoint(self, command: commands.SaveCheckpoint, layout: Mapping[str, object]) -> None:
+        """Saves in the background.
+
+        Args:
+            layout: of the model, as `messages.model_layout` makes it.
+        """
+        self._run(self._threads, lambda: self._save_checkpoint(command, layout))
+
+    def close(self) -> None:
+        """Waits for deletions; what else runs is left behind."""
+        self._pod_thread.shutdown(wait=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._ps_calls.close()
+
+    def _run(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  handed to the loop, which ends the master with it
+                self._inbox.post(Crashed(error))
+
+        threads.submit(guarded)
+
+    def _create_pod(self, command: commands.CreatePod) -> None:
+        try:
+            self._cluster.create(self._pod_specs.of(command.name, Role(command.role), command.index))
+        except ElasticDLError as error:
+            self._inbox.post(events.PodNotCreated(command.name, error.what))
+        finally:
+            self._num_created += 1
+
+    def _delete_pod(self, command: commands.DeletePod) -> None:
+        try:
+            self._cluster.delete(command.name, command.grace_s)
+        except ElasticDLError as error:
+            logger.warning("Pod %s cannot be deleted: %s", command.name, error.what)
+
+    def _list_pods(self) -> None:
+        try:
+            pods = self._cluster.list()
+        except ElasticDLError as error:
+            logger.warning("Pods cannot be listed: %s", error.what)
+            return
+        self._inbox.post(Listing(pods_listed(pods), self._num_created))
+
+    def _list_shards(self, kind: DataKind) -> None:
+        try:
+            found = self._read_shards(kind)
+        except ElasticDLError as error:
+            self._inbox.post(events.ShardsUnreadable(kind, str(error)))
+            return
+        num_records = sum(len(shard) for shard in found)
+        logger.info("Create %d shards of %s data with a total of %d records", len(found), kind, num_records)
+        self._inbox.post(events.ShardsListed(kind, found))
+
+    def _verify_shards(self, kind: DataKind, known: tuple[Shard, ...]) -> None:
+        try:
+            found = self._read_shards(kind)
+        except ElasticDLError as error:
+            self._inbox.post(events.ShardsUnreadable(kind, str(error)))
+            return
+        if sorted(found) != sorted(known):
+            changed = sorted(set(found) ^ set(known))[0].name
+            what = f"it has changed since the job began: {changed} does not hold the same records any more"
+            self._inbox.post(events.ShardsUnreadable(kind, f"{what}\n  → start a new job on the new data"))
+
+    def _read_shards(self, kind: DataKind) -> tuple[Shard, ...]:
+        origin = getattr(self._spec, f"{kind}_data")
+        reader = create_reader(origin, self._spec.data_reader_params_dict(), self._spec.seed)
+        return tuple(Shard(shard.name, shard.start, shard.end) for shard in reader.shards())
+
+    def _read_applied_sets(self, command: commands.ReadAppliedSets) -> None:
+        try:
+            sets = self._ps_calls.read_applied_sets(command.ps)
+        except PsUnreachable as error:
+            self._inbox.post(events.AppliedSetsUnreadable(command.question, error.what))
+        else:
+            self._inbox.post(events.AppliedSetsRead(command.question, sets))
+
+    def _save_checkpoint(self, command: commands.SaveCheckpoint, layout: Mapping[str, object]) -> None:
+        checkpoint_dir = Path(self._spec.checkpoint_dir)
+        try:
+            directory = self._write_checkpoint(checkpoint_dir, command.version, command.ps, command.fingerprint, layout)
+        except ElasticDLError as error:
+            checkpoints.abandon(checkpoints.directory_of(checkpoint_dir, command.version))
+            last = checkpoints.newest(checkpoint_dir)
+            good = f"the last good one is {last}" if last else "there is none yet"
+            reason = f"the checkpoint of version {command.version} in {checkpoint_dir} failed: {error.what}; {good}"
+            self._inbox.post(events.CheckpointFailed(command.version, reason))
+            return
+        self._inbox.post(events.CheckpointSaved(command.version, str(directory)))
+        checkpoints.prune(checkpoint_dir, self._spec.keep_checkpoint_max)
+
+    def _write_checkpoint(
+        self,
+        checkpoint_dir: Path,
+        version: int,
+        ps: tuple[PsAddress, ...],
+        fingerprint: str,
+        layout: Mapping[str, object],
+    ) -> Path:
+        directory = checkpoints.begin(checkpoint_dir, version)
+        parts = self._ps_calls.save_parts(ps, directory)
+        for part in parts:
+            if not (directory / part.file).is_file():
+                raise CheckpointError(f"PS {part.ps_id} says it wrote {part.file}, which is not in {directory}")
+        variables, tables = messages.manifest_layout(layout)
+        manifest = checkpoints.Manifest(
+            job_name=self._spec.job_name,
+            data_fingerprint=fingerprint,
+            model_version=version,
+            seed=self._spec.seed,
+            num_ps=len(ps),
+            parts=parts,
+            variables=variables,
+            tables=tables,
+            optimizer=str(layout.get("optimizer", "")),
+        )
+        checkpoints.commit(directory, manifest)
+        return directory
+
+
+def pods_listed(pods: list[Pod]) -> events.PodsListed:
+    """The event of a listing; the master's own pod is left out."""
+    return events.PodsListed(tuple(_pod_changed(pod, Phase(pod.phase)) for pod in pods if pod.role is not Role.MASTER))
+
+
+def pod_changed(event: PodEvent) -> events.PodChanged | None:
+    """The event of a change; None for the master's own pod."""
+    if event.pod.role is Role.MASTER:
+        return None
+    return _pod_changed(event.pod, Phase.DELETED if event.type is EventType.DELETED else Phase(event.pod.phase))
+
+
+def _pod_changed(pod: Pod, phase: Phase) -> events.PodChanged:
+    return events.PodChanged(
+        pod.name, CoreRole(pod.role), pod.index, pod.uid, phase, str(pod.reason), pod.exit_code, pod.message
+    )

@@ -1,0 +1,138 @@
+# ruff: noqa: N802  the methods are named by the service
+"""The service `Master`: every call becomes an event, and waits for the core's answer.
+
+It runs in the threads of the gRPC server and knows nothing of the job but its generation and specification.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import grpc
+
+from elasticdl.master import messages
+from elasticdl.master.core.commands import Answer, LeaseGranted, NoLeaseNow
+from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, LeaseRequested
+from elasticdl.master.inbox import Closed, Inbox
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+
+_MAX_WAIT_S = 60.0
+_POLL_MARGIN_S = 0.5  # a long poll is answered this long before the caller would give up
+
+
+class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
+    """See proto/elasticdl.proto for what each call means."""
+
+    def __init__(
+        self, inbox: Inbox, generation: int, job_spec: str, on_model_report: Callable[[pb.ModelReport], None]
+    ) -> None:
+        """Makes the servicer.
+
+        Args:
+            inbox: where events go.
+            generation: of this life of the master.
+            job_spec: JSON, handed to workers and PS.
+            on_model_report: called with every report without an error, before its event is posted.
+        """
+        self._inbox = inbox
+        self._generation = generation
+        self._job_spec = job_spec
+        self._on_model_report = on_model_report
+
+    def RegisterWorker(
+        self, request: pb.RegisterWorkerRequest, context: grpc.ServicerContext
+    ) -> pb.RegisterWorkerReply:
+        answer = self._ask(lambda call: messages.worker_joined(call, request), context)
+        return messages.registration_reply(answer, self._generation, self._job_spec)
+
+    def ReportModel(self, request: pb.ModelReport, context: grpc.ServicerContext) -> pb.Ack:
+        if not request.error:
+            self._on_model_report(request)
+        return self._ack(lambda call: messages.model_reported(call, request), context)
+
+    def RequestLease(self, request: pb.LeaseRequest, context: grpc.ServicerContext) -> pb.LeaseReply:
+        call, future = self._post(lambda n: LeaseRequested(n, request.worker_id, request.incarnation), context)
+        context.add_callback(lambda: self._abandon(call))
+        answer: Answer
+        try:
+            answer = future.result(_wait_s(context) - _POLL_MARGIN_S)
+        except TimeoutError:
+            self._abandon(call)
+            answer = future.result() if future.done() and not future.cancelled() else NoLeaseNow()
+        except concurrent.futures.CancelledError:
+            answer = NoLeaseNow()  # the caller has gone
+        except Closed:
+            _refuse_closed(context)
+        if isinstance(answer, LeaseGranted) and not context.is_active():
+            self._inbox.post(CallAbandoned(call))  # nobody will hear of this lease
+        return messages.lease_reply(answer, self._generation)
+
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
+        answer = self._ask(lambda call: messages.heartbeat_received(call, request), context)
+        return messages.heartbeat_reply(answer, self._generation)
+
+    def ReportProgress(self, request: pb.ProgressReport, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.progress_reported(call, request), context)
+
+    def FinishTask(self, request: pb.FinishedTask, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.task_finished(call, request), context)
+
+    def FailTask(self, request: pb.FailedTask, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.task_failed(call, request), context)
+
+    def ReportEvaluation(self, request: pb.EvaluationReport, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.evaluation_reported(call, request), context)
+
+    def ConfirmLease(self, request: pb.LeaseQuestion, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(
+            lambda call: LeaseQuestioned(call, request.worker_id, request.incarnation, request.lease), context
+        )
+
+    def RegisterPs(self, request: pb.RegisterPsRequest, context: grpc.ServicerContext) -> pb.RegisterPsReply:
+        answer = self._ask(lambda call: messages.ps_joined(call, request), context)
+        return messages.ps_registration_reply(answer, self._generation, self._job_spec)
+
+    def PsReady(self, request: pb.PsReadyRequest, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.ps_ready(call, request), context)
+
+    def _ack(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> pb.Ack:
+        return messages.ack(self._ask(make_event, context), self._generation)
+
+    def _ask(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> Answer:
+        call, future = self._post(make_event, context)
+        try:
+            return future.result(_wait_s(context))
+        except TimeoutError:
+            self._inbox.abandon(call)
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the master is busy or cannot write its journal")
+        except Closed:
+            _refuse_closed(context)
+        raise AssertionError("abort returns")
+
+    def _post(
+        self, make_event: Callable[[int], Event], context: grpc.ServicerContext
+    ) -> tuple[int, concurrent.futures.Future[Answer]]:
+        try:
+            return self._inbox.ask(make_event)
+        except Closed:
+            _refuse_closed(context)
+
+    def _abandon(self, call: int) -> bool:
+        """Takes a long poll back; False if it is answered."""
+        if not self._inbox.abandon(call):
+            return False
+        self._inbox.post(CallAbandoned(call))
+        return True
+
+
+def _wait_s(context: grpc.ServicerContext) -> float:
+    remaining: float | None = context.time_remaining()
+    return _MAX_WAIT_S if remaining is None else min(_MAX_WAIT_S, remaining)
+
+
+def _refuse_closed(context: Any) -> NoReturn:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "the master ends")
+    raise AssertionError("abort returns")

@@ -1,0 +1,80 @@
+"""From a JobSpec to what the core needs to know of it, and to the lines that show all of it in the log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from elasticdl.master.core.settings import JobSettings, NanPolicy, Strategy
+from elasticdl.master.core.values import DataKind
+from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
+
+
+def settings_of(spec: JobSpec) -> JobSettings:
+    """The core's settings.
+
+    Raises:
+        JobError: this master cannot run such a job.
+    """
+    try:
+        strategy = Strategy(str(spec.distribution_strategy))
+    except ValueError:
+        raise JobError(
+            f"--distribution_strategy={spec.distribution_strategy} is not supported by this master",
+            f"choose one of {', '.join(Strategy)}",
+        ) from None
+    is_local = strategy is Strategy.LOCAL
+    return JobSettings(
+        job_name=spec.job_name,
+        strategy=strategy,
+        num_workers=1 if is_local else spec.num_workers,
+        num_ps=0 if is_local else spec.num_ps_pods,
+        has_training_data=bool(spec.training_data),
+        has_validation_data=bool(spec.validation_data),
+        has_prediction_data=bool(spec.prediction_data),
+        minibatch_size=spec.minibatch_size,
+        num_minibatches_per_task=spec.num_minibatches_per_task,
+        num_epochs=spec.num_epochs,
+        max_step=spec.max_step,
+        seed=spec.seed,
+        evaluation_steps=spec.evaluation_steps,
+        output=spec.output,
+        checkpoint_dir=spec.checkpoint_dir,
+        checkpoint_steps=spec.checkpoint_steps,
+        checkpoint_dir_for_init=spec.checkpoint_dir_for_init,
+        lease_timeout=spec.lease_timeout,
+        step_timeout=spec.step_timeout,
+        max_task_failures=spec.max_task_failures,
+        max_bad_records=spec.max_bad_records,
+        nan_policy=NanPolicy(str(spec.nan_policy)),
+    )
+
+
+def data_kinds(spec: JobSpec) -> list[DataKind]:
+    """The data sources that a job has."""
+    return [kind for kind in DataKind if getattr(spec, f"{kind}_data")]
+
+
+def same_data(spec: JobSpec) -> dict[str, object]:
+    """What decides which records a minibatch holds, apart from the records themselves."""
+    return {
+        "minibatch_size": spec.minibatch_size,
+        "num_minibatches_per_task": spec.num_minibatches_per_task,
+        "seed": spec.seed,
+        "training_data": spec.training_data,
+        "distribution_strategy": str(spec.distribution_strategy),
+    }
+
+
+def describe(spec: JobSpec) -> Iterator[str]:
+    """All flags with their values, one line each, under the headings of ``--help``."""
+    heading = ""
+    for field in dataclasses.fields(spec):
+        flag = field.metadata.get("flag")
+        if flag is None:
+            continue
+        if str(flag.group) != heading:
+            heading = str(flag.group)
+            yield f"{heading}:"
+        yield f"  --{field.name}={getattr(spec, field.name)}"

@@ -1,0 +1,82 @@
+"""The checkpoint directory: what counts as a checkpoint, what is kept, and what is said when it is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticdl.master import checkpoints
+from elasticdl.master.checkpoints import Manifest, Part
+from elasticdl_client.errors import CheckpointError
+from tests.master.actors import MasterJob, running, wait_until
+from tests.master.small_disk import small_disk
+
+pytestmark = pytest.mark.ci
+
+
+def write(checkpoint_dir: Path, version: int) -> Path:
+    directory = checkpoints.begin(checkpoint_dir, version)
+    (directory / "ps-0").write_bytes(b"12345")
+    part = Part(0, "ps-0", 5, 0, 1)
+    checkpoints.commit(directory, Manifest("digits", "f", version, 0, 1, (part,)))
+    return directory
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    manifest = checkpoints.read(write(tmp_path, 3))
+    assert (manifest.model_version, manifest.parts) == (3, (Part(0, "ps-0", 5, 0, 1),))
+
+
+def test_a_directory_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    good = write(tmp_path, 3)
+    (checkpoints.begin(tmp_path, 20) / "ps-0").write_bytes(b"1")
+    assert checkpoints.complete(tmp_path) == [good]
+    assert checkpoints.newest(tmp_path) == good
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        checkpoints.read(tmp_path / "version-20")
+
+
+def test_a_checkpoint_with_a_short_part_is_passed_over(tmp_path: Path) -> None:
+    good, bad = write(tmp_path, 9), write(tmp_path, 10)
+    (bad / "ps-0").write_bytes(b"1")
+    assert checkpoints.newest(tmp_path) == good
+
+
+@pytest.mark.parametrize(("keep_max", "kept"), [(0, [1, 9, 10, 11]), (1, [11]), (2, [10, 11]), (9, [1, 9, 10, 11])])
+def test_the_newest_are_kept_by_number(tmp_path: Path, keep_max: int, kept: list[int]) -> None:
+    for version in (9, 10, 11, 1):
+        write(tmp_path, version)
+    checkpoints.prune(tmp_path, keep_max)
+    assert [path.name for path in checkpoints.complete(tmp_path)] == [f"version-{version}" for version in kept]
+    assert len(list(tmp_path.iterdir())) == len(kept)
+
+
+def test_an_incomplete_newer_directory_does_not_push_out_a_complete_one(tmp_path: Path) -> None:
+    good = write(tmp_path, 1)
+    checkpoints.begin(tmp_path, 2)
+    checkpoints.prune(tmp_path, 1)
+    assert checkpoints.complete(tmp_path) == [good]
+
+
+def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_the_job_goes_on(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_kib=64) as disk:
+        flags = {"num_ps_pods": 1, "checkpoint_steps": 2, "checkpoint_dir": str(disk / "checkpoints")}
+        with running(MasterJob(tmp_path, **flags)) as job:
+            ps, worker = job.ps(), job.worker()
+            ps.join()
+            worker.register()
+            worker.report_model()
+            lease = worker.lease()
+            for n in range(2):
+                ps.apply(lease, n)
+            worker.progress(lease, 0, 1)
+            worker.finish(lease)
+            wait_until(lambda: "Checkpoint of version 2 saved" in job.log(), "the first checkpoint")
+            ps.part = bytes(1_000_000)
+            worker.train_all(ps.apply)
+            assert job.wait() == 0, job.log()
+            log = job.log()
+            assert "No space left on device" in log
+            assert f"the last good one is {disk / 'checkpoints' / 'version-2'}" in log
+            assert [path.name for path in (disk / "checkpoints").iterdir()] == ["version-2"]

@@ -1,0 +1,197 @@
+"""Evaluations, checkpoints and the export."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from core_script import Like, Script, running, train_all
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.values import Array, Lease, MetricState, Phase, Role, TaskType
+
+pytestmark = pytest.mark.ci
+
+
+def state(*values: float, additive: bool = True) -> MetricState:
+    return MetricState("accuracy", (Array((len(values),), array("d", values).tobytes()),), additive)
+
+
+def floats(one: MetricState) -> list[list[float]]:
+    return [list(array("d", part.data)) for part in one.arrays]
+
+
+def evaluate_all(script: Script, worker_id: int = 0) -> Lease:
+    """Every evaluation task reports (1, 2); the lease on the merged states."""
+    while not (lease := script.lease(worker_id)).merged:
+        assert lease.type is TaskType.EVALUATION
+        script.evaluated(lease, state(1.0, 2.0), worker_id=worker_id)
+    return lease
+
+
+def test_the_final_evaluation_follows_the_last_commit_and_adds_the_states() -> None:
+    script = running(has_validation_data=True)
+    train_all(script)
+    lease = evaluate_all(script)
+    assert floats(lease.merged[0]) == [[2.0, 4.0]]
+    script.evaluated(lease, accuracy=0.75)
+    kinds = [type(command) for command in script.commands]
+    assert kinds.index(c.Persist) < kinds.index(c.Log)
+    assert "Evaluation metrics[step=4]: {'accuracy': 0.75}" in script.log()
+    status = script.job.status()
+    assert (status.metrics, status.metrics_step, status.phase) == ({"accuracy": 0.75}, 4, "Succeeded")
+
+
+def test_states_that_do_not_add_up_are_collected() -> None:
+    script = running(has_validation_data=True)
+    train_all(script)
+    for value in (1.0, 2.0):
+        script.evaluated(script.lease(), state(value, additive=False))
+    merged = script.lease().merged[0]
+    assert (floats(merged), merged.num_states) == ([[1.0], [2.0]], 2)
+
+
+def test_states_of_different_shapes_fail_the_job() -> None:
+    script = running(has_validation_data=True)
+    train_all(script)
+    script.evaluated(script.lease(), state(1.0))
+    script.evaluated(script.lease(), state(1.0, 2.0))
+    assert "cannot be added" in script.job.status().message
+
+
+def test_a_lost_worker_makes_its_evaluation_task_be_done_again() -> None:
+    script = running(2, has_validation_data=True)
+    train_all(script)
+    lease = script.lease(0)
+    script.kill(0)
+    assert script.lease(1).task == lease.task
+
+
+def test_the_results_are_computed_again_when_their_worker_dies() -> None:
+    script = running(2, has_validation_data=True)
+    train_all(script)
+    lease = evaluate_all(script, 0)
+    script.kill(0)
+    again = script.lease(1)
+    assert again.merged == lease.merged
+    assert again.id > lease.id
+
+
+def test_an_evaluation_is_made_every_so_many_steps_before_other_work() -> None:
+    script = running(has_validation_data=True, evaluation_steps=2, records=80)
+    script.finish(script.lease())
+    lease = evaluate_all(script)
+    assert lease.model_version == 2
+    script.evaluated(lease, accuracy=0.5)
+    assert "Evaluation metrics[step=2]: {'accuracy': 0.5}" in script.log()
+    assert script.lease().type is TaskType.TRAINING
+
+
+def test_an_evaluate_job_only_evaluates() -> None:
+    script = running(has_training_data=False, has_validation_data=True)
+    script.evaluated(evaluate_all(script), accuracy=0.9)
+    assert "Evaluation metrics[step=0]: {'accuracy': 0.9}" in script.log()
+    assert script.job.status().phase == "Succeeded"
+
+
+def test_validation_data_without_metrics_is_warned_of() -> None:
+    script = Script(has_validation_data=True)
+    script.worker_starts()
+    script.ask(e.ModelReported, 0, 7, shards={"training": (), "validation": ()})
+    assert script.job.status().phase == "Failed"
+    script = Script(has_validation_data=True)
+    script.worker_starts()
+    script.ask(e.ModelReported, 0, 7)
+    for kind in ("training", "validation"):
+        script.tell(e.ShardsListed(kind, script.job._data.planned_shards() or (e.Shard(kind, 0, 20),)))
+    assert any("no metric" in line for line in script.log())
+
+
+def test_the_export_is_confirmed_and_done_again_elsewhere_when_lost() -> None:
+    script = running(2, output="/export")
+    train_all(script)
+    lease = script.lease(0)
+    assert lease.type is TaskType.TRAIN_END
+    assert script.request(1) is None
+    script.kill(0)
+    again = script.last(c.Reply).answer.lease
+    assert again.type is TaskType.TRAIN_END
+    assert script.ask(e.LeaseQuestioned, 1, 7, again.id) == c.Accepted(4)
+    script.finish(again, 1, 0)
+    assert script.job.status().phase == "Succeeded"
+
+
+def test_an_export_that_fails_again_and_again_fails_the_job() -> None:
+    script = running(output="/export")
+    train_all(script)
+    for _ in range(3):
+        script.fail(script.lease(), error="No space left on device")
+    assert "No space left on device" in script.job.status().message
+
+
+def test_a_checkpoint_is_saved_every_so_many_versions_and_at_the_end() -> None:
+    script = running(checkpoint_dir="/c", checkpoint_steps=3, records=80)
+    first = script.lease()
+    script.progress(first, 0, 1)
+    assert script.told(c.SaveCheckpoint) == []
+    second = script.lease()
+    script.progress(second, 0)
+    assert script.told(c.SaveCheckpoint) == [Like(c.SaveCheckpoint, version=3)]
+    script.progress(second, 1)
+    script.tell(e.CheckpointSaved(3, "/c/version-3"))
+    assert script.commands[0] == c.Persist()
+    script.finish(first)
+    script.finish(second)
+    script.finish(script.lease())
+    script.tell(e.CheckpointSaved(6, "/c/version-6"))
+    train_all(script)
+    assert script.last(c.SaveCheckpoint).version == 8
+    assert script.job.status().phase == "Running"
+    script.tell(e.CheckpointSaved(8, "/c/version-8"))
+    assert script.job.status().phase == "Succeeded"
+
+
+def test_without_checkpoint_steps_one_is_saved_every_minute_if_anything_is_new() -> None:
+    script = running(checkpoint_dir="/c")
+    script.pass_time(70, alive=(0,))
+    assert script.told(c.SaveCheckpoint) == []
+    script.progress(script.lease(), 0)
+    assert script.told(c.SaveCheckpoint) == [Like(c.SaveCheckpoint, version=1)]
+    script.progress(script.lease(), 0)
+    script.pass_time(70, alive=(0,))
+    assert len([one for one in script.history if isinstance(one, c.SaveCheckpoint)]) == 1, "one is still being saved"
+
+
+def test_a_checkpoint_that_fails_is_said_and_tried_again() -> None:
+    script = running(checkpoint_dir="/c", checkpoint_steps=1)
+    lease = script.lease()
+    script.progress(lease, 0)
+    script.tell(e.CheckpointFailed(1, "No space left on device"))
+    assert any("No space left on device" in line for line in script.log())
+    script.progress(lease, 1)
+    assert script.told(c.SaveCheckpoint) == [Like(c.SaveCheckpoint, version=2)]
+
+
+def test_a_ps_restores_the_newest_checkpoint_and_before_that_the_given_parameters() -> None:
+    script = running(checkpoint_dir="/c", checkpoint_steps=1, checkpoint_dir_for_init="/other/version-9")
+    assert script.ps_joins() == c.PsAdmitted(1, "/other/version-9", True)
+    script.progress(script.lease(), 0)
+    script.tell(e.CheckpointSaved(1, "/c/version-1"))
+    script.ps_dies()
+    assert script.ps_joins(life=2) == c.PsAdmitted(2, "/c/version-1", False)
+
+
+def test_the_model_is_lost_during_the_final_evaluation_and_evaluated_again() -> None:
+    script = running(has_validation_data=True)
+    train_all(script)
+    lease = script.lease()
+    script.ps_dies()
+    script.ps_starts(life=2)
+    assert isinstance(script.evaluated(lease, state(1.0)), c.Refused)
+    script.sets_are_read({})
+    train_all(script)
+    script.evaluated(evaluate_all(script), accuracy=0.5)
+    assert script.job.status().phase == "Succeeded"
+    script.pod(Role.WORKER, 0, Phase.SUCCEEDED)
+    assert script.last(c.EndJob) == c.EndJob(0)

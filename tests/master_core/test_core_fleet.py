@@ -1,0 +1,254 @@
+"""Processes come and go: pods, workers, parameter servers."""
+
+from __future__ import annotations
+
+import pytest
+from core_script import Like, Script, everything, running, train_all
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.values import Phase, PsAddress, Role
+
+pytestmark = pytest.mark.ci
+
+
+def test_a_job_starts_its_pods_once_their_ids_are_written_down() -> None:
+    script = Script(num_workers=2, num_ps=1)
+    assert script.commands == [
+        c.Persist(),
+        c.CreatePod("elasticdl-j-ps-0", Role.PS, 0),
+        c.CreatePod("elasticdl-j-worker-0", Role.WORKER, 0),
+        c.CreatePod("elasticdl-j-worker-1", Role.WORKER, 1),
+    ]
+
+
+def test_a_killed_worker_costs_no_sample_and_its_successor_has_a_new_id_at_once() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    script.progress(lease, 0)
+    script.kill(0)
+    assert script.told(c.CreatePod) == [c.CreatePod("elasticdl-j-worker-2", Role.WORKER, 2)]
+    assert any(line.startswith("Relaunch the worker: elasticdl-j-worker-0 (Killed") for line in script.log())
+    again = script.lease(1)
+    assert (again.epoch, again.task) == (lease.epoch, lease.task)
+    assert again.id > lease.id
+    assert script.job.status().model_version == 1
+
+
+def test_a_replaced_worker_is_refused() -> None:
+    script = running(2)
+    script.kill(0)
+    assert isinstance(script.ask(e.LeaseRequested, 0, 7), c.UnknownWorker)
+    assert isinstance(script.worker_joins(0), c.Refused)
+    assert not script.heartbeat(0).known
+
+
+def test_pending_pods_hold_nobody_up() -> None:
+    script = Script(num_workers=3)
+    script.ps_starts()
+    script.pod(Role.WORKER, 1, Phase.PENDING)
+    script.worker_starts(0)
+    script.data_is_known()
+    script.sets_are_read({})
+    assert script.lease() is not None
+    script.pass_time(700, alive=(0,))
+    assert script.told(c.DeletePod) == []
+    assert script.job.status().phase == "Running"
+
+
+def test_workers_that_end_by_their_own_fault_before_a_commit_end_the_job_with_their_log() -> None:
+    script = Script(records=20)
+    script.ps_starts()
+    for worker_id in range(3):
+        script.pod(Role.WORKER, worker_id, Phase.RUNNING)
+        script.pod(Role.WORKER, worker_id, Phase.FAILED, "Error", message="ImportError: no module named foo")
+        script.pass_time(5)
+    script.pass_time(6)
+    end = script.last(c.EndJob)
+    assert end == Like(c.EndJob, exit_code=1, pod="elasticdl-j-worker-2")
+    assert "3 pods in a row" in end.message
+    assert "no module named foo" in end.message
+
+
+def test_a_commit_forgives_what_went_before() -> None:
+    script = Script(max_task_failures=2, num_workers=2)
+    script.ps_starts()
+    script.worker_starts(0)
+    script.data_is_known()
+    script.sets_are_read({})
+    script.kill(1, "Error")
+    script.progress(script.lease(0), 0)
+    script.pass_time(3, alive=(0,))
+    script.kill(2, "Error")
+    assert script.job.status().phase == "Running"
+    script.pass_time(3, alive=(0,))
+    script.kill(3, "Error")
+    assert script.job.status().phase == "Failed"
+
+
+def test_successors_back_off_while_nothing_is_committed() -> None:
+    script = Script(max_task_failures=100)
+    script.ps_starts()
+    waits = []
+    for worker_id in range(9):
+        script.kill(worker_id, "Error")
+        died_at = script.now
+        while not script.told(c.CreatePod):
+            script.pass_time(1)
+        waits.append(script.now - died_at)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_failed_creations_are_tried_again_less_and_less_often() -> None:
+    script = Script()
+    name = "elasticdl-j-worker-0"
+    waits = []
+    for _ in range(4):
+        script.tell(e.PodNotCreated(name, "quota exceeded"))
+        failed_at = script.now
+        while not script.told(c.CreatePod):
+            script.pass_time(1)
+        waits.append(script.now - failed_at)
+    assert waits == [1, 2, 4, 8]
+    assert sum("quota exceeded" in line for line in script.log()) == 1
+
+
+def test_a_silent_worker_loses_its_lease_and_later_its_place() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    script.pass_time(12, alive=(1,))
+    assert script.lease(1).task == lease.task
+    assert script.job.status().workers_alive == 2
+    script.pass_time(60, alive=(1,))
+    deleted = [one for one in script.history if isinstance(one, c.DeletePod)]
+    assert deleted == [c.DeletePod("elasticdl-j-worker-0")]
+    assert script.last(c.CreatePod) == c.CreatePod("elasticdl-j-worker-2", Role.WORKER, 2)
+    script.kill(0)
+    assert script.told(c.CreatePod) == []
+
+
+def test_a_worker_stuck_in_one_minibatch_loses_its_lease_and_later_its_place() -> None:
+    script = running(step_timeout=20.0)
+    lease = script.lease()
+    script.pass_time(22, alive=(0,), holding={0: (lease.id,)})
+    assert any("is stuck" in line for line in script.log())
+    assert script.job._work.leases.all() == []
+    script.pass_time(61, alive=(0,), holding={0: (lease.id,)})
+    assert script.last(c.DeletePod) == c.DeletePod("elasticdl-j-worker-0")
+
+
+def test_a_worker_that_waits_for_a_parameter_server_is_not_stuck() -> None:
+    script = running(step_timeout=20.0)
+    lease = script.lease()
+    script.ps_dies()
+    script.pass_time(100, alive=(0,), holding={0: (lease.id,)})
+    assert script.job._work.leases.all() == [lease]
+
+
+def test_a_worker_that_never_registers_is_replaced() -> None:
+    script = Script(step_timeout=20.0)
+    script.pod(Role.WORKER, 0, Phase.RUNNING)
+    script.pass_time(95)
+    assert script.last(c.DeletePod) == c.DeletePod("elasticdl-j-worker-0")
+
+
+def test_nobody_is_blamed_for_the_time_in_which_the_master_was_stopped() -> None:
+    script = running()
+    lease = script.lease()
+    script.now += 1000.0
+    script.tell(e.Tick())
+    assert script.finish(lease) == c.Accepted(2)
+
+
+def test_the_partition_is_handed_out_only_while_every_ps_is_ready() -> None:
+    script = Script(num_ps=2)
+    script.ps_starts(0)
+    assert script.worker_starts() == c.Registered(None)
+    script.ps_starts(1)
+    partition = script.heartbeat(0).partition
+    assert partition.ps == (PsAddress(0, "address-0", 1), PsAddress(1, "address-1", 1))
+    assert script.heartbeat(0, partition_version=partition.version).partition is None
+    script.ps_dies(1)
+    assert script.heartbeat(0).partition is None
+    script.ps_starts(1, life=2)
+    newer = script.heartbeat(0, partition_version=partition.version).partition
+    assert newer.version > partition.version
+    assert newer.ps[1] == PsAddress(1, "address-1", 2)
+
+
+def test_a_repeated_registration_of_a_ps_gets_the_same_incarnation() -> None:
+    script = Script()
+    assert script.ps_joins(0) == script.ps_joins(0) == Like(c.PsAdmitted, incarnation=1)
+
+
+def test_a_lost_ps_comes_back_under_its_id_and_what_it_lacks_is_trained_again() -> None:
+    script = running(num_epochs=2)
+    finished = [script.lease(), script.lease()]
+    for lease in finished:
+        script.finish(lease)
+    script.sets_are_read(everything(script))
+    assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()
+    held = script.lease()
+    script.ps_dies()
+    assert script.told(c.CreatePod) == [c.CreatePod("elasticdl-j-ps-0", Role.PS, 0)]
+    assert script.ps_starts(life=2) == Like(c.PsAdmitted, incarnation=2)
+    assert script.heartbeat(0, (held.id,)).revoked == (held.id,)
+    assert script.request() is None
+    script.sets_are_read({(0, 0): range(2), (0, 1): (1,)})
+    again = script.last(c.Reply).answer.lease
+    assert (again.epoch, again.task) == (0, 1)
+    assert any("Epoch 1 is open again" in line for line in script.log())
+    script.finish(again)
+    script.sets_are_read(everything(script))
+    assert script.log().count("Epoch 1: records 40, committed 40, repeated 0, lost 0") == 2
+
+
+def test_train_end_is_withdrawn_when_the_model_is_lost() -> None:
+    script = running(output="/export")
+    train_all(script)
+    export = script.lease()
+    assert export.type == "TRAIN_END"
+    script.ps_dies()
+    script.ps_starts(life=2)
+    assert isinstance(script.ask(e.LeaseQuestioned, 0, 7, export.id), c.Refused)
+    script.sets_are_read({})
+    assert script.lease().type == "TRAINING"
+
+
+def test_the_end_of_a_ps_told_twice_is_one_end() -> None:
+    script = running()
+    script.ps_dies(life=1)
+    assert len(script.told(c.CreatePod)) == 1
+    script.pod(Role.PS, 0, Phase.DELETED, "Deleted", life=1)
+    assert script.told(c.CreatePod) == []
+    assert script.ps_starts(life=2) == Like(c.PsAdmitted, incarnation=2)
+
+
+def test_a_silent_ps_is_given_up_and_started_again_once_its_pod_has_ended() -> None:
+    script = running()
+    for _ in range(72):
+        script.now += 1.0
+        script.heartbeat(0)
+        script.tell(e.Tick())
+    assert script.last(c.DeletePod) == c.DeletePod("elasticdl-j-ps-0")
+    assert isinstance(script.ps_joins(0, life=1, held=1), c.Refused)
+    script.pod(Role.PS, 0, Phase.FAILED, "Killed")
+    assert script.told(c.CreatePod) == [c.CreatePod("elasticdl-j-ps-0", Role.PS, 0)]
+
+
+def test_a_ps_that_cannot_start_ends_the_job_with_its_log() -> None:
+    script = Script()
+    for life in range(1, 4):
+        script.pod(Role.PS, 0, Phase.FAILED, "Error", life=life)
+        script.pass_time(5)
+    assert script.job.status().phase == "Failed"
+
+
+def test_pods_that_vanished_unseen_are_replaced_after_a_list() -> None:
+    script = running(2)
+    name = "elasticdl-j-worker-1"
+    script.tell(e.PodsListed((e.PodChanged("elasticdl-j-ps-0", Role.PS, 0, "elasticdl-j-ps-0/1", Phase.RUNNING),)))
+    assert any(line.startswith(f"Relaunch the worker: {name} (Deleted") for line in script.log())
+    assert [command.index for command in script.told(c.CreatePod)] == [2]
+    script.pass_time(2)
+    assert script.last(c.CreatePod).index == 3

@@ -1,0 +1,193 @@
+"""The master dies and lives again; and the Local strategy, whose ledger comes with its worker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from core_script import Like, Script, applied, everything, running, train_all
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.settings import Strategy
+from elasticdl.master.core.values import HeldLease, Phase, Role
+
+pytestmark = pytest.mark.ci
+
+
+def back(script: Script, *worker_ids: int) -> None:
+    """The next master finds its pods; the PS comes back under its incarnation."""
+    script.restart_master()
+    pods = [e.PodChanged("elasticdl-j-ps-0", Role.PS, 0, "elasticdl-j-ps-0/1", Phase.RUNNING)]
+    for worker_id in worker_ids:
+        name = f"elasticdl-j-worker-{worker_id}"
+        pods.append(e.PodChanged(name, Role.WORKER, worker_id, f"{name}/1", Phase.RUNNING))
+    script.tell(e.PodsListed(tuple(pods)))
+    if script.settings.num_ps:
+        script.ps_joins(held=1)
+
+
+def test_a_snapshot_is_json() -> None:
+    script = running(2, has_validation_data=True, evaluation_steps=2, records=80)
+    script.finish(script.lease())
+    script.lease()
+    script.fail(script.lease(1), 1)
+    assert json.loads(json.dumps(script.job.snapshot())) == json.loads(json.dumps(script.job.snapshot()))
+
+
+def test_a_restarted_master_adopts_pods_leases_and_progress() -> None:
+    script = running(2)
+    lease, other = script.lease(0), script.lease(1)
+    script.progress(lease, 0)
+    back(script, 0, 1)
+    assert script.told(c.CreatePod) == []
+    assert not script.heartbeat(0, (lease.id,)).known
+    script.worker_joins(0, (HeldLease(lease, (0, 1)),))
+    script.worker_joins(1, (HeldLease(other),))
+    assert script.last(c.ReadAppliedSets)
+    script.sets_are_read({(0, lease.task): range(2)})
+    assert script.finish(lease) == c.Accepted(2)
+    assert script.finish(other, 1) == c.Accepted(4)
+
+
+def test_nothing_is_handed_out_until_the_holders_are_back_or_their_leases_have_run_out() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    back(script, 0, 1)
+    script.worker_joins(1)
+    assert script.request(1) is None
+    assert script.told(c.ReadAppliedSets) == []
+    script.pass_time(12, alive=(1,))
+    script.sets_are_read({})
+    assert script.last(c.Reply).answer == Like(c.LeaseGranted)
+    assert script.last(c.Reply).answer.lease.task == lease.task
+    assert script.last(c.Reply).answer.lease.id > (2 << 32)
+
+
+def test_a_worker_that_died_with_the_master_is_replaced() -> None:
+    script = running(2)
+    script.lease(0)
+    back(script, 1)
+    assert script.told(c.CreatePod) == []
+    assert any(line.startswith("Relaunch the worker: elasticdl-j-worker-0") for line in script.log())
+    script.pass_time(1)
+    assert [one.index for one in script.history if isinstance(one, c.CreatePod) if one.role is Role.WORKER][-1] == 2
+
+
+def test_of_two_leases_for_one_task_the_newer_one_is_adopted() -> None:
+    script = running(2)
+    old = script.lease(0)
+    snapshot = script.job.snapshot()
+    script.pass_time(12, alive=(1,))
+    new = script.lease(1)
+    assert new.task == old.task
+    script.job.snapshot = lambda: snapshot  # what was on disk is older
+    back(script, 0, 1)
+    script.worker_joins(0, (HeldLease(old),))
+    script.worker_joins(1, (HeldLease(new),))
+    assert script.heartbeat(0, (old.id,)).revoked == (old.id,)
+    assert script.heartbeat(1, (new.id,)).revoked == ()
+
+
+def test_what_the_snapshot_missed_is_found_in_the_applied_sets() -> None:
+    script = running(num_epochs=2)
+    snapshot = script.job.snapshot()
+    lease = script.lease()
+    script.finish(lease)
+    script.job.snapshot = lambda: snapshot
+    back(script, 0)
+    script.worker_joins(0)
+    script.sets_are_read({(0, lease.task): range(2), (1, 0): (0,)})
+    assert script.job.status().model_version == 3
+    assert script.job.status().epoch == 2
+    again = script.lease()
+    assert again.epoch == 0
+
+
+def test_what_the_snapshot_calls_done_and_the_sets_lack_is_handed_out_again() -> None:
+    script = running()
+    lease = script.lease()
+    script.finish(lease)
+    back(script, 0)
+    script.worker_joins(0)
+    script.sets_are_read({(0, lease.task): (0,)})
+    assert script.lease().task == lease.task
+
+
+def test_a_lease_that_was_revoked_because_a_ps_was_lost_is_never_adopted() -> None:
+    script = running()
+    lease = script.lease()
+    script.ps_dies()
+    script.ps_starts(life=2)
+    script.restart_master()
+    script.worker_joins(0, (HeldLease(lease, (0, 1)),))
+    assert script.heartbeat(0, (lease.id,)).revoked == (lease.id,)
+
+
+def test_a_ps_that_is_not_back_yet_is_waited_for() -> None:
+    script = running()
+    script.restart_master()
+    assert not script.ask(e.HeartbeatReceived, Role.PS, 0, 1).known
+    assert script.worker_joins(0) == c.Registered(None)
+    script.ps_joins(held=1)
+    assert script.told(c.ReadAppliedSets) == [Like(c.ReadAppliedSets)]
+    assert script.heartbeat(0).partition.version >= 2 << 32
+
+
+def test_failures_are_remembered() -> None:
+    script = running(records=20)
+    script.fail(script.lease())
+    script.fail(script.lease())
+    back(script, 0)
+    script.worker_joins(0)
+    script.sets_are_read({})
+    script.fail(script.lease())
+    assert script.job.status().phase == "Failed"
+
+
+def test_a_question_that_fails_is_asked_again() -> None:
+    script = running()
+    leases = [script.lease(), script.lease()]
+    for lease in leases:
+        script.finish(lease)
+    question = script.last(c.ReadAppliedSets)
+    script.tell(e.AppliedSetsUnreadable(question.question, "no answer"))
+    assert script.told(c.ReadAppliedSets) == []
+    script.pass_time(2, alive=(0,))
+    assert script.last(c.ReadAppliedSets).question > question.question
+    script.sets_are_read(everything(script))
+    assert script.job.status().phase == "Succeeded"
+
+
+def test_a_master_that_dies_while_the_job_ends_ends_it_in_its_next_life() -> None:
+    script = running()
+    train_all(script)
+    back(script, 0)
+    script.pass_time(31)
+    assert script.last(c.EndJob) == c.EndJob(0)
+
+
+def test_a_local_worker_brings_its_ledger_and_the_rest_is_opened_again() -> None:
+    script = running(num_ps=0, strategy=Strategy.LOCAL, records=80)
+    done = [script.lease(), script.lease()]
+    for lease in done:
+        script.finish(lease)
+    script.kill(0)
+    script.worker_starts(1, applied=applied({(0, done[0].task): range(2)}))
+    assert script.lease(1).task == done[1].task
+    assert script.job.status().records_done == 20
+
+
+def test_a_local_worker_survives_the_masters_restart_with_all_it_has_done() -> None:
+    script = running(num_ps=0, strategy=Strategy.LOCAL)
+    snapshot = script.job.snapshot()
+    lease = script.lease()
+    script.progress(lease, 0)
+    script.job.snapshot = lambda: snapshot
+    script.restart_master()
+    script.tell(e.PodsListed((e.PodChanged("elasticdl-j-worker-0", Role.WORKER, 0, "u", Phase.RUNNING),)))
+    script.worker_joins(0, (HeldLease(lease, (0,)),), applied=applied({(0, lease.task): (0,)}))
+    assert script.job.status().model_version == 1
+    script.finish(lease)
+    script.finish(script.lease())
+    assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()

@@ -1,0 +1,325 @@
+"""What is handed out, in which order, and what counts as done."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from core_script import Like, Script, everything, running, train_all
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.applied import Applied, AppliedSet, intersection
+from elasticdl.master.core.settings import JobSettings, NanPolicy, Strategy
+from elasticdl.master.core.tasks import Tasks, cut, permutation
+from elasticdl.master.core.values import Phase, Role, Shard, TaskType
+
+pytestmark = pytest.mark.ci
+
+
+def test_tasks_cut_every_record_of_every_shard_once_in_the_order_of_names() -> None:
+    slices = cut([Shard("b", 0, 5), Shard("a", 0, 25)], 10)
+    assert slices == (Shard("a", 0, 10), Shard("a", 10, 20), Shard("a", 20, 25), Shard("b", 0, 5))
+
+
+def test_the_order_of_tasks_depends_on_seed_and_epoch_alone() -> None:
+    assert permutation(1, 0, 50) == permutation(1, 0, 50)
+    assert sorted(permutation(1, 0, 50)) == list(range(50))
+    assert len({tuple(permutation(seed, epoch, 50)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+
+
+def test_applied_sets_intersect_over_watermarks_and_extras() -> None:
+    assert Applied.of(2, (5, 2, 3)) == Applied(4, frozenset({5}))
+    assert Applied.of(2, (5, 7)) & Applied.of(6) == Applied(2, frozenset({5}))
+    assert Applied.of(2, (5,)) & Applied.of(0, (0, 1, 5)) == Applied(2, frozenset({5}))
+    one = AppliedSet.of([(0, 0, 4, ()), (0, 1, 1, ())], 5)
+    other = AppliedSet.of([(0, 0, 2, (3,))], 3)
+    assert intersection([one, other]).tasks == {(0, 0): Applied(2, frozenset({3}))}
+    assert AppliedSet.of([(0, 0, 2, ())], 3).num_repeated == 1
+
+
+@pytest.mark.parametrize("missing", ["ps", "model", "shards", "sets"])
+def test_nothing_is_handed_out_before_all_is_known(missing: str) -> None:
+    script = Script()
+    script.worker_starts()
+    assert script.request() is None
+    if missing != "ps":
+        script.ps_starts()
+    if missing == "shards":
+        script.ask(e.ModelReported, 0, 7)
+        assert script.commands == [Like(c.Reply), Like(c.ListShards, kind="training")]
+    elif missing != "model":
+        script.data_is_known()
+    assert script.request() is None
+
+
+def test_a_task_carries_its_records_and_its_name() -> None:
+    script = running(seed=3)
+    lease = script.lease()
+    assert lease.type is TaskType.TRAINING
+    assert lease.task == permutation(3, 0, 2)[0]
+    assert lease.shard == Shard("training", 20 * lease.task, 20 * lease.task + 20)
+    assert lease.id == (1 << 32) | 1
+
+
+def test_a_worker_holds_two_leases_and_waits_for_a_third() -> None:
+    script = running(records=80)
+    first = script.lease()
+    script.lease()
+    assert script.request() is None
+    script.finish(first)
+    assert Like(c.LeaseGranted) in [reply.answer for reply in script.told(c.Reply)]
+
+
+def test_who_holds_nothing_is_served_before_who_prefetches() -> None:
+    script = running(2)
+    script.lease(0)
+    lease = script.lease(1)
+    assert script.request(0) is None
+    assert script.request(1) is None
+    script.kill(1)
+    replies = [reply.answer for reply in script.told(c.Reply)]
+    assert replies == [Like(c.LeaseGranted)]
+    assert replies[0].lease.task == lease.task
+    assert replies[0].lease.id > lease.id
+
+
+def test_epochs_overlap_and_say_when_they_start() -> None:
+    script = running(2, num_epochs=2)
+    leases = [script.lease(0), script.lease(0), script.lease(1)]
+    assert [lease.epoch for lease in leases] == [0, 0, 1]
+    assert [line for line in script.log() if "Starting" in line] == ["Starting epoch 1", "Starting epoch 2"]
+
+
+def test_a_finished_task_says_how_many_remain() -> None:
+    script = running()
+    lease = script.lease()
+    script.finish(lease)
+    assert f"Task:{lease.task} completed, 1 remaining tasks" in script.log()
+
+
+def test_progress_that_is_reported_twice_counts_once() -> None:
+    script = running()
+    lease = script.lease()
+    assert script.progress(lease, 0) == c.Accepted(1)
+    assert script.progress(lease, 0) == c.Accepted(1)
+    assert script.progress(lease, 0, 1) == c.Accepted(2)
+    assert script.finish(lease) == c.Accepted(2)
+
+
+def test_a_repeated_report_of_a_tasks_end_is_accepted_and_changes_nothing() -> None:
+    script = running()
+    lease = script.lease()
+    script.finish(lease)
+    assert script.finish(lease) == c.Accepted(2)
+    assert script.job.status().records_done == 20
+
+
+def test_a_task_that_a_filter_left_without_minibatches_is_done() -> None:
+    script = running()
+    script.finish(script.lease(), num_minibatches=0)
+    assert script.job.status().records_done == 20
+
+
+def test_a_report_under_an_old_lease_is_refused() -> None:
+    script = running()
+    lease = script.lease()
+    script.pass_time(12, alive=(0,))
+    assert isinstance(script.progress(lease, 0), c.Refused)
+    assert script.heartbeat(0, (lease.id,)).revoked == (lease.id,)
+    assert script.lease().task == lease.task
+
+
+def test_another_workers_lease_is_not_mine() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    assert isinstance(script.finish(lease, worker_id=1), c.Refused)
+
+
+def test_a_lease_whose_grant_was_never_heard_goes_back_at_once() -> None:
+    script = running()
+    lease = script.lease()
+    script.tell(e.CallAbandoned(script._num_calls))
+    assert script.lease().task == lease.task
+
+
+def test_a_long_poll_is_answered_before_the_caller_gives_up() -> None:
+    script = running(2)
+    held = (script.lease(0).id, script.lease(0).id)
+    assert script.request(1) is None
+    call = script._num_calls
+    script.pass_time(16, alive=(0, 1), holding={0: held})
+    assert script.answer(call) == c.NoLeaseNow()
+
+
+def test_max_step_cuts_the_plan_short_and_the_coverage_says_so() -> None:
+    script = running(max_step=3, num_epochs=5)
+    leases = [script.lease(), script.lease()]
+    assert [len(lease.shard) for lease in leases] == [20, 10]
+    for lease in leases:
+        script.finish(lease, num_minibatches=len(lease.shard) // 10)
+    script.sets_are_read({(0, lease.task): range(len(lease.shard) // 10) for lease in leases})
+    assert "Epoch 1: records 40, committed 30, repeated 0, lost 0, unplanned 10" in script.log()
+    assert script.job.status().records_total == 30
+
+
+def test_an_endless_job_ends_at_max_step() -> None:
+    script = running(max_step=10, num_epochs=0)
+    train_all(script)
+    assert script.job.status().records_done == 100
+    assert script.job.status().phase == "Succeeded"
+
+
+def test_an_endless_job_without_max_step_goes_on() -> None:
+    tasks = Tasks(JobSettings("j", num_epochs=0, minibatch_size=10), [Shard("a", 0, 40)])
+    for _ in range(20):
+        assert tasks.can_begin
+        tasks.begin_epoch()
+    assert tasks.planned_records == 0
+
+
+def test_user_code_that_raises_is_tried_on_another_worker_then_fails_the_job() -> None:
+    script = running(2, records=20)
+    lease = script.lease(0)
+    script.fail(lease, 0)
+    assert script.request(0) is None
+    again = script.lease(1)
+    assert again.task == lease.task
+    script.fail(again, 1)
+    replies = [reply.answer for reply in script.told(c.Reply)]
+    third = next(answer.lease for answer in replies if isinstance(answer, c.LeaseGranted))
+    script.fail(third, 0, "ValueError: no such column")
+    assert script.job.status().phase == "Failed"
+    message = script.job.status().message
+    assert "failed 3 times" in message
+    assert "ValueError: no such column" in message
+    assert "Traceback" in message
+
+
+def test_the_only_worker_gets_the_failed_task_again() -> None:
+    script = running(records=20)
+    lease = script.lease()
+    script.fail(lease)
+    assert script.lease().task == lease.task
+
+
+def test_lost_leases_are_never_failures() -> None:
+    script = running(records=20, max_task_failures=1)
+    for worker_id in range(6):
+        script.lease(worker_id)
+        script.kill(worker_id, "Preempted")
+        script.pass_time(61)
+        script.worker_starts(worker_id + 1)
+    assert script.job.status().phase == "Running"
+
+
+def test_a_nan_loss_fails_the_job_and_says_where() -> None:
+    script = running()
+    lease = script.lease()
+    script.progress(lease, 0, loss=1.0)
+    script.progress(lease, 1, loss=math.nan)
+    assert script.job.status().phase == "Failed"
+    assert f"The loss is nan at epoch 1, task {lease.task}, minibatch 1" in script.job.status().message
+
+
+def test_a_nan_loss_is_only_warned_of_when_it_may_be_skipped() -> None:
+    script = running(nan_policy=NanPolicy.SKIP)
+    script.progress(script.lease(), 0, loss=math.nan)
+    assert script.job.status().phase == "Running"
+    assert any("The loss is nan" in line for line in script.log())
+
+
+def test_a_model_that_cannot_be_trained_fails_the_job_by_name() -> None:
+    script = Script()
+    script.worker_starts()
+    script.ask(e.ModelReported, 0, 7, "The layer Foo is not supported.", "Traceback …")
+    assert script.job.status().message.startswith("The layer Foo is not supported.")
+
+
+def test_an_empty_data_source_fails_the_job() -> None:
+    script = running(records=0)
+    assert script.job.status().phase == "Failed"
+    assert "--training_data" in script.job.status().message
+
+
+def test_unreadable_data_fails_the_job() -> None:
+    script = Script()
+    script.tell(e.ShardsUnreadable("training", "/data does not exist"))
+    assert "/data does not exist" in script.job.status().message
+
+
+def test_shards_of_a_custom_reader_come_from_the_worker() -> None:
+    script = Script(num_ps=0, strategy=Strategy.LOCAL)
+    script.worker_starts()
+    script.ask(e.ModelReported, 0, 7, shards={"training": (Shard("table", 0, 20),)})
+    assert script.told(c.ListShards) == []
+    assert script.lease().shard == Shard("table", 0, 20)
+
+
+def test_a_prediction_job_hands_every_record_out_once() -> None:
+    script = running(has_training_data=False, has_prediction_data=True)
+    lease = script.lease()
+    assert lease.type is TaskType.PREDICTION
+    script.finish(lease)
+    script.finish(script.lease())
+    assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()
+    assert script.job.status().phase == "Succeeded"
+
+
+def test_at_the_end_the_coverage_is_what_the_parameter_servers_hold() -> None:
+    script = running()
+    script.heartbeat(0, seconds={"compute": 6.0, "ps": 2.0})
+    first, second = script.lease(), script.lease()
+    script.finish(first)
+    assert script.told(c.ReadAppliedSets) == []
+    script.finish(second)
+    assert script.commands[-1] == Like(c.ReadAppliedSets)
+    assert script.request() is None
+    waiting = script._num_calls
+    script.sets_are_read(everything(script), num_applies=5)
+    assert "Epoch 1: records 40, committed 40, repeated 10, lost 0" in script.log()
+    assert script.log()[-1] == "time: 75 % compute, 25 % ps"
+    assert script.answer(waiting) == c.JobOver()
+    assert script.told(c.EndJob) == []
+    script.pod(Role.WORKER, 0, Phase.SUCCEEDED, "Completed")
+    assert script.commands == [Like(c.DeletePod, name="elasticdl-j-ps-0"), c.EndJob(0)]
+
+
+def test_what_the_parameter_servers_lack_at_the_end_is_handed_out_again() -> None:
+    script = running()
+    leases = [script.lease(), script.lease()]
+    for lease in leases:
+        script.finish(lease)
+    script.sets_are_read({(0, 0): range(2), (0, 1): (0,)})
+    assert script.lease().task == 1
+    assert any("Epoch 1 is open again" in line for line in script.log())
+
+
+def test_a_worker_that_does_not_leave_is_not_waited_for_for_ever() -> None:
+    script = running()
+    train_all(script)
+    script.pass_time(31, alive=(0,))
+    assert script.last(c.EndJob) == c.EndJob(0)
+
+
+def test_a_stopped_job_says_why_and_tells_everybody_to_leave() -> None:
+    script = running()
+    script.tell(e.StopRequested("interrupted by the user"))
+    assert script.heartbeat(0).stop
+    assert script.request() is None
+    assert script.last(c.Reply).answer == c.JobOver()
+    script.pass_time(6, alive=(0,))
+    assert script.last(c.EndJob) == c.EndJob(1, "interrupted by the user")
+
+
+def test_what_is_committed_while_the_sets_are_read_is_not_taken_back() -> None:
+    script = running(num_epochs=2)
+    for _ in range(2):
+        script.finish(script.lease())
+    finished, begun = script.lease(), script.lease()
+    script.finish(finished)
+    script.progress(begun, 0)
+    script.sets_are_read(everything(script))
+    assert script.job.status().records_done == 40 + 20 + 10
+    assert not any("open again" in line for line in script.log())
+    assert script.finish(begun) == c.Accepted(8)
