@@ -1,0 +1,13 @@
+"""``python -m elasticdl.ps``: one parameter server pod."""
+
+import logging
+import os
+import sys
+
+from elasticdl.ps.process import main
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(exit_code)  # threads of gRPC may still wait for something

@@ -1,0 +1,158 @@
+"""A PS's side of its conversation with the master: registration, readiness, heartbeats.
+
+It repeats calls until the master answers or has been gone for too long.  It registers again, with the incarnation that
+it holds, whenever the master has a new life; the state of the PS is never touched by that.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import connect, is_transient
+from elasticdl_client.errors import JobError
+
+_log = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 1.0
+_CALL_TIMEOUT_S = 10.0
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 2.0
+
+Answer = TypeVar("Answer")
+
+
+class MasterGone(JobError):
+    """The master has not answered for too long."""
+
+
+class Refused(JobError):
+    """The master does not want this PS: it has replaced it, or the job is over."""
+
+
+class Left(Exception):
+    """This PS was told to leave while it waited for the master."""
+
+
+@dataclass(frozen=True, slots=True)
+class PsIdentity:
+    """Which PS this is and where it listens."""
+
+    ps_id: int
+    pod_name: str
+    address: str
+
+
+class MasterLink:
+    """One PS's connection to its master.
+
+    Args:
+        leave: set by anybody to end all waiting.
+        accept_generation: told of every generation that the master names; False: it has a successor already.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        identity: PsIdentity,
+        leave: threading.Event,
+        accept_generation: Callable[[int], bool],
+        master_timeout_s: float,
+    ) -> None:
+        self._stub: Any = pb_grpc.MasterStub(connect(address, token))  # type: ignore[no-untyped-call]
+        self._address = address
+        self._identity = identity
+        self._leave = leave
+        self._accept_generation = accept_generation
+        self._master_timeout_s = master_timeout_s
+        self._nonce = secrets.randbits(62)
+        self._generation = 0
+        self.incarnation = 0
+
+    def register(self) -> pb.RegisterPsReply:
+        """Says that this PS lives, and takes the incarnation that the master gives it.
+
+        Raises:
+            Refused, MasterGone, Left: it must end.
+        """
+        request = pb.RegisterPsRequest(
+            ps_id=self._identity.ps_id,
+            pod_name=self._identity.pod_name,
+            address=self._identity.address,
+            nonce=self._nonce,
+            held_incarnation=self.incarnation,
+        )
+        reply: pb.RegisterPsReply = self._call(self._stub.RegisterPs, request)
+        if not reply.accepted:
+            raise Refused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
+        if self.incarnation not in (0, reply.incarnation):
+            raise Refused(f"PS {self._identity.ps_id} has become {reply.incarnation}, this one is {self.incarnation}")
+        self.incarnation = reply.incarnation
+        self._note_generation(reply.generation)
+        return reply
+
+    def report_ready(self, applied: pb.AppliedSet, initialized: bool) -> None:
+        """Says that this PS serves, and which names its values hold.
+
+        Raises:
+            Refused, MasterGone, Left: it must end.
+        """
+        request = pb.PsReadyRequest(
+            ps_id=self._identity.ps_id, incarnation=self.incarnation, applied=applied, initialized=initialized
+        )
+        reply: pb.Ack = self._call(self._stub.PsReady, request)
+        if not reply.accepted:
+            raise Refused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
+
+    def beat(self, activity: str) -> pb.HeartbeatReply:
+        """One heartbeat.
+
+        Raises:
+            MasterGone, Left: it must end.
+        """
+        request = pb.HeartbeatRequest(
+            role=pb.PS, id=self._identity.ps_id, incarnation=self.incarnation, activity=activity
+        )
+        reply: pb.HeartbeatReply = self._call(self._stub.Heartbeat, request)
+        return reply
+
+    def is_new_life(self, reply: pb.HeartbeatReply) -> bool:
+        """Whether the master that answered does not know this PS yet."""
+        return reply.generation > self._generation or (not reply.known and reply.generation == self._generation)
+
+    def wait(self) -> bool:
+        """Until the next heartbeat is due; True: leave."""
+        return self._leave.wait(_HEARTBEAT_S)
+
+    def _note_generation(self, generation: int) -> None:
+        self._generation = max(self._generation, generation)
+        self._accept_generation(generation)
+
+    def _call(self, method: Callable[..., Answer], request: object) -> Answer:
+        backoff_s = _FIRST_BACKOFF_S
+        gone_since = time.monotonic()
+        while True:
+            try:
+                return method(request, timeout=_CALL_TIMEOUT_S)
+            except grpc.RpcError as error:
+                if not is_transient(error):
+                    raise JobError(f"the master at {self._address} refuses a call: {error.details()}") from error
+                if time.monotonic() - gone_since > self._master_timeout_s:
+                    raise MasterGone(
+                        f"the master at {self._address} has not answered for {self._master_timeout_s:.0f} s"
+                    ) from error
+                if backoff_s == _FIRST_BACKOFF_S:
+                    _log.info("Waiting for the master at %s: %s", self._address, error.code().name.lower())
+            if self._leave.wait(backoff_s):
+                raise Left
+            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)

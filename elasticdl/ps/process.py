@@ -1,0 +1,196 @@
+"""One PS pod, from its environment to its exit code.
+
+0: the master said stop.  1: this PS's own fault, or the master is gone or refuses it.  143: SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from elasticdl.ps.checkpoint import restore_part
+from elasticdl.ps.master_link import Left, MasterLink, PsIdentity
+from elasticdl.ps.service import PsService, register_service
+from elasticdl.ps.state import PsState
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl.rpc.servers import serve
+from elasticdl.rpc.tokens import read_token
+from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.job_spec import JobSpec
+
+_log = logging.getLogger("elasticdl.ps")
+
+_MAX_THREADS = 64
+_TERMINATED = 128 + signal.SIGTERM
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the pod was started with.
+
+    Attributes:
+        host: address to listen on, and to tell others unless `advertised` names another.
+        port: 0: a free one.
+        master_timeout_s: how long to go on without a master.
+    """
+
+    ps_id: int
+    pod_name: str
+    master_address: str
+    host: str
+    port: int
+    advertised: str
+    master_timeout_s: float
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], arguments: Sequence[str]) -> Settings:
+        """
+        Raises:
+            JobError: something is missing.
+        """
+        parser = argparse.ArgumentParser("python -m elasticdl.ps", description="One parameter server of a job.")
+        parser.add_argument("--master_timeout", type=float, default=300.0, help="seconds to go on without a master")
+        flags = parser.parse_args(arguments)
+        for name in ("MASTER_ADDR", "PS_ID"):
+            if not environment.get(name):
+                raise JobError(f"{name} is not set", "parameter servers are started by the master, not by hand")
+        return cls(
+            ps_id=int(environment["PS_ID"]),
+            pod_name=environment.get("ELASTICDL_POD_NAME", ""),
+            master_address=environment["MASTER_ADDR"],
+            host=environment.get("PS_HOST", "127.0.0.1"),
+            port=int(environment.get("PS_PORT", "0")),
+            advertised=environment.get("PS_ADVERTISED_HOST", ""),
+            master_timeout_s=flags.master_timeout,
+        )
+
+
+class PsProcess:
+    """Wires one PS together and keeps it known to the master."""
+
+    def __init__(self, settings: Settings, token: str) -> None:
+        self._settings = settings
+        self._token = token
+        self._state = PsState()
+        self._service = PsService(settings.ps_id, self._state)
+        self._leave = threading.Event()
+        self._exit_code = 0
+        self._ready = threading.Event()
+
+    def leave(self, exit_code: int) -> None:
+        """Ends `run` soon; the first call decides the exit code.  Safe in a signal handler."""
+        if not self._leave.is_set():
+            self._exit_code = exit_code
+            self._leave.set()
+
+    def run(self) -> int:
+        """Serves until told to leave; the exit code.
+
+        Raises:
+            ElasticDLError: it cannot go on.
+        """
+        settings = self._settings
+        server, port = serve(
+            lambda grpc_server: register_service(grpc_server, self._service, self._damaged),
+            settings.host,
+            settings.port,
+            self._token,
+            _MAX_THREADS,
+        )
+        try:
+            identity = PsIdentity(settings.ps_id, settings.pod_name, f"{settings.advertised or settings.host}:{port}")
+            link = MasterLink(
+                settings.master_address,
+                self._token,
+                identity,
+                self._leave,
+                self._service.accept_generation,
+                settings.master_timeout_s,
+            )
+            self._serve(link, identity)
+        except Left:
+            pass
+        finally:
+            server.stop(grace=1.0).wait()
+        return self._exit_code
+
+    def _serve(self, link: MasterLink, identity: PsIdentity) -> None:
+        admitted = link.register()
+        spec = JobSpec.from_json(admitted.job_spec)
+        logging.getLogger().setLevel(spec.log_level)
+        restoring = threading.Thread(target=self._restore, args=(link, admitted, spec.num_ps_pods), daemon=True)
+        restoring.start()
+        _log.info("PS %d serves at %s, incarnation %d", identity.ps_id, identity.address, link.incarnation)
+        while not link.wait():
+            reply = link.beat("serving" if self._ready.is_set() else "restoring")
+            if reply.stop:
+                _log.info("The master said stop")
+                self.leave(0)
+            elif link.is_new_life(reply):
+                _log.info("Registering again: the master has generation %d", reply.generation)
+                link.register()
+                if self._ready.is_set():
+                    self._report_ready(link)
+
+    def _restore(self, link: MasterLink, admitted: pb.RegisterPsReply, num_ps: int) -> None:
+        """In a thread of its own, so that heartbeats go on."""
+        try:
+            if admitted.restore_from:
+                part = restore_part(Path(admitted.restore_from), self._settings.ps_id, num_ps)
+                self._state.restore(part, admitted.parameters_only)
+                _log.info("Restored version %d from %s", part.model.version, admitted.restore_from)
+            self._service.incarnation = link.incarnation
+            self._ready.set()
+            self._report_ready(link)
+        except Left:
+            pass
+        except ElasticDLError as error:
+            _log.error("%s", error)
+            self.leave(1)
+
+    def _report_ready(self, link: MasterLink) -> None:
+        applied, initialized, _ = self._state.applied()
+        link.report_ready(applied, initialized)
+
+    def _damaged(self) -> None:
+        _log.error("An update failed in its middle: leaving, to be restored from the last checkpoint")
+        self.leave(1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code of this PS."""
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    threading.excepthook = _end_on_thread_error
+    keep_large_buffers()
+    try:
+        process = PsProcess(Settings.from_environment(os.environ, arguments), read_token())
+
+        def terminate(_signal: int, _frame: FrameType | None) -> None:
+            process.leave(_TERMINATED)
+
+        signal.signal(signal.SIGTERM, terminate)
+        # Not in this thread: a handler that sets an event must not interrupt the thread that waits for it.
+        with ThreadPoolExecutor(1, thread_name_prefix="ps") as thread:
+            return thread.submit(process.run).result()
+    except ElasticDLError as error:
+        _log.error("%s", error)
+        return 1
+
+
+def _end_on_thread_error(args: threading.ExceptHookArgs) -> None:
+    """A PS whose restoring thread dies would never be ready: end it, with the reason in its log."""
+    _log.error("Thread %s died", args.thread and args.thread.name, exc_info=args.exc_value)
+    logging.shutdown()
+    os._exit(1)

@@ -1,0 +1,208 @@
+"""The client against parameter servers behind real sockets."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
+from elasticdl.ps.client import LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl_client.errors import JobError
+from tests.ps.scenes import (
+    ADAM,
+    LAYOUT,
+    TABLES,
+    TOKEN,
+    assert_same_model,
+    config,
+    initial_parameters,
+    make_push,
+    ps_cluster,
+    push_all,
+    whole_pull,
+)
+
+pytestmark = pytest.mark.ci
+
+
+def test_what_was_initialised_is_read_back() -> None:
+    with ps_cluster(3) as cluster:
+        pulled = cluster.client.exchange(None, whole_pull())
+        assert pulled.parameters is not None
+        np.testing.assert_array_equal(pulled.parameters.trainable, initial_parameters().trainable)
+        assert pulled.versions == (0, 0, 0)
+        assert cluster.client.known_ids("deep").tolist() == []
+
+
+def test_any_number_of_ps_is_the_same_model_bit_for_bit() -> None:
+    with ps_cluster(1) as one, ps_cluster(2) as two, ps_cluster(3) as three:
+        for cluster in (one, two, three):
+            push_all(cluster.client, [3, 0, 1, 2, 9, 4])
+        assert_same_model(one.client, two.client)
+        assert_same_model(one.client, three.client)
+        touched = np.unique(np.concatenate([make_push(n).row_gradients["deep"][0] for n in [3, 0, 1, 2, 9, 4]]))
+        assert three.client.known_ids("deep").tolist() == touched.tolist()
+
+
+def test_a_push_is_applied_before_the_pull_of_the_same_call_reads() -> None:
+    with ps_cluster(2) as one, ps_cluster(2) as other:
+        together = one.client.exchange(make_push(0), whole_pull())
+        other.client.exchange(make_push(0), None)
+        apart = other.client.exchange(None, whole_pull())
+        np.testing.assert_array_equal(together.rows["deep"], apart.rows["deep"])
+        assert together.versions == (1, 1)
+
+
+def test_a_repeated_push_is_ignored_and_its_pull_answered() -> None:
+    with ps_cluster(2) as cluster:
+        first = cluster.client.exchange(make_push(0), whole_pull())
+        again = cluster.client.exchange(make_push(0), whole_pull())
+        assert (first.repeated_push, again.repeated_push) == ((False, False), (True, True))
+        np.testing.assert_array_equal(first.rows["deep"], again.rows["deep"])
+        assert again.versions == (1, 1)
+
+
+def test_rows_come_in_the_order_of_the_ids() -> None:
+    with ps_cluster(3) as cluster:
+        push_all(cluster.client, range(4))
+        ids = np.array([5, -30, 29, 0, 17], np.int64)
+        some = cluster.client.exchange(None, Pull(dense=False, ids={"deep": ids}))
+        everything = cluster.client.exchange(None, whole_pull()).rows["deep"]
+        np.testing.assert_array_equal(some.rows["deep"], everything[ids + 30])
+        assert some.parameters is None
+
+
+def test_every_ps_gets_every_name_even_without_gradients_for_it() -> None:
+    tiny = ModelReport((Variable("w", (1,), True),), (Table("t", 2, config("Zeros")),), ADAM, ())
+    with ps_cluster(3, initialize=False) as cluster:
+        client = PsClient(cluster.partition, tiny, TOKEN)
+        client.initialize(Parameters(np.zeros(1, np.float32), np.zeros(0, np.float32)), tiny.tables, ADAM, 0)
+        push = Push(1, 0, 0, 0, np.ones(1, np.float32), np.zeros(0, np.float32))
+        assert client.exchange(push, None).versions == (1, 1, 1)
+        assert client.standing(1, 0, 0) == {0}
+        client.close()
+
+
+def test_a_successor_learns_what_all_ps_have_and_locks_its_predecessor_out() -> None:
+    with ps_cluster(2) as cluster:
+        push_all(cluster.client, [0, 1, 2], lease=1)
+        cluster.services[1].incarnation += 1  # PS 0 alone gets minibatch 3
+        with pytest.raises(PsUnavailable):
+            cluster.client.exchange(make_push(3, lease=1), None)
+        cluster.services[1].incarnation -= 1
+        assert cluster.services[0].state.applied()[0].num_applies == 4
+        assert cluster.client.standing(2, 0, 0) == {0, 1, 2}
+        with pytest.raises(LeaseRefused):
+            cluster.client.exchange(make_push(3, lease=1), None)
+        with pytest.raises(LeaseRefused):
+            cluster.client.standing(1, 0, 0)
+        assert cluster.client.exchange(make_push(3, lease=2), None).repeated_push == (True, False)
+        cluster.client.exchange(make_push(0, lease=1, task=1), None)
+
+
+def test_large_calls_go_as_streams() -> None:
+    big = ModelReport((Variable("w", (3_000_000,), True),), (Table("t", 64, config("Ones")),), ADAM, ())
+    sgd = config("SGD", learning_rate=1.0)
+    with ps_cluster(2, initialize=False) as cluster:
+        client = PsClient(cluster.partition, big, TOKEN)
+        client.initialize(Parameters(np.zeros(3_000_000, np.float32), np.zeros(0, np.float32)), big.tables, sgd, 0)
+        ids = np.arange(40_000, dtype=np.int64)
+        gradient = np.arange(3_000_000, dtype=np.float32)
+        rows = np.repeat(ids[:, None], 64, axis=1).astype(np.float32)
+        push = Push(1, 0, 0, 0, gradient, np.zeros(0, np.float32), {"t": (ids, rows)})
+        pulled = client.exchange(push, Pull(dense=True, ids={"t": ids}))
+        assert pulled.parameters is not None
+        np.testing.assert_array_equal(pulled.parameters.trainable, -gradient)
+        np.testing.assert_array_equal(pulled.rows["t"], 1 - rows)
+        np.testing.assert_array_equal(client.known_ids("t"), ids)
+        client.close()
+
+
+def test_pushes_from_many_threads_are_each_applied_once() -> None:
+    with ps_cluster(2) as cluster:
+        with ThreadPoolExecutor(8) as threads:
+            calls = [threads.submit(cluster.client.exchange, make_push(n), whole_pull()) for n in [*range(40)] * 2]
+            repeated = sum(call.result().repeated_push[0] for call in calls)
+        assert repeated == 40
+        for service in cluster.services:
+            applied, _, version = service.state.applied()
+            assert (applied.num_applies, version, applied.tasks[0].watermark) == (40, 40, 40)
+
+
+def test_a_ps_that_holds_nothing_says_so() -> None:
+    with ps_cluster(2, initialize=False) as cluster:
+        with pytest.raises(PsUninitialized):
+            cluster.client.exchange(None, whole_pull())
+        assert cluster.client.standing(1, 0, 0) == frozenset()
+
+
+def test_another_incarnation_is_not_spoken_to() -> None:
+    with ps_cluster(2) as cluster:
+        cluster.services[1].incarnation += 1
+        with pytest.raises(PsUnavailable, match="incarnation 12") as raised:
+            cluster.client.exchange(make_push(0), None)
+        assert raised.value.ps_id == 1
+        with pytest.raises(PsUnavailable):
+            cluster.client.standing(1, 0, 0)
+        assert cluster.services[1].state.applied()[0].num_applies == 0
+
+
+def test_a_ps_that_is_not_there_is_unavailable() -> None:
+    nowhere = pb.Partition(version=1)
+    nowhere.ps.add(ps_id=0, address="127.0.0.1:1", incarnation=1)
+    client = PsClient(nowhere, LAYOUT, TOKEN, timeout_s=3)
+    with pytest.raises(PsUnavailable, match=r"127\.0\.0\.1:1"):
+        client.exchange(make_push(0), None)
+    client.close()
+
+
+def test_a_wrong_token_is_refused() -> None:
+    with ps_cluster(1) as cluster:
+        stranger = PsClient(cluster.partition, LAYOUT, "guessed")
+        for call in (lambda: stranger.exchange(make_push(0), None), lambda: stranger.standing(1, 0, 0)):
+            with pytest.raises(JobError, match="does not carry the job's token"):
+                call()
+        stranger.close()
+        assert cluster.services[0].state.applied()[0].num_applies == 0
+
+
+def test_another_model_is_refused_whole() -> None:
+    other = ModelReport((Variable("w", (8,), True),), TABLES, ADAM, ())
+    with ps_cluster(1) as cluster:
+        client = PsClient(cluster.partition, other, TOKEN)
+        with pytest.raises(JobError, match="another model is here: 40 trainable"):
+            client.initialize(Parameters(np.zeros(8, np.float32), np.zeros(0, np.float32)), TABLES, ADAM, 0)
+        with pytest.raises(JobError, match="have shapes"):
+            client.exchange(make_push(0), None)
+        with pytest.raises(JobError, match="no table 'nonsense'"):
+            client.known_ids("nonsense")
+        client.close()
+        assert cluster.services[0].state.applied()[0].num_applies == 0
+
+
+def test_a_model_without_optimizer_is_only_read() -> None:
+    with ps_cluster(2, initialize=False) as cluster:
+        cluster.client.initialize(initial_parameters(), TABLES, "", 7)
+        assert cluster.client.exchange(None, whole_pull()).parameters is not None
+        with pytest.raises(JobError, match="without an optimizer"):
+            cluster.client.exchange(make_push(0), None)
+
+
+def test_an_old_master_is_refused() -> None:
+    with ps_cluster(1) as cluster:
+        service = cluster.services[0]
+        assert service.read_applied_set(pb.PsQuestion(generation=3, incarnation=10)).status == pb.OK
+        assert service.read_applied_set(pb.PsQuestion(generation=2, incarnation=10)).status == pb.OLD_GENERATION
+        assert service.save_checkpoint(pb.SaveCheckpointRequest(generation=2)).status == pb.OLD_GENERATION
+        question = pb.PsQuestion(generation=4, incarnation=9)
+        assert service.read_applied_set(question).status == pb.WRONG_INCARNATION
+
+
+def test_the_same_pushes_in_the_same_order_give_the_same_bits() -> None:
+    with ps_cluster(2) as one, ps_cluster(2) as other:
+        for cluster in (one, other):
+            push_all(cluster.client, range(12))
+        assert_same_model(one.client, other.client)

@@ -1,0 +1,212 @@
+"""A PS as a process of its own: registration, restarts of the master, kills, restores, ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from elasticdl.ps.client import LeaseRefused, PsClient, PsUnavailable
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import connect
+from tests.ps.masters import OnePsMaster, serving, start_ps
+from tests.ps.scenes import (
+    ADAM,
+    LAYOUT,
+    TABLES,
+    TOKEN,
+    assert_same_model,
+    initial_parameters,
+    make_push,
+    ps_cluster,
+    push_all,
+)
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def start(stack: ExitStack, port: int, directory: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    process = start_ps(port, directory, *arguments, **environment)
+
+    def end() -> None:
+        process.kill()
+        process.communicate()
+
+    stack.callback(end)
+    return process
+
+
+def connected(stack: ExitStack, master: OnePsMaster) -> PsClient:
+    client = PsClient(master.partition(), LAYOUT, TOKEN)
+    stack.callback(client.close)
+    return client
+
+
+def save(master: OnePsMaster, directory: Path) -> None:
+    """A committed checkpoint of the one PS."""
+    directory.mkdir()
+    with connect(master.registrations[-1].address, TOKEN) as channel:
+        request = pb.SaveCheckpointRequest(
+            generation=master.generation, incarnation=master.incarnation, directory=str(directory), num_ps=1
+        )
+        reply = pb_grpc.ParameterServerStub(channel).SaveCheckpoint(request, timeout=20)
+    assert reply.error == ""
+    part = {"ps_id": 0, "file": reply.file, "size_bytes": reply.size_bytes, "crc32": reply.crc32}
+    (directory / "MANIFEST.json").write_text(json.dumps({"parts": [part]}))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_killed_ps_goes_on_from_its_checkpoint(stack: ExitStack, tmp_path: Path) -> None:
+    master = OnePsMaster()
+    port = stack.enter_context(serving(master))
+    process = start(stack, port, tmp_path)
+    master.wait(lambda: master.readies)
+    assert not master.readies[0].initialized
+    client = connected(stack, master)
+    client.initialize(initial_parameters(), TABLES, ADAM, 7)
+    push_all(client, range(5))
+    save(master, tmp_path / "version-5")
+    push_all(client, range(5, 8))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with pytest.raises(PsUnavailable):
+        client.exchange(make_push(8), None)
+
+    master.restore_from = str(tmp_path / "version-5")
+    start(stack, port, tmp_path)
+    master.wait(lambda: len(master.readies) == 2)
+    ready = master.readies[1]
+    assert (ready.incarnation, ready.initialized) == (2, True)
+    assert (ready.applied.num_applies, ready.applied.tasks[0].watermark) == (5, 5)
+    successor = connected(stack, master)
+    assert successor.standing(2, 0, 0) == {0, 1, 2, 3, 4}
+    push_all(successor, range(9), lease=2)
+    undisturbed = stack.enter_context(ps_cluster(1))
+    push_all(undisturbed.client, range(9))
+    assert_same_model(successor, undisturbed.client)
+
+
+def test_a_new_master_finds_the_state_as_it_was(stack: ExitStack, tmp_path: Path) -> None:
+    with serving(OnePsMaster()) as port:
+        pass
+    first, second = OnePsMaster(), OnePsMaster(generation=2, incarnation=1)
+    with serving(first, port):
+        start(stack, port, tmp_path)
+        first.wait(lambda: first.readies)
+        client = connected(stack, first)
+        client.initialize(initial_parameters(), TABLES, ADAM, 7)
+        push_all(client, range(3), lease=5)
+    push_all(client, [3], lease=5)  # the work does not need the master
+    stack.enter_context(serving(second, port))
+    second.wait(lambda: second.readies)
+    assert second.registrations[0].held_incarnation == 1
+    assert second.registrations[0].nonce == first.registrations[0].nonce
+    assert second.readies[0].applied.num_applies == 4
+    push_all(client, [4], lease=5)
+    assert client.standing(6, 0, 0) == {0, 1, 2, 3, 4}
+    with pytest.raises(LeaseRefused):
+        push_all(client, [5], lease=5)
+    with connect(second.registrations[-1].address, TOKEN) as channel:
+        question = pb.PsQuestion(generation=1, incarnation=1)
+        assert pb_grpc.ParameterServerStub(channel).ReadAppliedSet(question, timeout=20).status == pb.OLD_GENERATION
+
+
+def test_a_ps_waits_for_a_master_that_comes_later(stack: ExitStack, tmp_path: Path) -> None:
+    with serving(OnePsMaster()) as port:
+        pass
+    process = start(stack, port, tmp_path)
+    assert process.stdout is not None
+    assert any("Waiting for the master" in line for line in process.stdout)
+    master = OnePsMaster()
+    stack.enter_context(serving(master, port))
+    master.wait(lambda: master.readies)
+
+
+def test_a_ps_imports_no_framework() -> None:
+    code = "import sys, elasticdl.ps.process as _; print(*{name.split('.')[0] for name in sys.modules})"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "numpy" in modules
+    assert not {"tensorflow", "keras", "torch"} & set(modules)
+
+
+def test_a_ps_leaves_when_told(stack: ExitStack, tmp_path: Path) -> None:
+    master = OnePsMaster()
+    process = start(stack, stack.enter_context(serving(master)), tmp_path)
+    master.wait(lambda: master.beats)
+    master.stop = True
+    assert process.wait(20) == 0
+
+
+def test_a_ps_leaves_at_sigterm(stack: ExitStack, tmp_path: Path) -> None:
+    master = OnePsMaster()
+    process = start(stack, stack.enter_context(serving(master)), tmp_path)
+    master.wait(lambda: master.beats)
+    process.terminate()
+    assert process.wait(20) == 143
+
+
+def test_a_replaced_ps_leaves(stack: ExitStack, tmp_path: Path) -> None:
+    master = OnePsMaster()
+    process = start(stack, stack.enter_context(serving(master)), tmp_path)
+    master.wait(lambda: master.readies)
+    master.incarnation += 1
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "the master does not accept PS 0: replaced" in output
+
+
+def test_a_ps_without_master_leaves_after_a_while(tmp_path: Path) -> None:
+    process = start_ps(free_port(), tmp_path, "--master_timeout=1")
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "has not answered for 1 s" in output
+
+
+def test_a_damaged_checkpoint_is_named(stack: ExitStack, tmp_path: Path) -> None:
+    directory = tmp_path / "version-1"
+    directory.mkdir()
+    (directory / "variables-0-of-1.ckpt").write_bytes(b"half")
+    part = {"ps_id": 0, "file": "variables-0-of-1.ckpt", "size_bytes": 400, "crc32": 0}
+    (directory / "MANIFEST.json").write_text(json.dumps({"parts": [part]}))
+    master = OnePsMaster(restore_from=str(directory))
+    process = start(stack, stack.enter_context(serving(master)), tmp_path)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert f"{directory}/variables-0-of-1.ckpt is damaged: it has 4 bytes" in output
+    assert "Traceback" not in output
+
+
+def test_a_wrong_token_ends_the_ps(stack: ExitStack, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("guessed")
+    port = stack.enter_context(serving(OnePsMaster()))
+    process = start(stack, port, tmp_path, ELASTICDL_TOKEN_FILE=str(tmp_path / "other"))
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "does not carry the job's token" in output
+
+
+def test_a_port_in_use_is_said(stack: ExitStack, tmp_path: Path) -> None:
+    port = stack.enter_context(serving(OnePsMaster()))
+    process = start(stack, port, tmp_path, PS_PORT=str(port))
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in output
