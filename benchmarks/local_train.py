@@ -1,0 +1,136 @@
+"""DeepFM on a synthetic click log: a whole local job of ours against TensorFlow's own ways, in the same run.
+
+Ours: `elasticdl train --runtime=local` with one parameter server and one worker, reading RecordIO.  Peers: `model.fit`
+in one process, and `tf.distribute.ParameterServerStrategy` with one parameter server and one worker; both read the
+same records as TFRecord files.  Everyone has the same model and Adagrad, and the machine for itself while it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl_client.job_status import JobStatus
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCH = 512
+RECORDS_PER_SHARD = 100_000
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How long everything takes."""
+
+    records: int
+    epochs: int  # of our job
+    peer_seconds: float  # after the warm-up
+
+
+QUICK = Size(records=200_000, epochs=2, peer_seconds=8)
+FULL = Size(records=1_000_000, epochs=2, peer_seconds=30)
+
+
+def make_data(directory: Path, records: int) -> tuple[Path, Path]:
+    """The click log as RecordIO, and the same records as TFRecord."""
+    recordio, tfrecord = directory / "recordio", directory / "tfrecord"
+    command = [sys.executable, str(ROOT / "scripts" / "gen_dataset.py"), "clicks", "--output", str(recordio)]
+    sizes = ["--num_records", str(records), "--records_per_shard", str(RECORDS_PER_SHARD)]
+    subprocess.run([*command, *sizes], cwd=ROOT, check=True, stdout=sys.stderr)
+    convert = [sys.executable, "-m", "benchmarks.peers.to_tfrecord", str(recordio / "train"), str(tfrecord)]
+    subprocess.run(convert, cwd=ROOT, check=True, stdout=sys.stderr)
+    return recordio / "train", tfrecord
+
+
+def peer(name: str, tfrecord: Path, seconds: float) -> float:
+    """Samples per second of a peer."""
+    command = [sys.executable, "-m", f"benchmarks.peers.{name}", str(tfrecord), str(BATCH), str(seconds)]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return float(json.loads(done.stdout.strip().splitlines()[-1])["samples_per_second"])
+
+
+def our_job(directory: Path, recordio: Path, epochs: int) -> dict[str, float]:
+    """Runs the job; samples per second in the steady state and over the whole life of the command."""
+    job_dir = directory / "job"
+    command = [
+        sys.executable, "-m", "elasticdl_client.main", "train", "--runtime=local", "--job_name=local-train-benchmark",
+        f"--job_dir={job_dir}", f"--model_zoo={ROOT / 'benchmarks' / 'zoo'}",
+        "--model_def=deepfm_clicks.custom_model", f"--training_data={recordio}",
+        "--distribution_strategy=ParameterServerStrategy", "--num_ps_pods=1", "--num_workers=1",
+        f"--num_epochs={epochs}", f"--minibatch_size={BATCH}", "--num_minibatches_per_task=32", "--seed=1",
+    ]  # fmt: skip
+    began = time.perf_counter()
+    points: list[tuple[float, int]] = []
+    total = 0
+    with (
+        (directory / "job.out").open("w") as output,
+        subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT) as job,
+    ):
+        while job.poll() is None:
+            if status := _read_status(job_dir / "status.json"):
+                total = max(total, status.records_total)
+                if not points or status.updated_at > points[-1][0]:
+                    points.append((status.updated_at, status.records_done))
+            time.sleep(POLL_S)
+    elapsed = time.perf_counter() - began
+    if job.returncode != 0:
+        raise SystemExit(f"the job failed:\n{(directory / 'job.out').read_text()[-3000:]}")
+    return {"steady": _steady(points, total), "whole_job": total / elapsed}
+
+
+def _read_status(path: Path) -> JobStatus | None:
+    try:
+        return JobStatus.from_json(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _steady(points: list[tuple[float, int]], total: int) -> float:
+    """The rate between the first point after a tenth of the records and the last one before the end."""
+    inside = [point for point in points if total / 10 <= point[1] < total]
+    if len(inside) < 2:
+        raise SystemExit("the job was over too soon for a steady state: give it more records")
+    (first_time, first_done), (last_time, last_done) = inside[0], inside[-1]
+    return (last_done - first_done) / (last_time - first_time)
+
+
+def measure(size: Size, directory: Path) -> dict[str, float]:
+    """All figures: samples per second, and ours divided by the peers'."""
+    recordio, tfrecord = make_data(directory, size.records)
+    ours = our_job(directory, recordio, size.epochs)
+    fit = peer("keras_fit", tfrecord, size.peer_seconds)
+    strategy = peer("parameter_server_strategy", tfrecord, size.peer_seconds)
+    return {
+        "elasticdl_samples_per_second": ours["steady"],
+        "elasticdl_whole_job_samples_per_second": ours["whole_job"],
+        "keras_fit_samples_per_second": fit,
+        "parameter_server_strategy_samples_per_second": strategy,
+        "ratio_to_keras_fit": ours["steady"] / fit,
+        "ratio_to_parameter_server_strategy": ours["steady"] / strategy,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="about a minute; less exact")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    arguments = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with tempfile.TemporaryDirectory(prefix="elasticdl-local-train-") as directory:
+        figures = measure(QUICK if arguments.quick else FULL, Path(directory))
+    if arguments.json:
+        print(json.dumps({"benchmark": "local_train", "quick": arguments.quick, **figures}))
+        return
+    for name, value in figures.items():
+        print(f"{name:48} {value:12,.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""The port `Framework`: what a worker needs of TensorFlow or PyTorch, and nothing else.
+
+Below this port lives everything that imports a framework; above it only NumPy.  Dense variables cross it as two flat
+float32 vectors, trainable and non-trainable, each variable raveled in C order, in the order of `ModelReport`.
+Embedding rows that live on the parameter servers cross it as one array of unique rows per table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+
+class Mode(StrEnum):
+    """The `mode` argument of the user's `feed`."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    PREDICTION = "prediction"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    name: str
+    shape: tuple[int, ...]
+    trainable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An embedding table on the parameter servers.
+
+    Attributes:
+        initializer: Keras config as JSON, ``{"class_name": …, "config": {…}}``.
+        input_dim: ids are in [0, input_dim); 0: any int64.
+    """
+
+    name: str
+    dim: int
+    initializer: str
+    input_dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What the user's module defines.
+
+    Attributes:
+        optimizer: a Keras config as JSON.
+        has_callbacks: `Framework.end_training` has something to do.
+    """
+
+    variables: tuple[Variable, ...]
+    tables: tuple[Table, ...]
+    optimizer: str
+    metrics: tuple[str, ...]
+    has_callbacks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The dense part of a model: trainable [T] and non-trainable [N], float32."""
+
+    trainable: Floats
+    non_trainable: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecords:
+    """The records of one lease, as the input pipeline takes them."""
+
+    lease: int
+    seed: int  # of (job seed, epoch, task): the seed of every shuffle inside this task
+    records: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The n-th minibatch of a lease; with `end`, no minibatch but the end of the task: it has n of them.
+
+    Attributes:
+        size: samples in it (after the user's `filter`).
+        ids: table name to its unique ids [U], in order of `rows` below; empty without tables.
+        data: the framework's own; only the framework looks inside.
+    """
+
+    lease: int
+    n: int
+    end: bool = False
+    size: int = 0
+    ids: Mapping[str, Ids] = field(default_factory=dict)
+    data: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a minibatch yields: mean loss with regularisation, gradients, the change of non-trainable variables."""
+
+    loss: float
+    gradient: Floats  # [T]
+    change: Floats  # [N]
+    row_gradients: Mapping[str, Floats]  # table to [U, dim], in the order of Batch.ids
+
+
+@dataclass(frozen=True, slots=True)
+class MetricState:
+    """One metric's variables as float64; see the proto message of the same name."""
+
+    name: str
+    arrays: tuple[npt.NDArray[np.float64], ...]
+    additive: bool = True
+    num_states: int = 1
+
+
+class FeedError(Exception):
+    """User code raised while a minibatch was made; the cause is ``__cause__``.
+
+    The pipeline is thrown away; `Framework.batches` must be called again for what comes after.
+    """
+
+    def __init__(self, lease: int, n: int, message: str) -> None:
+        super().__init__(message)
+        self.lease = lease
+        self.n = n
+
+
+class Framework(Protocol):
+    """One instance per worker process, made from a `ModelDefinition` and the job's seed."""
+
+    def report(self) -> ModelReport:
+        """Builds the model if need be.
+
+        Raises:
+            ModelDefinitionError: something in it is unsupported, by name.
+        """
+        ...
+
+    def initial(self) -> Parameters:
+        """Initial values: a function of (module, seed) alone, the same in every process."""
+        ...
+
+    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        """Minibatches of the tasks in order, each task closed by a `Batch` with `end`.
+
+        `tasks` is advanced from another thread, at most one task ahead of the one being yielded.  The compiled
+        pipeline of a mode is kept for the life of the process.
+
+        Raises:
+            FeedError: user code raised, or an endless `feed`.
+        """
+        ...
+
+    def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
+        """Forward and backward at the given values; `rows[table]` is [U, dim] for `batch.ids[table]`.
+
+        `seed` is that of (job seed, epoch, task, n): dropout and the like depend on it alone.
+        """
+        ...
+
+    def train(self, batch: Batch, seed: int) -> float:
+        """Local strategy: one step with the user's own optimizer on the framework's own variables; the loss."""
+        ...
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Local strategy: variables and optimizer slots, by name."""
+        ...
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """The inverse of `state`."""
+        ...
+
+    def evaluation(self) -> Evaluation:
+        """Freshly reset metrics."""
+        ...
+
+    def export(self, path: str, parameters: Parameters | None, rows: Mapping[str, tuple[Ids, Floats]]) -> None:
+        """Writes a SavedModel to the directory `path`.  `parameters` None: the framework's own variables.
+
+        `rows[table]` is (ids [U], values [U, dim]); tables with an `input_dim` come whole and in order of id.
+        """
+        ...
+
+    def end_training(self, parameters: Parameters | None, output: str) -> None:
+        """Calls the user's callbacks once, after training; `parameters` as for `export`."""
+        ...
+
+
+class Evaluation(Protocol):
+    """The metrics of one EVALUATION task, or of a merged evaluation."""
+
+    def update(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> None:
+        """Adds a minibatch.  `parameters` None: the framework's own variables (Local strategy)."""
+        ...
+
+    def states(self) -> list[MetricState]: ...
+
+    def results(self, merged: Sequence[MetricState]) -> dict[str, float]:
+        """The numbers of merged states; a metric with several values yields ``name_0``, ``name_1`` …"""
+        ...

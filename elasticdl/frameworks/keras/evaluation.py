@@ -1,0 +1,117 @@
+"""The port `Evaluation`: states of the user's metrics over the minibatches of a task, and numbers of merged states."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Batch, Floats, MetricState, Mode, Parameters
+from elasticdl.frameworks.keras.examples import take_apart
+from elasticdl.frameworks.keras.metrics import Array, KerasMeasure, Measure, State
+
+_log = logging.getLogger("elasticdl.keras")
+
+Predict = Callable[[Batch, Parameters | None, Mapping[str, Floats]], Any]
+
+
+class Measures:
+    """The metrics of a process, compiled once.  Their own variables are scratch: states live in `KerasEvaluation`."""
+
+    def __init__(self, measures: Sequence[Measure], example: Callable[[], tuple[Any, Any]]) -> None:
+        """
+        Args:
+            example: labels and predictions of the right shapes, for metrics that make their variables when updated.
+        """
+        self._measures = tuple(measures)
+        self._example = example
+        self._checked = False
+        self._compiled = True
+        self._advance = tf.function(self._advanced, autograph=False, reduce_retracing=True)
+
+    def __iter__(self) -> Any:
+        return iter(self._measures)
+
+    def advance(self, starts: list[list[Array]], labels: Any, predictions: Any) -> list[list[Array]]:
+        """States after a minibatch, one per metric; an empty start is a reset metric."""
+        if not self._checked:
+            for measure in self._measures:
+                measure.check(labels, predictions)
+            self._checked = True
+            return _arrays(self._advanced(starts, labels, predictions))
+        if self._compiled:
+            try:
+                return _arrays(self._advance(starts, labels, predictions))
+            except Exception as error:  # noqa: BLE001  it worked eagerly: then it may use NumPy
+                _log.info("Metrics run eagerly, as they cannot be compiled: %s", str(error).partition("\n")[0])
+                self._compiled = False
+        return _arrays(self._advanced(starts, labels, predictions))
+
+    def make_variables(self) -> None:
+        """Updates once with an example, if some metric has no variables yet."""
+        if any(isinstance(measure, KerasMeasure) and measure.num_variables() == 0 for measure in self._measures):
+            self._advanced([[] for _ in self._measures], *self._example())
+
+    def _advanced(self, starts: list[list[Any]], labels: Any, predictions: Any) -> list[list[Any]]:
+        return [
+            measure.advance(start, labels, predictions) for measure, start in zip(self._measures, starts, strict=True)
+        ]
+
+
+class KerasEvaluation:
+    """See `Evaluation`.  Several may be alive at once."""
+
+    def __init__(self, measures: Measures, predict: Predict) -> None:
+        self._measures = measures
+        self._predict = predict
+        self._states: list[list[Array]] = [[] for _ in measures]
+
+    def update(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> None:
+        predictions = self._predict(batch, parameters, rows)
+        labels = take_apart(Mode.EVALUATION, batch.data.element).labels
+        starts = [
+            [] if measure.additive else state for measure, state in zip(self._measures, self._states, strict=True)
+        ]
+        new = self._measures.advance(starts, labels, predictions)
+        self._states = [
+            [a + b for a, b in zip(old, state, strict=True)] if measure.additive and old else state
+            for measure, old, state in zip(self._measures, self._states, new, strict=True)
+        ]
+
+    def states(self) -> list[MetricState]:
+        if not all(self._states):
+            self._measures.make_variables()
+        return [
+            MetricState(measure.name, tuple(state or measure.reset()), measure.additive)
+            for measure, state in zip(self._measures, self._states, strict=True)
+        ]
+
+    def results(self, merged: Sequence[MetricState]) -> dict[str, float]:
+        self._measures.make_variables()
+        by_name = {state.name: state for state in merged}
+        results: dict[str, float] = {}
+        for measure in self._measures:
+            if measure.name in by_name:
+                results.update(_named(measure.name, measure.results(_apart(by_name[measure.name]))))
+        return results
+
+
+def _apart(state: MetricState) -> list[State]:
+    length = len(state.arrays) // state.num_states
+    return [state.arrays[k * length : (k + 1) * length] for k in range(state.num_states)]
+
+
+def _named(name: str, value: Any) -> dict[str, float]:
+    if isinstance(value, Mapping):
+        return {f"{name}_{key}": float(np.asarray(part)) for key, part in value.items()}
+    numbers = np.asarray(value, np.float64)
+    if numbers.ndim == 0:
+        return {name: float(numbers)}
+    return {f"{name}_{k}": float(number) for k, number in enumerate(numbers.ravel())}
+
+
+def _arrays(states: list[list[Any]]) -> list[list[Array]]:
+    return [[np.asarray(value, np.float64) for value in state] for state in states]

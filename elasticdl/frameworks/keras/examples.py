@@ -1,0 +1,79 @@
+"""What a minibatch is made of: features, labels, weights, and where its ids stand; and minibatches of zeros.
+
+Knows the shapes a `feed` may return; reads no data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Mode
+from elasticdl_client.errors import ModelDefinitionError
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """`Batch.data`: the element of the user's dataset, batched, and table to positions [n] in its unique ids."""
+
+    mode: Mode
+    element: Any
+    positions: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """An element of the user's dataset, taken apart."""
+
+    features: Any
+    labels: Any = None
+    weights: Any = None
+
+
+def take_apart(mode: Mode, element: Any) -> Examples:
+    """Features, labels and weights of an element of `feed`'s dataset (or of its spec)."""
+    if mode is Mode.PREDICTION:
+        return Examples(element)
+    return Examples(*element)
+
+
+def check_structure(mode: Mode, spec: Any) -> None:
+    """Refuses what `feed` must not return.
+
+    Raises:
+        ModelDefinitionError: the dataset's elements are not (features, labels) or (features, labels, weights).
+    """
+    if mode is not Mode.PREDICTION and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
+        raise ModelDefinitionError(
+            f"feed(dataset, {mode.value!r}, metadata) returned a dataset of {spec}.",
+            "Return a dataset of (features, labels) or (features, labels, sample_weight); "
+            "of features alone when mode is 'prediction'.",
+        )
+
+
+def size_of(element: Any) -> Any:
+    """Number of samples of a batched element, as an int64 tensor."""
+    first = tf.nest.flatten(element)[-1]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int64)
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0]
+    return tf.shape(first, tf.int64)[0]
+
+
+def zeros_like_spec(spec: Any, batch: int = 2) -> Any:
+    """Tensors of a batched spec, full of zeros (of empty strings); unknown dimensions but the first are 1."""
+    return tf.nest.map_structure(lambda leaf: _zeros(leaf, batch), spec)
+
+
+def _zeros(spec: Any, batch: int) -> Any:
+    shape = [batch, *(dim or 1 for dim in spec.shape.as_list()[1:])]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        dense = tf.zeros(shape, spec.dtype)
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)
+    if isinstance(spec, tf.SparseTensorSpec):
+        indices = [[row] + [0] * (len(shape) - 1) for row in range(batch)]
+        return tf.SparseTensor(indices, tf.zeros([batch], spec.dtype), shape)
+    return tf.zeros(shape, spec.dtype)

@@ -1,0 +1,103 @@
+"""Writes a model as a SavedModel that plain TensorFlow loads, its embedding tables included.
+
+Owns the shape of the exported object; who renames the directory is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Floats, Ids
+from elasticdl.layers.placement import Placement, Served, TableSpec
+
+Tensor = Any
+
+
+class ServedTable(tf.Module):  # type: ignore[misc]
+    """The rows of one table.  With an `input_dim` an id is a row number; without, an id never trained gets zeros."""
+
+    def __init__(self, table: TableSpec, ids: Ids, rows: Floats) -> None:
+        super().__init__(name=table.name)
+        if table.input_dim:
+            whole = rows if len(rows) == table.input_dim else _scattered(table, ids, rows)
+            self._index = None
+        else:
+            whole = np.concatenate([rows, np.zeros((1, table.dim), np.float32)])
+            contents = tf.lookup.KeyValueTensorInitializer(
+                tf.constant(ids, tf.int64), tf.range(len(ids), dtype=tf.int64)
+            )
+            self._index = tf.lookup.StaticHashTable(contents, default_value=len(ids))
+        self._rows = tf.Variable(whole, trainable=False, name="rows")
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return tf.gather(self._rows, ids if self._index is None else self._index.lookup(ids))
+
+
+class ServedModel(tf.Module):  # type: ignore[misc]
+    """What is saved: `loaded(features)` gives the model's outputs; so does the signature `serving_default`."""
+
+    def __init__(self, model: Any, tables: Mapping[str, ServedTable], placement: Placement | None, spec: Any) -> None:
+        super().__init__(name="served")
+        self.model = model
+        self.tables = list(tables.values())
+        by_name = dict(tables)
+
+        def call(features: Tensor) -> Tensor:
+            if placement is None:
+                return model(features, training=False)
+            with placement.using(Served(by_name)):
+                return model(features, training=False)
+
+        self.serve = tf.function(call, input_signature=[spec], autograph=False)
+        self.__call__ = self.serve
+
+
+def export_model(
+    path: str, model: Any, placement: Placement | None, rows: Mapping[str, tuple[Ids, Floats]], spec: Any
+) -> None:
+    """Writes the SavedModel.
+
+    Args:
+        rows: table to its ids [U] and values [U, dim].
+        spec: of batched features.
+    """
+    specs = {} if placement is None else placement.tables
+    empty = {name: (np.zeros(0, np.int64), np.zeros((0, table.dim), np.float32)) for name, table in specs.items()}
+    tables = {name: ServedTable(table, *(rows.get(name) or empty[name])) for name, table in specs.items()}
+    served = ServedModel(model, tables, placement, spec)
+    tf.saved_model.save(served, path, signatures={"serving_default": _signature(served.serve, spec)})
+
+
+def _signature(serve: Callable[[Any], Any], spec: Any) -> Any:
+    """The same with inputs and outputs by name."""
+    leaves = tf.nest.flatten(spec)
+    names = list(spec) if isinstance(spec, Mapping) and len(leaves) == len(spec) else _numbered("inputs", len(leaves))
+    keys = sorted(spec) if isinstance(spec, Mapping) and len(leaves) == len(spec) else names
+
+    def call(**inputs: Tensor) -> dict[str, Tensor]:
+        outputs = serve(tf.nest.pack_sequence_as(spec, [inputs[name] for name in keys]))
+        if isinstance(outputs, Mapping):
+            return {str(name): tf.identity(value) for name, value in outputs.items()}
+        flat = tf.nest.flatten(outputs)
+        return dict(zip(_numbered("output", len(flat)), map(tf.identity, flat), strict=True))
+
+    named = {name: _named_spec(leaf, name) for name, leaf in zip(keys, leaves, strict=True)}
+    return tf.function(call, autograph=False).get_concrete_function(**named)
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
+
+
+def _named_spec(leaf: Any, name: str) -> Any:
+    return tf.TensorSpec(leaf.shape, leaf.dtype, name) if isinstance(leaf, tf.TensorSpec) else leaf
+
+
+def _scattered(table: TableSpec, ids: Ids, rows: Floats) -> Floats:
+    whole = np.zeros((table.input_dim, table.dim), np.float32)
+    whole[ids] = rows
+    return whole

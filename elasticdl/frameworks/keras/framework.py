@@ -1,0 +1,224 @@
+"""`KerasFramework`: the port `Framework` on Keras 3 and TensorFlow.  It only puts the other modules together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.framework import (
+    Batch,
+    Evaluation,
+    Floats,
+    Ids,
+    Mode,
+    ModelReport,
+    Parameters,
+    Step,
+    TaskRecords,
+)
+from elasticdl.frameworks.keras.callbacks import end_training, make_callbacks
+from elasticdl.frameworks.keras.clipping import describe_optimizer
+from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
+from elasticdl.frameworks.keras.examples import take_apart, zeros_like_spec
+from elasticdl.frameworks.keras.export import export_model
+from elasticdl.frameworks.keras.feed import TracedFeed
+from elasticdl.frameworks.keras.ids import ids_function
+from elasticdl.frameworks.keras.metrics import Measure, make_measures
+from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names, user_call
+from elasticdl.frameworks.keras.pipeline import Pipeline
+from elasticdl.frameworks.keras.step import Steps
+from elasticdl.layers.placement import Placement
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import CheckpointError, ModelDefinitionError
+
+_log = logging.getLogger("elasticdl.keras")
+
+
+class KerasFramework:
+    """See `Framework`.  The model is built by the first call that needs it."""
+
+    def __init__(
+        self,
+        definition: ModelDefinition,
+        minibatch_size: int,
+        seed: int,
+        metadata: Metadata,
+        on_parameter_server: bool,
+        jit_compile: bool = False,
+    ) -> None:
+        """
+        Args:
+            seed: the job's; initial values depend on it.
+            metadata: handed to the user's `feed`.
+            on_parameter_server: rows of `elasticdl.layers.Embedding` come from outside; otherwise each such layer has
+                an ordinary variable.
+            jit_compile: compile steps with XLA; not for models with StringLookup or Hashing inside.
+        """
+        self._definition = definition
+        self._minibatch_size = minibatch_size
+        self._seed = seed
+        self._metadata = metadata
+        self._on_parameter_server = on_parameter_server
+        self._jit_compile = jit_compile
+        self._pipelines: dict[Mode, Pipeline] = {}
+        self._specs: dict[Mode, Any] = {}
+        self._model: BuiltModel | None = None
+        self._made_steps: Steps | None = None
+        self._made_optimizer: Any = None
+        self._made_measures: Measures | None = None
+        self._made_callbacks: list[Any] | None = None
+
+    def report(self) -> ModelReport:
+        """See `Framework.report`."""
+        built = self._built()
+        self._features()
+        optimizer = ""
+        if self._definition.optimizer is not None:
+            optimizer = describe_optimizer(self._optimizer(), self._definition.path, self._on_parameter_server)
+        metrics = tuple(measure.name for measure in self._measures())
+        return ModelReport(built.variables(), built.tables(), optimizer, metrics, bool(self._callbacks()))
+
+    def initial(self) -> Parameters:
+        """See `Framework.initial`."""
+        return self._built().initial
+
+    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        """See `Framework.batches`."""
+        mode = Mode(mode)
+        if mode not in self._pipelines:
+            built, feed = self._built(), self._feed(mode)
+            placement = built.placement or Placement()
+            tables = dict(sorted(placement.tables.items()))
+            self._pipelines[mode] = Pipeline(
+                mode,
+                feed,
+                self._minibatch_size,
+                tables,
+                lambda features: ids_function(built.model, placement, features, mode),
+            )
+        return self._pipelines[mode].batches(tasks)
+
+    def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
+        """See `Framework.gradients`."""
+        return self._steps().gradients(batch.data, self._batch_spec(batch), parameters, rows, seed)
+
+    def train(self, batch: Batch, seed: int) -> float:
+        """See `Framework.train`."""
+        return self._steps().train(batch.data, self._batch_spec(batch), seed)
+
+    def predictions(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
+        """The model's outputs for a minibatch of any mode, as tensors; `parameters` as in `Evaluation.update`."""
+        return self._steps().predictions(batch.data, self._batch_spec(batch), parameters, rows)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """See `Framework.state`."""
+        return {name: np.array(variable.numpy()) for name, variable in self._state_variables().items()}
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """See `Framework.load_state`.
+
+        Raises:
+            CheckpointError: the state is of another model or optimizer.
+        """
+        variables = self._state_variables()
+        wrong = sorted(set(state) ^ set(variables)) or [
+            name for name, variable in variables.items() if tuple(state[name].shape) != tuple(variable.shape)
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"The checkpoint is of another model or optimizer than {self._definition.path}: {', '.join(wrong)}.",
+                "Use the module that the checkpoint was written with, or another --checkpoint_dir.",
+            )
+        for name, variable in variables.items():
+            variable.assign(state[name])
+
+    def evaluation(self) -> Evaluation:
+        """See `Framework.evaluation`."""
+        return KerasEvaluation(self._measures(), self.predictions)
+
+    def export(self, path: str, parameters: Parameters | None, rows: Mapping[str, tuple[Ids, Floats]]) -> None:
+        """See `Framework.export`.  An id of a table without `input_dim` that has no row gets zeros."""
+        built = self._built()
+        if parameters is not None:
+            self._steps().assign(parameters)
+        export_model(path, built.model, built.placement, rows, self._features())
+
+    def end_training(self, parameters: Parameters | None, output: str) -> None:
+        """See `Framework.end_training`.  Rows of tables on the parameter servers are not in the model."""
+        if parameters is not None:
+            self._steps().assign(parameters)
+        end_training(self._callbacks(), self._built().model, self._minibatch_size, output)
+
+    def _callbacks(self) -> list[Any]:
+        if self._made_callbacks is None:
+            self._made_callbacks = make_callbacks(self._definition.path, self._definition.callbacks)
+        return self._made_callbacks
+
+    def _built(self) -> BuiltModel:
+        if self._model is None:
+            self._model = build_model(self._definition, self._seed, self._on_parameter_server, self._features)
+        return self._model
+
+    def _optimizer(self) -> Any:
+        if self._made_optimizer is None and self._definition.optimizer is not None:
+            made = user_call(self._definition.optimizer, f"{self._definition.path}: optimizer()")
+            self._made_optimizer = made
+        return self._made_optimizer
+
+    def _steps(self) -> Steps:
+        if self._made_steps is None:
+            self._made_steps = Steps(self._built(), self._definition.loss, self._optimizer(), self._jit_compile)
+        return self._made_steps
+
+    def _measures(self) -> Measures:
+        if self._made_measures is None:
+            made: list[Measure] = []
+            if self._definition.eval_metrics_fn is not None:
+                path = self._definition.path
+                made = make_measures(path, user_call(self._definition.eval_metrics_fn, f"{path}: eval_metrics_fn()"))
+            self._made_measures = Measures(made, self._example)
+        return self._made_measures
+
+    def _example(self) -> tuple[Any, Any]:
+        examples = take_apart(Mode.EVALUATION, zeros_like_spec(self._spec(Mode.EVALUATION)))
+        return examples.labels, self._built().model(examples.features, training=False)
+
+    def _feed(self, mode: Mode) -> TracedFeed:
+        if self._definition.feed is None:
+            raise ModelDefinitionError(f"{self._definition.path} has no feed.", "Define feed(dataset, mode, metadata).")
+        return TracedFeed(self._definition.feed, mode, self._metadata, self._minibatch_size)
+
+    def _spec(self, mode: Mode) -> Any:
+        """Spec of a minibatch of a mode, without reading data."""
+        if mode not in self._specs:
+            self._specs[mode] = user_call(
+                self._feed(mode).probe, f"{self._definition.path}: feed(dataset, {mode.value!r}, metadata)"
+            )
+        return self._specs[mode]
+
+    def _features(self) -> Any:
+        """Spec of batched features, of the first mode that `feed` takes (a job that predicts may have no labels)."""
+        try:
+            return take_apart(Mode.TRAINING, self._spec(Mode.TRAINING)).features
+        except ModelDefinitionError:
+            if self._definition.loss is not None and self._definition.optimizer is not None:
+                raise
+            return self._spec(Mode.PREDICTION)
+
+    def _batch_spec(self, batch: Batch) -> Any:
+        return self._pipelines[batch.data.mode].spec
+
+    def _state_variables(self) -> dict[str, Any]:
+        built, optimizer = self._built(), self._optimizer()
+        if optimizer is None:
+            raise ModelDefinitionError(f"{self._definition.path} has no optimizer.")
+        optimizer.build(built.trainable)
+        weights = [*built.trainable, *built.non_trainable, *built.own]
+        named = {f"model/{name}": v for name, v in zip(unique_names(weights), weights, strict=True)}
+        slots = list(optimizer.variables)
+        return named | {f"optimizer/{name}": v for name, v in zip(unique_names(slots), slots, strict=True)}

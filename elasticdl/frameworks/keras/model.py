@@ -1,0 +1,173 @@
+"""Builds the user's Keras model so that its initial values depend on the module and the seed alone.
+
+Owns the order of variables in the flat vectors and what is in them; it trains nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Floats, Parameters, Table, Variable
+from elasticdl.frameworks.keras.examples import zeros_like_spec
+from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
+from elasticdl.layers.placement import Placement, embedding_placement
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
+
+_log = logging.getLogger("elasticdl.keras")
+
+_INITIALIZERS = ("Zeros", "Ones", "Constant", "RandomUniform", "RandomNormal", "TruncatedNormal")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """A model with all of its variables.
+
+    Attributes:
+        trainable: Keras variables of the trainable vector, in order.
+        non_trainable: of the non-trainable vector.
+        own: other state, which never leaves the process.
+        placement: of its embedding tables; None: they are variables like any other.
+    """
+
+    model: Any
+    trainable: tuple[Any, ...]
+    non_trainable: tuple[Any, ...]
+    own: tuple[Any, ...]
+    placement: Placement | None
+    seeds: StepSeeds
+    initial: Parameters
+
+    def variables(self) -> tuple[Variable, ...]:
+        """Names and shapes in order: the trainable ones, then the others."""
+        names = unique_names([*self.trainable, *self.non_trainable])
+        return tuple(
+            Variable(name, tuple(v.shape), k < len(self.trainable))
+            for k, (name, v) in enumerate(zip(names, [*self.trainable, *self.non_trainable], strict=True))
+        )
+
+    def tables(self) -> tuple[Table, ...]:
+        """The tables on the parameter servers, by name."""
+        specs = {} if self.placement is None else self.placement.tables
+        return tuple(
+            Table(name, spec.dim, _initializer(name, spec.initializer), spec.input_dim)
+            for name, spec in sorted(specs.items())
+        )
+
+
+def build_model(
+    definition: ModelDefinition, seed: int, on_parameter_server: bool, features: Callable[[], Any]
+) -> BuiltModel:
+    """Makes the model and its variables.
+
+    Args:
+        features: spec of batched features, asked for only if the model has no input shapes of its own.
+
+    Raises:
+        ModelDefinitionError: the module raises, returns no Keras model, or uses something unsupported.
+    """
+    placement = Placement() if on_parameter_server else None
+    keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
+    keras.utils.set_random_seed(seed)
+    with embedding_placement(placement):
+        model = user_call(definition.model, f"{definition.path}: {definition.symbol}")
+        if not isinstance(model, keras.Model):
+            raise ModelDefinitionError(
+                f"{definition.path}: {definition.symbol} returned a {type(model).__name__}, not a keras.Model."
+            )
+        if not _is_built(model):
+            example = zeros_like_spec(features())
+            user_call(lambda: model(example, training=False), f"{definition.path}: {definition.symbol}.call")
+    trainable = tuple(model.trainable_variables)
+    _check_trainable(definition, trainable)
+    others = list({id(v): v for v in model.non_trainable_weights}.values())
+    non_trainable = tuple(v for v in others if v.dtype == "float32")
+    own = tuple(v for v in others if v.dtype != "float32")
+    if own:
+        names = ", ".join(v.path for v in own)
+        _log.warning("Each worker keeps its own value of these variables, which are not float32: %s", names)
+    initial = Parameters(flat_values(trainable), flat_values(non_trainable))
+    seeds = StepSeeds(generator_states(model), seed)
+    return BuiltModel(model, trainable, non_trainable, own, placement, seeds, initial)
+
+
+def user_call(function: Callable[[], Any], what: str) -> Any:
+    """Calls user code; whatever it raises becomes a `ModelDefinitionError` with its traceback."""
+    try:
+        return function()
+    except ElasticDLError:
+        raise
+    except Exception as error:
+        message = f"{what} raised {type(error).__name__}: {error}"
+        raise ModelDefinitionError(message, details=traceback.format_exc()) from error
+
+
+def flat_values(variables: Sequence[Any]) -> Floats:
+    """The values of variables as one vector."""
+    parts = [np.ravel(v.numpy()).astype(np.float32) for v in variables]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def flat_tensor(variables: Sequence[Any]) -> Any:
+    """The same inside a graph."""
+    parts = [tf.reshape(v.value, [-1]) for v in variables]
+    return tf.concat(parts, 0) if parts else tf.zeros([0])
+
+
+def assign_flat(variables: Sequence[Any], flat: Any) -> None:
+    """Sets variables from one vector, inside a graph or outside."""
+    if variables:
+        for variable, part in zip(variables, tf.split(flat, [_size(v) for v in variables]), strict=True):
+            variable.assign(tf.reshape(part, variable.shape))
+
+
+def unique_names(variables: Sequence[Any]) -> list[str]:
+    """Paths of Keras variables; the second of a path gets the suffix _1, and so on."""
+    names: list[str] = []
+    for variable in variables:
+        name, number = variable.path, 0
+        while name in names:
+            number += 1
+            name = f"{variable.path}_{number}"
+        names.append(name)
+    return names
+
+
+def _size(variable: Any) -> int:
+    return int(np.prod(variable.shape, dtype=np.int64))
+
+
+def _is_built(model: Any) -> bool:
+    if isinstance(model, keras.Sequential):
+        return bool(model.built)
+    return bool(getattr(model, "inputs", None)) and bool(model.built)
+
+
+def _check_trainable(definition: ModelDefinition, variables: Sequence[Any]) -> None:
+    for variable in variables:
+        if variable.dtype != "float32":
+            raise ModelDefinitionError(
+                f"{definition.path}: the trainable variable {variable.path} is {variable.dtype}.",
+                "Trainable variables must be float32 (a mixed_float16 policy keeps them so).",
+            )
+
+
+def _initializer(table: str, initializer: Any) -> str:
+    config = keras.initializers.serialize(initializer)
+    name = config.get("class_name") if isinstance(config, dict) else None
+    if name not in _INITIALIZERS or config.get("registered_name"):
+        raise ModelDefinitionError(
+            f"elasticdl.layers.Embedding {table!r}: a row on a parameter server cannot be initialised "
+            f"by {getattr(initializer, 'name', None) or type(initializer).__name__}.",
+            f"Use one of {', '.join(_INITIALIZERS)}.",
+        )
+    return json.dumps({"class_name": name, "config": config["config"]}, sort_keys=True)

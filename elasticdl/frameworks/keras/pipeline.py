@@ -1,0 +1,243 @@
+"""The input pipeline of one mode: one dataset for the whole job, one element of its outer dataset per task.
+
+Owns the order of minibatches and the end marks of tasks, and turns errors of user code into `FeedError`.  It never
+retries and never looks inside a record.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
+from elasticdl.frameworks.keras.examples import Minibatch, size_of, take_apart
+from elasticdl.frameworks.keras.feed import TracedFeed
+from elasticdl.frameworks.keras.ids import unique_ids
+from elasticdl.layers.placement import TableSpec
+
+DISCARDING = "elasticdl-discard"  # name of the threads that end iterations
+_PREFETCH = 2
+_MOST_SAMPLES_PER_RECORD = 1000
+_END = -1
+_SEED_MASK = 2**62 - 1
+_QUOTE = "\\'"  # as TensorFlow prints a quote of an assertion's message
+_NOISE = re.compile(
+    r"Error in user-defined function passed to .*? transformation with iterator: \S*: ?"
+    r"|\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]( name:)?"
+)
+IdsFunction = Callable[[Any], dict[str, Any]]
+
+
+class TaskSource:
+    """Feeds tasks to the outer dataset from the thread of tf.data, at most one task ahead of the one being yielded."""
+
+    def __init__(self, tasks: Iterator[TaskRecords]) -> None:
+        self.leases: list[int] = []  # in order, as handed to the pipeline
+        self.error: Exception | None = None
+        self._tasks = tasks
+        self._num_ended = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def elements(self) -> Iterator[tuple[np.int64, np.int64, Any]]:
+        while self._may_advance():
+            try:
+                task = next(self._tasks, None)
+            except Exception as error:  # noqa: BLE001  raised again by whoever waits for the batch
+                self.error = error
+                return
+            if task is None:
+                return
+            self.leases.append(task.lease)
+            records = np.empty(len(task.records), dtype=object)
+            records[:] = task.records
+            yield np.int64(task.lease), np.int64(task.seed & _SEED_MASK), records
+
+    def ended(self) -> None:
+        """A task's end has been taken out of the pipeline."""
+        with self._changed:
+            self._num_ended += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _may_advance(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self.leases) <= self._num_ended + 1)
+            return not self._closed
+
+
+class Pipeline:
+    """Minibatches of tasks, for one mode."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        feed: TracedFeed,
+        minibatch_size: int,
+        tables: dict[str, TableSpec],
+        make_ids: Callable[[Any], IdsFunction],
+    ) -> None:
+        """
+        Args:
+            tables: the tables on the parameter servers.
+            make_ids: from the spec of batched features to the function that finds their ids.
+        """
+        self._mode = mode
+        self._feed = feed
+        self._minibatch_size = minibatch_size
+        self._tables = tables
+        self._make_ids = make_ids
+        self._dataset: Any = None
+        self._source: TaskSource | None = None
+        self.spec: Any = None  # of a minibatch's element, once traced
+
+    def batches(self, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        """See `Framework.batches`."""
+        source = TaskSource(tasks)
+        if self._dataset is None:
+            first = next(tasks, None)
+            if first is None:
+                return
+            self._trace(first)
+            source = TaskSource(_chained(first, tasks))
+        iterator = _Elements(self._dataset)
+        self._source = source
+        try:
+            yield from self._run(iterator, source)
+        finally:
+            source.close()
+            iterator.discard()
+
+    def _run(self, elements: _Elements, source: TaskSource) -> Iterator[Batch]:
+        task, n = 0, 0
+        while True:
+            try:
+                element = elements.next()
+            except tf.errors.OpError as error:
+                if source.error is not None:
+                    raise source.error from None
+                raise FeedError(source.leases[task], n, _message(error)) from _without_frames(error)
+            if element is None:
+                if source.error is not None:
+                    raise source.error
+                return
+            lease, number, size, content = element
+            if int(number) == _END:
+                source.ended()
+                yield Batch(int(lease), n, end=True)
+                task, n = task + 1, 0
+            else:
+                yield self._batch(int(lease), n, int(size), content.get_value())
+                n += 1
+
+    def _batch(self, lease: int, n: int, size: int, content: Any) -> Batch:
+        element, unique = content
+        ids = {name: found.numpy() for name, (found, _) in unique.items()}
+        positions = {name: where for name, (_, where) in unique.items()}
+        return Batch(lease, n, size=size, ids=ids, data=Minibatch(self._mode, element, positions))
+
+    def _trace(self, first: TaskRecords) -> None:
+        try:
+            self._feed.probe()
+            self._dataset = self._compiled()
+        except Exception as error:
+            raise FeedError(first.lease, 0, _message(error)) from error
+
+    def _compiled(self) -> Any:
+        def elements() -> Iterator[tuple[np.int64, np.int64, Any]]:
+            source = self._source
+            assert source is not None
+            yield from source.elements()
+
+        outer = tf.data.Dataset.from_generator(
+            elements,
+            output_signature=(
+                tf.TensorSpec((), tf.int64),
+                tf.TensorSpec((), tf.int64),
+                tf.TensorSpec((None,), tf.string),
+            ),
+        )
+        whole = outer.flat_map(self._task)
+        self._feed.warn_of_chance(whole)
+        options = tf.data.Options()
+        options.deterministic = True
+        # Waiting for a task must not take a thread from the steps.
+        options.threading.private_threadpool_size = (os.cpu_count() or 1) + 1
+        # It breaks graphs in which a dataset has two successors, as the trials of vectorised maps leave them.
+        options.experimental_optimization.map_and_batch_fusion = False
+        return whole.prefetch(_PREFETCH).with_options(options)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _task(self, lease: Any, seed: Any, records: Any) -> Any:
+        minibatches = batched(self._feed(records, seed), self._minibatch_size)
+        self.spec = minibatches.element_spec
+        ids = self._make_ids(take_apart(self._mode, self.spec).features) if self._tables else None
+        most = tf.size(records, tf.int64) * _MOST_SAMPLES_PER_RECORD // self._minibatch_size + 1
+
+        def content(element: Any) -> Any:
+            found = {} if ids is None else ids(take_apart(self._mode, element).features)
+            return element, unique_ids(found, self._tables)
+
+        def numbered(n: Any, value: Any) -> Any:
+            tf.debugging.Assert(
+                n < most, [f"feed makes more than {_MOST_SAMPLES_PER_RECORD} samples a record: does it ever end?"]
+            )
+            return lease, n, size_of(value[0]), tf.experimental.Optional.from_value(value)
+
+        full = minibatches.map(lambda *parts: content(parts if isinstance(self.spec, tuple) else parts[0]))
+        spec = full.element_spec
+        end = tf.data.Dataset.from_tensors(
+            (lease, tf.constant(_END, tf.int64), tf.constant(0, tf.int64), tf.experimental.Optional.empty(spec))
+        )
+        return full.enumerate().map(numbered).concatenate(end)
+
+
+def batched(samples: Any, size: int) -> Any:
+    """``samples.batch(size)``; where `feed` ends in ``unbatch()``, its batches are cut anew, not taken apart."""
+    batches = getattr(samples, "_input_dataset", None) if type(samples).__name__ == "_UnbatchDataset" else None
+    if batches is None or batches.element_spec != samples.batch(size).element_spec:
+        return samples.batch(size)
+    return batches.rebatch(size)
+
+
+class _Elements:
+    """One iteration over a dataset, which can be let go without waiting."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._iterator = iter(dataset)
+
+    def next(self) -> Any:
+        return next(self._iterator, None)
+
+    def discard(self) -> None:
+        """Ends the iteration in a thread: it waits for tf.data's, which may itself wait for a task."""
+        held = [self._iterator]
+        self._iterator = iter(())
+        threading.Thread(target=held.clear, name=DISCARDING, daemon=True).start()
+
+
+def _chained(first: TaskRecords, rest: Iterator[TaskRecords]) -> Iterator[TaskRecords]:
+    yield first
+    yield from rest
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """The error without the frames that it and what it replaced hold: they would keep the iterator alive, and it would
+    be ended, waiting for tf.data's threads, by whoever lets the error go."""
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
+def _message(error: BaseException) -> str:
+    text = _NOISE.sub("", getattr(error, "message", None) or str(error))
+    return f"{type(error).__name__}: {text.replace(_QUOTE, _QUOTE[1]).strip()}"

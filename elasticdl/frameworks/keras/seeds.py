@@ -1,0 +1,40 @@
+"""Everything random inside a step depends on the step's seed alone: Keras's seed generators are set from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+_LARGEST = 2**31 - 1
+
+
+def generator_states(model: Any) -> list[Any]:
+    """The states of the seed generators of a model's layers, in a fixed order."""
+    weights = {id(weight) for weight in model.weights}
+    states = [v for v in model.variables if id(v) not in weights and v.name == "seed_generator_state"]
+    return list({id(state): state for state in states}.values())
+
+
+class StepSeeds:
+    """Sets the seed generators of a model, and the one that Keras falls back to, inside a compiled function."""
+
+    def __init__(self, states: Sequence[Any], seed: int) -> None:
+        self._fallback = keras.random.SeedGenerator(seed)
+        self._states = [self._fallback.state, *states]
+
+    def assign(self, seed: Any) -> None:
+        """Call it where the function is traced; `seed` is an int64 scalar."""
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, self._fallback)
+        for index, state in enumerate(self._states):
+            value = tf.random.stateless_uniform([2], tf.stack([seed, index]), 0, _LARGEST, tf.int64)
+            state.assign(tf.cast(value, state.dtype))
+
+
+def as_int64(seed: int) -> int:
+    """Any Python integer as one that a tensor can hold."""
+    return seed & (2**62 - 1)

@@ -1,0 +1,143 @@
+"""`Embedding`: a Keras layer whose rows live on the parameter servers when the job has some.
+
+Owns the arithmetic from ids to vectors.  Where rows come from is `placement`'s business; without a placement the layer
+is an ordinary Keras embedding with a variable of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from elasticdl.layers.placement import TableSpec, current_placement
+from elasticdl_client.errors import ModelDefinitionError
+
+Tensor = Any
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+@keras.saving.register_keras_serializable(package="elasticdl")
+class Embedding(keras.layers.Layer):  # type: ignore[misc]
+    """Turns ids into vectors that are learnt.
+
+    Dense ids [B, L] become [B, L, output_dim], or [B, output_dim] with a combiner, which combines over axis 1.  Ragged
+    and sparse ids of two dimensions need a combiner; a row without ids becomes zeros.  Ids are cast to int64.
+
+    Under ParameterServerStrategy the table lives on the parameter servers: rows are made on first use, and without
+    `input_dim` any int64 is an id.  Elsewhere `input_dim` is needed.
+
+    Args:
+        output_dim: length of a vector.
+        input_dim: ids are in [0, input_dim).
+        embeddings_initializer: Keras initializer of the rows.
+        mask_zero: id 0 is padding: it is masked for later layers, and left out by a combiner.
+        input_length: ignored; accepted for models written for older versions.
+        combiner: None, "sum", "mean", or "sqrtn" (the sum divided by the square root of the number of ids).
+    """
+
+    def __init__(
+        self,
+        output_dim: int,
+        input_dim: int | None = None,
+        embeddings_initializer: Any = "uniform",
+        mask_zero: bool = False,
+        input_length: int | None = None,
+        combiner: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if combiner is not None and combiner not in COMBINERS:
+            raise ModelDefinitionError(f"Embedding {self.name!r}: combiner={combiner!r} is not one of {COMBINERS}.")
+        if output_dim < 1 or (input_dim is not None and input_dim < 1):
+            raise ModelDefinitionError(f"Embedding {self.name!r}: output_dim and input_dim must be positive.")
+        self.output_dim = output_dim
+        self.input_dim = input_dim
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.mask_zero = mask_zero
+        self.input_length = input_length
+        self.combiner = combiner
+        self.autocast = False
+        self.supports_masking = mask_zero
+        self._placement = current_placement()
+
+    def build(self, input_shape: Any = None) -> None:
+        if self._placement is not None:
+            self._placement.add(TableSpec(self.name, self.output_dim, self.embeddings_initializer, self.input_dim or 0))
+        elif self.input_dim is None:
+            raise ModelDefinitionError(
+                f"elasticdl.layers.Embedding {self.name!r} has no input_dim.",
+                "Give it one, or use --distribution_strategy=ParameterServerStrategy, where any int64 is an id.",
+            )
+        else:
+            self.embeddings = self.add_weight(
+                shape=(self.input_dim, self.output_dim), initializer=self.embeddings_initializer, name="embeddings"
+            )
+        self.built = True
+
+    def call(self, inputs: Tensor) -> Tensor:
+        if isinstance(inputs, tf.RaggedTensor):
+            return self._combine_rows(inputs.values, inputs.value_rowids(), inputs.nrows(), "ragged", inputs.shape.rank)
+        if isinstance(inputs, tf.SparseTensor):
+            rows = inputs.dense_shape[0]
+            return self._combine_rows(inputs.values, inputs.indices[:, 0], rows, "sparse", inputs.shape.rank)
+        ids = tf.cast(inputs, tf.int64)
+        vectors = tf.reshape(self._vectors(tf.reshape(ids, [-1])), tf.concat([tf.shape(ids), [self.output_dim]], 0))
+        vectors.set_shape([*ids.shape, self.output_dim])
+        if self.combiner is None:
+            return vectors
+        counted = tf.not_equal(ids, 0) if self.mask_zero else tf.ones_like(ids, tf.bool)
+        weights = tf.cast(counted, vectors.dtype)[..., None]
+        return self._normalize(tf.reduce_sum(vectors * weights, axis=1), tf.reduce_sum(weights, axis=1))
+
+    def _combine_rows(self, values: Tensor, row: Tensor, num_rows: Tensor, kind: str, rank: int | None) -> Tensor:
+        if self.combiner is None or (rank is not None and rank != 2):
+            raise ModelDefinitionError(
+                f"elasticdl.layers.Embedding {self.name!r} is given {kind} ids"
+                + (" without a combiner." if self.combiner is None else f" of {rank} dimensions."),
+                "Such ids must have two dimensions, and the layer combiner='sum', 'mean' or 'sqrtn'.",
+            )
+        ids = tf.cast(values, tf.int64)
+        vectors = self._vectors(ids)
+        if self.mask_zero:
+            vectors *= tf.cast(tf.not_equal(ids, 0), vectors.dtype)[:, None]
+        counts = tf.ones_like(ids, vectors.dtype) if not self.mask_zero else tf.cast(ids != 0, vectors.dtype)
+        total = tf.math.unsorted_segment_sum(vectors, row, num_rows)
+        return self._normalize(total, tf.math.unsorted_segment_sum(counts, row, num_rows)[:, None])
+
+    def _normalize(self, total: Tensor, counts: Tensor) -> Tensor:
+        if self.combiner == "sum":
+            return total
+        return tf.math.divide_no_nan(total, counts if self.combiner == "mean" else tf.sqrt(counts))
+
+    def _vectors(self, ids: Tensor) -> Tensor:
+        if self._placement is None:
+            return tf.gather(tf.convert_to_tensor(self.embeddings), ids)
+        return tf.cast(self._placement.rows(self.name, ids, self.output_dim), self.compute_dtype)
+
+    def compute_mask(self, inputs: Tensor, mask: Any = None) -> Tensor | None:
+        if not self.mask_zero or self.combiner is not None:
+            return None
+        return keras.ops.not_equal(inputs, 0)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        if self.combiner is None and not getattr(inputs, "sparse", False) and not getattr(inputs, "ragged", False):
+            return keras.KerasTensor((*inputs.shape, self.output_dim), self.compute_dtype)
+        rest = () if self.combiner is None else inputs.shape[2:]
+        return keras.KerasTensor((inputs.shape[0], *rest, self.output_dim), self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        kept = input_shape if self.combiner is None else (input_shape[0], *input_shape[2:])
+        return (*kept, self.output_dim)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "output_dim": self.output_dim,
+            "input_dim": self.input_dim,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "mask_zero": self.mask_zero,
+            "input_length": self.input_length,
+            "combiner": self.combiner,
+        }

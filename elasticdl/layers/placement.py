@@ -1,0 +1,144 @@
+"""Where the rows of a model's embedding layers come from.
+
+Owns the ambient placement under which a model is made, and what a layer asks for its rows while a function is traced.
+It never talks to a parameter server: rows enter and leave a compiled function as ordinary tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from elasticdl_client.errors import ModelDefinitionError
+
+Tensor = Any  # TensorFlow is untyped here
+
+_PLACEMENT: ContextVar[Placement | None] = ContextVar("elasticdl_embedding_placement", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """What a layer needs of its table.  `input_dim` 0: any int64 is an id."""
+
+    name: str
+    dim: int
+    initializer: Any
+    input_dim: int
+
+
+class Rows(Protocol):
+    """Gives a layer the rows of its ids."""
+
+    def rows(self, table: str, ids: Tensor, dim: int) -> Tensor:
+        """[n, dim] float32 for `ids` [n] int64."""
+        ...
+
+
+class Placement:
+    """Places the tables of the layers made under it on the parameter servers.
+
+    Outside of `using` a layer answers with zeros, which is all that building a model takes.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, TableSpec] = {}
+        self._active = threading.local()
+
+    def add(self, table: TableSpec) -> None:
+        """Called by a layer when it is built.
+
+        Raises:
+            ModelDefinitionError: another layer has the name.
+        """
+        if table.name in self.tables:
+            raise ModelDefinitionError(
+                f"Two elasticdl.layers.Embedding layers of the model are named {table.name!r}.",
+                "Give each a name of its own: its table on the parameter servers is called by it.",
+            )
+        self.tables[table.name] = table
+
+    @contextmanager
+    def using(self, source: Rows) -> Iterator[None]:
+        """While it lasts, layers called in this thread take their rows from `source`."""
+        previous = self._source()
+        self._active.source = source
+        try:
+            yield
+        finally:
+            self._active.source = previous
+
+    def rows(self, table: str, ids: Tensor, dim: int) -> Tensor:
+        """See `Rows`."""
+        source = self._source()
+        return tf.zeros([tf.size(ids), dim]) if source is None else source.rows(table, ids, dim)
+
+    def _source(self) -> Rows | None:
+        return getattr(self._active, "source", None)
+
+
+@contextmanager
+def embedding_placement(placement: Placement | None) -> Iterator[None]:
+    """Embedding layers made inside belong to `placement`; None: each has an ordinary variable of its own."""
+    token = _PLACEMENT.set(placement)
+    try:
+        yield
+    finally:
+        _PLACEMENT.reset(token)
+
+
+def current_placement() -> Placement | None:
+    """The placement of the innermost `embedding_placement`."""
+    return _PLACEMENT.get()
+
+
+class Recorded:
+    """Writes down the ids of every call of every layer and answers with zeros."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, list[Tensor]] = {}
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def rows(self, table: str, ids: Tensor, dim: int) -> Tensor:
+        if ids.graph is not self._graph:
+            raise ModelDefinitionError(
+                f"elasticdl.layers.Embedding {table!r} is called inside a loop or a condition of the graph.",
+                "Call it on the whole batch, outside of tf.while_loop, tf.cond, tf.map_fn and the like.",
+            )
+        self.ids.setdefault(table, []).append(ids)
+        return tf.zeros([tf.size(ids), dim])
+
+
+class Gathered:
+    """Rows handed in from outside: the ids of the k-th call of a layer stand at the k-th stretch of `positions`."""
+
+    def __init__(self, unique_rows: Mapping[str, Tensor], positions: Mapping[str, Tensor]) -> None:
+        """
+        Args:
+            unique_rows: table to [U, dim].
+            positions: table to [n]: for each id of each call, in order, the row of `unique_rows` that is its.
+        """
+        self._unique_rows = unique_rows
+        self._positions = positions
+        self._start: dict[str, Tensor] = {}
+
+    def rows(self, table: str, ids: Tensor, dim: int) -> Tensor:
+        start = self._start.get(table, 0)
+        end = start + tf.size(ids)
+        self._start[table] = end
+        return tf.gather(self._unique_rows[table], self._positions[table][start:end])
+
+
+class Served:
+    """Whole tables, each a function of ids: for an exported model."""
+
+    def __init__(self, tables: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+        self._tables = tables
+
+    def rows(self, table: str, ids: Tensor, dim: int) -> Tensor:
+        return self._tables[table](ids)

@@ -1,0 +1,36 @@
+"""`ModelDefinition`: what the user's module says, as plain callables.  It knows no framework and calls nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefinition:
+    """The symbols of a model-definition module.
+
+    Attributes:
+        path: the module's file, for messages.
+        symbol: the model's name in it.
+        model: makes the model; `--model_params` are bound already.
+        feed: ``feed(dataset, mode, metadata)``.
+        loss: ``loss(labels, predictions)``.
+        optimizer: ``optimizer()``.
+        eval_metrics_fn: ``eval_metrics_fn()``.
+        callbacks: ``callbacks()``.
+        custom_data_reader: ``custom_data_reader(data_origin, records_per_task=None, **params)``.
+        prediction_outputs_processor: class whose ``process(predictions, worker_id)`` takes predictions.
+    """
+
+    path: str
+    symbol: str
+    model: Callable[[], Any]
+    feed: Callable[..., Any] | None = None
+    loss: Callable[..., Any] | None = None
+    optimizer: Callable[[], Any] | None = None
+    eval_metrics_fn: Callable[[], Any] | None = None
+    callbacks: Callable[[], Any] | None = None
+    custom_data_reader: Callable[..., Any] | None = None
+    prediction_outputs_processor: Callable[..., Any] | None = None

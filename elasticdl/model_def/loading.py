@@ -1,0 +1,202 @@
+"""Finds the user's model-definition module in the model zoo and its symbols in the module.
+
+It runs the module and nothing in it, imports no framework, and says by name whatever is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from elasticdl.model_def.definition import ModelDefinition
+from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
+
+_SIGNATURES = {
+    "feed": "a function feed(dataset, mode, metadata)",
+    "loss": "a function loss(labels, predictions)",
+    "optimizer": "a function without arguments that returns a Keras optimizer",
+    "eval_metrics_fn": "a function without arguments that returns a dictionary of metrics",
+    "callbacks": "a function without arguments that returns a list of Keras callbacks",
+    "custom_data_reader": "a function custom_data_reader(data_origin, records_per_task=None, **params)",
+    "prediction_outputs_processor": "a class with a method process(predictions, worker_id)",
+}
+_DEFAULTS = {symbol: symbol for symbol in _SIGNATURES} | {"prediction_outputs_processor": "PredictionOutputsProcessor"}
+_REQUIRED = {
+    "train": ("feed", "loss", "optimizer"),
+    "evaluate": ("feed", "eval_metrics_fn"),
+    "predict": ("feed",),
+}
+
+
+def load_model_definition(spec: JobSpec) -> ModelDefinition:
+    """The model definition that a job's flags name.
+
+    Raises:
+        ModelDefinitionError: a file or symbol is missing or of the wrong kind, or the module cannot be imported.
+    """
+    return load(
+        spec.model_zoo or ".",
+        spec.model_def,
+        spec.model_params_dict(),
+        {name: getattr(spec, name) for name in _SIGNATURES},
+        required=_REQUIRED[spec.job_type],
+    )
+
+
+def load(
+    model_zoo: str,
+    model_def: str,
+    model_params: Mapping[str, object] | None = None,
+    symbols: Mapping[str, str] | None = None,
+    required: Collection[str] = _REQUIRED["train"],
+) -> ModelDefinition:
+    """The model definition ``pkg.module.symbol`` of a model zoo.
+
+    Args:
+        model_params: keyword arguments of the model function.
+        symbols: where to find the rest, each a name in the same module or dotted, in another module of the zoo;
+            what is left out has its default name.
+        required: of `symbols`, those that must be there.  One that was named otherwise than by default must, too.
+
+    Raises:
+        ModelDefinitionError: see `load_model_definition`.
+    """
+    zoo = _directory(model_zoo)
+    module_name, _, symbol = model_def.rpartition(".")
+    if not module_name:
+        raise ModelDefinitionError(
+            f"--model_def={model_def}: expected package.module.symbol, relative to the model zoo {zoo}."
+        )
+    module = _import(zoo, module_name)
+    model = _model(module, symbol, dict(model_params or {}))
+    found: dict[str, Callable[..., Any] | None] = {}
+    for name, default in _DEFAULTS.items():
+        wanted = (symbols or {}).get(name) or default
+        found[name] = _symbol(zoo, module, name, wanted, name in required or wanted != default)
+    return ModelDefinition(path=_file(module), symbol=symbol, model=model, **found)
+
+
+def _directory(model_zoo: str) -> Path:
+    zoo = Path(model_zoo).resolve()
+    if not zoo.is_dir():
+        raise ModelDefinitionError(f"The model zoo {zoo} is not a directory.", "Set --model_zoo to an existing one.")
+    return zoo
+
+
+def _import(zoo: Path, name: str) -> ModuleType:
+    stem = zoo.joinpath(*name.split("."))
+    file = next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()), None)
+    if file is None:
+        raise ModelDefinitionError(
+            f"{stem.with_suffix('.py')} does not exist.",
+            f"--model_def is package.module.symbol relative to --model_zoo ({zoo}).",
+        )
+    if str(zoo) not in sys.path:
+        sys.path.insert(0, str(zoo))
+    importlib.invalidate_caches()
+    try:
+        return _import_file(name, file)
+    except ModelDefinitionError:
+        raise
+    except Exception as error:
+        raise ModelDefinitionError(
+            f"{file} cannot be imported: {type(error).__name__}: {error}",
+            "Mend the module; its traceback is in the worker's log.",
+            details=traceback.format_exc(),
+        ) from error
+
+
+def _import_file(name: str, file: Path) -> ModuleType:
+    """By its name, so that imports relative to the zoo work; by its path, if that name is taken by another package."""
+    known = sys.modules.get(name)
+    if known is not None and _file(known) == str(file):
+        return known
+    top = name.partition(".")[0]
+    taken = sys.modules.get(top)
+    if (taken is None or _belongs(taken, file)) and name not in sys.modules:
+        module = importlib.import_module(name)
+        if _file(module) == str(file):
+            return module
+    unique = f"elasticdl_model_zoo_{zlib.crc32(str(file).encode()):08x}_{file.stem}"
+    if unique in sys.modules:
+        return sys.modules[unique]
+    spec = importlib.util.spec_from_file_location(unique, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
+    return module
+
+
+def _belongs(package: ModuleType, file: Path) -> bool:
+    return any(file.is_relative_to(Path(path).resolve()) for path in getattr(package, "__path__", ()))
+
+
+def _file(module: ModuleType) -> str:
+    return str(Path(module.__file__).resolve()) if module.__file__ else ""
+
+
+def _model(module: ModuleType, symbol: str, params: dict[str, object]) -> Callable[[], Any]:
+    model = getattr(module, symbol, None)
+    expected = "a function that returns a model, or a model class"
+    if model is None:
+        raise _missing(module, symbol, expected)
+    if not callable(model):
+        raise _wrong(module, symbol, expected, model)
+    try:
+        inspect.signature(model).bind(**params)
+    except TypeError as error:
+        raise ModelDefinitionError(
+            f"{_file(module)}: {symbol} cannot be called with {_listed(params)}: {error}.",
+            "Set --model_params to the arguments of the model function.",
+        ) from error
+    except ValueError:  # no signature to be had: the call itself will tell
+        pass
+    return functools.partial(model, **params)
+
+
+def _symbol(zoo: Path, module: ModuleType, name: str, wanted: str, required: bool) -> Callable[..., Any] | None:
+    other, _, attribute = wanted.rpartition(".")
+    if other:
+        module = _import(zoo, other)
+    value = getattr(module, attribute, None)
+    if value is None and wanted == "feed":
+        value = getattr(module, "dataset_fn", None)
+    if value is None:
+        if required:
+            raise _missing(module, attribute, _SIGNATURES[name])
+        return None
+    if not callable(value):
+        raise _wrong(module, attribute, _SIGNATURES[name], value)
+    return value  # type: ignore[no-any-return]
+
+
+def _missing(module: ModuleType, symbol: str, expected: str) -> ModelDefinitionError:
+    return ModelDefinitionError(
+        f"{_file(module)} has no {symbol}.", f"Define {symbol}: {expected}; or name another symbol by its flag."
+    )
+
+
+def _wrong(module: ModuleType, symbol: str, expected: str, value: object) -> ModelDefinitionError:
+    return ModelDefinitionError(
+        f"{_file(module)}: {symbol} is a {type(value).__name__}, not {expected}.", f"Make {symbol} {expected}."
+    )
+
+
+def _listed(params: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in params.items()) or "no arguments"

@@ -1,0 +1,79 @@
+"""Where a worker's time goes: what its main thread is doing now, and cumulative seconds by activity."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+
+class Activity(StrEnum):
+    """What the main thread is busy with; the heartbeat carries it to the master."""
+
+    START = "start"  # importing, loading and building the model
+    COMPILE = "compile"  # the first minibatch of each kind
+    COMPUTE = "compute"
+    PS = "ps"  # waiting for parameter servers
+    INPUT = "input"  # waiting for records and the user's feed
+    EVALUATE = "evaluate"
+    EXPORT = "export"
+    CHECKPOINT = "checkpoint"
+    IDLE = "idle"  # waiting for a task
+
+
+class ActivityClock:
+    """Attributes the time of one thread to activities; read from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[Activity, float] = {}
+        self._now = Activity.START
+        self._since = time.monotonic()
+        self._has_no_task = False
+
+    def switch(self, activity: Activity) -> Activity:
+        """Ends the present activity, begins another; returns the one that ended."""
+        with self._lock:
+            self._settle()
+            before, self._now = self._now, activity
+            return before
+
+    @contextmanager
+    def during(self, activity: Activity) -> Iterator[None]:
+        """The time of the block belongs to `activity`."""
+        before = self.switch(activity)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    @contextmanager
+    def without_task(self) -> Iterator[None]:
+        """The input pipeline, in a thread of its own, waits for a task: who waits for input meanwhile is idle."""
+        self._set_without_task(True)
+        try:
+            yield
+        finally:
+            self._set_without_task(False)
+
+    def _set_without_task(self, value: bool) -> None:
+        with self._lock:
+            self._settle()
+            self._has_no_task = value
+
+    def _doing(self) -> Activity:
+        return Activity.IDLE if self._now is Activity.INPUT and self._has_no_task else self._now
+
+    def read(self) -> tuple[Activity, dict[str, float]]:
+        """The present activity, and seconds by activity so far."""
+        with self._lock:
+            self._settle()
+            return self._doing(), {str(activity): seconds for activity, seconds in self._seconds.items()}
+
+    def _settle(self) -> None:
+        now = time.monotonic()
+        doing = self._doing()
+        self._seconds[doing] = self._seconds.get(doing, 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,47 @@
+"""The minibatches of one task, as a strategy takes them: without those that the model holds already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticdl.frameworks.framework import Batch
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.leases import HeldLease
+
+
+class LeaseLost(Exception):
+    """The lease being worked on is no longer ours: whatever was computed under it is dropped."""
+
+
+class TaskBatches(Iterator[Batch]):
+    """Iterates over the minibatches of one lease, up to and without its closing element.
+
+    Raises from `__next__`:
+        LeaseLost: the lease was taken back.
+        FeedError: user code raised.
+    """
+
+    def __init__(self, held: HeldLease, first: Batch, rest: Iterator[Batch], clock: ActivityClock) -> None:
+        self.num_minibatches: int | None = None  # known when the iteration has ended
+        self._held = held
+        self._first: Batch | None = first
+        self._rest = rest
+        self._clock = clock
+
+    def __next__(self) -> Batch:
+        while self.num_minibatches is None:
+            if self._held.revoked:
+                raise LeaseLost
+            batch = self._take()
+            if batch.end:
+                self.num_minibatches = batch.n
+            elif batch.n not in self._held.committed:
+                return batch
+        raise StopIteration
+
+    def _take(self) -> Batch:
+        if self._first is not None:
+            batch, self._first = self._first, None
+            return batch
+        with self._clock.during(Activity.INPUT):
+            return next(self._rest)

@@ -1,0 +1,186 @@
+"""The worker's loop: take a lease, work it off, say so, until the job is over.
+
+User code fails the task it belongs to, never the worker; everything else that goes wrong here is a bug and ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator, Sequence
+
+import grpc
+
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.batches import LeaseLost, TaskBatches
+from elasticdl.worker.evaluation import evaluate_task, merged_results
+from elasticdl.worker.export import end_training
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.quarantine import BadRecords, inspected
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.strategy import Strategy
+from elasticdl.worker.tasks import TaskStream
+from elasticdl_client.errors import JobError
+
+_log = logging.getLogger("elasticdl.worker")
+_MODES = {pb.TRAINING: Mode.TRAINING, pb.EVALUATION: Mode.EVALUATION}
+
+
+class WorkerLoop:
+    """Everything a worker does between its registration and its end."""
+
+    def __init__(
+        self,
+        link: MasterLink,
+        tasks: TaskStream,
+        framework: Framework,
+        strategy: Strategy,
+        reporter: Reporter,
+        clock: ActivityClock,
+        output: str,
+        max_bad_records: int,
+    ) -> None:
+        self._link = link
+        self._tasks = tasks
+        self._framework = framework
+        self._strategy = strategy
+        self._reporter = reporter
+        self._clock = clock
+        self._output = output
+        self._max_bad_records = max_bad_records
+
+    def run(self) -> None:
+        """Returns when the master says that the job is over."""
+        while (held := self._next()) is not None:
+            if held.lease.type == pb.TRAIN_END:
+                self._train_end(held)
+            elif held.lease.merged:
+                self._merge(held)
+            elif self._max_bad_records and held.lease.type == pb.TRAINING:
+                self._work_off_inspected()
+            else:
+                self._work_off(held.lease.type)
+        self._reporter.drain()
+        self._strategy.close()
+
+    def _next(self) -> HeldLease | None:
+        with self._clock.during(Activity.IDLE):
+            return self._tasks.peek()
+
+    def _work_off(self, task_type: pb.TaskType) -> None:
+        """Consecutive tasks of a type through one run of the input pipeline."""
+        batches = self._framework.batches(_MODES[task_type], self._tasks.records(task_type))
+        try:
+            while (batch := self._first_batch(batches)) is not None:
+                held = self._link.leases.get(batch.lease)
+                if held is not None:
+                    self._run_task(held, TaskBatches(held, batch, batches, self._clock))
+        except FeedError as error:
+            self._feed_failed(error)
+
+    def _work_off_inspected(self) -> None:
+        """Consecutive training tasks, each looked through for bad records before its first minibatch is computed."""
+        for task in self._tasks.records(pb.TRAINING):
+            held = self._link.leases.get(task.lease)
+            if held is None:
+                continue
+            try:
+                with self._clock.during(Activity.INPUT):
+                    batches = iter(inspected(self._framework, Mode.TRAINING, task, self._max_bad_records))
+            except BadRecords as bad:
+                self._feed_failed(bad.error, [held.record_numbers[position] for position in bad.positions])
+            else:
+                self._run_task(held, TaskBatches(held, next(batches), batches, self._clock))
+
+    def _first_batch(self, batches: Iterator[Batch]) -> Batch | None:
+        with self._clock.during(Activity.INPUT):
+            return next(batches, None)
+
+    def _run_task(self, held: HeldLease, batches: TaskBatches) -> None:
+        try:
+            if held.lease.type == pb.TRAINING:
+                self._train(held, batches)
+            else:
+                self._evaluate(held, batches)
+        except LeaseLost:
+            _log.info("Lease %d (%s) is lost; its minibatches go to another worker", held.id, held.task_name)
+            self._link.leases.revoke((held.id,))
+        except (FeedError, JobError, grpc.RpcError):
+            raise
+        except Exception as error:  # noqa: BLE001  the user's model, loss and metrics run in here
+            self._user_code_failed(held, error)
+        self._tasks.close(held)
+
+    def _train(self, held: HeldLease, batches: TaskBatches) -> None:
+        def commit(minibatch: int, loss: float | None) -> None:
+            self._reporter.committed(held.id, minibatch, loss)
+
+        for minibatch in sorted(held.committed):
+            commit(minibatch, None)
+        self._strategy.train_task(held, batches, commit)
+        if self._report_unreadable(held):
+            return
+        assert batches.num_minibatches is not None, "the strategy left minibatches of the task"
+        self._reporter.finished(held.id, batches.num_minibatches)
+
+    def _evaluate(self, held: HeldLease, batches: TaskBatches) -> None:
+        with self._clock.during(Activity.EVALUATE):
+            states = evaluate_task(self._framework, self._strategy.values(held), batches)
+        if self._report_unreadable(held):
+            return
+        self._link.report_evaluation(held.id, states, {})
+        self._link.leases.remove(held.id)
+
+    def _merge(self, held: HeldLease) -> None:
+        with self._clock.during(Activity.EVALUATE):
+            results = merged_results(self._framework, held.lease.merged)
+        self._link.report_evaluation(held.id, [], results)
+        self._close(held)
+
+    def _train_end(self, held: HeldLease) -> None:
+        self._reporter.drain()
+        try:
+            with self._clock.during(Activity.EXPORT):
+                end_training(self._framework, self._strategy, self._link, held, self._output)
+        except LeaseLost:
+            _log.info("Lease %d (%s) is lost; another worker exports", held.id, held.task_name)
+        except JobError:
+            raise
+        except Exception as error:  # noqa: BLE001  the user's model and callbacks run in here
+            _log.error("%s", traceback.format_exc())
+            self._link.fail(held.id, 0, f"{type(error).__name__}: {error}", traceback.format_exc(), [])
+        else:
+            self._link.finish(held.id, 0)
+        self._close(held)
+
+    def _report_unreadable(self, held: HeldLease) -> bool:
+        error = self._tasks.errors.get(held.id)
+        if error is None:
+            return False
+        self._reporter.drain()
+        self._link.fail(held.id, 0, str(error), "", [])
+        self._link.leases.remove(held.id)
+        return True
+
+    def _feed_failed(self, error: FeedError, bad_records: Sequence[int] = ()) -> None:
+        details = "".join(traceback.format_exception(error))
+        _log.error("%s", details)
+        self._reporter.drain()
+        held = self._link.leases.get(error.lease)
+        if held is not None:
+            self._link.fail(held.id, error.n, str(error), details, list(bad_records))
+            self._close(held)
+
+    def _user_code_failed(self, held: HeldLease, error: Exception) -> None:
+        details = traceback.format_exc()
+        _log.error("%s", details)
+        self._reporter.drain()
+        self._link.fail(held.id, held.minibatch, f"{type(error).__name__}: {error}", details, [])
+        self._link.leases.remove(held.id)
+
+    def _close(self, held: HeldLease) -> None:
+        self._link.leases.remove(held.id)
+        self._tasks.close(held)

@@ -1,0 +1,223 @@
+"""The worker's side of every conversation with the master.
+
+It registers (again, whenever the master has a new life), keeps leases alive by heartbeats, and repeats calls until the
+master has answered or has been gone for too long.  It decides nothing about the work itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import connect, is_transient
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.leases import LeaseBook
+from elasticdl_client.errors import JobError
+
+_HEARTBEAT_S = 1.0
+_CALL_TIMEOUT_S = 10.0
+_LONG_POLL_S = 20.0
+_RETRY_S = 0.3
+
+Answer = TypeVar("Answer")
+_log = logging.getLogger("elasticdl.worker")
+
+
+class MasterLink:
+    """One worker's connection to the master of its job."""
+
+    def __init__(
+        self, address: str, token: str, worker_id: int, pod_name: str, clock: ActivityClock, master_timeout_s: float
+    ) -> None:
+        self.worker_id = worker_id
+        self.leases = LeaseBook()
+        self._clock = clock
+        self._pod_name = pod_name
+        self._incarnation = secrets.randbits(62)
+        self._stub: Any = pb_grpc.MasterStub(connect(address, token))
+        self._address = address
+        self._master_timeout_s = master_timeout_s
+        self._registration = threading.Lock()
+        self._partition = pb.Partition()
+        self._partition_changed = threading.Condition()
+        self._applied: Callable[[], pb.AppliedSet | None] = lambda: None
+
+    def carry_ledger(self, applied: Callable[[], pb.AppliedSet | None]) -> None:
+        """Local strategy: what to tell the master of the model's own ledger when registering."""
+        self._applied = applied
+
+    def register(self) -> pb.RegisterWorkerReply:
+        """Says that this worker lives and what it holds.
+
+        Raises:
+            JobError: the master has replaced this worker, or cannot be reached.
+        """
+        with self._registration:
+            reply: pb.RegisterWorkerReply = self.call(
+                self._stub.RegisterWorker,
+                lambda: pb.RegisterWorkerRequest(
+                    worker_id=self.worker_id,
+                    incarnation=self._incarnation,
+                    pod_name=self._pod_name,
+                    held=self.leases.messages(),
+                    applied=self._applied(),
+                ),
+            )
+        if not reply.accepted:
+            raise JobError(f"the master does not accept worker {self.worker_id}: {reply.reason}")
+        self._learn(reply.partition)
+        return reply
+
+    def start_heartbeat(self) -> None:
+        """From now on a thread of its own says once a second what this worker does."""
+        threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
+
+    def _told(self, method: Callable[..., Any], message: Any) -> pb.Ack:
+        ack: pb.Ack = self.call(method, lambda: message)
+        return ack
+
+    def call(
+        self, method: Callable[..., Answer], request: Callable[[], Any], timeout_s: float = _CALL_TIMEOUT_S
+    ) -> Answer:
+        """Makes a call until it is answered.
+
+        Args:
+            method: of the stub.
+            request: makes the request, anew for every attempt.
+
+        Raises:
+            JobError: the master has been gone for longer than `--master_timeout`.
+        """
+        gone_since: float | None = None
+        while True:
+            try:
+                return method(request(), timeout=timeout_s)
+            except grpc.RpcError as error:
+                if not is_transient(error):
+                    raise
+                gone_since = gone_since or time.monotonic()
+                if time.monotonic() - gone_since > self._master_timeout_s:
+                    raise JobError(
+                        f"the master at {self._address} has not answered for {self._master_timeout_s:.0f} s",
+                        "its log says why it ended; this worker leaves",
+                    ) from error
+                threading.Event().wait(_RETRY_S)
+
+    def request_lease(self) -> pb.Lease | None:
+        """Waits for a task; None when the job is over."""
+        while True:
+            reply: pb.LeaseReply = self.call(
+                self._stub.RequestLease,
+                lambda: pb.LeaseRequest(worker_id=self.worker_id, incarnation=self._incarnation),
+                _LONG_POLL_S,
+            )
+            match reply.WhichOneof("answer"):
+                case "lease":
+                    return reply.lease
+                case "end":
+                    return None
+                case "unknown":
+                    self.register()
+                case _:
+                    pass
+
+    def report_model(self, report: pb.ModelReport) -> pb.Ack:
+        report.worker_id, report.incarnation = self.worker_id, self._incarnation
+        return self._told(self._stub.ReportModel, report)
+
+    def report_progress(self, lease: int, committed: list[int], loss: float | None) -> pb.Ack:
+        message = pb.ProgressReport(
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            lease=lease,
+            committed=committed,
+            loss=loss or 0.0,
+            has_loss=loss is not None,
+        )
+        return self._told(self._stub.ReportProgress, message)
+
+    def finish(self, lease: int, num_minibatches: int) -> pb.Ack:
+        message = pb.FinishedTask(
+            worker_id=self.worker_id, incarnation=self._incarnation, lease=lease, num_minibatches=num_minibatches
+        )
+        return self._told(self._stub.FinishTask, message)
+
+    def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
+        message = pb.FailedTask(
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            lease=lease,
+            minibatch=minibatch,
+            error=error,
+            details=details,
+            bad_records=bad_records,
+        )
+        return self._told(self._stub.FailTask, message)
+
+    def report_evaluation(self, lease: int, states: list[pb.MetricState], results: dict[str, float]) -> pb.Ack:
+        message = pb.EvaluationReport(
+            worker_id=self.worker_id, incarnation=self._incarnation, lease=lease, states=states, results=results
+        )
+        return self._told(self._stub.ReportEvaluation, message)
+
+    def confirm(self, lease: int) -> bool:
+        """Whether the master still counts `lease` as this worker's."""
+        question = pb.LeaseQuestion(worker_id=self.worker_id, incarnation=self._incarnation, lease=lease)
+        return self._told(self._stub.ConfirmLease, question).accepted
+
+    def partition(self, newer_than: int = 0, timeout_s: float | None = None) -> pb.Partition:
+        """Waits until a complete partition newer than a version is known; after the time-out the one known now."""
+        with self._partition_changed:
+            self._partition_changed.wait_for(lambda: self._partition.version > newer_than, timeout_s)
+            return self._partition
+
+    def _learn(self, partition: pb.Partition) -> None:
+        with self._partition_changed:
+            if partition.version > self._partition.version:
+                self._partition = partition
+                self._partition_changed.notify_all()
+
+    def _beat_for_ever(self) -> None:
+        pause = threading.Event()
+        while True:
+            try:
+                self._beat()
+            except grpc.RpcError as error:
+                if not is_transient(error):
+                    raise
+                _log.debug("no heartbeat: %s", error.code())
+            pause.wait(_HEARTBEAT_S)
+
+    def _beat(self) -> None:
+        activity, seconds = self._clock.read()
+        reply: pb.HeartbeatReply = self._stub.Heartbeat(
+            pb.HeartbeatRequest(
+                role=pb.WORKER,
+                id=self.worker_id,
+                incarnation=self._incarnation,
+                positions=self.leases.positions(),
+                activity=activity,
+                seconds=seconds,
+                partition_version=self._partition.version,
+            ),
+            timeout=_CALL_TIMEOUT_S,
+        )
+        if reply.stop:
+            _log.info("The master says stop: worker %d leaves", self.worker_id)
+            logging.shutdown()
+            os._exit(0)
+        if not reply.known:
+            self.register()
+            return
+        for held in self.leases.revoke(reply.revoked):
+            _log.info("Lease %d (%s) was taken back by the master", held.id, held.task_name)
+        self._learn(reply.partition)

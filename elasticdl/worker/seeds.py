@@ -1,0 +1,11 @@
+"""Seeds of the randomness in training: functions of names, so that whoever computes a minibatch draws the same."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def derive_seed(*parts: int) -> int:
+    """A seed in [0, 2**62) from integers such as (job seed, epoch, task) or (job seed, epoch, task, n)."""
+    text = ",".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 2

@@ -1,0 +1,30 @@
+"""Lives full of faults, spread over a job by its progress, and what is read off it afterwards."""
+
+from __future__ import annotations
+
+from elasticdl.cluster.cluster import Role
+from elasticdl_client.job_status import EpochCoverage
+from tests.chaos.job import LocalJob
+from tests.chaos.jobs import RealJob
+from tests.chaos.kills import Freeze, Kill
+
+LEASE_TIMEOUT_S = 3.0
+FREEZE_S = 4.5  # a frozen worker loses its leases
+
+
+def life_of(job: RealJob, worker_kills: int = 6) -> list[Kill | Freeze]:
+    """Workers all along, a PS and the master twice, and one worker frozen for longer than its lease."""
+    steps = job.num_steps
+    life: list[Kill | Freeze] = [
+        Kill(Role.WORKER, at_version=max(1, steps * (k + 1) // (worker_kills + 2))) for k in range(worker_kills)
+    ]
+    life += [Kill(Role.PS, at_version=steps * share // 100) for share in (25, 60)]
+    life += [Kill(Role.MASTER, at_version=steps * share // 100) for share in (35, 70)]
+    life.append(Freeze(at_version=steps * 45 // 100, for_s=FREEZE_S))
+    return life
+
+
+def coverage_of(job: LocalJob) -> tuple[EpochCoverage, ...]:
+    status = job.status()
+    assert status is not None, job.story()
+    return status.coverage

@@ -1,0 +1,53 @@
+"""Jobs on real data while their pods are killed: they end right, with every sample in the model exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.cluster import Role
+from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, RealJob
+from tests.chaos.kills import Freeze, Kill, run_life
+from tests.chaos.scenarios import FREEZE_S, LEASE_TIMEOUT_S, coverage_of, life_of
+
+
+def assert_survives(job: RealJob, life: list[Kill | Freeze], tmp_path: Path) -> None:
+    data = job.make_data(tmp_path)
+    running = job.local_job(tmp_path / "job", data, checkpoint_steps=40, lease_timeout=LEASE_TIMEOUT_S).start()
+    try:
+        kills = run_life(running, life)
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
+    assert kills >= sum(isinstance(fault, Kill) for fault in life)
+    coverage = coverage_of(running)
+    assert len(coverage) == job.num_epochs
+    for epoch in coverage:
+        assert (epoch.records, epoch.committed, epoch.repeated, epoch.lost) == (job.num_train, job.num_train, 0, 0)
+    metric, least = job.quality
+    assert running.metrics()[metric] >= least, running.story()
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_digits_survive_the_death_of_a_worker_a_ps_the_master_and_a_zombie(tmp_path: Path) -> None:
+    life = [
+        Kill(Role.WORKER, at_version=30),
+        Kill(Role.PS, at_version=90),
+        Kill(Role.MASTER, at_version=150),
+        Freeze(at_version=200, for_s=FREEZE_S),
+        Kill(Role.WORKER, at_version=300),
+        Kill(Role.MASTER, at_version=360),
+    ]
+    assert_survives(DIGITS.lengthened(), life, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("job", [MNIST, FRAPPE], ids=lambda job: job.name)
+def test_real_data_survives_kills_every_few_seconds(job: RealJob, tmp_path: Path) -> None:
+    if not job.available():
+        pytest.skip(f"the data of {job.dataset} is not here")
+    longer = job.lengthened()
+    assert_survives(longer, life_of(longer), tmp_path)

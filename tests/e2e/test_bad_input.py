@@ -1,0 +1,189 @@
+"""Bad input, each with its message: what, why, what to do; never a traceback for a user's mistake."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.job import LocalJob
+from tests.chaos.jobs import DIGITS, zoo_with
+from tests.chaos.scenarios import coverage_of
+from tests.master.small_disk import small_disk
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return DIGITS.make_data(tmp_path_factory.mktemp("data"))
+
+
+def said(running: LocalJob) -> tuple[int, str]:
+    """The exit code, and everything that the client printed."""
+    code = running.start().wait(120)
+    text = "\n".join(running.output)
+    assert "Traceback" not in text, text
+    return code, text
+
+
+@pytest.mark.ci
+def test_a_missing_model_zoo_is_named(tmp_path: Path, digits: Path) -> None:
+    code, text = said(DIGITS.local_job(tmp_path / "job", digits, model_zoo=tmp_path / "nowhere"))
+    assert code == 2
+    assert "nowhere" in text
+    assert "--model_zoo" in text
+
+
+@pytest.mark.ci
+def test_a_missing_symbol_names_the_file_and_the_symbol(tmp_path: Path, digits: Path) -> None:
+    code, text = said(DIGITS.local_job(tmp_path / "job", digits, model_def="digits.digits_functional.my_model"))
+    assert code == 2
+    assert "digits_functional.py" in text
+    assert "my_model" in text
+
+
+@pytest.mark.ci
+def test_a_missing_loss_is_named(tmp_path: Path, digits: Path) -> None:
+    code, text = said(DIGITS.local_job(tmp_path / "job", digits, loss="my_loss"))
+    assert code != 0
+    assert "my_loss" in text
+
+
+@pytest.mark.ci
+def test_an_empty_data_directory_is_named(tmp_path: Path, digits: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code, text = said(DIGITS.local_job(tmp_path / "job", digits, training_data=empty))
+    assert code != 0
+    assert str(empty) in text
+
+
+@pytest.mark.ci
+def test_an_unknown_flag_gets_a_suggestion(tmp_path: Path, digits: Path) -> None:
+    code, text = said(DIGITS.local_job(tmp_path / "job", digits, num_worker=3))
+    assert code == 2
+    assert "--num_workers" in text
+
+
+@pytest.mark.ci
+def test_a_port_in_use_is_named(tmp_path: Path, digits: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, text = said(DIGITS.local_job(tmp_path / "job", digits, master_port=port))
+    assert code != 0
+    assert str(port) in text
+    assert "--master_port" in text
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_a_feed_that_raises_fails_the_job_with_its_exception(tmp_path: Path, digits: Path) -> None:
+    zoo = zoo_with(
+        tmp_path,
+        """
+        def feed(dataset, mode, metadata):
+            raise ValueError("this feed is broken on purpose")
+        """,
+    )
+    code, text = said(DIGITS.local_job(tmp_path / "job", digits, model_zoo=zoo, model_def="model.custom_model"))
+    assert code != 0
+    assert "this feed is broken on purpose" in text
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_a_feed_that_raises_on_a_record_fails_the_job_after_retries(tmp_path: Path, digits: Path) -> None:
+    zoo = zoo_with(
+        tmp_path,
+        """
+        def feed(dataset, mode, metadata):
+            def parse(record):
+                tf.debugging.assert_less(tf.strings.length(record), 3, message="records are too long on purpose")
+                return tf.zeros([64]), tf.constant(0, tf.int64)
+
+            return dataset.map(parse)
+        """,
+    )
+    code, text = said(
+        DIGITS.local_job(tmp_path / "job", digits, model_zoo=zoo, model_def="model.custom_model", max_task_failures=2)
+    )
+    assert code != 0
+    assert "records are too long on purpose" in text
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_a_corrupt_chunk_names_file_and_offset(tmp_path: Path, digits: Path) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in sorted((digits / "train").iterdir()):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        (damaged / file.name).write_bytes(bytes(content))
+    code, text = said(DIGITS.local_job(tmp_path / "job", digits, training_data=damaged))
+    assert code != 0
+    assert str(damaged) in text
+    assert "byte" in text
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_a_full_disk_costs_checkpoints_not_the_job(tmp_path: Path, digits: Path) -> None:
+    with small_disk(tmp_path / "disk", size_kib=64) as disk:
+        running = DIGITS.local_job(
+            tmp_path / "job", digits, num_epochs=4, checkpoint_dir=disk / "checkpoints", checkpoint_steps=50
+        )
+        code, _ = said(running)
+    log = running.master_log()
+    assert code == 0, running.story()
+    assert "No space left on device" in log
+    assert str(disk) in log
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_bad_records_are_set_aside_and_counted(tmp_path: Path, digits: Path) -> None:
+    zoo = zoo_with(
+        tmp_path,
+        """
+        good_feed = feed
+
+        def feed(dataset, mode, metadata):
+            def check(image, label):
+                bad = tf.logical_and(tf.equal(label, 7), tf.equal(image[21], 3.0))
+                tf.debugging.Assert(tf.logical_not(bad), ["an ugly seven"])
+                return image, label
+
+            return good_feed(dataset, mode, metadata).map(check)
+        """,
+    )
+    flags = {"model_zoo": zoo, "model_def": "model.custom_model", "validation_data": "", "num_epochs": 2}
+    running = DIGITS.local_job(tmp_path / "job", digits, max_bad_records=20, **flags)
+    code, _ = said(running)
+    assert code == 0, running.story()
+    quarantined = running.master_log().count("an ugly seven")
+    for epoch in coverage_of(running):
+        assert epoch.quarantined > 0
+        assert (epoch.committed, epoch.repeated, epoch.lost) == (1437 - epoch.quarantined, 0, 0)
+    assert 0 < quarantined <= 20
+    code, text = said(DIGITS.local_job(tmp_path / "strict", digits, **flags))
+    assert code == 1
+    assert "an ugly seven" in text
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_a_loss_that_is_not_finite_fails_the_job_and_says_where(tmp_path: Path, digits: Path) -> None:
+    zoo = zoo_with(
+        tmp_path,
+        """
+        def loss(labels, predictions):
+            return tf.reduce_mean(predictions) * float("nan")
+        """,
+    )
+    code, text = said(DIGITS.local_job(tmp_path / "job", digits, model_zoo=zoo, model_def="model.custom_model"))
+    assert code == 1
+    assert "the loss is nan" in text
+    assert "epoch 1, minibatch 0" in text

@@ -1,0 +1,38 @@
+"""Two runs with the same seed, one worker and the same thread count end in the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.jobs import FRAPPE, MNIST, RealJob
+
+
+def final_parameters(job: RealJob, job_dir: Path, data: Path, **flags: object) -> dict[str, bytes]:
+    """The parts of the last checkpoint: parameters, slots, rows and ledger."""
+    running = job.local_job(job_dir, data, num_workers=1, max_step=100, **flags).start()
+    assert running.wait() == 0, running.story()
+    parts = {path.name: path.read_bytes() for path in (job_dir / "checkpoints" / "version-100").glob("*.ckpt")}
+    assert len(parts) == job.num_ps_pods, running.story()
+    return parts
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("job", [MNIST, FRAPPE], ids=lambda job: job.name)
+def test_two_runs_with_one_worker_are_bit_equal(job: RealJob, tmp_path: Path) -> None:
+    if not job.available():
+        pytest.skip(f"the data of {job.dataset} is not here")
+    data = job.make_data(tmp_path)
+    one = final_parameters(job, tmp_path / "one", data, seed=7)
+    other = final_parameters(job, tmp_path / "other", data, seed=7, evaluation_steps=40)
+    assert one == other, "an evaluation in between, or the timing, has changed the model"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_another_seed_is_another_model(tmp_path: Path) -> None:
+    data = MNIST.make_data(tmp_path)
+    one = final_parameters(MNIST, tmp_path / "one", data, seed=7)
+    assert one != final_parameters(MNIST, tmp_path / "other", data, seed=8)

@@ -1,0 +1,119 @@
+"""The main job as a user runs it, on real data, undisturbed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elasticdl.data.factory import create_reader
+from tests.chaos.job import REPOSITORY
+from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, RealJob, zoo_with
+from tests.chaos.scenarios import coverage_of
+
+
+def train(job: RealJob, tmp_path: Path, **flags: object) -> dict[str, float]:
+    if not job.available():
+        pytest.skip(f"the data of {job.dataset} is not here")
+    running = job.local_job(tmp_path / "job", job.make_data(tmp_path), **flags).start()
+    assert running.wait(600) == 0, running.story()
+    for epoch in coverage_of(running):
+        assert (epoch.records, epoch.committed, epoch.repeated, epoch.lost) == (job.num_train, job.num_train, 0, 0)
+    return running.metrics()
+
+
+PLAIN_TENSORFLOW = """
+import sys
+import numpy as np, tensorflow as tf
+saved = np.load(sys.argv[2])
+ends = saved["lengths"].cumsum()
+records = [saved["payload"][end - size : end].tobytes() for end, size in zip(ends, saved["lengths"])]
+records = tf.io.parse_example(records, {
+    "image": tf.io.FixedLenFeature([64], tf.float32), "label": tf.io.FixedLenFeature([], tf.int64)})
+model = tf.saved_model.load(sys.argv[1])
+(logits,) = model.signatures["serving_default"](records["image"]).values()
+print((logits.numpy().argmax(1) == records["label"].numpy()).mean())
+assert not [name for name in sys.modules if name.startswith("elasticdl")]
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_digits_train_evaluate_and_export_to_plain_tensorflow(tmp_path: Path) -> None:
+    output = tmp_path / "model"
+    metrics = train(DIGITS, tmp_path, output=output, evaluation_steps=100)
+    assert metrics["accuracy"] >= 0.95
+    reader = create_reader(str(tmp_path / "digits" / "validation"))
+    records = [record for shard in reader.shards() for record in reader.read(shard)]
+    lengths = np.array([len(record) for record in records])
+    np.savez(tmp_path / "records.npz", lengths=lengths, payload=np.frombuffer(b"".join(records), np.uint8))
+    argv = [sys.executable, "-c", PLAIN_TENSORFLOW, str(output), str(tmp_path / "records.npz")]
+    printed = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert printed.returncode == 0, printed.stderr[-2000:]
+    assert float(printed.stdout.split()[-1]) == pytest.approx(metrics["accuracy"], abs=1e-6)
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(400)
+def test_mnist_reaches_its_accuracy_on_two_ps_and_two_workers(tmp_path: Path) -> None:
+    assert train(MNIST, tmp_path)["accuracy"] >= 0.96
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(400)
+def test_frappe_deepfm_on_ps_is_as_good_as_plain_keras_in_one_process(tmp_path: Path) -> None:
+    auc = train(FRAPPE, tmp_path)["auc"]
+    assert auc >= 0.93
+    data = tmp_path / "frappe"
+    argv = [sys.executable, "-m", "tests.e2e.plain_keras_deepfm", data / "train", data / "validation"]
+    argv += [str(FRAPPE.num_epochs), str(FRAPPE.minibatch_size)]
+    printed = subprocess.run(argv, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert printed.returncode == 0, printed.stderr[-2000:]
+    assert auc == pytest.approx(float(printed.stdout.split()[-1]), abs=0.01)
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_local_strategy_trains_with_one_worker_and_no_ps(tmp_path: Path) -> None:
+    metrics = train(DIGITS, tmp_path, distribution_strategy="Local", num_workers=1, num_ps_pods=0)
+    assert metrics["accuracy"] >= 0.95
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_callbacks_end_the_training_once_with_the_trained_model(tmp_path: Path) -> None:
+    zoo = zoo_with(
+        tmp_path,
+        f"""
+        class Note(keras.callbacks.Callback):
+            def on_train_end(self, logs=None):
+                with open({str(tmp_path / "note")!r}, "a") as note:
+                    note.write(f"{{len(self.model.trainable_variables)}} variables\\n")
+
+        def callbacks():
+            return [Note()]
+        """,
+    )
+    train(replace(DIGITS, num_epochs=2), tmp_path, model_zoo=zoo, model_def="model.custom_model")
+    assert (tmp_path / "note").read_text() == "6 variables\n"
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_a_callback_that_nobody_would_call_is_refused_by_name(tmp_path: Path) -> None:
+    zoo = zoo_with(
+        tmp_path,
+        """
+        def callbacks():
+            return [keras.callbacks.ReduceLROnPlateau()]
+        """,
+    )
+    running = DIGITS.local_job(
+        tmp_path / "job", DIGITS.make_data(tmp_path), model_zoo=zoo, model_def="model.custom_model"
+    )
+    assert running.start().wait() == 1
+    assert "ReduceLROnPlateau has on_epoch_end" in "\n".join(running.output), running.story()

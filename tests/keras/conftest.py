@@ -1,0 +1,60 @@
+"""What the tests of the Keras framework share: frameworks over modules of a small zoo, and records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
+from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.model_def import load
+
+ZOO = str(Path(__file__).parent / "zoo")
+
+
+@pytest.fixture
+def framework() -> Callable[..., KerasFramework]:
+    """Makes a framework over `module.symbol` of tests/keras/zoo."""
+
+    def make(
+        model_def: str,
+        params: dict[str, object] | None = None,
+        minibatch_size: int = 8,
+        seed: int = 3,
+        on_parameter_server: bool = True,
+        zoo: str = ZOO,
+        **symbols: str,
+    ) -> KerasFramework:
+        definition = load(zoo, model_def, params, symbols, required=("feed",))
+        return KerasFramework(definition, minibatch_size, seed, Metadata(seed=seed), on_parameter_server)
+
+    return make
+
+
+@pytest.fixture
+def rows_of() -> Callable[..., list[bytes]]:
+    """Records of float32 numbers, one row of an array each."""
+
+    def make(array: Any) -> list[bytes]:
+        return [row.astype("<f4").tobytes() for row in np.asarray(array)]
+
+    return make
+
+
+@pytest.fixture
+def minibatches() -> Callable[..., list[Batch]]:
+    """The minibatches of one task, without its end."""
+
+    def make(
+        framework: KerasFramework, records: Sequence[bytes], mode: Mode = Mode.TRAINING, lease: int = 1, seed: int = 11
+    ) -> list[Batch]:
+        found = list(framework.batches(mode, iter([TaskRecords(lease, seed, records)])))
+        assert found[-1].end
+        return found[:-1]
+
+    return make

@@ -1,0 +1,107 @@
+"""Exported models load in plain TensorFlow, in a process without elasticdl, and give the same predictions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Mode, TaskRecords
+
+pytestmark = pytest.mark.ci
+
+_LOAD = """
+import sys
+sys.modules["elasticdl"] = None
+import numpy as np
+import tensorflow as tf
+loaded = tf.saved_model.load(sys.argv[1])
+given = np.load(sys.argv[2], allow_pickle=False)["features"]
+if given.dtype.kind == "U":
+    given = given.astype("S")
+features = tf.constant(given)
+called = loaded(features)
+signature = loaded.signatures["serving_default"]
+(name,) = signature.structured_input_signature[1]
+served = signature(**{name: features})
+called = called if isinstance(called, dict) else {"output": called}
+assert set(called) == set(served), (set(called), set(served))
+for key in called:
+    np.testing.assert_array_equal(called[key], served[key])
+np.savez(sys.argv[3], **{key: value.numpy() for key, value in called.items()})
+assert "keras" not in sys.modules or True
+"""
+
+
+def _reload(path: Path, features: Any) -> dict[str, Any]:
+    given, results = path.parent / "given.npz", path.parent / "results.npz"
+    np.savez(given, features=features)
+    script = path.parent / "load.py"
+    script.write_text(_LOAD)
+    subprocess.run(
+        [sys.executable, str(script), str(path), str(given), str(results)], check=True, cwd=path.parent, timeout=120
+    )
+    with np.load(results) as loaded:
+        return dict(loaded)
+
+
+def _table(dim: int) -> Any:
+    return np.random.default_rng(0).normal(size=(40, dim)).astype("f4")
+
+
+@pytest.mark.parametrize("symbol", ["custom_model", "CustomModel", "sequential_model"])
+def test_a_model_without_tables(framework: Any, rows_of: Any, tmp_path: Path, symbol: str) -> None:
+    tested = framework(f"conv.{symbol}")
+    random = np.random.default_rng(0)
+    records = rows_of(np.concatenate([random.normal(size=(5, 64)), np.zeros((5, 1))], axis=1))
+    batch, _ = tested.batches(Mode.PREDICTION, iter([TaskRecords(1, 0, records)]))
+    parameters = tested.initial()
+    expected = tested.predictions(batch, parameters, {}).numpy()
+    tested.export(str(tmp_path / "model"), parameters, {})
+    found = _reload(tmp_path / "model", batch.data.element.numpy())
+    np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("symbol", ["functional", "Subclass", "looked_up"])
+def test_a_model_with_whole_tables(framework: Any, minibatches: Any, tmp_path: Path, symbol: str) -> None:
+    tested = framework(f"tables.{symbol}", feed="string_feed" if symbol == "looked_up" else "feed")
+    (batch,) = minibatches(tested, [b"1 1 2 3 4 5 6", b"0 7 8 9 10 11 12"], Mode.EVALUATION)
+    parameters = tested.initial()
+    tables = {table.name: _table(table.dim) for table in tested.report().tables}
+    rows = {name: table[batch.ids[name]] for name, table in tables.items()}
+    expected = tested.predictions(batch, parameters, rows).numpy()
+    tested.export(str(tmp_path / "model"), parameters, {n: (np.arange(40), table) for n, table in tables.items()})
+    features = batch.data.element[0].numpy()
+    found = _reload(tmp_path / "model", features.astype("U") if symbol == "looked_up" else features)
+    np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_ids_that_were_never_trained_get_zeros(framework: Any, tmp_path: Path) -> None:
+    tested = framework("tables.unbounded")
+    ids, rows = np.array([5, -7, 2**60]), np.array([[1, 1], [10, 10], [100, 100]], "f4")
+    tested.export(str(tmp_path / "model"), tested.initial(), {"unbounded": (ids, rows)})
+    found = _reload(tmp_path / "model", np.array([[5, 5, 6, 6, 6, 6], [-7, 2**60, 6, 0, 0, 0]]))
+    np.testing.assert_allclose(found["output"], [4, 220])
+
+
+def test_a_model_with_named_outputs(framework: Any, rows_of: Any, tmp_path: Path) -> None:
+    tested = framework("scored.custom_model")
+    tested.export(str(tmp_path / "model"), tested.initial(), {})
+    found = _reload(tmp_path / "model", np.ones((2, 3), "f4"))
+    assert set(found) == {"logits", "probability"}
+    np.testing.assert_allclose(found["probability"], tf.sigmoid(found["logits"]), rtol=1e-6)
+
+
+def test_the_local_strategy_exports_its_own_variables(framework: Any, minibatches: Any, tmp_path: Path) -> None:
+    tested = framework("tables.functional", on_parameter_server=False)
+    (batch,) = minibatches(tested, [b"1 1 2 3 4 5 6", b"0 7 8 9 10 11 12"])
+    tested.train(batch, 0)
+    expected = tested.predictions(batch, None, {}).numpy()
+    tested.export(str(tmp_path / "model"), None, {})
+    found = _reload(tmp_path / "model", batch.data.element[0].numpy())
+    np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)

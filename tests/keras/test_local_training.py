@@ -1,0 +1,68 @@
+"""Training with the user's own optimizer on the framework's own variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.frameworks.framework import Mode, TaskRecords
+from elasticdl.frameworks.keras.model import assign_flat, flat_values
+from elasticdl.model_def import load
+from elasticdl_client.errors import CheckpointError
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture
+def digits() -> Any:
+    random = np.random.default_rng(0)
+    return np.concatenate([random.normal(size=(80, 64)), random.integers(0, 10, (80, 1))], axis=1).astype("f4")
+
+
+def _train(tested: Any, records: list[bytes], seeds: int) -> list[float]:
+    batches = tested.batches(Mode.TRAINING, iter([TaskRecords(1, 0, records)]))
+    return [tested.train(batch, seeds + batch.n) for batch in batches if not batch.end]
+
+
+@pytest.mark.parametrize("symbol", ["custom_model", "CustomModel"])
+def test_a_restored_state_goes_on_bit_by_bit(framework: Any, rows_of: Any, digits: Any, symbol: str) -> None:
+    records = rows_of(digits)
+    straight = framework(f"conv.{symbol}", on_parameter_server=False, optimizer="adam")
+    _train(straight, records, 0)
+    state = straight.state()
+    kept = {name: value.copy() for name, value in state.items()}
+    expected = _train(straight, records, 100)
+    restored = framework(f"conv.{symbol}", on_parameter_server=False, optimizer="adam", seed=99)
+    restored.load_state(kept)
+    assert _train(restored, records, 100) == expected
+    for name, value in straight.state().items():
+        np.testing.assert_array_equal(value, restored.state()[name])
+        np.testing.assert_array_equal(state[name], kept[name])
+
+
+def test_training_is_model_fit(framework: Any, rows_of: Any, digits: Any, request: Any) -> None:
+    params = {"dropout": 0.0}
+    tested = framework("conv.custom_model", params, on_parameter_server=False, optimizer="adam")
+    initial = tested.initial()
+    _train(tested, rows_of(digits), 0)
+    definition = load(str(request.path.parent / "zoo"), "conv.custom_model", params, {"optimizer": "adam"})
+    model = definition.model()
+    assign_flat(model.trainable_variables, initial.trainable)
+    assign_flat(model.non_trainable_variables, initial.non_trainable)
+    model.compile(optimizer=definition.optimizer(), loss=definition.loss)
+    images, labels = digits[:, :64].reshape(-1, 8, 8, 1), digits[:, 64].astype("i4")
+    model.fit(images, labels, batch_size=8, shuffle=False, verbose=0)
+    built = tested._built()
+    np.testing.assert_allclose(
+        flat_values(built.trainable), flat_values(model.trainable_variables), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_the_state_of_another_model_is_refused(framework: Any) -> None:
+    state = framework("conv.custom_model", on_parameter_server=False).state()
+    with pytest.raises(CheckpointError, match="another model or optimizer"):
+        framework("conv.sequential_model", on_parameter_server=False).load_state(state)
+    with pytest.raises(CheckpointError, match="optimizer/"):
+        framework("conv.custom_model", on_parameter_server=False, optimizer="adam").load_state(state)

@@ -1,0 +1,88 @@
+"""Convolution, batch normalisation, dropout and a regulariser on 8 × 8 images; a record is 64 pixels and a label."""
+
+import keras
+import tensorflow as tf
+
+
+def custom_model(dropout: float = 0.3, normalize: bool = True, regularizer: str | None = "l2") -> keras.Model:
+    image = keras.Input((8, 8, 1))
+    x = keras.layers.Conv2D(4, 3, activation="relu", kernel_regularizer=regularizer)(image)
+    if normalize:
+        x = keras.layers.BatchNormalization(momentum=0.9)(x)
+    if dropout:
+        x = keras.layers.Dropout(dropout)(x)
+    x = keras.layers.Flatten()(x)
+    if dropout:
+        x = keras.layers.GaussianDropout(dropout)(x)
+    return keras.Model(image, keras.layers.Dense(10)(x))
+
+
+def plain_model() -> keras.Model:
+    return custom_model(dropout=0.0, normalize=False)
+
+
+class CustomModel(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten = keras.layers.Flatten()
+        self.hidden = keras.layers.Dense(5, activation="relu")
+        self.normalize = keras.layers.BatchNormalization()
+        self.logits = keras.layers.Dense(10)
+
+    def call(self, image: tf.Tensor, training: bool = False) -> tf.Tensor:
+        x = self.normalize(self.hidden(self.flatten(image)), training=training)
+        return self.logits(x + keras.random.normal(tf.shape(x), stddev=0.1) if training else x)
+
+
+def sequential_model() -> keras.Model:
+    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(10)])
+
+
+def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int32), predictions)
+
+
+def mean_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(loss(labels, predictions))
+
+
+def optimizer() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.05)
+
+
+def adam() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(0.01)
+
+
+def clipnorm() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.05, clipnorm=0.1)
+
+
+def global_clipnorm() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.05, global_clipnorm=0.1)
+
+
+def clipvalue() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.05, clipvalue=0.01)
+
+
+def _parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    numbers = tf.reshape(tf.io.decode_raw(records, tf.float32), [-1, 65])
+    return tf.reshape(numbers[:, :64], [-1, 8, 8, 1]), tf.cast(numbers[:, 64], tf.int32)
+
+
+def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    dataset = dataset.batch(64).map(_parse).unbatch()
+    return dataset.map(lambda image, label: image) if mode == "prediction" else dataset
+
+
+def weighted_feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    return feed(dataset, mode, metadata).map(lambda image, label: (image, label, tf.cast(label, tf.float32)))
+
+
+def eval_metrics_fn() -> dict[str, object]:
+    return {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
+
+
+def chancy_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    return loss(labels, predictions) * tf.random.uniform([])

@@ -1,0 +1,124 @@
+"""Loading of model-definition modules: what is found, and what is said when something is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticdl.model_def import load, load_model_definition
+from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
+
+pytestmark = pytest.mark.ci
+
+_MODULE = """
+from shop.layers import WIDTH
+
+def custom_model(width=WIDTH, name="m"): return ("model", width, name)
+def feed(dataset, mode, metadata): return dataset
+def loss(labels, predictions): return 0
+def optimizer(): return "sgd"
+def eval_metrics_fn(): return {}
+number = 5
+"""
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "layers.py").write_text(
+        "WIDTH = 7\ndef other_loss(labels, predictions): return 1\ndef bare(): pass\n"
+    )
+    (tmp_path / "shop" / "model.py").write_text(_MODULE)
+    modules, path = set(sys.modules), list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def test_a_module_may_import_from_the_zoo(zoo: Path) -> None:
+    definition = load(str(zoo), "shop.model.custom_model")
+    assert definition.model() == ("model", 7, "m")
+    assert definition.path == str(zoo / "shop" / "model.py")
+    assert definition.loss is not None
+    assert definition.loss(1, 2) == 0
+    assert definition.callbacks is None
+
+
+def test_model_params_are_arguments_of_the_model(zoo: Path) -> None:
+    assert load(str(zoo), "shop.model.custom_model", {"width": 3}).model() == ("model", 3, "m")
+    with pytest.raises(ModelDefinitionError, match="custom_model cannot be called with depth=2"):
+        load(str(zoo), "shop.model.custom_model", {"depth": 2})
+
+
+def test_the_flags_of_a_job_name_the_symbols(zoo: Path) -> None:
+    spec = JobSpec(
+        job_name="j", model_zoo=str(zoo), model_def="shop.model.custom_model", model_params="width=4;name=x",
+        loss="shop.layers.other_loss",
+    )  # fmt: skip
+    definition = load_model_definition(spec)
+    assert definition.model() == ("model", 4, "x")
+    assert definition.loss is not None
+    assert definition.loss(1, 2) == 1
+
+
+def test_feed_has_an_older_name(zoo: Path) -> None:
+    old = zoo / "shop" / "old.py"
+    old.write_text(_MODULE.replace("def feed(", "def dataset_fn("))
+    definition = load(str(zoo), "shop.old.custom_model")
+    assert definition.feed is not None
+    assert definition.feed(3, "training", None) == 3
+
+
+@pytest.mark.parametrize(
+    ("model_def", "symbols", "message"),
+    [
+        ("shop.absent.custom_model", {}, r"shop/absent\.py does not exist"),
+        ("custom_model", {}, r"expected package\.module\.symbol"),
+        ("shop.model.other_model", {}, r"shop/model\.py has no other_model"),
+        ("shop.model.number", {}, r"number is a int, not a function that returns a model"),
+        ("shop.model.custom_model", {"loss": "my_loss"}, r"shop/model\.py has no my_loss"),
+        ("shop.model.custom_model", {"loss": "number"}, r"number is a int, not a function loss\(labels, predictions\)"),
+        ("shop.model.custom_model", {"loss": "shop.absent.my_loss"}, r"shop/absent\.py does not exist"),
+        ("shop.model.custom_model", {"callbacks": "my_callbacks"}, r"has no my_callbacks"),
+        ("shop.layers.bare", {}, r"shop/layers\.py has no feed"),
+    ],
+)
+def test_what_is_missing_is_named(zoo: Path, model_def: str, symbols: dict[str, str], message: str) -> None:
+    with pytest.raises(ModelDefinitionError, match=message) as raised:
+        load(str(zoo), model_def, {}, symbols)
+    assert raised.value.hint or "expected" in raised.value.what
+
+
+def test_a_missing_zoo_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelDefinitionError, match="nowhere is not a directory"):
+        load(str(tmp_path / "nowhere"), "shop.model.custom_model")
+
+
+def test_an_error_of_the_module_keeps_its_traceback(zoo: Path) -> None:
+    (zoo / "shop" / "broken.py").write_text("def custom_model(): pass\nimport no_such_package\n")
+    with pytest.raises(ModelDefinitionError, match=r"broken\.py cannot be imported: ModuleNotFoundError") as raised:
+        load(str(zoo), "shop.broken.custom_model")
+    assert "import no_such_package" in raised.value.details
+    assert isinstance(raised.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_module_may_have_the_name_of_an_installed_package(zoo: Path) -> None:
+    (zoo / "json").mkdir()
+    (zoo / "json" / "model.py").write_text(_MODULE)
+    (zoo / "pathlib.py").write_text(_MODULE)
+    assert load(str(zoo), "json.model.custom_model").model() == ("model", 7, "m")
+    assert load(str(zoo), "pathlib.custom_model").model() == ("model", 7, "m")
+    assert load(str(zoo), "pathlib.custom_model").feed is load(str(zoo), "pathlib.custom_model").feed
+
+
+def test_two_zoos_may_have_modules_of_one_name(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "shop").mkdir()
+    (other / "shop" / "model.py").write_text(_MODULE.replace("from shop.layers import WIDTH", "WIDTH = 9"))
+    assert load(str(zoo), "shop.model.custom_model").model() == ("model", 7, "m")
+    assert load(str(other), "shop.model.custom_model").model() == ("model", 9, "m")

@@ -1,0 +1,76 @@
+"""A master on a real socket that says what a test tells it to, and remembers what it was told."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import grpc
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.servers import serve
+
+TOKEN = "a token of the tests"
+
+
+class ScriptedMaster(pb_grpc.MasterServicer):
+    """Grants the given leases in order, then says that the job is over."""
+
+    def __init__(self, *leases: pb.Lease, port: int = 0) -> None:
+        self.leases = deque(leases)
+        self.told: list[tuple[str, Any]] = []
+        self.known = True
+        self.revoked: list[int] = []
+        self.accepts = True
+        self.changed = threading.Condition()
+        self._server, self.port = serve(
+            lambda server: pb_grpc.add_MasterServicer_to_server(self, server), "127.0.0.1", port, TOKEN, 8
+        )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        self._server.stop(0).wait()
+
+    def hears(self, method: str, times: int = 1, timeout_s: float = 20.0) -> list[Any]:
+        """Waits for a number of calls of a method; their requests."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self._of(method)) >= times, timeout_s), self.told
+            return self._of(method)
+
+    def _of(self, method: str) -> list[Any]:
+        return [request for name, request in self.told if name == method]
+
+    def _note(self, method: str, request: Any) -> pb.Ack:
+        with self.changed:
+            self.told.append((method, request))
+            self.changed.notify_all()
+        return pb.Ack(accepted=self.accepts, reason="" if self.accepts else "as the test wants", model_version=100)
+
+    def RegisterWorker(self, request: Any, context: grpc.ServicerContext) -> pb.RegisterWorkerReply:  # noqa: N802
+        self._note("RegisterWorker", request)
+        self.known = True
+        return pb.RegisterWorkerReply(accepted=True, generation=1, job_spec="{}")
+
+    def RequestLease(self, request: Any, context: grpc.ServicerContext) -> pb.LeaseReply:  # noqa: N802
+        self._note("RequestLease", request)
+        if self.leases:
+            return pb.LeaseReply(lease=self.leases.popleft())
+        return pb.LeaseReply(end=True)
+
+    def Heartbeat(self, request: Any, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
+        self._note("Heartbeat", request)
+        return pb.HeartbeatReply(known=self.known, revoked=self.revoked)
+
+    def ReportProgress(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        return self._note("ReportProgress", request)
+
+    def FinishTask(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        return self._note("FinishTask", request)
+
+    def ConfirmLease(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        return self._note("ConfirmLease", request)

@@ -1,0 +1,34 @@
+"""Every second of a worker belongs to one activity."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.worker.activity import Activity, ActivityClock
+
+pytestmark = pytest.mark.ci
+
+
+def test_who_waits_for_input_while_there_is_no_task_is_idle() -> None:
+    clock = ActivityClock()
+    with clock.during(Activity.INPUT):
+        assert clock.read()[0] is Activity.INPUT
+        with clock.without_task():
+            assert clock.read()[0] is Activity.IDLE
+        assert clock.read()[0] is Activity.INPUT
+    assert set(clock.read()[1]) == {Activity.START, Activity.INPUT, Activity.IDLE}
+
+
+def test_a_prefetch_that_waits_for_a_task_does_not_make_a_computing_worker_idle() -> None:
+    clock = ActivityClock()
+    with clock.during(Activity.COMPUTE), clock.without_task():
+        assert clock.read()[0] is Activity.COMPUTE
+
+
+def test_activities_nest() -> None:
+    clock = ActivityClock()
+    with clock.during(Activity.EVALUATE):
+        with clock.during(Activity.PS):
+            assert clock.read()[0] is Activity.PS
+        assert clock.read()[0] is Activity.EVALUATE
+    assert clock.read()[0] is Activity.START

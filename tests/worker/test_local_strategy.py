@@ -1,0 +1,135 @@
+"""Local strategy: model, optimizer and ledger are one checkpoint."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from elasticdl.frameworks.framework import Batch
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.batches import LeaseLost, TaskBatches
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.local import LocalStrategy
+
+
+class Adder:
+    """A framework whose model is the sum of the minibatch numbers that it was trained on."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def train(self, batch: Batch, seed: int) -> float:
+        self.total += batch.n + 1
+        return self.total
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {"total": np.array(self.total)}
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.total = float(state["total"])
+
+
+def strategy(framework: Adder, directory: Path, **changes: object) -> LocalStrategy:
+    values: dict[str, Any] = {
+        "job_name": "adder",
+        "seed": 1,
+        "checkpoint_dir": str(directory),
+        "checkpoint_steps": 2,
+        "keep_checkpoint_max": 0,
+        **changes,
+    }
+    return LocalStrategy(framework, clock=ActivityClock(), **values)  # type: ignore[arg-type]
+
+
+def task(number: int, num_minibatches: int) -> tuple[HeldLease, TaskBatches]:
+    held = HeldLease(pb.Lease(id=7, type=pb.TRAINING, epoch=0, task=number))
+    batches: Iterator[Batch] = iter(
+        [*(Batch(7, n, size=1) for n in range(num_minibatches)), Batch(7, num_minibatches, end=True)]
+    )
+    return held, TaskBatches(held, next(batches), batches, ActivityClock())
+
+
+def train(local: LocalStrategy, number: int, num_minibatches: int) -> list[int]:
+    """The minibatches that were computed."""
+    held, batches = task(number, num_minibatches)
+    local.begin(held)
+    computed: list[int] = []
+    local.train_task(held, batches, lambda n, loss: computed.append(n))
+    return computed
+
+
+@pytest.mark.ci
+def test_a_successor_computes_only_what_the_checkpoint_lacks(tmp_path: Path) -> None:
+    first = Adder()
+    assert train(strategy(first, tmp_path), 3, 5) == [0, 1, 2, 3, 4]
+    second = Adder()
+    local = strategy(second, tmp_path)
+    local.restore()
+    assert second.total == 1 + 2 + 3 + 4  # the checkpoint after four steps
+    assert [(t.epoch, t.task, list(t.extras)) for t in local.ledger().tasks] == [(0, 3, [0, 1, 2, 3])]
+    assert train(local, 3, 5) == [4]
+    assert second.total == first.total
+
+
+@pytest.mark.ci
+def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(strategy(Adder(), tmp_path), 0, 4)
+    damaged = tmp_path / "version-4" / "local.npz"
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    restored = Adder()
+    strategy(restored, tmp_path).restore()
+    assert restored.total == 1 + 2
+    assert str(damaged) in caplog.text
+
+
+@pytest.mark.ci
+def test_another_jobs_checkpoint_is_not_taken(tmp_path: Path) -> None:
+    train(strategy(Adder(), tmp_path), 0, 4)
+    restored = Adder()
+    strategy(restored, tmp_path, job_name="other").restore()
+    assert restored.total == 0.0
+
+
+@pytest.mark.ci
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    train(strategy(Adder(), tmp_path, keep_checkpoint_max=2), 0, 9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-6", "version-8"]
+
+
+@pytest.mark.ci
+def test_a_full_disk_is_said_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("only root can mount a small file system")
+    try:
+        (tmp_path / "filler").write_bytes(bytes(4096))
+        assert train(strategy(Adder(), tmp_path), 0, 3) == [0, 1, 2]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    assert "No space left on device" in caplog.text
+
+
+@pytest.mark.ci
+def test_a_lost_lease_stops_the_task() -> None:
+    held, batches = task(0, 3)
+    assert next(batches).n == 0
+    held.revoked = True
+    with pytest.raises(LeaseLost):
+        next(batches)
+
+
+@pytest.mark.ci
+def test_minibatches_that_the_model_holds_are_passed_over() -> None:
+    held, batches = task(0, 4)
+    held.committed.update((0, 2))
+    assert [batch.n for batch in batches] == [1, 3]
+    assert batches.num_minibatches == 4

@@ -1,0 +1,163 @@
+"""What a worker says to its master, over a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from elasticdl.data.reader import Metadata, Shard
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.batches import LeaseLost
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.tasks import TaskStream
+from elasticdl_client.errors import JobError
+from tests.worker.scripted_master import TOKEN, ScriptedMaster
+
+
+def lease(number: int, task_type: pb.TaskType = pb.TRAINING, epoch: int = 0) -> pb.Lease:
+    shard = pb.ShardMessage(name="s", start=10 * number, end=10 * number + 10)
+    return pb.Lease(id=100 + number, type=task_type, epoch=epoch, task=number, shard=shard)
+
+
+def link(master: ScriptedMaster, token: str = TOKEN, timeout_s: float = 20.0) -> MasterLink:
+    return MasterLink(master.address, token, 3, "pod", ActivityClock(), timeout_s)
+
+
+class Numbers:
+    """A reader whose records are their own numbers."""
+
+    def shards(self) -> list[Shard]:
+        return [Shard("s", 0, 1000)]
+
+    def read(self, shard: Shard) -> list[bytes]:
+        return [str(number).encode() for number in range(shard.start, shard.end)]
+
+    def metadata(self) -> Metadata:
+        return Metadata()
+
+
+def stream(to: MasterLink, begun: list[int], shuffle: bool = False) -> TaskStream:
+    def begin(held: HeldLease) -> None:
+        begun.append(held.id)
+
+    return TaskStream(to, lambda task_type: Numbers(), begin, seed=5, shuffle=shuffle, clock=ActivityClock())
+
+
+@pytest.fixture
+def master() -> Iterator[ScriptedMaster]:
+    scripted = ScriptedMaster(lease(0), lease(1), lease(0, pb.EVALUATION), lease(2))
+    yield scripted
+    scripted.stop()
+
+
+@pytest.mark.ci
+def test_a_call_without_the_token_is_refused(master: ScriptedMaster) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        link(master, token="another").register()
+    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.ci
+def test_a_master_that_stays_away_is_given_up(master: ScriptedMaster) -> None:
+    worker = link(master, timeout_s=0.5)
+    master.stop()
+    with pytest.raises(JobError, match="has not answered"):
+        worker.register()
+
+
+@pytest.mark.ci
+def test_a_report_waits_for_the_masters_next_life(master: ScriptedMaster) -> None:
+    worker = link(master)
+    worker.register()
+    reporter = Reporter(worker, log_loss_steps=10)
+    master.stop()
+    reporter.committed(7, 0, 0.5)
+    reporter.finished(7, 1)
+    next_life = ScriptedMaster(port=master.port)
+    try:
+        reporter.drain()
+        assert [list(report.committed) for report in next_life.hears("ReportProgress")] == [[0]]
+        assert [report.num_minibatches for report in next_life.hears("FinishTask")] == [1]
+    finally:
+        next_life.stop()
+
+
+@pytest.mark.ci
+def test_an_unknown_worker_registers_again_with_what_it_holds(master: ScriptedMaster) -> None:
+    worker = link(master)
+    worker.register()
+    tasks = stream(worker, [])
+    next(tasks.records(pb.TRAINING))
+    worker.leases.commit(100, (0, 2))
+    master.known = False
+    worker.start_heartbeat()
+    again = master.hears("RegisterWorker", times=2)[1]
+    assert [(held.lease.id, list(held.committed)) for held in again.held] == [(100, [0, 2])]
+
+
+@pytest.mark.ci
+def test_a_revoked_lease_is_marked_and_forgotten(master: ScriptedMaster) -> None:
+    worker = link(master)
+    held = worker.leases.add(lease(0))
+    master.revoked = [held.id]
+    worker.start_heartbeat()
+    master.hears("Heartbeat", times=2)
+    assert held.revoked
+    assert worker.leases.held() == []
+
+
+@pytest.mark.ci
+def test_records_come_in_order_of_grant_and_stop_at_another_type(master: ScriptedMaster) -> None:
+    begun: list[int] = []
+    tasks = stream(link(master), begun)
+    assert [(task.lease, task.records[0]) for task in tasks.records(pb.TRAINING)] == [(100, b"0"), (101, b"10")]
+    assert begun == [100, 101]
+    assert tasks.peek().id == 100  # type: ignore[union-attr]
+
+
+@pytest.mark.ci
+def test_what_a_thrown_away_pipeline_had_drawn_is_drawn_again(master: ScriptedMaster) -> None:
+    tasks = stream(link(master), [])
+    thrown_away = tasks.records(pb.TRAINING)
+    next(thrown_away), next(thrown_away)
+    first = tasks.peek()
+    assert first is not None
+    tasks.close(first)
+    assert [task.lease for task in tasks.records(pb.TRAINING)] == [101]
+
+
+@pytest.mark.ci
+def test_shuffled_records_depend_on_the_name_of_the_task_alone(master: ScriptedMaster) -> None:
+    one = next(stream(link(master), [], shuffle=True).records(pb.TRAINING))
+    other_master = ScriptedMaster(lease(0))
+    other = next(stream(link(other_master), [], shuffle=True).records(pb.TRAINING))
+    other_master.stop()
+    assert list(one.records) == list(other.records) != sorted(one.records)
+    assert sorted(one.records) == [str(number).encode() for number in range(10)]
+
+
+@pytest.mark.ci
+def test_a_lease_lost_before_its_first_minibatch_gets_no_records(master: ScriptedMaster) -> None:
+    def begin(held: HeldLease) -> None:
+        raise LeaseLost
+
+    worker = link(master)
+    tasks = TaskStream(worker, lambda task_type: Numbers(), begin, seed=5, shuffle=False, clock=ActivityClock())
+    assert list(next(tasks.records(pb.TRAINING)).records) == []
+    assert worker.leases.held() == []
+
+
+@pytest.mark.ci
+def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:
+    worker = link(master)
+    held = worker.leases.add(lease(0))
+    master.accepts = False
+    reporter = Reporter(worker, log_loss_steps=1)
+    reporter.committed(held.id, 0, 0.1)
+    reporter.drain()
+    assert held.revoked
