@@ -210,6 +210,9 @@ class JobSpec(KubernetesFlags):
     step_timeout: float = flag(
         600.0, "Seconds in one minibatch after which the task is handed on.", Group.FAULTS, check=above(0)
     )
+    master_timeout: float = flag(
+        300.0, "Seconds that workers and parameter servers go on without a master.", Group.FAULTS, check=above(0)
+    )
 
     # Local runtime
     job_dir: str = flag("", "Directory of logs and state; empty: ~/.elasticdl/jobs/JOB.", Group.LOCAL)

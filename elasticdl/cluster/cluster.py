@@ -61,6 +61,8 @@ class PodSpec:
     restart_policy: RestartPolicy = RestartPolicy.NEVER
     grace_s: float = 10.0  # between SIGTERM and SIGKILL at deletion
     framework: str = ""  # "tensorflow": may be started from a standby process that has imported it
+    slot: int = 0  # of a worker: the place among the wanted ones that it fills, its predecessor's if it has one
+    memory_factor: float = 1.0  # times the memory that the job's flags give to the role
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Pod:
     exit_code: int | None = None  # 128 + signal number after a signal
     message: str = ""  # for people: why it is pending, or why it ended
     restarts: int = 0
+    blocked: str = ""  # why a pending pod cannot start until somebody acts: its image cannot be pulled, …
     pid: int = 0  # local runtime only
 
 

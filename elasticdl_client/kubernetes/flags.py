@@ -21,6 +21,9 @@ class KubernetesFlags:
     image_name: str = flag("", "Image of the master, and of all pods by default.", Group.KUBERNETES)
     worker_image: str = flag("", "Image of workers and parameter servers, if another.", Group.KUBERNETES)
     namespace: str = flag("default", "Namespace of the job.", Group.KUBERNETES)
+    service_account: str = flag(
+        "elasticdl", "Service account of the master; `elasticdl rbac --print` shows what it needs.", Group.KUBERNETES
+    )
     master_resource_request: str = flag(
         "cpu=0.1,memory=1024Mi", "What the master asks for.", Group.KUBERNETES, check=check_resources
     )
@@ -79,5 +82,7 @@ class KubernetesFlags:
         False, "With --job_command: set TF_CONFIG, one service for each worker.", Group.KUBERNETES, jobs=TRAIN_ONLY
     )
     log_file_path: str = flag("", "Also write each pod's output to this file in the pod.", Group.KUBERNETES)
-    yaml: str = flag("", "Write the master's manifest to this file, submit nothing.", Group.KUBERNETES)
+    yaml: str = flag("", "Write the job's manifests to this file for `kubectl apply`; submit nothing.", Group.KUBERNETES)
+    dry_run: bool = flag(False, "Print the job's manifests; submit nothing.", Group.KUBERNETES)
+    wait: bool = flag(False, "Follow the job to its end; the exit code is the job's.", Group.KUBERNETES)
     force_use_kube_config_file: bool = flag(False, "Use ~/.kube/config inside a cluster too.", Group.KUBERNETES)

@@ -105,11 +105,18 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Starts a PS or a worker.  A pod of that name that has ended is replaced.  Failure: `PodNotCreated`."""
+    """Starts a PS or a worker.  A pod of that name that has ended is replaced.  Failure: `PodNotCreated`.
+
+    Attributes:
+        slot: of a worker: the place, from 0, that it fills; its predecessor's if it has one.
+        memory_factor: times the memory that the job's flags give to the role.
+    """
 
     name: str
     role: Role
     index: int
+    slot: int = 0
+    memory_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ class HeartbeatReceived:
         positions: of every lease that the worker holds, prefetched ones too; a lease that is not named is not renewed.
         seconds: cumulative for the process, by activity.
         partition_version: newest seen.
+        leaving: it was told to end by somebody else: a worker has given up its leases and leaves now; a PS leaves when
+            the answer says `stop`, after a checkpoint.
     """
 
     call: int
@@ -89,6 +91,7 @@ class HeartbeatReceived:
     activity: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     partition_version: int = 0
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,7 @@ class PodChanged:
 
     Attributes:
         reason: `EndReason` of the port Cluster, as text: "", Completed, Error, Killed, OOMKilled, Preempted, …
+        blocked: why a pending pod cannot start until somebody acts (an image that cannot be pulled); else empty.
     """
 
     name: str
@@ -206,6 +210,7 @@ class PodChanged:
     reason: str = ""
     exit_code: int | None = None
     message: str = ""
+    blocked: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,69 @@
+"""What the objects of a job are called on Kubernetes, and how they are found; client and runtime agree here.
+
+The ConfigMap `job_object` owns everything else of a job.
+"""
+
+from __future__ import annotations
+
+MASTER_PORT = 50001
+PS_PORT = 2222
+WORKER_PORT = 3333
+
+SPEC_KEY = "spec.json"  # in the ConfigMap `job_object`
+JOURNAL_KEY = "journal"  # in `state_object`, binary
+STATUS_KEY = "status.json"  # in `state_object`
+TOKEN_KEY = "token"  # in the Secret `token_object`
+
+TOKEN_DIRECTORY = "/var/run/elasticdl/token"  # where the Secret is mounted in every pod
+JOB_DIRECTORY = "/var/lib/elasticdl"  # writable in every pod, gone with it; also the home directory
+ZOO_DIRECTORY = "/model_zoo"  # in every image
+CLUSTER_SPEC_DIRECTORY = "/cluster_spec"  # in every image that was built with one
+USER_ID = 1000  # of every process and of mounted files, in images and pods
+
+APP_LABEL = "app"
+APP = "elasticdl"
+JOB_LABEL = "elasticdl-job-name"
+ROLE_LABEL = "elasticdl-replica-type"
+INDEX_LABEL = "elasticdl-replica-index"
+SLOT_LABEL = "elasticdl-worker-slot"
+STATUS_LABEL = "status"  # of the master's pod: Pending, Running, Finished, Failed
+
+
+def job_object(job_name: str) -> str:
+    """The ConfigMap that holds the job's specification and owns its other objects."""
+    return f"elasticdl-{job_name}"
+
+
+def state_object(job_name: str) -> str:
+    """The ConfigMap with journal and status, made by the master."""
+    return f"elasticdl-{job_name}-state"
+
+
+def token_object(job_name: str) -> str:
+    """The Secret with the job's token."""
+    return f"elasticdl-{job_name}-token"
+
+
+def pod_name(job_name: str, role: str, index: int) -> str:
+    """A pod; there is one master, which has no number."""
+    return f"elasticdl-{job_name}-master" if role == "master" else f"elasticdl-{job_name}-{role}-{index}"
+
+
+def master_service(job_name: str) -> str:
+    """The Service in front of the master's pod."""
+    return pod_name(job_name, "master", 0)
+
+
+def master_address(job_name: str, namespace: str) -> str:
+    """host:port by which a job's pods reach their master in each of its lives."""
+    return f"{master_service(job_name)}.{namespace}.svc:{MASTER_PORT}"
+
+
+def job_labels(job_name: str) -> dict[str, str]:
+    """The labels of every object of a job."""
+    return {APP_LABEL: APP, JOB_LABEL: job_name}
+
+
+def pod_labels(job_name: str, role: str, index: int) -> dict[str, str]:
+    """The labels of a pod."""
+    return {**job_labels(job_name), ROLE_LABEL: role, INDEX_LABEL: str(index)}
