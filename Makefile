@@ -45,8 +45,8 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -m ci
 
 test-full: $(STAMP)
-	$(call say,running all tests)
-	@$(BIN)/python -m pytest --timeout 1800
+	$(call say,running all tests that need no cluster)
+	@$(BIN)/python -m pytest -m "not cluster" --timeout 1800
 
 chaos: $(STAMP)
 	$(call say,killing workers$(comma) parameter servers and masters of real jobs)
