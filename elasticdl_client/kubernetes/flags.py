@@ -82,7 +82,7 @@ class KubernetesFlags:
         False, "With --job_command: set TF_CONFIG, one service for each worker.", Group.KUBERNETES, jobs=TRAIN_ONLY
     )
     log_file_path: str = flag("", "Also write each pod's output to this file in the pod.", Group.KUBERNETES)
-    yaml: str = flag("", "Write the job's manifests to this file for `kubectl apply`; submit nothing.", Group.KUBERNETES)
+    yaml: str = flag("", "Write the job's manifests to this file, for `kubectl apply`.", Group.KUBERNETES)
     dry_run: bool = flag(False, "Print the job's manifests; submit nothing.", Group.KUBERNETES)
     wait: bool = flag(False, "Follow the job to its end; the exit code is the job's.", Group.KUBERNETES)
     force_use_kube_config_file: bool = flag(False, "Use ~/.kube/config inside a cluster too.", Group.KUBERNETES)
