@@ -1,6 +1,6 @@
 """JobStatus: what the master writes about a job at most once a second, and the client reads and shows.
 
-Locally it is the file ``<job_dir>/status.json``.  This module owns its shape and its JSON; it never computes anything.
+Locally it is the file ``<job_dir>/status.json``, on Kubernetes a key of the job's state ConfigMap.  This module owns its shape and its JSON; it never computes anything.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class JobPhase(StrEnum):
@@ -42,6 +43,17 @@ class EpochCoverage:
 
 
 @dataclass(frozen=True, slots=True)
+class PodStatus:
+    """One pod of the job, as the cluster last showed it."""
+
+    name: str
+    role: str  # master, ps or worker
+    phase: str  # Pending, Running, Succeeded, Failed
+    message: str = ""  # why it is pending, or why it ended
+    restarts: int = 0  # in place; a successor is another pod
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """A snapshot of a job.  Times are seconds since the Unix epoch, rates are per second."""
 
@@ -63,6 +75,9 @@ class JobStatus:
     metrics: dict[str, float] = field(default_factory=dict)  # of the newest evaluation
     metrics_step: int = 0
     coverage: tuple[EpochCoverage, ...] = ()
+    tasks_done: int = 0  # committed, over all epochs
+    tasks_total: int = 0  # planned, over all epochs; 0 while unknown or endless
+    pods: tuple[PodStatus, ...] = ()  # master, servers, workers; those that have ended too while the cluster shows them
     exit_code: int | None = None
     started_at: float = 0.0
     updated_at: float = 0.0
@@ -73,7 +88,7 @@ class JobStatus:
 
     @classmethod
     def from_json(cls, text: str) -> JobStatus:
-        """The inverse of `to_json`.
+        """The inverse of `to_json`; what another version left out has its default, what it added is passed over.
 
         Raises:
             ValueError: the text is not a status.
@@ -81,9 +96,16 @@ class JobStatus:
         values = json.loads(text)
         if not isinstance(values, dict) or "job_name" not in values:
             raise ValueError("not a job status")
-        values["phase"] = JobPhase(values["phase"])
-        values["coverage"] = tuple(EpochCoverage(**c) for c in values["coverage"])
+        values = _known(cls, values)
+        values["phase"] = JobPhase(values.get("phase", JobPhase.PENDING))
+        values["coverage"] = tuple(EpochCoverage(**_known(EpochCoverage, one)) for one in values.get("coverage", ()))
+        values["pods"] = tuple(PodStatus(**_known(PodStatus, one)) for one in values.get("pods", ()))
         return cls(**values)
+
+
+def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 @dataclass(frozen=True, slots=True)
