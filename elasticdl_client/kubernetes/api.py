@@ -1,0 +1,183 @@
+"""The connection to a cluster: which one it is, a time-out on every call, and errors that say what to do.
+
+Everything of the client that talks to Kubernetes goes through `connect` and makes its calls inside
+`Connection.doing`, so no exception of the kubernetes package reaches the user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticdl_client.errors import ElasticDLError
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 30.0
+IN_CLUSTER = "in-cluster"  # the name of the context inside a pod
+
+
+class ClusterError(ElasticDLError):
+    """A cluster cannot be reached, or refuses.
+
+    Attributes:
+        status: the HTTP status; 0 if the cluster did not answer.
+    """
+
+    def __init__(self, what: str, hint: str = "", status: int = 0) -> None:
+        super().__init__(what, hint)
+        self.status = status
+
+    @property
+    def unreachable(self) -> bool:
+        """The cluster did not answer, or for the moment cannot: the same call may work later."""
+        return self.status == 0 or self.status == 429 or self.status >= 500
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A cluster as the user named it.
+
+    Attributes:
+        context: of the kubeconfig, or `IN_CLUSTER`.
+        server: the URL of its API server.
+        client: a `kubernetes.client.ApiClient` whose calls all have a time-out.
+        core: its CoreV1Api.
+    """
+
+    context: str
+    server: str
+    client: Any = field(repr=False)
+    core: Any = field(repr=False)
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Around calls: their errors become `ClusterError`.
+
+        Args:
+            what: for the message, after "cannot": "read the pods of namespace x".
+
+        Raises:
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        from kubernetes.client.exceptions import ApiException, OpenApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except ApiException as error:
+            raise self._refused(what, error) from error
+        except (HTTPError, OSError) as error:
+            raise self._unreachable(_reason(error)) from error
+        except (OpenApiException, ValueError) as error:  # an answer, or a body, that does not fit the API
+            raise ClusterError(f"Cannot {what}: {error}", "", 422) from error
+
+    def _unreachable(self, reason: str) -> ClusterError:
+        return ClusterError(
+            f"The cluster of context {self.context} ({self.server}) cannot be reached: {reason}.",
+            "Is it running, and is that the right context? `kubectl config get-contexts` lists them, "
+            "`kubectl config use-context NAME` chooses one.",
+        )
+
+    def _refused(self, what: str, error: Any) -> ClusterError:
+        status = int(error.status or 0)
+        said = _message(error)
+        where = f"context {self.context}"
+        if status == 0:
+            return self._unreachable(said)
+        if status == 401:
+            return ClusterError(
+                f"The cluster of {where} ({self.server}) does not accept who you are (401 Unauthorized).",
+                "The credentials in the kubeconfig are wrong or have expired: log in again.",
+                status,
+            )
+        hints = {
+            403: f"Ask the administrator of the cluster of {where} for that right, or choose another --namespace.",
+            404: f"This was looked for in the cluster of {where}; is it the right one, and is --namespace?",
+            409: "It exists already, or somebody else has changed it.",
+        }
+        return ClusterError(f"Cannot {what}: {said}", hints.get(status, ""), status)
+
+
+def connect(force_kube_config: bool = False) -> Connection:
+    """The cluster of the current context; inside a pod, the pod's own.  Nothing is sent yet.
+
+    Args:
+        force_kube_config: use the kubeconfig file inside a pod, too.
+
+    Raises:
+        ClusterError: there is no usable configuration.
+    """
+    from kubernetes import client
+
+    configuration = client.Configuration()
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not force_kube_config:
+        context = _load_in_cluster(configuration)
+    else:
+        context = _load_kube_config(configuration)
+    configuration.retries = False  # a broken connection is said at once; who wants to try again does so
+    api_client = client.ApiClient(configuration)
+    _bound(api_client)
+    return Connection(context, str(configuration.host), api_client, client.CoreV1Api(api_client))
+
+
+def _load_in_cluster(configuration: Any) -> str:
+    from kubernetes.config import ConfigException, load_incluster_config
+
+    try:
+        load_incluster_config(client_configuration=configuration)
+    except (ConfigException, OSError) as error:
+        raise ClusterError(
+            f"This is a pod without a usable service account: {error}",
+            "Give --force_use_kube_config_file to use ~/.kube/config.",
+        ) from error
+    return IN_CLUSTER
+
+
+def _load_kube_config(configuration: Any) -> str:
+    import yaml
+    from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
+
+    files = os.environ.get("KUBECONFIG", "~/.kube/config")
+    try:
+        _, active = list_kube_config_contexts(config_file=files)
+        load_kube_config(config_file=files, client_configuration=configuration)
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError) as error:
+        raise ClusterError(
+            f"There is no usable cluster configuration in {files}: {error}",
+            "Set KUBECONFIG to the file of your cluster; `kubectl config get-contexts` shows what it holds. "
+            "Or --runtime=local: processes of this machine, no cluster.",
+        ) from error
+    return str(active["name"])
+
+
+def _bound(api_client: Any) -> None:
+    """Gives a client's calls a time-out where they have none."""
+    call = api_client.call_api
+
+    def bounded(*arguments: Any, **named: Any) -> Any:
+        if named.get("_request_timeout") is None:
+            named["_request_timeout"] = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
+        return call(*arguments, **named)
+
+    api_client.call_api = bounded
+
+
+def _message(error: Any) -> str:
+    """What the API server says in its answer's body, or else the HTTP reason."""
+    try:
+        said = json.loads(error.body)["message"]
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"
+    return str(said)
+
+
+def _reason(error: Exception) -> str:
+    """The innermost cause, in one line and without the address of a Python object."""
+    while isinstance(error.__cause__ or error.__context__, Exception):
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (text or type(error).__name__).splitlines()[0].rstrip(".")
