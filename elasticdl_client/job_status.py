@@ -1,6 +1,7 @@
 """JobStatus: what the master writes about a job at most once a second, and the client reads and shows.
 
-Locally it is the file ``<job_dir>/status.json``, on Kubernetes a key of the job's state ConfigMap.  This module owns its shape and its JSON; it never computes anything.
+Locally it is the file ``<job_dir>/status.json``, on Kubernetes a key of the ConfigMap with the job's state.  This
+module owns its shape and its JSON; it never computes anything.
 """
 
 from __future__ import annotations
