@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from elasticdl_client import progress
+from elasticdl_client import progress, report
 from elasticdl_client.agent_process import AgentProcess
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_dir import JobDir, path_of
@@ -54,6 +54,26 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
     if job_dir.prepare(spec):
         print(f"note: an earlier run's logs and checkpoints are now in {path / 'previous'}.", file=sys.stderr)
     print(f"Job {spec.job_name} starts on this machine; its directory is {path}", flush=True)
+    return _run_to_its_end(spec, job_dir, master_command)
+
+
+def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER_COMMAND) -> int:
+    """Runs a job that was cut off to its end, from the journal and the checkpoints in its directory.
+
+    Args:
+        spec: the one of the directory.
+        job_dir: taken, and not prepared anew.
+        master_command: what its master runs.
+
+    Raises:
+        ElasticDLError: it could not be started.
+    """
+    _require_runtime()
+    print(f"Job {spec.job_name} goes on on this machine; its directory is {job_dir.path}", flush=True)
+    return _run_to_its_end(spec, job_dir, master_command)
+
+
+def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str]) -> int:
     try:
         with _signals_interrupt():
             return _run(spec, job_dir, master_command)
@@ -105,37 +125,6 @@ def _signals_interrupt() -> Iterator[None]:
 
 
 def _report(spec: JobSpec, job_dir: JobDir, ended: Ended) -> None:
-    """Prints the end of a job: coverage and metrics, where things are, and why it failed."""
-    status = ended.status
-    if status is not None:
-        for line in progress.coverage_lines(status):
-            print(line)
-        if status.metrics:
-            print(f"final evaluation at step {status.metrics_step}: {progress.metrics_text(status)}")
-    if ended.exit_code == 0:
-        print(f"Job {spec.job_name} succeeded.")
-        if spec.output:
-            print(f"model: {spec.output}")
-    print(f"logs: {job_dir.logs}", flush=True)
-    if ended.exit_code != 0:
-        log = job_dir.logs / f"elasticdl-{spec.job_name}-master.log"
-        message = without_frames(ended.message) or "it did not say why."
-        print(f"error: Job {spec.job_name} failed: {message}", file=sys.stderr)
-        print(f"  → The master's log is {log}; those of other pods are next to it.", file=sys.stderr)
-
-
-def without_frames(text: str) -> str:
-    """A message with the frames of tracebacks left out, and of their last lines those that it holds already.
-
-    The pod's log has the whole; what a user needs first is the error.
-    """
-    kept: list[str] = []
-    in_frames = False
-    for line in text.splitlines():
-        if line.strip() == "Traceback (most recent call last):":
-            in_frames = True
-        elif not in_frames or (line.strip() and not line.startswith(" ")):
-            if not in_frames or not any(line in earlier for earlier in kept):
-                kept.append(line)
-            in_frames = False
-    return "\n".join(kept).rstrip()
+    log = job_dir.logs / f"elasticdl-{spec.job_name}-master.log"
+    hint = f"The master's log is {log}; those of other pods are next to it."
+    report.print_end(spec.job_name, ended, output=spec.output, logs=str(job_dir.logs), hint=hint)

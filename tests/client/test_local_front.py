@@ -203,7 +203,7 @@ def test_the_death_of_the_agent_fails_the_job(flags: dict[str, str]) -> None:
 
 @pytest.mark.ci
 def test_a_users_error_is_shown_without_the_frames_of_its_traceback() -> None:
-    from elasticdl_client.local import without_frames
+    from elasticdl_client.report import without_frames
 
     frames = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise E("x")\n    ^^^^\nE: x'
     assert without_frames("feed raised E: x\n" + frames) == "feed raised E: x"

@@ -1,0 +1,1 @@
+"""What comes after submission: `elasticdl list`, `status`, `logs`, `delete`, `clean` and `resume`, for both runtimes."""

@@ -1,0 +1,52 @@
+"""The words in which a job's end and its errors are told, by every command and for both runtimes.  Prints only."""
+
+from __future__ import annotations
+
+import sys
+
+from elasticdl_client import progress
+from elasticdl_client.job_status import Ended
+
+
+def print_end(job_name: str, ended: Ended, *, output: str, logs: str, hint: str) -> None:
+    """Prints the end of a job that was followed: coverage and metrics, where things are, and why it failed.
+
+    Args:
+        job_name: of the job.
+        ended: how it ended.
+        output: where the model was exported; may be empty.
+        logs: where the logs are, or the command that shows them.
+        hint: what to do after a failure.
+    """
+    status = ended.status
+    if status is not None:
+        for line in progress.coverage_lines(status):
+            print(line)
+        if status.metrics:
+            print(f"final evaluation at step {status.metrics_step}: {progress.metrics_text(status)}")
+    if ended.exit_code == 0:
+        print(f"Job {job_name} succeeded.")
+        if output:
+            print(f"model: {output}")
+    print(f"logs: {logs}", flush=True)
+    if ended.exit_code != 0:
+        message = without_frames(ended.message) or "it did not say why."
+        print(f"error: Job {job_name} failed: {message}", file=sys.stderr)
+        print(f"  → {hint}", file=sys.stderr)
+
+
+def without_frames(text: str) -> str:
+    """A message with the frames of tracebacks left out, and of their last lines those that it holds already.
+
+    The pod's log has the whole; what a user needs first is the error.
+    """
+    kept: list[str] = []
+    in_frames = False
+    for line in text.splitlines():
+        if line.strip() == "Traceback (most recent call last):":
+            in_frames = True
+        elif not in_frames or (line.strip() and not line.startswith(" ")):
+            if not in_frames or not any(line in earlier for earlier in kept):
+                kept.append(line)
+            in_frames = False
+    return "\n".join(kept).rstrip()
