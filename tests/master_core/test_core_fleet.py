@@ -18,7 +18,7 @@ def test_a_job_starts_its_pods_once_their_ids_are_written_down() -> None:
         c.Persist(),
         c.CreatePod("elasticdl-j-ps-0", Role.PS, 0),
         c.CreatePod("elasticdl-j-worker-0", Role.WORKER, 0),
-        c.CreatePod("elasticdl-j-worker-1", Role.WORKER, 1),
+        c.CreatePod("elasticdl-j-worker-1", Role.WORKER, 1, slot=1),
     ]
 
 
@@ -249,6 +249,4 @@ def test_pods_that_vanished_unseen_are_replaced_after_a_list() -> None:
     name = "elasticdl-j-worker-1"
     script.tell(e.PodsListed((e.PodChanged("elasticdl-j-ps-0", Role.PS, 0, "elasticdl-j-ps-0/1", Phase.RUNNING),)))
     assert any(line.startswith(f"Relaunch the worker: {name} (Deleted") for line in script.log())
-    assert [command.index for command in script.told(c.CreatePod)] == [2]
-    script.pass_time(2)
-    assert script.last(c.CreatePod).index == 3
+    assert [(command.index, command.slot) for command in script.told(c.CreatePod)] == [(2, 0), (3, 1)]

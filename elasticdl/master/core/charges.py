@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticdl.master.core.leases import TaskKey
+from elasticdl.master.core.pods import Place
 from elasticdl.master.core.values import TaskType
 
 MAX_DELAY = 60.0
@@ -17,14 +18,18 @@ OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it lef
 
 
 class Charges:
-    """Failures per task with the worker that must not have it next, and ends of pods since the last commit."""
+    """Failures per task with the worker that must not have it next, and ends of pods since the last commit.
+
+    Successors wait the longer the more pods of their slot have ended: many pods that are lost at once all come back at
+    once.
+    """
 
     def __init__(self, max_failures: int) -> None:
         self._max_failures = max_failures
         self._failures: dict[TaskKey, int] = {}
         self._avoided: dict[TaskKey, int] = {}
         self.num_faults = 0  # pods in a row that ended by their own fault before a commit
-        self._num_fruitless = 0  # pods in a row that ended, whatever the reason
+        self._num_fruitless: dict[Place, int] = {}  # pods of a slot in a row that ended, whatever the reason
 
     def task_failed(self, key: TaskKey, worker_id: int) -> int:
         """Charges a task; how often it has failed."""
@@ -46,18 +51,18 @@ class Charges:
     def committed(self) -> None:
         """Something is done: what went before is forgiven."""
         self.num_faults = 0
-        self._num_fruitless = 0
+        self._num_fruitless.clear()
 
-    def pod_ended(self, reason: str, has_committed: bool) -> float:
+    def pod_ended(self, reason: str, place: Place, has_committed: bool) -> float:
         """Charges the end of a pod if it is to be charged; seconds until its successor may start."""
         if has_committed:
             return 0.0
-        self._num_fruitless += 1
+        self._num_fruitless[place] = num_fruitless = self._num_fruitless.get(place, 0) + 1
         if reason in OWN_FAULTS:
             self.num_faults += 1
-        elif self._num_fruitless == 1:
+        elif num_fruitless == 1:
             return 0.0
-        return min(MAX_DELAY, 2.0 ** min(10, self._num_fruitless - 1))
+        return min(MAX_DELAY, 2.0 ** min(10, num_fruitless - 1))
 
     def snapshot(self) -> dict[str, Any]:
         failures = [[*key, count, self._avoided[key]] for key, count in self._failures.items()]

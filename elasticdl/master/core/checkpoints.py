@@ -24,8 +24,12 @@ class Checkpoints:
         self._tried_at = clock
         self.is_running = False
 
-    def begin_if_due(self, version: int, all_trained: bool, clock: float) -> bool:
-        """Whether to write one now; if so, it counts as being written."""
+    def begin_if_due(self, version: int, is_wanted: bool, clock: float) -> bool:
+        """Whether to write one now; if so, it counts as being written.
+
+        Args:
+            is_wanted: it is due whatever the time.
+        """
         if not self._is_on or self.is_running or version <= self._tried_version:
             return False
         steps = self._settings.checkpoint_steps
@@ -33,7 +37,7 @@ class Checkpoints:
             due = version // steps > self._tried_version // steps
         else:
             due = clock - self._tried_at >= self._settings.checkpoint_interval
-        if not due and not all_trained:
+        if not due and not is_wanted:
             return False
         self.is_running, self._tried_version, self._tried_at = True, version, clock
         return True

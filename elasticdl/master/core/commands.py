@@ -108,7 +108,7 @@ class CreatePod:
     """Starts a PS or a worker.  A pod of that name that has ended is replaced.  Failure: `PodNotCreated`.
 
     Attributes:
-        slot: of a worker: the place, from 0, that it fills; its predecessor's if it has one.
+        slot: the place, from 0, that it fills in its role: of a PS its id, of a worker its predecessor's if it has one.
         memory_factor: times the memory that the job's flags give to the role.
     """
 

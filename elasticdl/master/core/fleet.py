@@ -12,13 +12,13 @@ from elasticdl.master.core.commands import Accepted, DeletePod, HeartbeatAnswer,
 from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.events import HeartbeatReceived, PodChanged, PodNotCreated, PodsListed, PsJoined, PsReady
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.pods import PodRecord, Pods
-from elasticdl.master.core.servers import Servers
+from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
+from elasticdl.master.core.servers import Server, Servers
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.values import Level, Role
 from elasticdl.master.core.work import Work
-from elasticdl.master.core.workers import Workers
+from elasticdl.master.core.workers import Worker, Workers
 
 
 class Fleet:
@@ -52,20 +52,49 @@ class Fleet:
 
     def heartbeat(self, event: HeartbeatReceived, clock: float) -> None:
         if event.role is Role.PS:
-            known = self.servers.known(event.id, event.incarnation, clock) is not None
-            self._out.reply(event.call, HeartbeatAnswer(known, stop=self._ending.is_over))
+            server = self.servers.known(event.id, event.incarnation, clock)
+            if server is not None and event.leaving:
+                self._ps_leaves(server)
+            stop = self._ending.is_over or (server is not None and self._may_leave(server))
+            self._out.reply(event.call, HeartbeatAnswer(server is not None, stop=stop))
             return
         worker = self._workers.known(event.id, event.incarnation, clock)
         stop = self._ending.has_failed
         if worker is None:
             self._out.reply(event.call, HeartbeatAnswer(False, stop=stop))
             return
+        if event.leaving:
+            self._worker_leaves(worker)
         revoked = self._work.leases.renew(worker.id, event.positions, clock)
         self._workers.heard(worker, event.positions, event.activity, event.seconds, clock)
         partition = self.servers.partition
         if partition is not None and partition.version <= event.partition_version:
             partition = None
-        self._out.reply(event.call, HeartbeatAnswer(worker.has_joined, revoked, partition, stop))
+        self._out.reply(event.call, HeartbeatAnswer(worker.has_joined or worker.is_leaving, revoked, partition, stop))
+
+    def _worker_leaves(self, worker: Worker) -> None:
+        if not worker.is_leaving:
+            worker.is_leaving = True
+            self._work.lose_worker(worker.id)
+            self._out.persist()
+            self._out.log(f"Worker {worker.id} was told to end; its leases are back")
+
+    def _ps_leaves(self, server: Server) -> None:
+        if server.leaving_version is None:
+            server.leaving_version = self._work.tasks.model_version
+            self._out.persist()
+            last = "" if self._may_leave(server) else "; a checkpoint is written first"
+            self._out.log(f"PS {server.id} was told to end{last}")
+
+    def _may_leave(self, server: Server) -> bool:
+        """It was told to end, and what it holds is saved as far as it can be."""
+        version = server.leaving_version
+        return version is not None and (self._ending.is_decided or self._checkpoints.is_settled(version))
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Some PS was told to end and waits for a checkpoint."""
+        return any(s.leaving_version is not None and not self._may_leave(s) for s in self.servers.all())
 
     def ps_joined(self, event: PsJoined, clock: float) -> None:
         before = self.servers.get(event.ps_id)
@@ -96,19 +125,37 @@ class Fleet:
         changes, strays = self.pods.listed(event.pods, clock)
         for change in changes:
             self.pod_changed(change, clock)
-        for name in strays:
-            self._out.add(DeletePod(name))
+        for stray in strays:
+            self._delete(stray)
         if not self._ending.is_decided:
             self.pods.fill(clock)
 
     def pod_changed(self, event: PodChanged, clock: float) -> None:
         record = self.pods.changed(event, clock)
         if record is None:
+            self._see_whether_blocked(event)
             return
+        if event.reason == NODE_LOST:
+            self._delete(event)
         if record.role is Role.WORKER:
             self._worker_ended(record, event, clock)
         else:
             self._ps_ended(record, event, clock)
+
+    def _delete(self, event: PodChanged) -> None:
+        """What was on a lost node has nobody who could end it: only its object is left, and goes at once."""
+        self._out.add(DeletePod(event.name, 0.0 if event.reason == NODE_LOST else None))
+
+    def _see_whether_blocked(self, event: PodChanged) -> None:
+        record = self.pods.get(event.role, event.index)
+        if not event.blocked or record is None or record.uid != event.uid or event.blocked in record.complaints:
+            return
+        record.complaints.add(event.blocked)
+        text = f"{record.name} cannot start: {event.blocked}"
+        if self.pods.has_run(record.role):
+            self._out.log(text, Level.WARNING)
+        else:
+            self._ending.fail(text)
 
     def pod_not_created(self, event: PodNotCreated, clock: float) -> None:
         delay = self.pods.not_created(event.name, clock)
@@ -117,26 +164,41 @@ class Fleet:
             self._out.log(f"{event.name} cannot be created: {event.message}. It is tried again.", Level.WARNING)
 
     def _worker_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
-        worker = self.lose_worker(record.index)
-        if record.is_leaving or self._ending.is_decided:
-            return
-        delay = self._charges.pod_ended(event.reason, worker)
-        self._out.persist()
-        self._out.log(f"Relaunch the worker: {record.name} ({_why(event)})", Level.WARNING)
-        if not self._fail_if_enough(record, event):
-            self.pods.succeed(Role.WORKER, record.index, clock + delay)
+        worker = self._workers.get(record.index)
+        was_leaving = worker is not None and worker.is_leaving
+        has_committed = self.lose_worker(record.index)
+        if not record.is_leaving and not self._ending.is_decided:
+            self._out.persist()
+            self._out.log(f"Relaunch the worker: {record.name} ({_why(event)})", Level.WARNING)
+            self._succeed(record, event, was_leaving, has_committed, clock)
 
     def _ps_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
         server = self.servers.get(record.index)
+        was_leaving = server is not None and server.leaving_version is not None
         was_ready = server is not None and server.is_ready
         self.servers.lose(record.index)
-        if record.is_leaving or self._ending.is_decided:
-            return
-        delay = self._charges.pod_ended(event.reason, was_ready)
-        self._out.persist()
-        self._out.log(f"PS {record.index} is lost ({_why(event)}); it is started again", Level.WARNING)
-        if not self._fail_if_enough(record, event):
-            self.pods.succeed(Role.PS, record.index, clock + delay)
+        if not record.is_leaving and not self._ending.is_decided:
+            self._out.persist()
+            self._out.log(f"PS {record.index} is lost ({_why(event)}); it is started again", Level.WARNING)
+            self._succeed(record, event, was_leaving, was_ready, clock)
+
+    def _succeed(
+        self, record: PodRecord, event: PodChanged, was_leaving: bool, has_committed: bool, clock: float
+    ) -> None:
+        """Plans the successor of a pod that was counted on, unless its end is one too many."""
+        delay = 0.0
+        if not was_leaving and not self._gets_more_memory(record, event):
+            delay = self._charges.pod_ended(event.reason, record.place, has_committed)
+            if self._fail_if_enough(record, event):
+                return
+        self.pods.succeed(record, clock + delay)
+
+    def _gets_more_memory(self, record: PodRecord, event: PodChanged) -> bool:
+        if event.reason != "OOMKilled" or (factor := self.pods.grow_memory(record)) is None:
+            return False
+        times = f"its successor gets {factor:.3g} times the memory that the job asks for"
+        self._out.log(f"{record.role}-{record.index} ran out of memory (OOMKilled); {times}", Level.WARNING)
+        return True
 
     def _fail_if_enough(self, record: PodRecord, event: PodChanged) -> bool:
         faults = self._charges.num_faults
@@ -208,7 +270,7 @@ class Fleet:
         else:
             self.servers.lose(record.index)
             self._out.log(f"PS {record.index} is given up ({why}); it is started again", Level.WARNING)
-        self.pods.succeed(record.role, record.index, clock)
+        self.pods.succeed(record, clock)
 
     def place(self, clock: float) -> None:
         """Creates what is due."""

@@ -86,7 +86,7 @@ class Job:
         job._checkpoints.restore(snapshot["checkpoints"])
         job._ending.restore(snapshot)
         job._workers.restore(snapshot["workers"], job._clock)
-        job._fleet.pods.restore(snapshot["pods"], job._clock)
+        job._fleet.pods.restore(snapshot["pods"])
         job._fleet.servers.restore(snapshot["servers"], job._clock)
         job._work.has_exported = snapshot["has_exported"]
         job._work.has_callbacks = snapshot["has_callbacks"]
@@ -293,7 +293,7 @@ class Job:
         A grant is journalled within a second, so for the time of a lease each of them is waited for, and after that
         those that are known to have one.
         """
-        missing = [worker for worker in self._workers.all() if not worker.has_joined]
+        missing = [worker for worker in self._workers.staying() if not worker.has_joined]
         if self._clock < self.settings.lease_timeout:
             return bool(missing)
         return any(self._work.leases.of_worker(worker.id) for worker in missing)
@@ -306,7 +306,8 @@ class Job:
 
     def _checkpoint(self) -> None:
         version, partition = self._work.tasks.model_version, self._fleet.servers.partition
-        if partition is not None and self._checkpoints.begin_if_due(version, self._work.is_covered, self._clock):
+        is_wanted = self._work.is_covered or self._fleet.wants_checkpoint
+        if partition is not None and self._checkpoints.begin_if_due(version, is_wanted, self._clock):
             self._out.add(SaveCheckpoint(version, partition.ps, self._data.fingerprint()))
 
     def _end_if_complete(self) -> None:
@@ -330,7 +331,7 @@ class Job:
                 self._out.reply(worker.waiting_call, JobOver())
                 worker.waiting_call = None
         heard_after = self._clock - self.settings.lease_timeout
-        awaited = any(worker.heard_at >= heard_after for worker in self._workers.all())
+        awaited = any(worker.heard_at >= heard_after for worker in self._workers.staying())
         self._ending.advance(self._clock, awaited, [record.name for record in self._fleet.pods.existing()])
 
     # For people and tests -------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Pods: wanted against observed.
 
-A lost worker's successor has a new id, a lost PS's the same.  This module keeps what the cluster said and what is to be
-created when; why a pod's end matters, and how long its successor waits, is decided by the caller.
+Each pod fills a slot of its role: a PS that of its id, a worker any.  A lost worker's successor has a new id and the
+same slot, a lost PS's the same of both.  This module keeps what the cluster said and what is to be created when; why a
+pod's end matters, and how long its successor waits, is decided by the caller.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ from elasticdl.master.core.events import PodChanged
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Phase, Role
 
+NODE_LOST = "NodeLost"
 ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED})
-MAX_CREATE_DELAY = 60.0
+MAX_CREATE_DELAY = {Role.PS: 5.0, Role.WORKER: 60.0}  # a PS's name may be taken until its last pod is gone for good
+RETRY = 1.0  # seconds
+MEMORY_GROWTH = 1.5
+MAX_MEMORY_FACTOR = 4.0
+
+Place = tuple[Role, int]  # role, slot
 
 
 @dataclass(slots=True)
@@ -29,16 +36,23 @@ class PodRecord:
         is_leaving: it was told to end; nobody counts on it.
         running_since: None until it runs.
         create_delay: before the attempt to create it.
+        complaints: why it cannot start, as far as said.
     """
 
     name: str
     role: Role
     index: int
+    slot: int
     uid: str = ""
     gone_uids: list[str] = field(default_factory=list)
     is_leaving: bool = False
     running_since: float | None = None
     create_delay: float = 0.0
+    complaints: set[str] = field(default_factory=set)
+
+    @property
+    def place(self) -> Place:
+        return (self.role, self.slot)
 
 
 @dataclass(slots=True)
@@ -47,6 +61,7 @@ class Pending:
 
     due_at: float
     role: Role
+    slot: int
     index: int | None
     delay: float = 0.0  # after the last attempt, which failed
 
@@ -59,6 +74,8 @@ class Pods:
         self._records: dict[str, PodRecord] = {}
         self._pending: list[Pending] = []
         self._gone_uids: dict[str, list[str]] = {}
+        self._memory_factors: dict[Place, float] = {}  # those above 1
+        self._has_run: set[Role] = set()
         self._next_worker_id = 0
         self.is_listed = False
 
@@ -72,20 +89,35 @@ class Pods:
     def get(self, role: Role, index: int) -> PodRecord | None:
         return self._records.get(self._settings.pod_name(role, index))
 
+    def has_run(self, role: Role) -> bool:
+        """Some pod of a role has started in this job: its image can be pulled."""
+        return role in self._has_run
+
     def fill(self, clock: float) -> None:
         """Plans what is wanted and neither lives nor is planned yet."""
-        planned = {pending.index for pending in self._pending if pending.role is Role.PS}
-        existing = {record.index for record in self._records.values() if record.role is Role.PS}
-        for ps_id in range(self._settings.num_ps):
-            if ps_id not in planned | existing:
-                self._pending.append(Pending(clock, Role.PS, ps_id))
-        num_workers = len(self.living(Role.WORKER)) + sum(p.role is Role.WORKER for p in self._pending)
-        for _ in range(self._settings.num_workers - num_workers):
-            self._pending.append(Pending(clock, Role.WORKER, None))
+        for role, wanted in self._wanted():
+            filled = set(self._filled(role))
+            self._pending += [_pending(clock, role, slot) for slot in range(wanted) if slot not in filled]
 
-    def succeed(self, role: Role, index: int, due_at: float) -> None:
+    def _wanted(self) -> list[tuple[Role, int]]:
+        return [(Role.PS, self._settings.num_ps), (Role.WORKER, self._settings.num_workers)]
+
+    def _filled(self, role: Role) -> list[int]:
+        """Slots of living and planned pods."""
+        planned = [pending.slot for pending in self._pending if pending.role is role]
+        return [record.slot for record in self.living(role)] + planned
+
+    def succeed(self, record: PodRecord, due_at: float) -> None:
         """Plans the successor of a lost pod."""
-        self._pending.append(Pending(due_at, role, index if role is Role.PS else None))
+        self._pending.append(_pending(due_at, record.role, record.slot))
+
+    def grow_memory(self, record: PodRecord) -> float | None:
+        """More memory for whoever fills a pod's slot next: how many times that of the flags; None: it has the most."""
+        factor = self._memory_factors.get(record.place, 1.0)
+        if factor >= MAX_MEMORY_FACTOR:
+            return None
+        self._memory_factors[record.place] = min(MAX_MEMORY_FACTOR, MEMORY_GROWTH * factor)
+        return self._memory_factors[record.place]
 
     def due(self, clock: float) -> list[CreatePod]:
         """What is to be created now; it counts as living from here on."""
@@ -94,25 +126,34 @@ class Pods:
             if pending.index is not None and self.get(pending.role, pending.index) is not None:
                 continue  # the old pod of that name has not ended yet
             self._pending.remove(pending)
-            index = pending.index
-            if index is None:
-                index, self._next_worker_id = self._next_worker_id, self._next_worker_id + 1
-            name = self._settings.pod_name(pending.role, index)
-            self._records[name] = PodRecord(
-                name, pending.role, index, "", self._gone_uids.pop(name, []), create_delay=pending.delay
-            )
-            commands.append(CreatePod(name, pending.role, index))
+            commands.append(self._create(pending))
         return commands
+
+    def _create(self, pending: Pending) -> CreatePod:
+        role, slot, index = pending.role, pending.slot, pending.index
+        if index is None:
+            index, self._next_worker_id = self._next_worker_id, self._next_worker_id + 1
+        name = self._settings.pod_name(role, index)
+        gone_uids = self._gone_uids.pop(name, [])
+        record = PodRecord(name, role, index, slot, "", gone_uids, create_delay=pending.delay)
+        self._records[name] = record
+        return CreatePod(name, role, index, slot, self._memory_factors.get(record.place, 1.0))
 
     def not_created(self, name: str, clock: float) -> float | None:
         """A creation failed and is tried again: after how many seconds; None if the pod is unknown."""
         record = self._records.pop(name, None)
         if record is None:
             return None
-        delay = min(MAX_CREATE_DELAY, max(1.0, 2 * record.create_delay))
+        delay = min(MAX_CREATE_DELAY[record.role], max(RETRY, 2 * record.create_delay))
         self._gone_uids[name] = record.gone_uids
-        self._pending.append(Pending(clock + delay, record.role, record.index, delay))
+        self._pending.append(Pending(clock + delay, record.role, record.slot, record.index, delay))
         return delay
+
+    def hurry(self, clock: float) -> None:
+        """There may be room again: creations that failed are tried soon."""
+        for pending in self._pending:
+            if pending.delay:
+                pending.due_at, pending.delay = min(pending.due_at, clock + RETRY), 0.0
 
     def changed(self, event: PodChanged, clock: float) -> PodRecord | None:
         """What the cluster says of a pod.
@@ -124,16 +165,18 @@ class Pods:
         if record is None or self._is_gone(event):
             return None
         record.uid = event.uid
+        if event.phase is Phase.RUNNING or event.exit_code is not None:
+            self._has_run.add(record.role)
         if event.phase is Phase.RUNNING and record.running_since is None:
             record.running_since = clock
-        return self._end(record) if event.phase in ENDED else None
+        return self._end(record, clock) if event.phase in ENDED else None
 
-    def listed(self, events: tuple[PodChanged, ...], clock: float) -> tuple[list[PodChanged], list[str]]:
+    def listed(self, events: tuple[PodChanged, ...], clock: float) -> tuple[list[PodChanged], list[PodChanged]]:
         """Everything that exists.
 
         Returns:
-            What must be taken as changes: all of it, and the end of each pod that is not there any more; and the names
-            of living pods that should not be.
+            What must be taken as changes: all of it, and the end of each pod that is not there any more; and the pods
+            that should not be: living ones, and those that a lost node never lets go.
         """
         self.is_listed = True
         names = {event.name for event in events if not self._is_gone(event)}
@@ -143,9 +186,11 @@ class Pods:
             if r.name not in names
         ]
         strays = [
-            event.name
+            event
             for event in events
-            if event.role is not Role.MASTER and event.phase not in ENDED and self._is_stray(event)
+            if (event.phase not in ENDED or event.reason == NODE_LOST)
+            and event.role is not Role.MASTER
+            and self._is_stray(event)
         ]
         return [*events, *missing], strays
 
@@ -158,29 +203,47 @@ class Pods:
         record = self._records.get(event.name)
         return record is not None and event.uid in record.gone_uids
 
-    def _end(self, record: PodRecord) -> PodRecord:
+    def _end(self, record: PodRecord, clock: float) -> PodRecord:
         del self._records[record.name]
+        self.hurry(clock)
         if record.role is Role.PS:
             self._gone_uids[record.name] = [uid for uid in (*record.gone_uids[-7:], record.uid) if uid]
         return record
 
     def snapshot(self) -> dict[str, Any]:
+        records = [[r.name, r.role, r.index, r.uid, r.gone_uids, r.is_leaving, r.slot] for r in self._records.values()]
         return {
             "next_worker_id": self._next_worker_id,
-            "records": [[r.name, r.role, r.index, r.uid, r.gone_uids, r.is_leaving] for r in self._records.values()],
+            "records": records,
             "gone_uids": self._gone_uids,
+            "memory_factors": [[*place, factor] for place, factor in self._memory_factors.items()],
+            "has_run": sorted(self._has_run),
         }
 
-    def restore(self, saved: Mapping[str, Any], clock: float) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Takes over what an earlier life knew; workers of journals without slots get any."""
         self._next_worker_id = saved["next_worker_id"]
         self._gone_uids = {name: list(uids) for name, uids in saved["gone_uids"].items()}
-        for name, role, index, uid, gone_uids, is_leaving in saved["records"]:
-            self._records[name] = PodRecord(name, Role(role), index, uid, list(gone_uids), is_leaving)
+        for name, role, index, uid, gone_uids, is_leaving, *slot in saved["records"]:
+            if slot or role == Role.PS:
+                number = slot[0] if slot else index
+            else:
+                filled = self._filled(Role.WORKER)
+                number = next(free for free in range(len(filled) + 1) if free not in filled)
+            self._records[name] = PodRecord(name, Role(role), index, number, uid, list(gone_uids), is_leaving)
+        self._memory_factors = {(Role(role), slot): f for role, slot, f in saved.get("memory_factors", [])}
+        self._has_run = {Role(role) for role in saved.get("has_run", [])}
 
     def validate(self) -> None:
         ids = [record.index for record in self._records.values() if record.role is Role.WORKER]
         assert len(ids) == len(set(ids))
         assert all(worker_id < self._next_worker_id for worker_id in ids)
-        if self.is_listed:
-            planned = sum(pending.role is Role.WORKER for pending in self._pending)
-            assert len(self.living(Role.WORKER)) + planned <= self._settings.num_workers
+        for role, wanted in self._wanted():
+            slots = self._filled(role)
+            assert len(slots) == len(set(slots)), (role, slots)
+            assert all(0 <= slot < wanted for slot in slots), (role, slots)
+        assert all(1.0 < factor <= MAX_MEMORY_FACTOR for factor in self._memory_factors.values())
+
+
+def _pending(due_at: float, role: Role, slot: int) -> Pending:
+    return Pending(due_at, role, slot, slot if role is Role.PS else None)

@@ -22,6 +22,7 @@ class Server:
         incarnation: of its newest life; 0: it has never joined.
         is_present: that life has joined in this life of the master and is not lost.
         is_lost: that life is over and never comes back, whatever it says.
+        leaving_version: the model version when that life was told to end by somebody else; None: it was not.
     """
 
     id: int
@@ -32,6 +33,7 @@ class Server:
     is_present: bool = False
     is_lost: bool = False
     heard_at: float = 0.0
+    leaving_version: int | None = None
 
 
 class Servers:
@@ -74,6 +76,7 @@ class Servers:
         if not same and not event.held_incarnation:
             server.incarnation += 1
             server.is_ready = False
+            server.leaving_version = None
         server.nonce, server.address, server.heard_at = event.nonce, event.address, clock
         server.is_present, server.is_lost = True, False
         self._renew()
@@ -97,6 +100,7 @@ class Servers:
         if server is None or server.is_lost:
             return None
         server.is_present, server.is_ready, server.is_lost = False, False, True
+        server.leaving_version = None
         self._renew()
         return server
 
@@ -109,11 +113,12 @@ class Servers:
             self._partition = Partition(self._version, addresses)
 
     def snapshot(self) -> list[list[Any]]:
-        return [[s.incarnation, s.nonce, s.address, s.is_ready, s.is_lost] for s in self._servers]
+        return [[s.incarnation, s.nonce, s.address, s.is_ready, s.is_lost, s.leaving_version] for s in self._servers]
 
     def restore(self, saved: list[Any], clock: float) -> None:
         for server, values in zip(self._servers, saved, strict=True):
-            server.incarnation, server.nonce, server.address, server.is_ready, server.is_lost = values
+            server.incarnation, server.nonce, server.address, server.is_ready, server.is_lost, *leaving_version = values
+            server.leaving_version = leaving_version[0] if leaving_version else None
             server.heard_at = clock
 
     def validate(self) -> None:

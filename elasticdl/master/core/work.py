@@ -86,7 +86,7 @@ class Work:
         """Answers the requests for which there is a lease; who holds none comes first."""
         for worker in sorted(self._workers.waiting(), key=lambda w: len(self.leases.of_worker(w.id))):
             call = worker.waiting_call
-            if call is None or len(self.leases.of_worker(worker.id)) >= MAX_PER_WORKER:
+            if call is None or worker.is_leaving or len(self.leases.of_worker(worker.id)) >= MAX_PER_WORKER:
                 continue
             lease = self._grant(worker, call, clock)
             if lease is not None:
@@ -100,7 +100,7 @@ class Work:
                 worker.waiting_call = None
 
     def _grant(self, worker: Worker, call: int, clock: float) -> Lease | None:
-        is_alone = len(self._workers.all()) == 1
+        is_alone = len(self._workers.staying()) == 1
         version = self.tasks.model_version
 
         def allowed(task_type: TaskType, epoch: int, task: int) -> bool:
@@ -331,4 +331,6 @@ class Work:
             expected |= {(TaskType.EVALUATION, current.number, task) for task in current.leased}
         assert leased - {TRAIN_END_KEY} == expected, (leased, expected)
         for lease in self.leases.all():
-            assert self._workers.get(self.leases.holder_of(lease)) is not None, lease
+            holder = self._workers.get(self.leases.holder_of(lease))
+            assert holder is not None, lease
+            assert not holder.is_leaving, lease

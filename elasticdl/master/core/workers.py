@@ -20,6 +20,7 @@ class Worker:
         moved_at: when its positions changed last, or it got a lease.
         stuck_since: it has been in one minibatch for too long, and only its heartbeat has been heard since.
         has_joined: it has registered in this life of the master, not only in an earlier one.
+        is_leaving: it was told to end by somebody else, and gets nothing to do any more.
     """
 
     id: int
@@ -32,6 +33,7 @@ class Worker:
     seconds: dict[str, float] = field(default_factory=dict)
     has_joined: bool = True
     has_committed: bool = False
+    is_leaving: bool = False
     waiting_call: int | None = None  # of its request for a lease
     waiting_since: float = 0.0
 
@@ -48,6 +50,9 @@ class Workers:
 
     def all(self) -> list[Worker]:
         return list(self._workers.values())
+
+    def staying(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if not worker.is_leaving]
 
     def known(self, worker_id: int, incarnation: int, clock: float) -> Worker | None:
         """The worker, if this incarnation of it has registered, be it in an earlier life of the master.
@@ -107,11 +112,12 @@ class Workers:
 
     def snapshot(self) -> dict[str, Any]:
         """A worker that lives says its own seconds again."""
-        workers = [[worker.id, worker.incarnation, worker.has_committed] for worker in self._workers.values()]
+        workers = [[w.id, w.incarnation, w.has_committed, w.is_leaving] for w in self._workers.values()]
         return {"workers": workers, "ended_seconds": self._ended_seconds}
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
         self._ended_seconds = dict(saved["ended_seconds"])
-        for worker_id, incarnation, has_committed in saved["workers"]:
+        for worker_id, incarnation, has_committed, *is_leaving in saved["workers"]:
             worker = Worker(worker_id, incarnation, clock, clock, has_joined=False, has_committed=has_committed)
+            worker.is_leaving = any(is_leaving)
             self._workers[worker_id] = worker
