@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticdl_client.errors import FlagError
+from elasticdl_client.kubernetes.resources import exceeding
 
 if TYPE_CHECKING:
     from elasticdl_client.job_spec import JobSpec
@@ -71,8 +72,6 @@ def _check_strategy(spec: JobSpec) -> None:
 def _check_training(spec: JobSpec) -> None:
     if spec.evaluation_steps and not spec.validation_data:
         raise FlagError("--evaluation_steps is given, but nothing to evaluate on.", "Give --validation_data.")
-    if spec.need_tf_config and not spec.job_command:
-        raise FlagError("--need_tf_config is for a command of your own.", "Give --job_command, or leave it out.")
     if spec.model_params and spec.job_command:
         raise FlagError("--model_params is not passed to --job_command.", "Put it into the command.")
 
@@ -106,6 +105,15 @@ def _check_parameter_server(spec: JobSpec) -> None:
 def _check_runtime(spec: JobSpec) -> None:
     if spec.runtime == "local":
         return
+    for role in ("master", "ps", "worker"):
+        request, limit = getattr(spec, f"{role}_resource_request"), getattr(spec, f"{role}_resource_limit")
+        if name := exceeding(request, limit):
+            raise FlagError(
+                f"--{role}_resource_request={request} is more {name} than --{role}_resource_limit={limit} allows.",
+                "A limit is at least as large as what is asked for.",
+            )
+    if spec.wait and (spec.yaml or spec.dry_run):
+        raise FlagError("--wait follows a job, and with --yaml or --dry_run nothing is submitted.", "Leave --wait out.")
     for name in ("job_dir", "local_slots", "master_port"):
         if getattr(spec, name):
             raise FlagError(f"--{name} is for the local runtime.", f"Give --runtime=local, or leave --{name} out.")

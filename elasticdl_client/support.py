@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy, Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Group
@@ -21,8 +23,8 @@ def check(spec: JobSpec) -> None:
         )
     if spec.job_command:
         raise _missing("--job_command", "training scripts of your own cannot run yet", "Use --model_def.")
-    if spec.runtime is Runtime.KUBERNETES:
-        raise _missing("--runtime=kubernetes", "jobs cannot be submitted yet", "Give --runtime=local.")
+    if spec.log_file_path and spec.runtime is Runtime.KUBERNETES:
+        raise _missing("--log_file_path", "pods print to their log alone", "`elasticdl logs JOB` shows it.")
     if spec.distribution_strategy is DistributionStrategy.ALL_REDUCE:
         raise _missing(
             "--distribution_strategy=AllReduceStrategy",
@@ -68,12 +70,21 @@ def _missing(flag: str, why: str, hint: str) -> FlagError:
 
 
 def notes(spec: JobSpec) -> list[str]:
-    """What to tell the user of flags that have no effect on the local runtime."""
+    """What to tell the user of flags that have no effect."""
+    if spec.runtime is Runtime.KUBERNETES:
+        return _notes_on_kubernetes(spec)
     names = [
         f"--{name}"
         for name, found in changed_flags(spec).items()
         if found.group is Group.KUBERNETES and name not in ("envs", "restart_policy")
     ]
-    if not names or spec.runtime is Runtime.KUBERNETES:
-        return []
-    return [f"{', '.join(names)}: for Kubernetes, without effect with --runtime=local."]
+    return [f"{', '.join(names)}: for Kubernetes, without effect with --runtime=local."] if names else []
+
+
+def _notes_on_kubernetes(spec: JobSpec) -> list[str]:
+    found = []
+    if spec.cluster_spec and any(part != "service_spec" for part in json.loads(spec.cluster_spec_json or "{}")):
+        found.append("--cluster_spec is given, so what --cluster_spec_json says of pods is without effect.")
+    if spec.dry_run and spec.yaml:
+        found.append("--dry_run and --yaml: the manifests are printed and written; nothing is submitted.")
+    return found

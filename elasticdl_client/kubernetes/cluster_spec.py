@@ -1,10 +1,17 @@
-"""The cluster specification given as JSON: its keys, checked before anything is submitted."""
+"""The cluster specification given as JSON: its keys, checked before anything is submitted, and what they change.
+
+`pod_spec` is for all pods, `master_pod_spec`, `ps_pod_spec` and `worker_pod_spec` for one role each; `service_spec`
+holds fields of the specification of every Service.  The one given as a Python file is in cluster_plugin.py.
+"""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
-_POD_KEYS = {"labels", "annotations", "affinity", "tolerations", "env"}
+_OBJECTS = {"labels", "annotations", "affinity"}
+_LISTS = {"tolerations", "env"}
+_POD_KEYS = _OBJECTS | _LISTS
 _PARTS = {"pod_spec", "master_pod_spec", "ps_pod_spec", "worker_pod_spec", "service_spec"}
 
 
@@ -21,7 +28,48 @@ def check_cluster_spec_json(text: str) -> str:
             return f"has the key '{part}', which is none of {', '.join(sorted(_PARTS))}"
         if not isinstance(content, dict):
             return f"'{part}' must be a JSON object"
-        unknown = set() if part == "service_spec" else set(content) - _POD_KEYS
-        if unknown:
-            return f"'{part}' has the key '{min(unknown)}', which is none of {', '.join(sorted(_POD_KEYS))}"
+        if part != "service_spec" and (complaint := _wrong_with(part, content)):
+            return complaint
     return ""
+
+
+def _wrong_with(part: str, content: dict[str, Any]) -> str:
+    for key, value in content.items():
+        if key not in _POD_KEYS:
+            return f"'{part}' has the key '{key}', which is none of {', '.join(sorted(_POD_KEYS))}"
+        if key in _OBJECTS and not isinstance(value, dict):
+            return f"'{key}' of '{part}' must be a JSON object"
+        if key in _LISTS and not (isinstance(value, list) and all(isinstance(entry, dict) for entry in value)):
+            return f"'{key}' of '{part}' must be a list of JSON objects"
+        if key == "env" and not all(isinstance(entry.get("name"), str) for entry in value):
+            return f"'env' of '{part}' has an entry without a name"
+    return ""
+
+
+def adapt_pod(pod: dict[str, Any], role: str, text: str) -> None:
+    """Puts what the JSON says of a role's pods into a pod's manifest; what we set ourselves stays."""
+    spec = json.loads(text) if text else {}
+    for part in (spec.get("pod_spec", {}), spec.get(f"{role}_pod_spec", {})):
+        metadata = pod["metadata"]
+        metadata["labels"] = {**part.get("labels", {}), **metadata["labels"]}
+        if "annotations" in part:
+            metadata["annotations"] = {**metadata.get("annotations", {}), **part["annotations"]}
+        if "affinity" in part:
+            pod["spec"]["affinity"] = part["affinity"]
+        if "tolerations" in part:
+            _add_tolerations(pod["spec"], part["tolerations"])
+        container = pod["spec"]["containers"][0]
+        taken = {entry["name"] for entry in container["env"]}
+        container["env"] = container["env"] + [entry for entry in part.get("env", []) if entry["name"] not in taken]
+
+
+def adapt_service(service: dict[str, Any], text: str) -> None:
+    """Puts what the JSON says of Services into a Service's manifest."""
+    service["spec"] |= (json.loads(text) if text else {}).get("service_spec", {})
+
+
+def _add_tolerations(spec: dict[str, Any], tolerations: list[dict[str, Any]]) -> None:
+    """Adds tolerations; one for a taint that we tolerate for some seconds takes the place of ours."""
+    keys = {toleration.get("key") for toleration in tolerations}
+    kept = [toleration for toleration in spec.get("tolerations", []) if toleration.get("key") not in keys]
+    spec["tolerations"] = kept + tolerations

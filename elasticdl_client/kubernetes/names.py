@@ -10,6 +10,7 @@ PS_PORT = 2222
 WORKER_PORT = 3333
 
 SPEC_KEY = "spec.json"  # in the ConfigMap `job_object`
+MASTER_POD_KEY = "master-pod.json"  # there too: the master's pod as it was made, for `elasticdl resume`
 JOURNAL_KEY = "journal"  # in `state_object`, binary
 STATUS_KEY = "status.json"  # in `state_object`
 TOKEN_KEY = "token"  # in the Secret `token_object`
@@ -54,9 +55,15 @@ def master_service(job_name: str) -> str:
     return pod_name(job_name, "master", 0)
 
 
+def service_address(job_name: str, role: str, index: int, namespace: str) -> str:
+    """host:port of the Service of a parameter server or of a worker's slot."""
+    port = {"master": MASTER_PORT, "ps": PS_PORT, "worker": WORKER_PORT}[role]
+    return f"{pod_name(job_name, role, index)}.{namespace}.svc:{port}"
+
+
 def master_address(job_name: str, namespace: str) -> str:
     """host:port by which a job's pods reach their master in each of its lives."""
-    return f"{master_service(job_name)}.{namespace}.svc:{MASTER_PORT}"
+    return service_address(job_name, "master", 0, namespace)
 
 
 def job_labels(job_name: str) -> dict[str, str]:

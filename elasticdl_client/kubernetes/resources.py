@@ -1,10 +1,15 @@
-"""Resource strings, ``cpu=1,memory=4096Mi,gpu=1``, to what Kubernetes calls them."""
+"""Resource strings, ``cpu=1,memory=4096Mi,gpu=1``, to what Kubernetes calls them; quantities, compared and scaled."""
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
+from fractions import Fraction
 
 from elasticdl_client.errors import FlagError
+
+Resources = dict[str, dict[str, str]]
+"""`requests` and `limits` of a container."""
 
 _ALLOWED = ["memory", "disk", "ephemeral-storage", "cpu", "gpu"]
 _MEMORY = re.compile(r"[1-9][0-9]*(E|P|T|G|M|K|Ei|Pi|Ti|Gi|Mi|Ki)")
@@ -12,6 +17,14 @@ _MILLI_CPU = re.compile(r"[1-9][0-9]*m")
 _CPU = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)")
 _NVIDIA_TYPE = re.compile(r"nvidia\.com/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VENDOR = re.compile(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)+[a-z]{2,}")
+_QUANTITY = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE])|[eE]([+-]?[0-9]+))?")
+_MAX_MEMORY_FACTOR = 4.0
+_MEBIBYTE = 2**20
+_DECIMAL = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
+_BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_SCALES = {suffix: Fraction(1000) ** power for power, suffix in enumerate(_DECIMAL, -3)} | {
+    suffix: Fraction(1024) ** power for power, suffix in enumerate(_BINARY, 1)
+}
 _HINT = "For example cpu=1,memory=4096Mi,gpu=1."
 
 
@@ -30,13 +43,69 @@ def parse_resources(text: str) -> dict[str, str]:
         if key in quantities:
             raise FlagError(f"The resource string contains duplicate resource names: {name}", _HINT)
         _check_quantity(name, key, value)
-        quantities[key] = value
+        quantities[key] = re.sub("K$", "k", value)  # Kubernetes knows the decimal kilo only as k
     return quantities
+
+
+def container_resources(
+    request: str, limit: str, memory_factor: float = 1.0, max_memory: int | None = None
+) -> Resources:
+    """The resources of a container; without a limit it is limited to what it asks for.
+
+    Args:
+        request: a resource string.
+        limit: a resource string; what cannot be shared (GPUs) is limited to the request in any case.
+        memory_factor: times the memory of both, at most 4 times.
+        max_memory: bytes that a grown memory does not exceed.
+
+    Raises:
+        FlagError: a string is wrong.
+    """
+    requests = parse_resources(request)
+    limits = parse_resources(limit) or dict(requests)
+    limits |= {name: amount for name, amount in requests.items() if "/" in name and name not in limits}
+    for quantities in (requests, limits):
+        if "memory" in quantities and memory_factor > 1.0:
+            quantities["memory"] = _grown(quantities["memory"], min(memory_factor, _MAX_MEMORY_FACTOR), max_memory)
+    return {"requests": requests, "limits": limits}
+
+
+def quantity(text: str) -> Fraction:
+    """A Kubernetes quantity as a number: cores, bytes, pieces.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text} is not a quantity")
+    number, suffix, exponent = found.groups()
+    return Fraction(Decimal(number)) * (_SCALES[suffix or ""] if not exponent else Fraction(10) ** int(exponent))
+
+
+def exceeding(request: str, limit: str) -> str:
+    """The first resource of which more is asked for than the limit allows; empty if there is none."""
+    limits = parse_resources(limit)
+    for name, amount in parse_resources(request).items():
+        if name in limits and quantity(amount) > quantity(limits[name]):
+            return name
+    return ""
+
+
+def _grown(memory: str, factor: float, max_memory: int | None) -> str:
+    now = quantity(memory)
+    wanted = now * Fraction(factor)
+    if max_memory is not None:
+        wanted = max(now, min(wanted, Fraction(max_memory)))
+    mebibytes = wanted // _MEBIBYTE
+    return f"{mebibytes}Mi" if mebibytes * _MEBIBYTE >= now else memory
 
 
 def _resource_name(name: str) -> str:
     if name == "gpu":
         return "nvidia.com/gpu"
+    if name == "disk":
+        return "ephemeral-storage"
     if name in _ALLOWED or _NVIDIA_TYPE.fullmatch(name):
         return name
     if name.endswith("/gpu"):
@@ -52,7 +121,7 @@ def _check_quantity(name: str, key: str, value: str) -> None:
     if key == "cpu":
         if not _MILLI_CPU.fullmatch(value) and not (_CPU.fullmatch(value) and float(value) > 0):
             raise FlagError(f"invalid cpu request spec: {value}", "For example cpu=1, cpu=0.5 or cpu=500m.")
-    elif key in ("memory", "disk", "ephemeral-storage"):
+    elif key in ("memory", "ephemeral-storage"):
         if not _MEMORY.fullmatch(value):
             raise FlagError(f"invalid {name} request spec: {value}", f"For example {name}=4096Mi; the unit is needed.")
     elif not re.fullmatch(r"[0-9]+", value):

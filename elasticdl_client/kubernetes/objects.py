@@ -1,0 +1,136 @@
+"""All objects of a job as manifests, in the order in which they are created.  Nothing here talks to a cluster.
+
+The first is the ConfigMap that owns the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.kubernetes import cluster_plugin, names
+from elasticdl_client.kubernetes.cluster_spec import adapt_service
+from elasticdl_client.kubernetes.pods import Manifest, owned, pod_manifest
+
+_MASTER_GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolePod:
+    """A pod of a job as the client knows it: the first of its role."""
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    restart_policy: str
+    grace_s: float
+    index: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    slot: int = 0
+    memory_factor: float = 1.0
+
+
+def role_pod(spec: JobSpec, role: str) -> RolePod:
+    """The master, or the first server or worker, in which the master sets more than this."""
+    return RolePod(
+        name=names.pod_name(spec.job_name, role, 0),
+        role=role,
+        command=("python", "-m", f"elasticdl.{role}"),
+        restart_policy=spec.restart_policy.value if role == "master" else "Never",
+        grace_s=_MASTER_GRACE_S,
+    )
+
+
+def spec_for_pods(spec: JobSpec) -> JobSpec:
+    """The specification as the job's pods read it: paths as they are there, nothing that is for the client alone."""
+    return dataclasses.replace(
+        spec,
+        model_zoo=spec.model_zoo or names.ZOO_DIRECTORY,
+        cluster_spec=cluster_spec_in_image(spec.cluster_spec),
+        yaml="",
+        dry_run=False,
+        wait=False,
+        force_use_kube_config_file=False,
+    )
+
+
+def cluster_spec_in_image(path: str) -> str:
+    """Where an image holds the user's --cluster_spec."""
+    return f"{names.CLUSTER_SPEC_DIRECTORY}/{os.path.basename(path)}" if path else ""
+
+
+def job_manifests(spec: JobSpec, token: str) -> list[Manifest]:
+    """Every object of a job; `owned` gives them their owner once that exists.
+
+    Args:
+        spec: as the user gave it; `cluster_spec` is a file of this machine.
+        token: the job's.
+
+    Raises:
+        FlagError: the user's --cluster_spec cannot be used.
+    """
+    job = spec.job_name
+    master = pod_manifest(spec, role_pod(spec, "master"))
+    status = {names.STATUS_LABEL: "Pending"}
+    master["metadata"]["labels"] = {**master["metadata"]["labels"], **status}
+    return [
+        _object(
+            spec,
+            "ConfigMap",
+            names.job_object(job),
+            data={names.SPEC_KEY: spec_for_pods(spec).to_json(), names.MASTER_POD_KEY: json.dumps(master)},
+        ),
+        _object(spec, "ConfigMap", names.state_object(job), data={}),
+        _object(spec, "Secret", names.token_object(job), type="Opaque", stringData={names.TOKEN_KEY: token}),
+        *_services(spec),
+        _network_policy(spec),
+        master,
+    ]
+
+
+def master_pod(config_map: Mapping[str, str], job_name: str, owner_uid: str) -> Manifest:
+    """The master's pod again, for a job that exists.
+
+    Args:
+        config_map: the data of the ConfigMap that owns the job.
+        job_name: of the job.
+        owner_uid: of that ConfigMap.
+    """
+    return owned(json.loads(config_map[names.MASTER_POD_KEY]), job_name, owner_uid)
+
+
+def _services(spec: JobSpec) -> list[Manifest]:
+    services = [_service(spec, "master", 0, names.MASTER_PORT)]
+    if spec.need_tf_config:
+        services += [_service(spec, "ps", index, names.PS_PORT) for index in range(spec.num_ps_pods)]
+        services += [_service(spec, "worker", slot, names.WORKER_PORT) for slot in range(spec.num_workers)]
+    return services
+
+
+def _service(spec: JobSpec, role: str, index: int, port: int) -> Manifest:
+    """The Service of a role's index; of workers it is found by slot, which a successor takes over."""
+    number_label = names.SLOT_LABEL if role == "worker" else names.INDEX_LABEL
+    selector = {**names.job_labels(spec.job_name), names.ROLE_LABEL: role, number_label: str(index)}
+    manifest = _object(spec, "Service", names.pod_name(spec.job_name, role, index))
+    manifest["metadata"]["annotations"] = names.job_labels(spec.job_name)
+    manifest["spec"] = {"selector": selector, "ports": [{"name": "grpc", "port": port, "targetPort": port}]}
+    adapt_service(manifest, spec.cluster_spec_json)
+    return cluster_plugin.with_service(spec.cluster_spec, manifest) if spec.cluster_spec else manifest
+
+
+def _network_policy(spec: JobSpec) -> Manifest:
+    """Only pods of the job reach pods of the job."""
+    own_pods = {"podSelector": {"matchLabels": names.job_labels(spec.job_name)}}
+    manifest = _object(spec, "NetworkPolicy", names.job_object(spec.job_name), version="networking.k8s.io/v1")
+    manifest["spec"] = {**own_pods, "policyTypes": ["Ingress"], "ingress": [{"from": [own_pods]}]}
+    return manifest
+
+
+def _object(spec: JobSpec, kind: str, name: str, version: str = "v1", **content: object) -> Manifest:
+    metadata = {"name": name, "namespace": spec.namespace, "labels": names.job_labels(spec.job_name)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}

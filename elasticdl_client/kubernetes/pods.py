@@ -1,0 +1,211 @@
+"""The manifest of a pod: the client makes the master's with it, the master those of servers and workers.
+
+Manifests are plain dictionaries, as the API takes them and as YAML holds them.  Nothing here talks to a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.kubernetes import cluster_plugin, names
+from elasticdl_client.kubernetes.cluster_spec import adapt_pod
+from elasticdl_client.kubernetes.priority import worker_priorities
+from elasticdl_client.kubernetes.resources import Resources, container_resources
+from elasticdl_client.kubernetes.volumes import parse_volumes, pod_volumes
+
+Manifest = dict[str, Any]
+
+_NODE_LOST_TOLERATION_S = 10  # before a worker or server is given up with the node that it runs on
+_TOKEN_VOLUME = "elasticdl-token"
+_WRITABLE = {"/tmp": "elasticdl-tmp", names.JOB_DIRECTORY: "elasticdl-job"}  # path → its volume
+
+
+class PodLike(Protocol):
+    """What to run; the port Cluster's PodSpec is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def command(self) -> tuple[str, ...]: ...
+    @property
+    def env(self) -> Mapping[str, str]: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def restart_policy(self) -> str: ...
+    @property
+    def grace_s(self) -> float: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def memory_factor(self) -> float: ...
+
+
+def pod_manifest(spec: JobSpec, pod: PodLike, owner_uid: str = "", max_memory: int | None = None) -> Manifest:
+    """The pod as the API takes it.
+
+    Args:
+        spec: the job; `cluster_spec` is the path of a file that this process can read.
+        pod: what to run.
+        owner_uid: of the ConfigMap that owns the job; without it the pod has no owner.
+        max_memory: bytes that a memory grown by `memory_factor` does not exceed.
+
+    Raises:
+        FlagError: the user's --cluster_spec cannot be used, or a flag that was not checked is wrong.
+    """
+    role = str(pod.role)
+    manifest: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod.name, "namespace": spec.namespace, "labels": _labels(spec, pod)},
+        "spec": _pod_spec(spec, pod, max_memory),
+    }
+    if spec.cluster_spec:
+        manifest = cluster_plugin.with_pod(spec.cluster_spec, manifest)
+    else:
+        adapt_pod(manifest, role, spec.cluster_spec_json)
+    return owned(manifest, spec.job_name, owner_uid)
+
+
+def owned(manifest: Manifest, job_name: str, uid: str) -> Manifest:
+    """The same object, owned by the job's ConfigMap of that uid; without a uid as it is."""
+    if not uid:
+        return manifest
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": names.job_object(job_name), "uid": uid}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
+
+
+def _labels(spec: JobSpec, pod: PodLike) -> dict[str, str]:
+    labels = {**pod.labels, **names.pod_labels(spec.job_name, str(pod.role), pod.index)}
+    if pod.role == "worker":
+        labels[names.SLOT_LABEL] = str(pod.slot)
+    return labels
+
+
+def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None) -> Manifest:
+    is_master = pod.role == "master"
+    volumes, mounts = _volumes(spec, str(pod.role))
+    found: Manifest = {
+        "restartPolicy": str(pod.restart_policy),
+        "terminationGracePeriodSeconds": math.ceil(pod.grace_s),
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": is_master,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": names.USER_ID,
+            "runAsGroup": names.USER_ID,
+            "fsGroup": names.USER_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(spec, pod, mounts, max_memory)],
+        "volumes": volumes,
+    }
+    if is_master:
+        found["serviceAccountName"] = spec.service_account
+    else:
+        found["tolerations"] = [
+            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_TOLERATION_S}
+            for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+        ]
+    if priority := _priority(spec, pod):
+        found["priorityClassName"] = priority
+    return found
+
+
+def _container(spec: JobSpec, pod: PodLike, mounts: list[Manifest], max_memory: int | None) -> Manifest:
+    image = spec.image_name if pod.role == "master" else spec.worker_image or spec.image_name
+    return {
+        "name": pod.name[:63].rstrip("-"),
+        "image": image,
+        "imagePullPolicy": spec.image_pull_policy.value,
+        "command": list(pod.command),
+        "env": _env(spec, pod),
+        "resources": _resources(spec, pod, max_memory),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+
+
+def _env(spec: JobSpec, pod: PodLike) -> list[Manifest]:
+    """The environment; the pod's address is first, so that other values may refer to it as $(MY_POD_IP)."""
+    values = {
+        **spec.envs_dict(),
+        **pod.env,
+        "HOME": names.JOB_DIRECTORY,
+        "PYTHONUNBUFFERED": "1",
+        "ELASTICDL_JOB_DIR": names.JOB_DIRECTORY,
+        "ELASTICDL_TOKEN_FILE": f"{names.TOKEN_DIRECTORY}/{names.TOKEN_KEY}",
+        "ELASTICDL_POD_NAME": pod.name,
+    }
+    if pod.role == "master":
+        values |= {
+            "ELASTICDL_JOB_NAME": spec.job_name,
+            "ELASTICDL_NAMESPACE": spec.namespace,
+            "MASTER_PORT": str(names.MASTER_PORT),
+        }
+    elif spec.need_tf_config:
+        values["TF_CONFIG"] = tf_config(spec, str(pod.role), pod.slot if pod.role == "worker" else pod.index)
+    values.pop("MY_POD_IP", None)
+    address = {"name": "MY_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    return [address, *({"name": name, "value": value} for name, value in values.items())]
+
+
+def tf_config(spec: JobSpec, role: str, index: int) -> str:
+    """TF_CONFIG of a server or worker: the addresses are those of Services, which outlive pods.
+
+    Args:
+        spec: the job.
+        role: ps or worker.
+        index: of the server, or the worker's slot.
+    """
+    sizes = {"ps": spec.num_ps_pods, "worker": spec.num_workers}
+    cluster = {
+        kind: [names.service_address(spec.job_name, kind, number, spec.namespace) for number in range(size)]
+        for kind, size in sizes.items()
+        if size
+    }
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+
+
+def _resources(spec: JobSpec, pod: PodLike, max_memory: int | None) -> Resources:
+    role = str(pod.role)
+    request = getattr(spec, f"{role}_resource_request")
+    limit = getattr(spec, f"{role}_resource_limit")
+    return container_resources(request, limit, pod.memory_factor, max_memory)
+
+
+def _priority(spec: JobSpec, pod: PodLike) -> str:
+    if pod.role == "master":
+        return spec.master_pod_priority
+    if pod.role == "ps":
+        return spec.ps_pod_priority
+    return worker_priorities(spec.worker_pod_priority, spec.num_workers)[min(pod.slot, spec.num_workers - 1)]
+
+
+def _volumes(spec: JobSpec, role: str) -> tuple[list[Manifest], list[Manifest]]:
+    """The user's volumes, the writable places that they leave to us, and the token."""
+    volumes, mounts = pod_volumes(role, parse_volumes(spec.volume))
+    taken = {mount["mountPath"].rstrip("/") for mount in mounts}
+    for path, name in _WRITABLE.items():
+        if path not in taken:
+            volumes.append({"name": name, "emptyDir": {}})
+            mounts.append({"name": name, "mountPath": path})
+    token = {"secretName": names.token_object(spec.job_name), "defaultMode": 0o444}
+    volumes.append({"name": _TOKEN_VOLUME, "secret": token})
+    mounts.append({"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True})
+    return volumes, mounts
