@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticdl.master.core import commands as c
@@ -39,8 +39,18 @@ class SimPod:
     role: Role
     index: int
     uid: str
+    slot: int = 0
     phase: Phase = Phase.PENDING
     reason: str = ""
+    is_stuck: bool = False  # its node is lost: the object stays until it is deleted without grace
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What was so when a PS was told to end."""
+
+    committed: AppliedSet
+    mischief: tuple[int, int, int]
 
 
 @dataclass
@@ -54,6 +64,7 @@ class SimPs:
     num_applies: int = 0
     newest: dict[tuple[int, int], int] = field(default_factory=dict)
     is_ready: bool = False
+    leaving: Leaving | None = None
 
     def standing(self, lease: Lease) -> bool:
         key = (lease.epoch, lease.task)
@@ -92,6 +103,7 @@ class SimWorker:
     incarnation: int
     is_registered: bool = False
     is_stopped: bool = False
+    is_leaving: bool = False
     is_gone: bool = False
     has_request: bool = False
     held: dict[int, SimLease] = field(default_factory=dict)
@@ -125,6 +137,8 @@ class World:
         self.end: c.EndJob | None = None
         self.grants: dict[int, Lease] = {}
         self.losses = 0
+        self.num_failed_checkpoints = 0
+        self.memory_factors: dict[tuple[Role, int], float] = {}  # of the newest pod of each slot
         self._persist()
         self.tell(e.PodsListed(()))
 
@@ -152,10 +166,8 @@ class World:
                 handler(answer)
             case c.Persist():
                 self._persist()
-            case c.CreatePod(name, role, index):
-                assert name not in self.pods or self.pods[name].phase not in (Phase.PENDING, Phase.RUNNING), name
-                self.num_uids += 1
-                self.pods[name] = SimPod(name, role, index, f"uid-{self.num_uids}")
+            case c.CreatePod():
+                self.create_pod(command)
             case c.DeletePod(name):
                 if name in self.pods:
                     self.jobs_for_shell.append(command)
@@ -177,11 +189,13 @@ class World:
             return
         command = self.jobs_for_shell.pop(pick % len(self.jobs_for_shell))
         match command:
+            case e.PodNotCreated():
+                self.tell(command)
             case c.ListShards(kind):
                 self.tell(e.ShardsListed(kind, self.shards))
-            case c.DeletePod(name):
+            case c.DeletePod(name, grace_s):
                 if name in self.pods:
-                    self.end_pod(self.pods[name], "Deleted")
+                    self.delete_pod(self.pods[name], grace_s)
             case c.ReadAppliedSets(question, partition):
                 reached = all(self._is_at(address.ps_id, address.incarnation) for address in partition)
                 if fail or not reached:
@@ -194,6 +208,7 @@ class World:
             case c.SaveCheckpoint(version, partition):
                 reached = all(self._is_at(address.ps_id, address.incarnation) for address in partition)
                 if fail or not reached:
+                    self.num_failed_checkpoints += 1
                     self.tell(e.CheckpointFailed(version, "disk full"))
                 else:
                     parts = {k: (copy.deepcopy(p.names), p.num_applies) for k, p in self.ps.items()}
@@ -205,10 +220,10 @@ class World:
         return server is not None and server.is_ready and server.incarnation == incarnation
 
     def restart_master(self) -> None:
-        """The master is killed and starts again from what is on disk; the outstanding calls are lost."""
+        """The master is killed and starts again from what is on disk; the outstanding calls and commands are lost."""
         self.generation += 1
         self.calls.clear()
-        self.jobs_for_shell = [x for x in self.jobs_for_shell if isinstance(x, c.DeletePod)]
+        self.jobs_for_shell.clear()
         for worker in self.workers:
             worker.has_request = False
         self.job = Job.restore(self.settings, self.disk, self.generation, self.now)
@@ -219,6 +234,36 @@ class World:
 
     def _pod_event(self, pod: SimPod) -> e.PodChanged:
         return e.PodChanged(pod.name, pod.role, pod.index, pod.uid, pod.phase, pod.reason)
+
+    def create_pod(self, command: c.CreatePod) -> None:
+        place = (command.role, command.slot)
+        before = self.memory_factors.get(place, 1.0)
+        assert before <= command.memory_factor <= min(4.0, 1.5 * before), command
+        self.memory_factors[place] = command.memory_factor
+        old = self.pods.get(command.name)
+        if old is not None and old.is_stuck:
+            self.jobs_for_shell.append(e.PodNotCreated(command.name, "it exists already"))
+            return
+        assert old is None or old.phase not in (Phase.PENDING, Phase.RUNNING), command
+        self.num_uids += 1
+        self.pods[command.name] = SimPod(
+            command.name, command.role, command.index, f"uid-{self.num_uids}", command.slot
+        )
+
+    def delete_pod(self, pod: SimPod, grace_s: float | None) -> None:
+        if not pod.is_stuck:
+            self.end_pod(pod, "Deleted")
+        elif grace_s == 0:
+            pod.phase = Phase.DELETED
+            del self.pods[pod.name]
+            self.tell(self._pod_event(pod))
+
+    def block(self, pick: int) -> None:
+        """The image of a pending pod cannot be pulled, although it could before."""
+        pending = [pod for pod in self.pods.values() if pod.phase is Phase.PENDING]
+        if pending and self.job._fleet.pods.has_run(pending[pick % len(pending)].role):
+            event = self._pod_event(pending[pick % len(pending)])
+            self.tell(replace(event, blocked="ImagePullBackOff"))
 
     def start_pod(self, pick: int = 0) -> None:
         pending = [pod for pod in self.pods.values() if pod.phase is Phase.PENDING]
@@ -242,17 +287,23 @@ class World:
         if pod.phase not in (Phase.PENDING, Phase.RUNNING):
             return
         pod.phase, pod.reason = phase, reason
+        pod.is_stuck = reason == "NodeLost"
+        num_faults = self.job._charges.num_faults
+        forgiven = False
         if reason == "Deleted":
             pod.phase = Phase.DELETED
             del self.pods[pod.name]
         for worker in self.workers:
             if worker.pod is pod:
                 worker.is_gone = True
+                forgiven = worker.is_leaving
         server = self.ps.get(pod.index)
         if pod.role is Role.PS and server is not None and server.pod is pod:
+            forgiven = server.leaving is not None
             del self.ps[pod.index]
             self.losses += 1
         self.tell(self._pod_event(pod))
+        assert not forgiven or self.job._charges.num_faults <= num_faults, pod
 
     # Parameter servers ----------------------------------------------------------------------------------------------
 
@@ -428,17 +479,49 @@ class World:
         if not worker.is_registered and not worker.is_gone:
             self.register(worker)
 
+    def leave(self, worker: SimWorker) -> None:
+        """Somebody tells a worker to end: it gives up what it has, says so once, and ends some time later."""
+        worker.is_stopped, worker.is_leaving = True, True
+        worker.held.clear()
+
+        def answered(answer: Any) -> None:
+            worker.is_leaving = answer.known
+
+        self.call(
+            lambda call: e.HeartbeatReceived(call, Role.WORKER, worker.id, worker.incarnation, leaving=True), answered
+        )
+
+    def leave_ps(self, server: SimPs) -> None:
+        """Somebody tells a PS to end."""
+        if server.is_ready and server.leaving is None:
+            ledger = self.job._work.tasks.ledger() if self.job._is_open else AppliedSet()
+            server.leaving = Leaving(ledger, self._mischief())
+
+    def _mischief(self) -> tuple[int, int, int]:
+        """Changes with everything that excuses a checkpoint for not being written."""
+        return (self.generation, self.losses, self.num_failed_checkpoints)
+
     def ps_heartbeat(self, server: SimPs) -> None:
         answers: list[c.HeartbeatAnswer] = []
-        self.call(lambda call: e.HeartbeatReceived(call, Role.PS, server.pod.index, server.incarnation), answers.append)
-        if answers and not answers[0].known and self.ps.get(server.pod.index) is server:
+        leaving = server.leaving is not None
+        self.call(
+            lambda call: e.HeartbeatReceived(call, Role.PS, server.pod.index, server.incarnation, leaving=leaving),
+            answers.append,
+        )
+        if not answers or self.ps.get(server.pod.index) is not server:
+            return
+        if not answers[0].known:
             self.join_ps(server)
+        elif answers[0].stop and self.end is None:
+            assert server.leaving is not None
+            self.check_saved(server.leaving)
+            self.end_pod(server.pod, "Error")
 
     def pass_time(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now += 1.0
             for worker in self.living():
-                if not worker.is_stopped:
+                if not worker.is_stopped and not worker.is_leaving:
                     self.heartbeat(worker)
             for server in list(self.ps.values()):
                 self.ps_heartbeat(server)
@@ -458,10 +541,22 @@ class World:
                 missing = set(applied) - server.names.get((epoch, task), set())
                 assert not missing, (epoch, task, missing)
 
+    def check_saved(self, leaving: Leaving) -> None:
+        """A PS that was told to end leaves when what was committed before that is in the newest checkpoint."""
+        if not self.settings.checkpoint_dir or leaving.mischief != self._mischief():
+            return
+        parts = self.checkpoints.get(self.job._checkpoints.newest, {})
+        for (epoch, task), applied in leaving.committed.tasks.items():
+            for names, _ in parts.values():
+                assert set(applied) <= names.get((epoch, task), set()), (epoch, task)
+            assert parts or not len(applied)
+
     def drain(self, rounds: int = 2000) -> None:
         """No more mischief: the job must come to its end."""
         for worker in self.living():
-            worker.is_stopped = False
+            worker.is_stopped = worker.is_leaving
+            if worker.is_leaving:
+                self.end_pod(worker.pod, "Error")
         for _ in range(rounds):
             if self.end is not None:
                 return

@@ -28,6 +28,11 @@ ACTIONS = [
     "kill worker",
     "kill ps",
     "worker fails",
+    "worker leaves",
+    "ps leaves",
+    "out of memory",
+    "node lost",
+    "blocked",
     "stop worker",
     "continue worker",
     "restart master",
@@ -55,6 +60,15 @@ def act(world: World, action: str, pick: int) -> None:
             servers = [pod for pod in world.pods.values() if pod.role is Role.PS and pod.phase is Phase.RUNNING]
             if servers and world.losses < 4:
                 world.end_pod(servers[pick % len(servers)], "Killed")
+        case "ps leaves":
+            if world.ps and world.losses < 4:
+                world.leave_ps(list(world.ps.values())[pick % len(world.ps)])
+        case "blocked":
+            world.block(pick)
+        case "node lost" | "out of memory":
+            pods = [pod for pod in world.pods.values() if pod.phase is Phase.RUNNING]
+            if pods and world.losses < 4:
+                world.end_pod(pods[pick % len(pods)], "NodeLost" if action == "node lost" else "OOMKilled")
         case _ if worker is None:
             pass
         case "request":
@@ -66,11 +80,13 @@ def act(world: World, action: str, pick: int) -> None:
         case "worker fails":
             if pick % 8 == 0:
                 world.end_pod(worker.pod, "Error")
+        case "worker leaves":
+            world.leave(worker)
         case "stop worker":
             worker.is_stopped = True
         case "continue worker":
             for one in living:
-                one.is_stopped = False
+                one.is_stopped = one.is_leaving
 
 
 def play(job: JobSettings, schedule: list[tuple[str, int]], filtered: bool) -> None:

@@ -89,7 +89,9 @@ class Fleet:
     def _may_leave(self, server: Server) -> bool:
         """It was told to end, and what it holds is saved as far as it can be."""
         version = server.leaving_version
-        return version is not None and (self._ending.is_decided or self._checkpoints.is_settled(version))
+        if version is None or self._ending.is_decided:
+            return version is not None
+        return self._checkpoints.is_settled(min(version, self._work.tasks.model_version))
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -131,7 +133,10 @@ class Fleet:
             self.pods.fill(clock)
 
     def pod_changed(self, event: PodChanged, clock: float) -> None:
+        had_run = self.pods.has_run(event.role)
         record = self.pods.changed(event, clock)
+        if self.pods.has_run(event.role) and not had_run:
+            self._out.persist()
         if record is None:
             self._see_whether_blocked(event)
             return

@@ -126,24 +126,26 @@ class Pods:
             if pending.index is not None and self.get(pending.role, pending.index) is not None:
                 continue  # the old pod of that name has not ended yet
             self._pending.remove(pending)
-            commands.append(self._create(pending))
+            record = self._record(pending)
+            factor = self._memory_factors.get(record.place, 1.0)
+            commands.append(CreatePod(record.name, record.role, record.index, record.slot, factor))
         return commands
 
-    def _create(self, pending: Pending) -> CreatePod:
+    def _record(self, pending: Pending) -> PodRecord:
         role, slot, index = pending.role, pending.slot, pending.index
         if index is None:
             index, self._next_worker_id = self._next_worker_id, self._next_worker_id + 1
         name = self._settings.pod_name(role, index)
         gone_uids = self._gone_uids.pop(name, [])
-        record = PodRecord(name, role, index, slot, "", gone_uids, create_delay=pending.delay)
-        self._records[name] = record
-        return CreatePod(name, role, index, slot, self._memory_factors.get(record.place, 1.0))
+        record = self._records[name] = PodRecord(name, role, index, slot, "", gone_uids, create_delay=pending.delay)
+        return record
 
     def not_created(self, name: str, clock: float) -> float | None:
-        """A creation failed and is tried again: after how many seconds; None if the pod is unknown."""
-        record = self._records.pop(name, None)
-        if record is None:
+        """A creation failed and is tried again: after how many seconds; None if the pod is unknown, or exists."""
+        record = self._records.get(name)
+        if record is None or record.uid:
             return None
+        del self._records[name]
         delay = min(MAX_CREATE_DELAY[record.role], max(RETRY, 2 * record.create_delay))
         self._gone_uids[name] = record.gone_uids
         self._pending.append(Pending(clock + delay, record.role, record.slot, record.index, delay))
@@ -161,7 +163,7 @@ class Pods:
         Returns:
             The record, if this is the news that the pod has ended.
         """
-        record = self._records.get(event.name)
+        record = self._records.get(event.name) or self._adopt(event)
         if record is None or self._is_gone(event):
             return None
         record.uid = event.uid
@@ -170,6 +172,15 @@ class Pods:
         if event.phase is Phase.RUNNING and record.running_since is None:
             record.running_since = clock
         return self._end(record, clock) if event.phase in ENDED else None
+
+    def _adopt(self, event: PodChanged) -> PodRecord | None:
+        """The record of a pod that exists although its creation seemed to fail."""
+        is_gone = event.phase in ENDED or event.uid in self._gone_uids.get(event.name, [])
+        for pending in self._pending:
+            if (pending.role, pending.index) == (event.role, event.index) and not is_gone:
+                self._pending.remove(pending)
+                return self._record(pending)
+        return None
 
     def listed(self, events: tuple[PodChanged, ...], clock: float) -> tuple[list[PodChanged], list[PodChanged]]:
         """Everything that exists.
@@ -195,7 +206,7 @@ class Pods:
         return [*events, *missing], strays
 
     def _is_stray(self, event: PodChanged) -> bool:
-        record = self._records.get(event.name)
+        record = self._records.get(event.name) or self._adopt(event)
         return record is None or record.is_leaving or self._is_gone(event)
 
     def _is_gone(self, event: PodChanged) -> bool:

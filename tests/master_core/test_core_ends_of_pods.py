@@ -1,0 +1,334 @@
+"""What a pod's end, or its failure to begin, means: memory, lost nodes, images, farewells, slots."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from core_script import Like, Script, everything, running
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.values import Phase, Role
+
+pytestmark = pytest.mark.ci
+WORKER, PS = "elasticdl-j-worker", "elasticdl-j-ps"
+
+
+def ps_heartbeat(script: Script, ps_id: int = 0, incarnation: int = 1, leaving: bool = True) -> c.HeartbeatAnswer:
+    answer: c.HeartbeatAnswer = script.ask(e.HeartbeatReceived, Role.PS, ps_id, incarnation, leaving=leaving)
+    return answer
+
+
+def blocked(script: Script, role: Role, index: int, why: str) -> None:
+    name = script.settings.pod_name(role, index)
+    script.tell(e.PodChanged(name, role, index, f"{name}/1", Phase.PENDING, blocked=why))
+
+
+# Slots --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_successor_fills_its_predecessors_slot() -> None:
+    script = running(3)
+    script.kill(1)
+    assert script.told(c.CreatePod) == [c.CreatePod(f"{WORKER}-3", Role.WORKER, 3, slot=1)]
+    script.kill(0)
+    assert script.told(c.CreatePod) == [c.CreatePod(f"{WORKER}-4", Role.WORKER, 4, slot=0)]
+    script.kill(3, "Preempted")
+    script.pass_time(3, alive=(2,))
+    assert script.last(c.CreatePod) == c.CreatePod(f"{WORKER}-5", Role.WORKER, 5, slot=1)
+
+
+def test_slots_outlive_the_master() -> None:
+    script = running(3)
+    script.kill(1)
+    script.restart_master()
+    script.tell(e.PodsListed((e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", Phase.RUNNING),)))
+    slots = {one.index: one.slot for one in script.told(c.CreatePod) if one.role is Role.WORKER}
+    assert slots == {4: 2, 5: 1}
+
+
+def test_a_journal_without_slots_is_restored() -> None:
+    script = running(3)
+    script.kill(0)
+    snapshot = json.loads(json.dumps(script.job.snapshot()))
+    for record in snapshot["pods"]["records"]:
+        record.pop()
+    for server in snapshot["servers"]:
+        server.pop()
+    for worker in snapshot["workers"]["workers"]:
+        worker.pop()
+    del snapshot["pods"]["memory_factors"], snapshot["pods"]["has_run"]
+    job = Job.restore(script.settings, snapshot, 2, script.now)
+    job.validate_state()
+    assert sorted(record.slot for record in job._fleet.pods.living(Role.WORKER)) == [0, 1, 2]
+
+
+def test_many_workers_lost_at_once_all_have_successors_at_once() -> None:
+    script = Script(num_workers=100)
+    for worker_id in range(30):
+        script.pod(Role.WORKER, worker_id, Phase.DELETED, "Deleted")
+        assert script.told(c.CreatePod) == [
+            c.CreatePod(f"{WORKER}-{100 + worker_id}", Role.WORKER, 100 + worker_id, slot=worker_id)
+        ]
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_ran_out_of_memory_has_a_successor_with_more_of_it_until_four_times() -> None:
+    script = Script(max_task_failures=2)
+    for worker_id, factor in enumerate((1.5, 2.25, 3.375, 4.0)):
+        script.kill(worker_id, "OOMKilled")
+        created = c.CreatePod(f"{WORKER}-{worker_id + 1}", Role.WORKER, worker_id + 1, 0, factor)
+        assert script.told(c.CreatePod) == [created]
+    assert any(
+        line.startswith("worker-0 ran out of memory (OOMKilled); its successor gets 1.5 times the memory")
+        for line in script.log()
+    )
+    script.kill(4, "OOMKilled")
+    assert script.told(c.CreatePod) == []
+    script.pass_time(1)
+    assert script.last(c.CreatePod).memory_factor == 4.0
+    script.kill(5, "OOMKilled")
+    assert script.job.status().phase == "Failed"
+
+
+def test_more_memory_is_kept_by_the_slot_alone_and_outlives_the_master() -> None:
+    script = running(2)
+    script.kill(1, "OOMKilled")
+    script.kill(2, "Killed")
+    assert script.last(c.CreatePod) == c.CreatePod(f"{WORKER}-3", Role.WORKER, 3, slot=1, memory_factor=1.5)
+    script.kill(0)
+    assert script.last(c.CreatePod) == c.CreatePod(f"{WORKER}-4", Role.WORKER, 4, slot=0)
+    script.restart_master()
+    script.tell(e.PodsListed(()))
+    script.pass_time(3)
+    created = [one for one in script.history if isinstance(one, c.CreatePod)][-3:]
+    assert {one.slot: one.memory_factor for one in created if one.role is Role.WORKER} == {0: 1.0, 1: 1.5}
+
+
+def test_a_ps_that_ran_out_of_memory_comes_back_with_more() -> None:
+    script = running(num_ps=2)
+    script.ps_dies(1, reason="OOMKilled")
+    assert script.told(c.CreatePod) == [c.CreatePod(f"{PS}-1", Role.PS, 1, slot=1, memory_factor=1.5)]
+
+
+# Pods that cannot start ---------------------------------------------------------------------------------------------
+
+
+def test_an_image_that_nobody_can_pull_fails_the_job_at_once() -> None:
+    script = Script(num_workers=2)
+    blocked(script, Role.WORKER, 1, "ImagePullBackOff: no image foo:1")
+    status = script.job.status()
+    assert (status.phase, status.message) == ("Failed", f"{WORKER}-1 cannot start: ImagePullBackOff: no image foo:1")
+
+
+def test_an_image_that_could_be_pulled_before_is_only_complained_of() -> None:
+    script = running(2)
+    script.kill(1)
+    for reason in ("ErrImagePull", "ImagePullBackOff", "ErrImagePull", "ImagePullBackOff"):
+        blocked(script, Role.WORKER, 2, reason)
+    assert [line for line in script.log() if "cannot start" in line] == [
+        f"{WORKER}-2 cannot start: ErrImagePull",
+        f"{WORKER}-2 cannot start: ImagePullBackOff",
+    ]
+    assert script.lease(0)
+
+
+def test_that_a_role_has_run_outlives_the_master() -> None:
+    script = running()
+    script.kill(0)
+    script.restart_master()
+    script.tell(e.PodsListed((e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", Phase.RUNNING),)))
+    blocked(script, Role.WORKER, script.last(c.CreatePod).index, "ImagePullBackOff")
+    assert script.job.status().phase != "Failed"
+
+
+def test_a_running_ps_says_nothing_of_the_workers_image() -> None:
+    script = Script()
+    script.ps_starts()
+    blocked(script, Role.WORKER, 0, "InvalidImageName")
+    assert script.job.status().phase == "Failed"
+
+
+# Creation -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_ps_whose_name_is_taken_is_tried_again_every_few_seconds() -> None:
+    script = Script(num_workers=0)
+    waits = []
+    for _ in range(6):
+        script.tell(e.PodNotCreated(f"{PS}-0", "the pod exists already"))
+        failed_at = script.now
+        while not script.told(c.CreatePod):
+            script.pass_time(1)
+        waits.append(script.now - failed_at)
+    assert waits == [1, 2, 4, 5, 5, 5]
+
+
+def test_a_pod_that_ends_makes_room_for_those_that_could_not_be_created() -> None:
+    script = Script(num_workers=2)
+    name = f"{WORKER}-1"
+    for _ in range(6):
+        script.tell(e.PodNotCreated(name, "exceeded quota"))
+        script.pass_time(60)
+    script.tell(e.PodNotCreated(name, "exceeded quota"))
+    script.pass_time(5)
+    assert script.told(c.CreatePod) == []
+    script.kill(0)
+    script.pass_time(1)
+    assert c.CreatePod(name, Role.WORKER, 1, slot=1) in script.told(c.CreatePod)
+
+
+@pytest.mark.parametrize("is_seen_first", [True, False])
+def test_a_pod_whose_creation_seemed_to_fail_is_taken_for_what_it_is(is_seen_first: bool) -> None:
+    script = Script()
+    for _ in range(2):
+        if is_seen_first:
+            script.pod(Role.WORKER, 0, Phase.RUNNING)
+        script.tell(e.PodNotCreated(f"{WORKER}-0", "time-out"))
+        if not is_seen_first:
+            script.pod(Role.WORKER, 0, Phase.RUNNING)
+    assert script.worker_joins(0) == c.Registered(None)
+    listed = e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", Phase.RUNNING)
+    script.tell(e.PodsListed((listed,)))
+    assert script.told(c.DeletePod) == []
+
+
+# Lost nodes ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_of_a_pod_on_a_lost_node_is_deleted_before_its_successor_is_created() -> None:
+    script = running(2)
+    script.kill(0, "NodeLost")
+    assert script.told(c.DeletePod) == [c.DeletePod(f"{WORKER}-0", 0.0)]
+    script.ps_dies(reason="NodeLost")
+    order = [one for one in script.commands if isinstance(one, c.DeletePod | c.CreatePod)]
+    assert order == [c.DeletePod(f"{PS}-0", 0.0), c.CreatePod(f"{PS}-0", Role.PS, 0)]
+    script.pod(Role.PS, 0, Phase.DELETED, "NodeLost")
+    assert script.told(c.CreatePod) == []
+
+
+def test_what_a_lost_node_still_holds_is_deleted_whoever_began_it() -> None:
+    script = running(2)
+    script.restart_master()
+    lost = e.PodChanged(f"{WORKER}-9", Role.WORKER, 9, "u", Phase.FAILED, "NodeLost")
+    kept = e.PodChanged(f"{WORKER}-8", Role.WORKER, 8, "v", Phase.FAILED, "Error")
+    stray = e.PodChanged(f"{WORKER}-7", Role.WORKER, 7, "w", Phase.RUNNING)
+    script.tell(e.PodsListed((lost, kept, stray)))
+    assert script.told(c.DeletePod) == [c.DeletePod(f"{WORKER}-9", 0.0), c.DeletePod(f"{WORKER}-7")]
+
+
+# Farewells ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_says_farewell_gives_its_leases_back_at_once_and_gets_no_more() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    script.progress(lease, 0)
+    assert script.heartbeat(0, leaving=True) == c.HeartbeatAnswer(True, (), script.last(c.Reply).answer.partition)
+    assert script.lease(1).task == lease.task
+    assert script.request(0) is None
+    assert isinstance(script.progress(lease, 1), c.Refused)
+
+
+@pytest.mark.parametrize("reason", ["Killed", "Completed", "Error", "OOMKilled", "Preempted"])
+def test_the_end_of_a_worker_that_said_farewell_is_nobodys_fault(reason: str) -> None:
+    script = Script(max_task_failures=1)
+    script.ps_starts()
+    for worker_id in range(4):
+        script.worker_starts(worker_id)
+        script.heartbeat(worker_id, leaving=True)
+        script.restart_master()
+        pods = [e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", Phase.RUNNING)]
+        pods.append(
+            e.PodChanged(f"{WORKER}-{worker_id}", Role.WORKER, worker_id, f"{WORKER}-{worker_id}/1", Phase.RUNNING)
+        )
+        script.tell(e.PodsListed(tuple(pods)))
+        script.kill(worker_id, reason)
+        assert script.told(c.CreatePod) == [c.CreatePod(f"{WORKER}-{worker_id + 1}", Role.WORKER, worker_id + 1)]
+
+
+def test_a_restarted_master_does_not_wait_for_a_worker_that_said_farewell() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    script.restart_master()
+    pods = [e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", Phase.RUNNING)]
+    pods += [e.PodChanged(f"{WORKER}-{k}", Role.WORKER, k, f"{WORKER}-{k}/1", Phase.RUNNING) for k in (0, 1)]
+    script.tell(e.PodsListed(tuple(pods)))
+    script.ps_joins(held=1)
+    script.worker_joins(1)
+    assert script.heartbeat(0, leaving=True).known
+    script.sets_are_read({})
+    assert script.lease(1).task == lease.task
+
+
+def test_a_worker_that_says_farewell_and_stays_is_replaced() -> None:
+    script = running()
+    script.heartbeat(0, leaving=True)
+    script.pass_time(72)
+    assert script.last(c.DeletePod) == c.DeletePod(f"{WORKER}-0")
+
+
+def test_a_ps_that_was_told_to_end_leaves_after_a_checkpoint() -> None:
+    script = running(checkpoint_dir="/checkpoints")
+    lease = script.lease()
+    script.progress(lease, 0)
+    assert not ps_heartbeat(script).stop
+    save = script.last(c.SaveCheckpoint)
+    assert save.version == 1
+    script.progress(lease, 1)
+    assert script.told(c.SaveCheckpoint) == []
+    assert not ps_heartbeat(script).stop
+    script.tell(e.CheckpointSaved(1, "/checkpoints/version-1"))
+    assert script.told(c.SaveCheckpoint) == []
+    assert ps_heartbeat(script).stop
+    script.ps_dies(reason="Error")
+    assert script.told(c.CreatePod) == [c.CreatePod(f"{PS}-0", Role.PS, 0)]
+    assert script.job._charges.num_faults == 0
+    assert script.ps_starts(life=2) == c.PsAdmitted(2, "/checkpoints/version-1")
+    assert not ps_heartbeat(script, incarnation=2, leaving=False).stop
+
+
+def test_a_checkpoint_under_way_is_too_old_for_a_ps_that_was_told_to_end_after_more_was_committed() -> None:
+    script = running(checkpoint_dir="/checkpoints", checkpoint_steps=1)
+    lease = script.lease()
+    script.progress(lease, 0)
+    assert script.last(c.SaveCheckpoint).version == 1
+    script.progress(lease, 1)
+    assert not ps_heartbeat(script).stop
+    script.tell(e.CheckpointSaved(1, "/checkpoints/version-1"))
+    assert script.last(c.SaveCheckpoint).version == 2
+    assert not ps_heartbeat(script).stop
+    script.tell(e.CheckpointFailed(2, "disk full"))
+    assert ps_heartbeat(script).stop
+
+
+def test_a_ps_leaves_at_once_where_nothing_is_to_be_saved() -> None:
+    script = running()
+    script.progress(script.lease(), 0)
+    assert ps_heartbeat(script).stop
+    saved = running(checkpoint_dir="/checkpoints", checkpoint_steps=1)
+    saved.progress(saved.lease(), 0)
+    saved.tell(e.CheckpointSaved(1, "/checkpoints/version-1"))
+    assert ps_heartbeat(saved).stop
+    assert ps_heartbeat(running(checkpoint_dir="/checkpoints")).stop
+
+
+def test_a_ps_that_leaves_costs_no_sample() -> None:
+    script = running(checkpoint_dir="/checkpoints", checkpoint_steps=100)
+    first = script.lease()
+    script.finish(first)
+    ps_heartbeat(script)
+    script.tell(e.CheckpointSaved(2, "/checkpoints/version-2"))
+    assert ps_heartbeat(script).stop
+    script.ps_dies()
+    script.ps_starts(life=2, sets={(0, first.task): range(2)})
+    script.sets_are_read({(0, first.task): range(2)})
+    script.finish(script.lease())
+    script.sets_are_read(everything(script))
+    assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()
+    assert not any("open again" in line for line in script.log())
+    assert script.last(c.SaveCheckpoint) == Like(c.SaveCheckpoint, version=4)
