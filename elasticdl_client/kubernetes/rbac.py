@@ -32,6 +32,15 @@ MASTER_RIGHTS = (
 )
 """All that a master does with the API, nothing of it outside its namespace."""
 
+USER_RIGHTS = (
+    Right("", "configmaps", ("create", "delete", "get", "list")),
+    Right("", "secrets", ("create",)),
+    Right("", "services", ("create",)),
+    Right("networking.k8s.io", "networkpolicies", ("create",)),
+    Right("", "pods", ("create", "get", "list")),
+)
+"""What who submits a job does with the API."""
+
 
 def manifests(namespace: str, service_account: str) -> list[Manifest]:
     """Service account, Role and RoleBinding."""

@@ -1,8 +1,22 @@
-"""Submits a job: checks, creates its objects, or writes them down instead; with --wait it is followed."""
+"""Submits a job: checks, creates its objects, or writes them down instead; with --wait the job is followed."""
 
 from __future__ import annotations
 
+import secrets
+import sys
+from pathlib import PurePosixPath
+from typing import Any
+
+from elasticdl_client.choices import DistributionStrategy, JobType
+from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.kubernetes import api, commands, follow, names, written
+from elasticdl_client.kubernetes.checks import check
+from elasticdl_client.kubernetes.objects import job_manifests
+from elasticdl_client.kubernetes.pods import Manifest, owned
+from elasticdl_client.kubernetes.volumes import is_mounted, parse_volumes
+
+_TOKEN_BYTES = 32
 
 
 def run(spec: JobSpec) -> int:
@@ -11,4 +25,123 @@ def run(spec: JobSpec) -> int:
     Raises:
         ElasticDLError: it could not be submitted.
     """
-    raise NotImplementedError(spec.job_name)
+    for note in mount_notes(spec):
+        _note(note)
+    manifests = job_manifests(spec, secrets.token_hex(_TOKEN_BYTES))
+    if spec.yaml or spec.dry_run:
+        _write(spec, manifests)
+        return 0
+    connection = api.connect(spec.force_use_kube_config_file)
+    for note in check(connection, spec):
+        _note(note)
+    create(connection, spec, manifests)
+    _say_submitted(spec)
+    return follow.wait(connection, spec) if spec.wait else 0
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def _write(spec: JobSpec, manifests: list[Manifest]) -> None:
+    """Writes the objects instead of creating them; what the cluster has against them is only said."""
+    try:
+        for note in check(api.connect(spec.force_use_kube_config_file), spec):
+            _note(note)
+    except api.ClusterError as error:
+        _note(f"nothing is checked against a cluster. {error.what}")
+    except ElasticDLError as error:
+        print(f"warning: as it is, the cluster would not run this job. {error}", file=sys.stderr)
+    text = written.to_yaml(manifests)
+    if spec.yaml:
+        written.write(spec.yaml, text)
+        said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
+        print(said, file=sys.stderr if spec.dry_run else sys.stdout)
+    if spec.dry_run:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    _note("the Secret among these objects holds the job's token: keep it to yourself, and make one for each job.")
+
+
+def _say_submitted(spec: JobSpec) -> None:
+    job, namespace = spec.job_name, spec.namespace
+    master = names.pod_name(job, "master", 0)
+    print(f"ElasticDL job {job} was successfully submitted. The master pod is: {master}.")
+    if not spec.wait:
+        print(f"  {commands.kubectl_logs(master, namespace)}")
+        print(f"  {commands.elasticdl('status', job, namespace)}")
+        print(f"  {commands.elasticdl('delete', job, namespace)}")
+    sys.stdout.flush()
+
+
+def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest]) -> str:
+    """Creates a job's objects, the first as the owner of the others; all or nothing.
+
+    Returns:
+        The uid of the owner.
+
+    Raises:
+        ElasticDLError: one could not be created; those before it are deleted again.
+    """
+    first, *others = manifests
+    try:
+        uid = str(_create(connection, first).metadata.uid)
+    except api.ClusterError as error:
+        if error.status != 409:
+            raise
+        raise JobError(
+            f"A job of the name {spec.job_name} exists in the namespace {spec.namespace}.",
+            f"`{commands.elasticdl('delete', spec.job_name, spec.namespace)}` deletes it; or choose another --job_name.",
+        ) from error
+    try:
+        for manifest in others:
+            _create(connection, owned(manifest, spec.job_name, uid))
+    except BaseException:
+        _undo(connection, spec, uid)
+        raise
+    return uid
+
+
+def _create(connection: api.Connection, manifest: Manifest) -> Any:
+    from kubernetes.client import NetworkingV1Api
+
+    kind, metadata = manifest["kind"], manifest["metadata"]
+    makers = {
+        "ConfigMap": connection.core.create_namespaced_config_map,
+        "Secret": connection.core.create_namespaced_secret,
+        "Service": connection.core.create_namespaced_service,
+        "Pod": connection.core.create_namespaced_pod,
+        "NetworkPolicy": NetworkingV1Api(connection.client).create_namespaced_network_policy,
+    }
+    with connection.doing(f"create the {kind} {metadata['name']} in the namespace {metadata['namespace']}"):
+        return makers[kind](metadata["namespace"], manifest)
+
+
+def _undo(connection: api.Connection, spec: JobSpec, uid: str) -> None:
+    """Deletes the owner, and with it what it owns; an error of this is only said, that before it is the one that counts."""
+    owner = names.job_object(spec.job_name)
+    options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+    try:
+        with connection.doing(f"delete the ConfigMap {owner} again"):
+            connection.core.delete_namespaced_config_map(owner, spec.namespace, body=options)
+    except api.ClusterError as error:
+        hint = f"`{commands.elasticdl('delete', spec.job_name, spec.namespace)}` does."
+        print(f"warning: the part that was created is not deleted: {error.what} {hint}", file=sys.stderr)
+
+
+def mount_notes(spec: JobSpec) -> list[str]:
+    """What is lost with a pod because it is on no mount."""
+    found = []
+    mounts = parse_volumes(spec.volume)
+    for name in ("checkpoint_dir", "output"):
+        path = getattr(spec, name)
+        if path and not is_mounted(path, mounts):
+            found.append(f"--{name}={path} is on no mount of --volume: what is written there is lost with the pod.")
+            if not any(PurePosixPath(path).is_relative_to(place) for place in ("/tmp", names.JOB_DIRECTORY)):
+                found[-1] += " Pods can write to their mounts, /tmp and their home directory alone."
+    if spec.job_type is JobType.TRAIN and not spec.checkpoint_dir:
+        held = "worker" if spec.distribution_strategy is DistributionStrategy.LOCAL else "parameter server"
+        found.append(
+            f"without --checkpoint_dir the state of a lost {held} is lost with it, and trained again from the first epoch."
+        )
+    return found

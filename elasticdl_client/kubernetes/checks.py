@@ -1,0 +1,204 @@
+"""What can be known to fail before anything of a job is created, read off the cluster.  Writes nothing.
+
+Who may not read something is not told about it: then the cluster itself says so later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from elasticdl_client.errors import FlagError, JobError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.kubernetes import commands, names
+from elasticdl_client.kubernetes.access import described, missing_of_service_account, missing_of_user
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.objects import role_pod
+from elasticdl_client.kubernetes.pods import pod_manifest
+from elasticdl_client.kubernetes.priority import worker_priorities
+from elasticdl_client.kubernetes.rbac import MASTER_RIGHTS, USER_RIGHTS
+from elasticdl_client.kubernetes.resources import container_resources, quantity
+from elasticdl_client.kubernetes.volumes import parse_volumes
+
+
+def check(connection: Connection, spec: JobSpec) -> list[str]:
+    """Checks a job against the cluster; what the user should know but need not mend.
+
+    Raises:
+        ElasticDLError: the first thing that cannot work.
+    """
+    _check_namespace(connection, spec)
+    _check_user(connection, spec)
+    _check_name(connection, spec)
+    notes = _check_service_account(connection, spec)
+    _check_priorities(connection, spec)
+    notes += _check_claims(connection, spec)
+    _check_pods(connection, spec)
+    return notes + _too_large(connection, spec)
+
+
+def _readable(connection: Connection, what: str, read: Callable[[], Any]) -> Any:
+    """What `read` returns, or None if the user may not read it.
+
+    Raises:
+        ClusterError: everything else, 404 among it.
+    """
+    try:
+        with connection.doing(f"read {what}"):
+            return read()
+    except ClusterError as error:
+        if error.status == 403:
+            return None
+        raise
+
+
+def _exists(connection: Connection, what: str, read: Callable[[], Any]) -> Any:
+    """What `read` returns, True if the user may not read it, None if it does not exist."""
+    try:
+        return _readable(connection, what, read) or True
+    except ClusterError as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+def _check_namespace(connection: Connection, spec: JobSpec) -> None:
+    name = spec.namespace
+    found = _exists(connection, f"the namespace {name}", lambda: connection.core.read_namespace(name))
+    if found is None:
+        raise JobError(
+            f"The namespace {name} does not exist in the cluster of context {connection.context}.",
+            f"kubectl create namespace {name}, or choose another --namespace.",
+        )
+    if found is not True and found.status.phase == "Terminating":
+        raise JobError(f"The namespace {name} is being deleted.", "Wait for its end, or choose another --namespace.")
+
+
+def _check_user(connection: Connection, spec: JobSpec) -> None:
+    missing = missing_of_user(connection, spec.namespace, USER_RIGHTS)
+    if missing:
+        raise JobError(
+            f"You may not do all that a submission needs in the namespace {spec.namespace} of the cluster of context "
+            f"{connection.context}. Missing: {described(missing)}.",
+            "Ask the administrator for these rights, or choose another --namespace.",
+        )
+
+
+def _check_name(connection: Connection, spec: JobSpec) -> None:
+    selector = f"{names.JOB_LABEL}={spec.job_name}"
+    with connection.doing(f"look for a job of this name in the namespace {spec.namespace}"):
+        pods = connection.core.list_namespaced_pod(spec.namespace, label_selector=selector).items
+        config_maps = connection.core.list_namespaced_config_map(spec.namespace, label_selector=selector).items
+    found = [f"ConfigMap {config_map.metadata.name}" for config_map in config_maps]
+    found += [f"pod {pod.metadata.name} ({pod.status.phase})" for pod in pods]
+    if not found:
+        return
+    listed = ", ".join(found[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
+    if not any(config_map.metadata.name == names.job_object(spec.job_name) for config_map in config_maps):
+        raise JobError(
+            f"A job of the name {spec.job_name} is still being deleted in the namespace {spec.namespace}: {listed}.",
+            f"Wait for its end, choose another --job_name, or {commands.elasticdl('delete', *_job(spec))}.",
+        )
+    statuses = [(pod.metadata.labels or {}).get(names.STATUS_LABEL) for pod in pods if _is_master(pod)]
+    status = f", status {statuses[0]}" if statuses and statuses[0] else ""
+    raise JobError(
+        f"A job of the name {spec.job_name} exists in the namespace {spec.namespace}{status}: {listed}.",
+        f"`{commands.elasticdl('delete', *_job(spec))}` deletes it; or choose another --job_name.",
+    )
+
+
+def _job(spec: JobSpec) -> tuple[str, str]:
+    return spec.job_name, spec.namespace
+
+
+def _is_master(pod: Any) -> bool:
+    return bool((pod.metadata.labels or {}).get(names.ROLE_LABEL) == "master")
+
+
+def _check_service_account(connection: Connection, spec: JobSpec) -> list[str]:
+    """That it exists and may do what a master does; a note if that cannot be told."""
+    account, namespace = spec.service_account, spec.namespace
+    hint = commands.grant(namespace, account)
+    what = f"the service account {account}"
+    if not _exists(connection, what, lambda: connection.core.read_namespaced_service_account(account, namespace)):
+        raise JobError(
+            f"The service account {account} does not exist in the namespace {namespace}.",
+            f"{hint} makes it with the rights that it needs; --service_account names another one.",
+        )
+    missing = missing_of_service_account(connection, namespace, account, MASTER_RIGHTS)
+    if missing is None:
+        return [f"whether {what} may do what a master does could not be checked; the master checks it at its start."]
+    if missing:
+        raise JobError(
+            f"The service account {account} of the namespace {namespace} may not do all that a master does. "
+            f"Missing: {described(missing)}.",
+            hint,
+        )
+    return []
+
+
+def _check_priorities(connection: Connection, spec: JobSpec) -> None:
+    from kubernetes.client import SchedulingV1Api
+
+    api = SchedulingV1Api(connection.client)
+    wanted = {"master_pod_priority": {spec.master_pod_priority}}
+    if spec.num_ps_pods:
+        wanted["ps_pod_priority"] = {spec.ps_pod_priority}
+    wanted["worker_pod_priority"] = set(worker_priorities(spec.worker_pod_priority, spec.num_workers))
+    for flag, classes in wanted.items():
+        for name in sorted(classes - {""}):
+            what = f"the PriorityClass {name}"
+            if not _exists(connection, what, lambda name=name: api.read_priority_class(name)):  # type: ignore[misc]
+                raise FlagError(
+                    f"--{flag}={getattr(spec, flag)}: there is no PriorityClass {name} in the cluster of context "
+                    f"{connection.context}.",
+                    "An administrator makes high and low: kubectl apply -f manifests/priority_classes.yaml.",
+                )
+
+
+def _check_claims(connection: Connection, spec: JobSpec) -> list[str]:
+    notes = []
+    core = connection.core
+    for name in dict.fromkeys(mount.claim_name for mount in parse_volumes(spec.volume) if mount.claim_name):
+        found = _exists(
+            connection,
+            f"the claim {name}",
+            lambda name=name: core.read_namespaced_persistent_volume_claim(name, spec.namespace),  # type: ignore[misc]
+        )
+        if found is None:
+            raise FlagError(
+                f"--volume: there is no PersistentVolumeClaim {name} in the namespace {spec.namespace}.",
+                f"`kubectl get pvc --namespace={spec.namespace}` lists those that there are.",
+            )
+        if found is not True and found.status.phase != "Bound":
+            notes.append(f"the claim {name} is {found.status.phase}: pods stay Pending until it is bound.")
+    return notes
+
+
+def _check_pods(connection: Connection, spec: JobSpec) -> None:
+    """Lets the API look at a server and a worker as the master will make them; nothing is created."""
+    for role in ("ps", "worker") if spec.num_ps_pods else ("worker",):
+        manifest = pod_manifest(spec, role_pod(spec, role))
+        try:
+            with connection.doing(f"make a {role} pod of this job"):
+                connection.core.create_namespaced_pod(spec.namespace, manifest, dry_run="All")
+        except ClusterError as error:
+            # Else a quota or policy of the namespace: what holds for the user now need not hold for the master.
+            if error.status in (400, 422) or error.unreachable:
+                raise
+
+
+def _too_large(connection: Connection, spec: JobSpec) -> list[str]:
+    listed = _readable(connection, "the nodes", lambda: connection.core.list_node())
+    nodes = [node.status.allocatable for node in listed.items] if listed is not None else []
+    notes = []
+    for role in ("master", "ps", "worker") if spec.num_ps_pods else ("master", "worker"):
+        request, limit = getattr(spec, f"{role}_resource_request"), getattr(spec, f"{role}_resource_limit")
+        wanted = container_resources(request, limit)["requests"]
+        if nodes and not any(_fits(wanted, node) for node in nodes):
+            notes.append(f"no node is large enough for a {role} ({request}): it stays Pending until one comes.")
+    return notes
+
+
+def _fits(wanted: dict[str, str], node: dict[str, str]) -> bool:
+    return all(name in node and quantity(amount) <= quantity(node[name]) for name, amount in wanted.items())

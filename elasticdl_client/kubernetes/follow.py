@@ -1,0 +1,223 @@
+"""--wait: follows a job on the cluster to its end, as the local runtime does; the job does not need it.
+
+Reads the master's pod and status once a second.  Nothing here changes the job.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from elasticdl_client import progress
+from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import Ended, JobPhase, JobStatus
+from elasticdl_client.kubernetes import commands, names
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.progress import Display
+from elasticdl_client.report import print_end
+
+BLOCKED = frozenset(
+    {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "RegistryUnavailable"}
+)
+"""Why a container does not start until somebody acts."""
+
+_LOOK_S = 1.0
+_MAX_IDLE_RESTARTS = 4  # of the master in a row without a committed record; the last of them takes the kubelet 80 s
+_INTERRUPTED = 130
+
+
+def wait(connection: Connection, spec: JobSpec) -> int:
+    """Follows a job; the exit code for the shell: the job's, or 130 after Ctrl-C.
+
+    Raises:
+        ClusterError: the cluster refuses to tell.
+    """
+    job, namespace = spec.job_name, spec.namespace
+    logs = commands.elasticdl("logs -f", job, namespace)
+    display = progress.open_display(sys.stdout)
+    try:
+        ended = Follower(connection, spec, display).follow()
+    except KeyboardInterrupt:
+        display.close()
+        print(f"The job {job} goes on. To follow it: {logs}", file=sys.stderr)
+        print(f"To end it: {commands.elasticdl('delete', job, namespace)}", file=sys.stderr)
+        return _INTERRUPTED
+    except JobError as error:
+        display.close()
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        display.close()
+    hint = f"`{commands.elasticdl('logs', job, namespace)}` shows the master's log, with --all those of all pods."
+    print_end(job, ended, output=spec.output, logs=commands.elasticdl("logs", job, namespace), hint=hint)
+    return ended.exit_code
+
+
+class Follower:
+    """Looks at a job's master and status until they say that the job has ended, or cannot go on as it is."""
+
+    def __init__(self, connection: Connection, spec: JobSpec, display: Display) -> None:
+        self._connection = connection
+        self._spec = spec
+        self._display = display
+        self._status: JobStatus | None = None
+        self._said = ""
+        self._restarts = 0
+        self._idle_restarts = 0
+        self._outage = False
+
+    def follow(self) -> Ended:
+        """Returns when the job has ended.
+
+        Raises:
+            JobError: it has not, and will not before somebody acts.
+            ClusterError: the cluster refuses to tell.
+        """
+        pause = threading.Event()
+        while True:
+            ended = self._look()
+            if ended is not None:
+                return ended
+            pause.wait(_LOOK_S)
+
+    def _look(self) -> Ended | None:
+        try:
+            master = self._read_master()
+            self._read_status()
+            if master is None and not self._has_ended():
+                self._require_job()
+        except ClusterError as error:
+            if not error.unreachable:
+                raise
+            if not self._outage:
+                self._display.say(f"{error.what} The job goes on; so do I, as soon as it answers.")
+            self._outage = True
+            return None
+        if self._outage:
+            self._display.say("The cluster answers again.")
+            self._outage = False
+        return self._ended(master)
+
+    def _ended(self, master: Any) -> Ended | None:
+        status = self._status
+        if status is not None and status.exit_code is not None:
+            failed = status.phase is JobPhase.FAILED
+            return Ended(status.exit_code or int(failed), status.message, status)
+        if master is None:
+            raise self._stopped("has no master: its pod was deleted")
+        if master.status.phase == "Succeeded":
+            return Ended(0, "", status)
+        if master.status.phase == "Failed":
+            raise self._stopped(f"has lost its master: {_end_of(master)}")
+        self._say_news(master)
+        return None
+
+    def _has_ended(self) -> bool:
+        return self._status is not None and self._status.exit_code is not None
+
+    def _stopped(self, why: str) -> JobError:
+        job, namespace = self._spec.job_name, self._spec.namespace
+        return JobError(
+            f"The job {job} {why}. Its workers and parameter servers wait {self._spec.master_timeout:g} s for another.",
+            f"`{commands.elasticdl('resume', job, namespace)}` makes one, which goes on where this one stopped; "
+            f"`{commands.elasticdl('delete', job, namespace)}` ends the job.",
+        )
+
+    def _say_news(self, master: Any) -> None:
+        """Says why the master does not run, when that changes; raises if it will not by itself."""
+        found = (master.status.container_statuses or [None])[0]
+        self._count_restarts(found)
+        waiting = found.state.waiting if found is not None and found.state is not None else None
+        if waiting is not None and waiting.reason in BLOCKED and not found.restart_count and self._status is None:
+            raise self._never_starts(
+                f"its container cannot start: {waiting.reason}: {waiting.message or ''}".rstrip(": ")
+            )
+        if master.metadata.deletion_timestamp is not None:
+            self._say("The master's pod is being deleted.")
+        elif master.status.phase == "Pending":
+            self._say(f"The master's pod is pending{_why_pending(master)}")
+        else:
+            self._said = ""
+
+    def _never_starts(self, why: str) -> JobError:
+        job, namespace = self._spec.job_name, self._spec.namespace
+        return JobError(
+            f"The job {job} does not start; {why}.",
+            f"The job is left as it is: `{commands.elasticdl('delete', job, namespace)}` deletes it.",
+        )
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            self._display.say(line)
+        self._said = line
+
+    def _count_restarts(self, container: Any) -> None:
+        if container is None or container.restart_count <= self._restarts:
+            return
+        self._idle_restarts += container.restart_count - self._restarts
+        self._restarts = container.restart_count
+        last = container.last_state.terminated if container.last_state is not None else None
+        words = f", exit code {last.exit_code}" if last is not None else ""
+        self._display.say(f"The master has ended{words} and is started again (restart {self._restarts}).")
+        if self._idle_restarts >= _MAX_IDLE_RESTARTS:
+            said = (last.message or "").strip() if last is not None else ""
+            raise self._never_starts(f"its master has ended {self._restarts} times; its last lines:\n{said}")
+
+    def _read_master(self) -> Any:
+        name = names.pod_name(self._spec.job_name, "master", 0)
+        return self._read(f"the pod {name}", self._connection.core.read_namespaced_pod, name)
+
+    def _read_status(self) -> None:
+        name = names.state_object(self._spec.job_name)
+        found = self._read(f"the ConfigMap {name}", self._connection.core.read_namespaced_config_map, name)
+        text = ((found.data if found is not None else None) or {}).get(names.STATUS_KEY)
+        if not text:
+            return
+        status = JobStatus.from_json(text)
+        if status != self._status:
+            if self._status is not None and status.records_done > self._status.records_done:
+                self._idle_restarts = 0
+            self._status = status
+            self._display.update(status)
+
+    def _require_job(self) -> None:
+        """Raises if the job was deleted."""
+        name = names.job_object(self._spec.job_name)
+        if self._read(f"the ConfigMap {name}", self._connection.core.read_namespaced_config_map, name) is None:
+            raise JobError(f"The job {self._spec.job_name} was deleted.", "")
+
+    def _read(self, what: str, read: Any, name: str) -> Any:
+        """An object of the job's namespace; None if there is none."""
+        try:
+            with self._connection.doing(f"read {what} in the namespace {self._spec.namespace}"):
+                return read(name, self._spec.namespace)
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+
+def _why_pending(pod: Any) -> str:
+    """After "pending": what the scheduler or the kubelet says."""
+    for condition in pod.status.conditions or []:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return f": {condition.reason}: {condition.message}"
+    for container in pod.status.container_statuses or []:
+        waiting = container.state.waiting if container.state is not None else None
+        if waiting is not None and waiting.reason not in (None, "ContainerCreating", "PodInitializing"):
+            return f": {waiting.reason}: {waiting.message or ''}".rstrip(": ")
+    return "." if not pod.spec.node_name else f": its container is made on {pod.spec.node_name}."
+
+
+def _end_of(pod: Any) -> str:
+    """Why a pod has failed, in one line, and what it said last."""
+    found = (pod.status.container_statuses or [None])[0]
+    ended = found.state.terminated if found is not None and found.state is not None else None
+    if pod.status.reason:
+        return f"{pod.status.reason}: {pod.status.message or ''}".rstrip(". :")
+    if ended is None:
+        return "its pod has failed"
+    said = (ended.message or "").strip()
+    return f"exit code {ended.exit_code}" + (f"; its last lines:\n{said}\n" if said else "")
