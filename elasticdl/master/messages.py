@@ -96,6 +96,7 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         message.activity,
         dict(message.seconds),
         message.partition_version,
+        message.leaving,
     )
 
 
