@@ -1,0 +1,150 @@
+"""`elasticdl zoo build`: a folder with a Dockerfile to an image, by Docker Engine's own builder."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from elasticdl_client.errors import FlagError
+from elasticdl_client.zoo import messages
+from elasticdl_client.zoo.display import open_display, size_text
+from elasticdl_client.zoo.dockerfile import FOLDER
+from elasticdl_client.zoo.engine import connected
+from elasticdl_client.zoo.errors import ImageError
+
+_LARGE_CONTEXT_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that the engine has.
+
+    Attributes:
+        identity: sha256:…
+    """
+
+    name: str
+    identity: str
+    size_bytes: int
+
+
+def build(folder: Path, repository: str, tag: str, out: TextIO) -> Image:
+    """Builds an image, showing what the builder says.
+
+    Args:
+        folder: the build context, with a Dockerfile.
+        repository: of the image's name.
+        tag: of the image's name.
+        out: where the progress goes.
+
+    Raises:
+        FlagError: there is nothing to build.
+        ImageError: no engine, or the build failed.
+    """
+    check_folder(folder)
+    name = f"{repository}:{tag}"
+    with connected() as engine:
+        print(f"building {name} from {folder}: {_context_text(context_sizes(folder))}", file=out, flush=True)
+        _run(engine, folder, name, out)
+        built = engine.images.get(name)
+        return Image(name, built.id, int(built.attrs["Size"]))
+
+
+def _run(engine: Any, folder: Path, name: str, out: TextIO) -> None:
+    display = open_display(out)
+    step: messages.Step | None = None
+    said: list[str] = []
+    try:
+        stream = engine.api.build(path=str(folder), tag=name, rm=True, forcerm=True, decode=True)
+        for message in messages.read(stream):
+            if isinstance(message, messages.Failure):
+                display.fail()
+                raise failure(step, message.text, said)
+            if isinstance(message, messages.Line):
+                step = messages.step_of(message.text) or step
+                said.append(message.text)
+            display.show(message)
+    finally:
+        display.close()
+
+
+def check_folder(folder: Path) -> None:
+    """Checks that there is something to build.
+
+    Raises:
+        FlagError: there is not.
+    """
+    if not folder.is_dir():
+        state = "is not a folder" if folder.exists() else "does not exist"
+        raise FlagError(f"{folder} {state}.", "Name the folder of your models, after `elasticdl zoo init PATH`.")
+    if not (folder / "Dockerfile").is_file():
+        raise FlagError(f"{folder} has no Dockerfile.", f"`elasticdl zoo init {folder}` writes one.")
+
+
+def failure(step: messages.Step | None, text: str, said: list[str]) -> ImageError:
+    """A failed build.
+
+    Args:
+        step: the last one that began; None if none did.
+        text: the builder's words.
+        said: all lines of the build.
+    """
+    where = f"Step {step.number} of {step.total} failed: {step.instruction}" if step else "The build failed"
+    return ImageError(f"{where}\n  {text}", _hint(text, "\n".join(said)))
+
+
+def _hint(text: str, said: str) -> str:
+    both = f"{said}\n{text}"
+    if f"{FOLDER}/" in text:
+        return f"`elasticdl zoo init` makes the folder {FOLDER}; .dockerignore must not name it."
+    if re.search(r"No matching distribution found for elasticdl\b", both):
+        return (
+            "pip in the image finds no ElasticDL of this version. Put its wheels into the image: "
+            "`make wheels`, then `elasticdl zoo init --local_pkg_dir=dist`; or name your index with --extra_pypi_index."
+        )
+    if re.search(r"No matching distribution found|ResolutionImpossible", both):
+        return "pip's own words are above; your packages are those in requirements.txt."
+    if "no space left on device" in both.lower():
+        return "The engine's disk is full; `docker system df` shows by what, `docker system prune` makes room."
+    if re.search(r"pull access denied|manifest (?:for .* )?(?:unknown|not found)|not found: manifest", text):
+        return "Is the name after FROM in the Dockerfile right, and does the registry want `docker login`?"
+    if re.search(r"registry|dial tcp|Client\.Timeout|no such host", text):
+        return "The engine cannot reach the registry of the base image."
+    return "The builder's own words are above."
+
+
+def context_sizes(folder: Path) -> Mapping[str, int]:
+    """Bytes of what goes to the builder, by the names right below the folder."""
+    from docker.utils import exclude_paths
+
+    sizes: dict[str, int] = {}
+    for path in exclude_paths(str(folder), _ignored(folder)):
+        try:
+            status = os.lstat(folder / path)
+        except OSError:  # gone since; if it matters, the builder will say so
+            continue
+        if stat.S_ISREG(status.st_mode):
+            top = Path(path).parts[0]
+            sizes[top] = sizes.get(top, 0) + status.st_size
+    return sizes
+
+
+def _ignored(folder: Path) -> list[str]:
+    path = folder / ".dockerignore"
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def _context_text(sizes: Mapping[str, int]) -> str:
+    total = sum(sizes.values())
+    text = f"{size_text(total)} of files"
+    if total > _LARGE_CONTEXT_BYTES:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        listed = ", ".join(f"{name} ({size_text(sizes[name])})" for name in largest)
+        text += f"\n  That is much: {listed}. Data belongs on a volume; name it in .dockerignore."
+    return text

@@ -1,0 +1,161 @@
+"""Shows what the engine says: as it says it, or, on a terminal, step by step with the last lines of the current one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol, TextIO
+
+from elasticdl_client.zoo.messages import Line, Message, Step, Transfer, is_bookkeeping, is_cache_note, step_of
+
+_TAIL = 6  # lines shown of the current step
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+class Display(Protocol):
+    """Three verbs."""
+
+    def show(self, message: Message) -> None:
+        """Takes what the engine said; failures are not shown, whoever raises them says so."""
+        ...
+
+    def fail(self) -> None:
+        """The current step has failed: all it said stays on the screen."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_display(stream: TextIO) -> Display:
+    """The display for a stream: steps on a terminal, the engine's own lines elsewhere."""
+    return StepDisplay(stream) if stream.isatty() else LineDisplay(stream)
+
+
+def size_text(size_bytes: float) -> str:
+    """In decimal units, as docker has them."""
+    unit = 0
+    while size_bytes >= 999.5 and unit < len(_UNITS) - 1:
+        size_bytes /= 1000
+        unit += 1
+    return f"{size_bytes:.3g} {_UNITS[unit]}"
+
+
+class Transfers:
+    """The layers of a pull or push."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, Transfer] = {}
+
+    def update(self, transfer: Transfer) -> bool:
+        """Takes a layer's newest state; whether it has come to another one, other than by its size."""
+        before = self._layers.get(transfer.layer)
+        if before is not None and not transfer.total_bytes:  # the engine leaves out the size once a layer is there
+            done = before.total_bytes
+            self._layers[transfer.layer] = Transfer(transfer.layer, transfer.state, done, done)
+        else:
+            self._layers[transfer.layer] = transfer
+        return before is None or before.state != transfer.state
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __str__(self) -> str:
+        layers = list(self._layers.values())
+        done = sum(layer.done_bytes for layer in layers)
+        total = sum(layer.total_bytes for layer in layers)
+        sizes = f", {size_text(done)} of {size_text(total)}" if total else ""
+        return f"{len(layers)} layers{sizes}"
+
+
+class LineDisplay:
+    """The engine's own lines; a transfer only when a layer comes to another state."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._transfers = Transfers()
+
+    def show(self, message: Message) -> None:
+        if isinstance(message, Line):
+            print(message.text, file=self._stream, flush=True)
+        elif isinstance(message, Transfer) and self._transfers.update(message):
+            print(f"{message.layer}: {message.state}", file=self._stream, flush=True)
+
+    def fail(self) -> None:
+        """Everything is on the screen already."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class StepDisplay:
+    """One line for each step that is done; below, the current one with its last lines, redrawn in place."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        self._console = Console(file=stream, highlight=False)
+        self._step: Step | None = None
+        self._is_cached = False
+        self._began_at = time.monotonic()
+        self._said: list[str] = []
+        self._transfers = Transfers()
+        self._spinner = Spinner("dots")
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True, get_renderable=self._current)
+        self._live.start()
+
+    def show(self, message: Message) -> None:
+        if isinstance(message, Transfer):
+            self._transfers.update(message)
+        elif isinstance(message, Line):
+            step = step_of(message.text)
+            if step is not None:
+                self._finish("✓", "green")
+                self._step = step
+            elif is_cache_note(message.text):
+                self._is_cached = True
+            elif not is_bookkeeping(message.text):
+                self._said.append(message.text)
+
+    def fail(self) -> None:
+        said = self._said
+        self._finish("✗", "red")
+        for line in said:
+            self._console.print(line, markup=False)
+
+    def close(self) -> None:
+        if self._step is not None or self._said:
+            self._finish("✓", "green")
+        self._live.stop()
+
+    def _finish(self, mark: str, colour: str) -> None:
+        from rich.text import Text
+
+        if self._step is None:
+            for line in self._said if mark == "✓" else ():
+                self._console.print(line, markup=False)
+        else:
+            seconds = time.monotonic() - self._began_at
+            time_text = "cached" if self._is_cached else f"{seconds:.1f} s" if seconds >= 0.1 else ""
+            said = Text.assemble((mark, colour), f" {_text(self._step)}  ", (time_text, "dim"), overflow="ellipsis")
+            self._console.print(said, no_wrap=True)
+        self._step, self._is_cached, self._began_at = None, False, time.monotonic()
+        self._said = []
+        self._transfers = Transfers()
+
+    def _current(self) -> Any:
+        """Called by rich's thread, too: reads each field once, and changes none but the spinner."""
+        from rich.console import Group
+        from rich.text import Text
+
+        head, transfers = _text(self._step) if self._step else "working", self._transfers
+        if len(transfers):
+            head += f"  ({transfers})"
+        seconds = time.monotonic() - self._began_at
+        self._spinner.text = Text(f"{head}  {seconds:.0f} s", no_wrap=True, overflow="ellipsis")
+        tail = [Text(f"    {line}", style="dim", no_wrap=True, overflow="ellipsis") for line in self._said[-_TAIL:]]
+        return Group(self._spinner, *tail)
+
+
+def _text(step: Step) -> str:
+    return f"{step.number:>2}/{step.total} {step.instruction}"

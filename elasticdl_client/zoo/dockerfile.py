@@ -1,0 +1,135 @@
+"""The text of what `elasticdl zoo init` writes: Dockerfile and .dockerignore.  Reads and writes no file.
+
+Layers stand in the order in which they change: base, packages of others, your requirements, the runtime, the models.
+A step that can fail is a plain command, so the builder sees its exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elasticdl_client.kubernetes.names import CLUSTER_SPEC_DIRECTORY, USER_ID, ZOO_DIRECTORY
+
+FOLDER = ".elasticdl"  # in the model zoo: what the image needs and the zoo has not
+RUNTIME_FILE = "runtime.txt"  # in FOLDER: requirements in pip's format
+WHEELS = "wheels"  # in FOLDER
+CLUSTER_SPEC = "cluster_spec"  # in FOLDER
+_SHARE = "/usr/local/share/elasticdl"  # in the image
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an image is made of.
+
+    Attributes:
+        version: of the client; the runtime has the same.
+        runtime: requirements of the first layer: the runtime itself, or with `wheels` what the wheels need.
+        wheels: file names in FOLDER/WHEELS, installed last; may be empty.
+        extra_index: URL of one more package index; may be empty.
+        has_cluster_spec: whether there is a file in FOLDER/CLUSTER_SPEC.
+    """
+
+    version: str
+    base_image: str
+    runtime: Sequence[str]
+    wheels: Sequence[str] = ()
+    extra_index: str = ""
+    has_cluster_spec: bool = False
+
+
+def dockerfile(recipe: Recipe) -> str:
+    """The Dockerfile, for any builder; the model zoo is the build context."""
+    parts = [_base(recipe), _packages(), _requirements()]
+    if recipe.wheels:
+        parts.append(_wheels(recipe.wheels))
+    if recipe.has_cluster_spec:
+        owner = f"--chown={USER_ID}:{USER_ID}"
+        parts.append(f"COPY {owner} {FOLDER}/{CLUSTER_SPEC}/ {CLUSTER_SPEC_DIRECTORY}/\n")
+    return "\n".join([*parts, _zoo()])
+
+
+def runtime_file(recipe: Recipe) -> str:
+    """The requirements of the first layer."""
+    return "\n".join(["# What `elasticdl zoo init` found the runtime to need.", *recipe.runtime, ""])
+
+
+def _base(recipe: Recipe) -> str:
+    index = f"ARG PIP_EXTRA_INDEX_URL={recipe.extra_index}\n" if recipe.extra_index else ""
+    return f"""\
+# Written by `elasticdl zoo init` {recipe.version}; yours to edit.
+FROM {recipe.base_image}
+
+USER root
+RUN getent passwd {USER_ID} || useradd --uid {USER_ID} --create-home --shell /bin/bash elasticdl
+ARG PIP_NO_CACHE_DIR=1
+ARG PIP_PROGRESS_BAR=off
+ARG PIP_DISABLE_PIP_VERSION_CHECK=1
+ARG PIP_ROOT_USER_ACTION=ignore
+{index}"""
+
+
+def _packages() -> str:
+    return f"""\
+# The framework and everything else the runtime needs: large, and changes least.
+COPY {FOLDER}/{RUNTIME_FILE} {_SHARE}/
+RUN python -m pip install --requirement {_SHARE}/{RUNTIME_FILE}
+"""
+
+
+def _requirements() -> str:
+    # The class in brackets is a pattern that may match nothing; the other file keeps COPY from failing then.
+    return f"""\
+# What your models need besides, if there is a requirements.txt; what contradicts the runtime fails here.
+COPY {FOLDER}/{RUNTIME_FILE} requirements.tx[t] {_SHARE}/
+RUN if [ -e {_SHARE}/requirements.txt ]; then \\
+        python -m pip install --requirement {_SHARE}/{RUNTIME_FILE} --requirement {_SHARE}/requirements.txt; \\
+    fi
+"""
+
+
+def _wheels(wheels: Sequence[str]) -> str:
+    files = " \\\n        ".join(f"{_SHARE}/{WHEELS}/{wheel}" for wheel in wheels)
+    return f"""\
+# The runtime itself.
+COPY {FOLDER}/{WHEELS}/ {_SHARE}/{WHEELS}/
+RUN python -m pip install --no-index --no-deps --force-reinstall \\
+        {files}
+"""
+
+
+def _zoo() -> str:
+    return f"""\
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER {USER_ID}:{USER_ID}
+WORKDIR {ZOO_DIRECTORY}
+
+# Your models, last: a change in them rebuilds nothing else.
+COPY --chown={USER_ID}:{USER_ID} . {ZOO_DIRECTORY}/
+"""
+
+
+DOCKERIGNORE = f"""\
+# What does not go into the image, one pattern a line.  ({FOLDER} must.)
+Dockerfile
+.dockerignore
+.git
+.gitignore
+.env
+**/__pycache__
+**/*.py[cod]
+**/.ipynb_checkpoints
+**/.pytest_cache
+**/.mypy_cache
+**/.ruff_cache
+**/.venv
+**/venv
+**/node_modules
+**/.DS_Store
+
+# Data belongs on a volume (--volume), not into the image.  If there is some in here, name it:
+# data
+# **/*.recordio
+# **/*.csv
+# checkpoints
+"""

@@ -1,0 +1,66 @@
+"""Docker Engine: the connection to it, and errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from elasticdl_client.zoo.errors import ImageError
+
+_CONNECT_TIMEOUT_S = 10
+_SILENCE_TIMEOUT_S = 900  # the builder says nothing while pip unpacks a large wheel, a registry while it stores a layer
+
+
+@contextmanager
+def connected() -> Iterator[Any]:
+    """A `DockerClient` by DOCKER_HOST and the like; its errors become `ImageError`.
+
+    Raises:
+        ImageError: there is no engine, or it went away.
+    """
+    from docker.client import DockerClient
+    from docker.errors import APIError, DockerException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        client = DockerClient.from_env(timeout=_CONNECT_TIMEOUT_S)
+    except (DockerException, OSError, HTTPError, ValueError) as error:
+        raise _unreachable(error) from error
+    try:
+        client.api.timeout = _SILENCE_TIMEOUT_S
+        yield client
+    except APIError as error:
+        said = error.explanation or str(error)
+        raise ImageError(f"Docker Engine at {_address()} refuses: {said}") from error
+    except (DockerException, OSError, HTTPError) as error:
+        raise ImageError(
+            f"Docker Engine at {_address()} does not go on: {_reason(error)}.", "Does `docker info` work? Then again."
+        ) from error
+    finally:
+        client.close()
+
+
+def _address() -> str:
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, which alone says something; those around it repeat it as a tuple in a string."""
+    text = str(error)
+    found = re.findall(r"(?:\w+Error)\((?:\d+, )?['\"]([^'\"]+)['\"]", text)
+    return found[-1] if found else text.rstrip(".")
+
+
+def _unreachable(error: Exception) -> ImageError:
+    reason = _reason(error)
+    if "ermission denied" in reason:
+        hint = "This user may not use it: join the group docker (sudo usermod -aG docker $USER) and log in again."
+    else:
+        hint = (
+            "Start Docker, or let DOCKER_HOST name an engine that runs (minikube: eval $(minikube docker-env)); "
+            "`docker info` must work."
+        )
+    return ImageError(f"There is no Docker Engine at {_address()}: {reason}.", hint)

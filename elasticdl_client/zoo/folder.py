@@ -1,0 +1,166 @@
+"""`elasticdl zoo init`: what a folder of models needs to become an image.
+
+Owns what is written there: Dockerfile, .dockerignore if there is none, and the folder .elasticdl, which is
+rewritten as a whole.  Everything is checked and read before anything is written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl_client.errors import FlagError
+from elasticdl_client.zoo import dockerfile, wheels
+from elasticdl_client.zoo.arguments import Framework
+from elasticdl_client.zoo.dockerfile import FOLDER, Recipe
+from elasticdl_client.zoo.errors import ImageError
+
+Ask = Callable[[str], bool]
+"""Puts a question to the user; whether the answer is yes."""
+
+RUNTIME = "elasticdl"
+_GITIGNORE = f"# Made by `elasticdl zoo init --local_pkg_dir`.\n{dockerfile.WHEELS}/\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The flags of `elasticdl zoo init`; paths are empty if not given."""
+
+    folder: Path
+    framework: Framework
+    base_image: str
+    local_pkg_dir: str
+    extra_pypi_index: str
+    cluster_spec: str
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be written into a folder, paths relative to it."""
+
+    recipe: Recipe
+    files: dict[str, bytes]
+
+
+def plan(wishes: Wishes, version: str) -> Plan:
+    """Checks everything and reads what is to be copied.
+
+    Args:
+        wishes: of the user.
+        version: of the client, and so of the runtime.
+
+    Raises:
+        FlagError: the folder holds no models, or a flag's value is of no use.
+    """
+    _check_folder(wishes.folder)
+    _check_base_image(wishes)
+    _check_index(wishes.extra_pypi_index)
+    files: dict[str, bytes] = {}
+    requirements: tuple[str, ...] = (f"{RUNTIME}[{wishes.framework}]=={version}",)
+    wheel_names: tuple[str, ...] = ()
+    if wishes.local_pkg_dir:
+        found = wheels.find(Path(wishes.local_pkg_dir), version, wishes.framework)
+        requirements = found.requirements
+        wheel_names = tuple(file.name for file in found.files)
+        files |= {f"{FOLDER}/{dockerfile.WHEELS}/{file.name}": file.read_bytes() for file in found.files}
+    if wishes.cluster_spec:
+        spec = _cluster_spec(Path(wishes.cluster_spec))
+        files[f"{FOLDER}/{dockerfile.CLUSTER_SPEC}/{spec.name}"] = spec.read_bytes()
+    recipe = Recipe(
+        version=version,
+        base_image=wishes.base_image,
+        runtime=requirements,
+        wheels=wheel_names,
+        extra_index=wishes.extra_pypi_index,
+        has_cluster_spec=bool(wishes.cluster_spec),
+    )
+    files[f"{FOLDER}/{dockerfile.RUNTIME_FILE}"] = dockerfile.runtime_file(recipe).encode()
+    files[f"{FOLDER}/.gitignore"] = _GITIGNORE.encode()
+    files["Dockerfile"] = dockerfile.dockerfile(recipe).encode()
+    return Plan(recipe, files)
+
+
+def write(wishes: Wishes, files: dict[str, bytes], ask: Ask | None) -> None:
+    """Writes the files of a plan.
+
+    Args:
+        wishes: say where, and whether what is there may be overwritten.
+        files: by path relative to the folder.
+        ask: None if there is nobody to answer.
+
+    Raises:
+        FlagError: there is a Dockerfile that differs, and nobody allowed to overwrite it.
+        ImageError: the disk refuses.
+    """
+    _get_consent(wishes.folder / "Dockerfile", files["Dockerfile"], wishes.force, ask)
+    try:
+        shutil.rmtree(wishes.folder / FOLDER, ignore_errors=True)
+        for name, content in files.items():
+            path = wishes.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        ignore = wishes.folder / ".dockerignore"
+        if not ignore.exists():
+            ignore.write_text(dockerfile.DOCKERIGNORE)
+    except OSError as error:
+        raise ImageError(
+            f"Cannot write {error.filename}: {error.strerror}.", "Is the folder yours to write?"
+        ) from error
+
+
+def _get_consent(path: Path, content: bytes, force: bool, ask: Ask | None) -> None:
+    if force or not path.exists() or path.read_bytes() == content:
+        return
+    if ask is None:
+        raise FlagError(f"{path} exists and differs from what would be written.", "--force overwrites it.")
+    if not ask(f"{path} exists and differs from what would be written. Overwrite it?"):
+        raise FlagError(f"{path} stays as it is; nothing was written.")
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        state = "is not a folder" if folder.exists() else "does not exist"
+        raise FlagError(f"The model zoo {folder} {state}.", "Name the folder that holds the modules of your models.")
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in ("venv", "__pycache__")]
+        if any(name.endswith(".py") for name in files):
+            return
+        if Path(root, "pyvenv.cfg").exists():
+            folders.clear()
+    raise FlagError(
+        f"The model zoo {folder.resolve()} holds no Python file.",
+        "Name the folder that holds the modules of your models: elasticdl zoo init PATH.",
+    )
+
+
+def _check_base_image(wishes: Wishes) -> None:
+    name = wishes.base_image
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", name):
+        raise FlagError(f"--base_image={name}: that is not the name of an image.", "For example python:3.11-slim.")
+    found = re.match(r"(?:.*/)?python:3\.(\d+)", name)
+    minor = int(found[1]) if found else 11
+    if minor < 11:
+        raise FlagError(f"--base_image={name}: ElasticDL needs Python 3.11 or later.", "For example python:3.11-slim.")
+    if wishes.framework is Framework.ESTIMATOR and minor > 11:
+        raise FlagError(
+            f"--base_image={name}: TensorFlow 2.15, the last one with Estimator, knows no Python after 3.11.",
+            "Take python:3.11-slim.",
+        )
+
+
+def _check_index(url: str) -> None:
+    if url and not re.fullmatch(r"(?:https?|file)://[^\s\"'$\\]+", url):
+        raise FlagError(f"--extra_pypi_index={url}: that is not the address of a package index.", "Write https://…")
+
+
+def _cluster_spec(path: Path) -> Path:
+    if not path.is_file():
+        raise FlagError(f"--cluster_spec={path}: there is no such file.", "Name a Python file on this machine.")
+    if not re.fullmatch(r"\w[\w.-]*", path.name, re.ASCII):
+        raise FlagError(f"--cluster_spec={path}: its name must be of letters, digits and . _ - alone.", "Rename it.")
+    return path

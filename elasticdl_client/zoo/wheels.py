@@ -1,0 +1,102 @@
+"""The wheels of `make wheels`: exactly the two of the client's own version, and what they need of others."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path
+
+from elasticdl_client.errors import FlagError
+
+DISTRIBUTIONS = ("elasticdl", "elasticdl-client")
+
+
+@dataclass(frozen=True, slots=True)
+class Wheels:
+    """The files, in the order of `DISTRIBUTIONS`, and the requirements of both that are not on each other."""
+
+    files: tuple[Path, ...]
+    requirements: tuple[str, ...]
+
+
+def find(folder: Path, version: str, extra: str) -> Wheels:
+    """Finds the wheels of a version.
+
+    Args:
+        folder: of --local_pkg_dir.
+        version: the only one accepted.
+        extra: of the runtime, whose requirements count.
+
+    Raises:
+        FlagError: the folder lacks one, or holds another version or another distribution.
+    """
+    if not folder.is_dir():
+        raise FlagError(f"--local_pkg_dir={folder}: there is no such folder.", _HINT)
+    found = {path: _name_and_version(path) for path in sorted(folder.glob("*.whl"))}
+    for path, (name, wheel_version) in found.items():
+        if name not in DISTRIBUTIONS:
+            raise FlagError(
+                f"--local_pkg_dir={folder}: {path.name} is not a wheel of ElasticDL.",
+                "Keep only those of `make wheels` there; packages that your models need go into requirements.txt.",
+            )
+        if wheel_version != version:
+            raise FlagError(
+                f"--local_pkg_dir={folder}: {path.name} is of version {wheel_version}, this client of {version}.",
+                "Client and image must be of one version: `make wheels` anew, or install that version's client.",
+            )
+    files: list[Path] = []
+    for distribution in DISTRIBUTIONS:
+        of_it = [path for path, (name, _) in found.items() if name == distribution]
+        if len(of_it) != 1:
+            state = "several wheels" if of_it else "no wheel"
+            raise FlagError(f"--local_pkg_dir={folder}: holds {state} of {distribution} {version}.", _HINT)
+        files += of_it
+    return Wheels(tuple(files), _requirements(files, extra))
+
+
+_HINT = "`make wheels` in a checkout of this version makes both into dist/: --local_pkg_dir=dist."
+
+
+def _name_and_version(path: Path) -> tuple[str, str]:
+    """By PEP 427: NAME-VERSION-…-TAGS.whl, dashes inside a part written as underscores."""
+    name, _, rest = path.name.partition("-")
+    return re.sub(r"[-_.]+", "-", name).lower(), rest.partition("-")[0]
+
+
+def _requirements(files: list[Path], extra: str) -> tuple[str, ...]:
+    found: set[str] = set()
+    for file in files:
+        for line in _required(file):
+            requirement = for_extra(line, extra)
+            if requirement and re.split(r"[^\w.-]", requirement)[0].lower() not in DISTRIBUTIONS:
+                found.add(requirement)
+    return tuple(sorted(found, key=str.lower))
+
+
+def _required(file: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            name = next(name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
+            return HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+    except (OSError, zipfile.BadZipFile, StopIteration, UnicodeDecodeError) as error:
+        raise FlagError(f"{file} is damaged: {error or 'it has no METADATA'}.", _HINT) from error
+
+
+def for_extra(line: str, extra: str) -> str:
+    """A `Requires-Dist` as it reads in a requirements file, for somebody who asked for one extra.
+
+    The condition on the extra, which setuptools writes last, is dropped; other conditions stay.
+
+    Returns:
+        Empty if the requirement belongs to another extra.
+    """
+    requirement, _, marker = (part.strip() for part in line.partition(";"))
+    found = re.search(r"(?:^|\s+and\s+)extra\s*==\s*(?P<quote>[\"'])(?P<extra>[\w.-]+)(?P=quote)$", marker)
+    if not found:
+        return f"{requirement}; {marker}" if marker else requirement
+    if found["extra"] != extra:
+        return ""
+    condition = marker[: found.start()].strip()
+    return f"{requirement}; {condition}" if condition else requirement
