@@ -131,9 +131,8 @@ class Follower:
         self._count_restarts(found)
         waiting = found.state.waiting if found is not None and found.state is not None else None
         if waiting is not None and waiting.reason in BLOCKED and not found.restart_count and self._status is None:
-            raise self._never_starts(
-                f"its container cannot start: {waiting.reason}: {waiting.message or ''}".rstrip(": ")
-            )
+            reason = f"{waiting.reason}: {waiting.message or ''}".rstrip(": ")
+            raise self._never_starts(f"its master's container cannot start: {reason}")
         if master.metadata.deletion_timestamp is not None:
             self._say("The master's pod is being deleted.")
         elif master.status.phase == "Pending":

@@ -89,9 +89,10 @@ def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest])
     except api.ClusterError as error:
         if error.status != 409:
             raise
+        delete = commands.elasticdl("delete", spec.job_name, spec.namespace)
         raise JobError(
             f"A job of the name {spec.job_name} exists in the namespace {spec.namespace}.",
-            f"`{commands.elasticdl('delete', spec.job_name, spec.namespace)}` deletes it; or choose another --job_name.",
+            f"`{delete}` deletes it; or choose another --job_name.",
         ) from error
     try:
         for manifest in others:
@@ -118,7 +119,7 @@ def _create(connection: api.Connection, manifest: Manifest) -> Any:
 
 
 def _undo(connection: api.Connection, spec: JobSpec, uid: str) -> None:
-    """Deletes the owner, and with it what it owns; an error of this is only said, that before it is the one that counts."""
+    """Deletes the owner, and with it what it owns; an error of this is only said: the one before it counts."""
     owner = names.job_object(spec.job_name)
     options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
     try:
@@ -142,6 +143,6 @@ def mount_notes(spec: JobSpec) -> list[str]:
     if spec.job_type is JobType.TRAIN and not spec.checkpoint_dir:
         held = "worker" if spec.distribution_strategy is DistributionStrategy.LOCAL else "parameter server"
         found.append(
-            f"without --checkpoint_dir the state of a lost {held} is lost with it, and trained again from the first epoch."
+            f"without --checkpoint_dir the state of a lost {held} is gone, and is trained again from the first epoch."
         )
     return found
