@@ -1,0 +1,65 @@
+"""The image that the jobs of these tests run in: the model zoo and `zoo/`, built by the product's own commands."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e_kubernetes.kubectl import REPOSITORY
+
+BUILD = REPOSITORY / "build" / "e2e"
+_INPUTS = (
+    "elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo", "docker", "pyproject.toml",
+    "tests/e2e_kubernetes/zoo",
+)  # fmt: skip
+_IGNORED = {"__pycache__", "build"}
+
+
+def ready_image() -> str:
+    """The image of the checkout as it is now; built if there is none of this content yet."""
+    image = f"elasticdl-e2e:{_digest()}"
+    if subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode != 0:
+        _build(image)
+    return image
+
+
+def _build(image: str) -> None:
+    zoo = BUILD / "zoo"
+    shutil.rmtree(zoo, ignore_errors=True)
+    ignored = shutil.ignore_patterns(*_IGNORED)
+    shutil.copytree(REPOSITORY / "model_zoo", zoo, ignore=ignored)
+    shutil.copytree(REPOSITORY / "tests" / "e2e_kubernetes" / "zoo", zoo, dirs_exist_ok=True, ignore=ignored)
+    wheels = BUILD / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels)]
+    _run(*pip, "./elasticdl_client", ".")
+    _elasticdl("zoo", "init", f"--model_zoo={zoo}", f"--local_pkg_dir={wheels}", "--force")
+    _elasticdl("zoo", "build", str(zoo), f"--image={image}")
+
+
+def _elasticdl(*arguments: str) -> None:
+    _run(sys.executable, "-m", "elasticdl_client.main", *arguments)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+
+
+def _digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(file for name in _INPUTS for file in _files(REPOSITORY / name)):
+        digest.update(str(path.relative_to(REPOSITORY)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    found = [file for file in path.rglob("*") if file.is_file() and not _IGNORED & set(file.parts)]
+    return [file for file in found if not any(part.endswith(".egg-info") for part in file.parts)]

@@ -1,0 +1,213 @@
+"""A job on Kubernetes, submitted as a user would, and watched from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
+from elasticdl_client.kubernetes import names
+from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl, list_pods, read_config_map
+from tests.e2e_kubernetes.pods import PodView
+from tests.e2e_kubernetes.recorder import Recorder, describe_events
+from tests.e2e_kubernetes.waiting import wait_until
+
+ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
+
+
+def elasticdl(*arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """A command of the client, run to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", *arguments],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, "COLUMNS": "160"},
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class KubernetesJob:
+    """``elasticdl train …`` in a namespace.
+
+    Attributes:
+        directory: on this machine; the pods have it as /job.
+        num_records: in an epoch.
+    """
+
+    namespace: str
+    name: str
+    flags: dict[str, object]
+    directory: Path
+    recorder: Recorder
+    num_records: int
+    output: list[str] = field(default_factory=list)
+
+    def client(self, command: str, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """``elasticdl COMMAND JOB --namespace=… ARGUMENTS``."""
+        done = elasticdl(command, self.name, f"--namespace={self.namespace}", *arguments, timeout_s=timeout_s)
+        self.output += [f"$ elasticdl {command} {self.name}", *(done.stdout + done.stderr).splitlines()]
+        return done
+
+    def try_to_submit(self) -> subprocess.CompletedProcess[str]:
+        flags = {"job_name": self.name, "namespace": self.namespace, **self.flags}
+        done = elasticdl("train", *(f"--{name}={value}" for name, value in flags.items()))
+        self.output += ["$ elasticdl train", *(done.stdout + done.stderr).splitlines()]
+        return done
+
+    def submit(self) -> KubernetesJob:
+        done = self.try_to_submit()
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return self
+
+    # --- What a test does to it -------------------------------------------------------------------------------------
+
+    def set_pace(self, seconds_per_record: float) -> None:
+        """How slow the paced models read from now on; 0: as fast as they can."""
+        new = self.directory / "pace.new"
+        new.write_text(str(seconds_per_record))
+        new.replace(self.directory / "pace")
+
+    def hurry(self) -> None:
+        """The test has seen what it came for: the rest of the job at full speed."""
+        self.set_pace(0)
+
+    def delete_pod(self, name: str, *arguments: str) -> None:
+        kubectl("-n", self.namespace, "delete", "pod", name, "--wait=false", *arguments)
+
+    # --- What it sees -----------------------------------------------------------------------------------------------
+
+    def status(self) -> JobStatus | None:
+        """From the ConfigMap with the job's state; nothing before the master's first word or without an API server."""
+        try:
+            text = read_config_map(self.namespace, names.state_object(self.name)).get(names.STATUS_KEY)
+        except (ApiException, HTTPError, OSError):
+            return None
+        return JobStatus.from_json(text) if text else None
+
+    def version(self) -> int:
+        status = self.status()
+        return status.model_version if status else 0
+
+    def pods(self, role: str = "") -> list[PodView]:
+        """Of a role, or all of them, by index."""
+        selector = f"{names.JOB_LABEL}={self.name}" + (f",{names.ROLE_LABEL}={role}" if role else "")
+        return sorted(map(PodView.of, list_pods(self.namespace, selector)), key=lambda pod: (pod.role, pod.index))
+
+    def pod(self, name: str) -> PodView | None:
+        return next((pod for pod in self.pods() if pod.name == name), None)
+
+    def the_pod(self, name: str) -> PodView:
+        found = self.pod(name)
+        assert found is not None, f"there is no pod {name}\n{self.story()}"
+        return found
+
+    def running(self, role: str) -> list[str]:
+        return [pod.name for pod in self.pods(role) if pod.running]
+
+    def manifest(self, pod_name: str) -> dict[str, Any]:
+        return dict(json.loads(kubectl("-n", self.namespace, "get", "pod", pod_name, "-o", "json")))
+
+    def worker(self, index: int) -> str:
+        return names.pod_name(self.name, "worker", index)
+
+    def server(self, index: int) -> str:
+        return names.pod_name(self.name, "ps", index)
+
+    @property
+    def master(self) -> str:
+        return names.pod_name(self.name, "master", 0)
+
+    def log(self, pod_name: str) -> str:
+        return self.recorder.log(pod_name)
+
+    def checkpoints(self) -> list[int]:
+        """Versions of which there is a whole checkpoint, read from the disk: needs no API server."""
+        found = (self.directory / "checkpoints").glob("version-*/MANIFEST.json")
+        return sorted(int(path.parent.name.removeprefix("version-")) for path in found)
+
+    # --- What it waits for ------------------------------------------------------------------------------------------
+
+    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
+        """Seconds until the condition held; a failed job ends the wait, too."""
+
+        def held() -> bool:
+            return condition() or self._has_failed()
+
+        took = wait_until(what, held, timeout_s, self.story)
+        assert condition(), f"the job failed while the test waited for: {what}\n{self.story()}"
+        return took
+
+    def _has_failed(self) -> bool:
+        status = self.status()
+        return status is not None and status.phase is JobPhase.FAILED
+
+    def wait_for_running(self, role: str, count: int, timeout_s: float = 90.0) -> float:
+        return self.wait_until(
+            f"{count} running pods of role {role}", lambda: len(self.running(role)) == count, timeout_s
+        )
+
+    def wait_for_pod(self, name: str, timeout_s: float = 60.0) -> float:
+        return self.wait_until(f"{name} to run", lambda: name in self.running(""), timeout_s)
+
+    def wait_for_progress(self, minibatches: int = 8, timeout_s: float = 90.0) -> float:
+        """Until so many more minibatches are committed than now."""
+        goal = self.version() + minibatches
+        return self.wait_until(f"model version {goal}", lambda: self.version() >= goal, timeout_s)
+
+    def wait_for_loss(self, pod_name: str, timeout_s: float = 90.0) -> float:
+        """Until a worker has computed something."""
+        return self.wait_until(f"a loss in the log of {pod_name}", lambda: "Loss = " in self.log(pod_name), timeout_s)
+
+    def wait_for_end(self, timeout_s: float = 180.0) -> JobStatus:
+        def ended() -> bool:
+            status, master = self.status(), self.pod(self.master)
+            return status is not None and status.phase in ENDED and (master is None or not master.running)
+
+        wait_until("the end of the job", ended, timeout_s, self.story)
+        status = self.status()
+        assert status is not None
+        return status
+
+    def assert_ends_exactly(self, timeout_s: float = 180.0) -> None:
+        """Lets the job finish: exit code 0, and each record of each epoch in the model exactly once."""
+        self.hurry()
+        status = self.wait_for_end(timeout_s)
+        print(f"{self.name}: {total(status.coverage)} (exit code {status.exit_code})", flush=True)
+        assert (status.phase, status.exit_code) == (JobPhase.SUCCEEDED, 0), self.story()
+        assert self.the_pod(self.master).state == "Succeeded", self.story()
+        assert self.manifest(self.master)["metadata"]["labels"][names.STATUS_LABEL] == "Finished"
+        assert len(status.coverage) == self.flags["num_epochs"], self.story()
+        for epoch in status.coverage:
+            counted = (epoch.records, epoch.committed, epoch.repeated, epoch.lost)
+            assert counted == (self.num_records, self.num_records, 0, 0), f"{epoch}\n{self.story()}"
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last evaluation that the master printed."""
+        lines = re.findall(r"Evaluation metrics\[step=\d+\]: (\{.*\})", self.log(self.master))
+        assert lines, f"no evaluation\n{self.story()}"
+        return dict(json.loads(lines[-1].replace("'", '"')))
+
+    def story(self) -> str:
+        """Everything that is known of it, for a failed test."""
+        try:
+            now = f"{describe_events(self.namespace)}\n--- status\n{self.status()}"
+        except (ApiException, HTTPError, OSError) as error:
+            now = f"the API server does not answer: {error}"
+        parts = ["--- client", *self.output[-60:], "--- pods", self.recorder.timeline(), "--- events", now]
+        return "\n".join([*parts, self.recorder.ends_of_logs()])
+
+
+def total(epochs: tuple[EpochCoverage, ...]) -> str:
+    """The coverage of all epochs together, in the words of the master's own line."""
+    records, committed, repeated, lost = (
+        sum(getattr(epoch, name) for epoch in epochs) for name in ("records", "committed", "repeated", "lost")
+    )
+    return f"{len(epochs)} epochs, records {records}, committed {committed}, repeated {repeated}, lost {lost}"

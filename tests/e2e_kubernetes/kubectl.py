@@ -1,0 +1,54 @@
+"""The cluster under test: `kubectl` for what a user would do, the Python client for looking on."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_CALL_TIMEOUT_S = (3.0, 20.0)
+
+
+def kubectl(*arguments: str, stdin: str | None = None, timeout_s: float = 120.0) -> str:
+    """What a kubectl command prints; AssertionError with its complaint if it fails."""
+    done = subprocess.run(
+        ["kubectl", *arguments], cwd=REPOSITORY, input=stdin, capture_output=True, text=True, timeout=timeout_s
+    )
+    assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr.strip()}"
+    return done.stdout
+
+
+def apply(*manifests: dict[str, Any]) -> None:
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(manifests))
+
+
+@functools.cache
+def core() -> kubernetes.client.CoreV1Api:
+    """The core API of KUBECONFIG's cluster."""
+    configuration = kubernetes.client.Configuration()
+    kubernetes.config.load_kube_config(client_configuration=configuration)
+    configuration.retries = False
+    return kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(configuration))
+
+
+def list_pods(namespace: str, selector: str = "") -> list[Any]:
+    """The namespace's pods as the API shows them now; raises what the client raises."""
+    found = core().list_namespaced_pod(namespace, label_selector=selector, _request_timeout=_CALL_TIMEOUT_S)
+    return list(found.items)
+
+
+def read_config_map(namespace: str, name: str) -> dict[str, str]:
+    found = core().read_namespaced_config_map(name, namespace, _request_timeout=_CALL_TIMEOUT_S)
+    return dict(found.data or {})
+
+
+def the_node() -> str:
+    """The one real node; hollow nodes come and go beside it."""
+    nodes = core().list_node(label_selector="!hollow", _request_timeout=_CALL_TIMEOUT_S).items
+    assert nodes, "the cluster has no node"
+    return str(nodes[0].metadata.name)

@@ -1,0 +1,81 @@
+"""Room on a node that only these tests use: an extended resource, so that who fits does not hang on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tests.e2e_kubernetes.kubectl import core, kubectl, the_node
+
+ROOM = "example.com/gpu"
+
+
+def make_room(places: int, node: str = "") -> None:
+    """So many pods that ask for one `ROOM` fit on a node."""
+    patch = [{"op": "add", "path": "/status/capacity/example.com~1gpu", "value": str(places)}]
+    core().api_client.call_api(
+        f"/api/v1/nodes/{node or the_node()}/status", "PATCH", body=patch,
+        header_params={"Content-Type": "application/json-patch+json"}, auth_settings=["BearerToken"],
+        _preload_content=False,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def room(places: int) -> Iterator[None]:
+    make_room(places)
+    try:
+        yield
+    finally:
+        make_room(0)
+
+
+def places_taken(namespace: str) -> int:
+    """How many pods of a namespace hold a place."""
+    pods = json.loads(kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]
+    return sum(
+        ROOM in container["resources"].get("requests", {})
+        for pod in pods
+        if pod["spec"].get("nodeName") and pod["status"]["phase"] in ("Pending", "Running")
+        for container in pod["spec"]["containers"]
+    )
+
+
+def tenant(replicas: int, image: str) -> dict[str, Any]:
+    """A Deployment of high priority, each of whose pods takes one place."""
+    container = {
+        "name": "tenant",
+        "image": image,
+        "imagePullPolicy": "Never",
+        "command": ["python", "-c", "import signal; signal.pause()"],
+        "resources": {"requests": {ROOM: "1"}, "limits": {ROOM: "1"}},
+    }
+    labels = {"app": "tenant"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "tenant"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "priorityClassName": "high",
+                    "terminationGracePeriodSeconds": 0,
+                    "containers": [container],
+                },
+            },
+        },
+    }
+
+
+def priority_class(name: str, value: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": name},
+        "value": value,
+        "globalDefault": False,
+    }

@@ -1,0 +1,90 @@
+"""Pods are deleted, evicted and killed under a running job: it goes on, and each sample is in the model once."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.e2e_kubernetes import host
+from tests.e2e_kubernetes.conftest import OpenSpace
+from tests.e2e_kubernetes.job import KubernetesJob
+from tests.e2e_kubernetes.kubectl import kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+
+def evict(job: KubernetesJob, pod: str) -> None:
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": pod}}
+    path = f"/api/v1/namespaces/{job.namespace}/pods/{pod}/eviction"
+    kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+def lives(job: KubernetesJob) -> dict[str, tuple[str, int]]:
+    return {pod.name: (pod.uid, pod.restarts) for pod in job.pods()}
+
+
+def test_a_worker_deleted_evicted_or_killed_gets_a_successor_and_the_others_never_stop(open_space: OpenSpace) -> None:
+    job = open_space("workers").job("digits", num_workers=4).submit()
+    job.wait_for_running("worker", 4)
+    for index in range(4):
+        job.wait_for_loss(job.worker(index))
+    before = lives(job)
+
+    job.delete_pod(job.worker(0))
+    job.wait_for_pod(job.worker(4))
+    job.wait_for_loss(job.worker(4))
+
+    evict(job, job.worker(1))
+    job.wait_for_pod(job.worker(5))
+    job.wait_for_loss(job.worker(5))
+
+    host.kill(job.the_pod(job.worker(2)).uid, signal.SIGKILL)
+    job.wait_for_pod(job.worker(6))
+    job.wait_for_loss(job.worker(6))
+
+    after = lives(job)
+    for pod in (job.master, job.server(0), job.server(1), job.worker(3)):
+        assert after[pod] == before[pod], f"{pod} was started again\n{job.story()}"
+    job.assert_ends_exactly()
+
+
+def test_a_deleted_parameter_server_comes_back_under_its_id_with_its_checkpoint(open_space: OpenSpace) -> None:
+    job = open_space("server").job("digits").submit()
+    job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
+    before = lives(job)
+
+    job.delete_pod(job.server(1))
+    job.wait_until(
+        "another life of PS 1",
+        lambda: (pod := job.pod(job.server(1))) is not None and pod.uid != before[job.server(1)][0] and pod.running,
+    )
+    job.wait_for_progress()
+
+    after = lives(job)
+    for pod in (job.master, job.server(0), job.worker(0), job.worker(1)):
+        assert after[pod] == before[pod], f"{pod} was started again\n{job.story()}"
+    job.assert_ends_exactly()
+
+
+def test_a_killed_master_restarts_in_place_and_a_deleted_one_is_resumed(open_space: OpenSpace) -> None:
+    job = open_space("master").job("digits", num_epochs=10).submit()
+    job.wait_for_progress(20, 120)
+    before = lives(job)
+
+    host.kill(job.the_pod(job.master).uid, signal.SIGKILL)
+    job.wait_until("the master's restart in place", lambda: job.the_pod(job.master).restarts == 1)
+    job.wait_for_progress()
+
+    job.delete_pod(job.master)
+    job.wait_until("the end of the master", lambda: job.pod(job.master) is None)
+    resumed = job.client("resume")
+    assert resumed.returncode == 0, resumed.stderr
+    job.wait_for_pod(job.master)
+    job.wait_for_progress()
+
+    after = lives(job)
+    for pod in (job.server(0), job.server(1), job.worker(0), job.worker(1)):
+        assert after[pod] == before[pod], f"{pod} was started again\n{job.story()}"
+    job.assert_ends_exactly()

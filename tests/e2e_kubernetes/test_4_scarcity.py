@@ -1,0 +1,61 @@
+"""Too little room, quota or memory: a job waits, says why, and goes on as soon as it can."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from kubernetes.utils.quantity import parse_quantity
+
+from tests.e2e_kubernetes.conftest import OpenSpace
+from tests.e2e_kubernetes.kubectl import kubectl
+from tests.e2e_kubernetes.room import ROOM, make_room, room
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "pods"}, "spec": {"hard": {"pods": "5"}}}
+
+
+def test_a_job_without_room_for_a_single_worker_waits_and_says_why(open_space: OpenSpace) -> None:
+    one_place = {"worker_resource_request": f"cpu=0.1,memory=1Gi,{ROOM}=1", "worker_resource_limit": f"{ROOM}=1"}
+    with room(0):
+        job = open_space("room").job("digits", num_epochs=3, **one_place).submit()
+        job.wait_until("the reason in the status", lambda: f"Insufficient {ROOM}" in job.client("status").stdout, 90)
+        assert [pod.state for pod in job.pods("worker")] == ["Pending", "Pending"]
+        assert job.version() == 0
+
+        make_room(1)
+        job.wait_for_progress()
+        assert len(job.running("worker")) == 1
+        job.assert_ends_exactly()
+
+
+def test_a_job_in_a_namespace_with_a_quota_trains_with_the_pods_that_it_gets(open_space: OpenSpace) -> None:
+    space = open_space("quota")
+    space.apply({**QUOTA, "metadata": {"name": "pods"}})
+    job = space.job("digits", num_workers=4).submit()
+    job.wait_for_running("worker", 2)
+    job.wait_for_progress()
+    job.wait_until("the reason in the status", lambda: "quota" in job.client("status").stdout)
+    assert len(job.pods()) == 5  # the master, two servers, two workers
+
+    kubectl("-n", space.namespace, "delete", "resourcequota", "pods")
+    job.wait_for_running("worker", 4, 120)
+    job.assert_ends_exactly()
+
+
+def test_a_worker_that_was_oom_killed_gets_a_successor_with_more_memory(open_space: OpenSpace) -> None:
+    job = open_space("oom").job(
+        "digits",
+        model_def="paced.hungry.custom_model",
+        num_epochs=2,
+        num_workers=1,
+        worker_resource_request="cpu=0.1,memory=1Gi",
+        worker_resource_limit="memory=1Gi",
+    )
+    job.submit()
+    job.wait_until("the successor", lambda: job.pod(job.worker(1)) is not None, 120)
+    (container,) = job.manifest(job.worker(1))["spec"]["containers"]
+    assert parse_quantity(container["resources"]["limits"]["memory"]) == 1.5 * 2**30
+    job.assert_ends_exactly()
+    assert re.search(r"worker-0.*OOMKilled", job.log(job.master)), job.story()

@@ -1,0 +1,41 @@
+"""The cluster's own daemons stop for a while.  Last, for these tests stop what all others need."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e_kubernetes.conftest import OpenSpace
+from tests.e2e_kubernetes.host import stopped
+from tests.e2e_kubernetes.job import KubernetesJob
+from tests.e2e_kubernetes.waiting import stay_so_for, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.usefixtures("owned_cluster")]
+
+CHECKPOINTS = {"checkpoint_steps": 10, "keep_checkpoint_max": 0}
+
+
+def trains_on_for(job: KubernetesJob, seconds: float) -> None:
+    """Lets the outage last, in which more checkpoints must come onto the disk: no API server is asked for that."""
+    newest = job.checkpoints()[-1]
+    stay_so_for(seconds)
+    wait_until("newer checkpoints", lambda: len([v for v in job.checkpoints() if v > newest]) >= 2, 30, job.story)
+
+
+def test_training_goes_on_while_the_api_server_is_away_for_20_seconds(open_space: OpenSpace) -> None:
+    job = open_space("apiserver").job("digits", **CHECKPOINTS).submit()
+    job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
+    with stopped("kube-apiserver"):
+        trains_on_for(job, 20)
+    job.wait_until("word of the master", lambda: job.version() >= job.checkpoints()[-1])
+    job.wait_for_progress()
+    job.assert_ends_exactly()
+
+
+def test_training_goes_on_while_the_kubelet_is_away_for_60_seconds(open_space: OpenSpace) -> None:
+    job = open_space("kubelet").job("digits", num_epochs=16, **CHECKPOINTS).submit()
+    job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
+    with stopped("kubelet"):
+        trains_on_for(job, 60)
+    job.wait_for_running("worker", 2, 120)
+    job.wait_for_progress()
+    job.assert_ends_exactly(240)
