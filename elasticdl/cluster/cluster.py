@@ -6,10 +6,15 @@ when, and what a pod's end means for the job, is decided in master/core.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+from elasticdl_client.errors import ElasticDLError
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class Role(StrEnum):
@@ -63,6 +68,21 @@ class PodSpec:
     framework: str = ""  # "tensorflow": may be started from a standby process that has imported it
     slot: int = 0  # of a worker: the place among the wanted ones that it fills, its predecessor's if it has one
     memory_factor: float = 1.0  # times the memory that the job's flags give to the role
+
+
+def check_spec(spec: PodSpec) -> None:
+    """What every adapter refuses.
+
+    Raises:
+        ElasticDLError: the name is not one, or there is no command.
+    """
+    if not _NAME.fullmatch(spec.name):
+        raise ElasticDLError(
+            f"{spec.name!r} cannot be the name of a pod.",
+            "Use lower-case letters, digits, '-' and '.', at most 253, a letter or digit at both ends.",
+        )
+    if not spec.command:
+        raise ElasticDLError(f"Pod {spec.name} has no command.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from elasticdl.cluster.cluster import EndReason, EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy, Role
+from elasticdl.cluster.cluster import (
+    EndReason,
+    EventType,
+    Pod,
+    PodEvent,
+    PodPhase,
+    PodSpec,
+    RestartPolicy,
+    Role,
+    check_spec,
+)
 from elasticdl.cluster.oom import OomKills
 from elasticdl.cluster.pods import Ending, LocalPod, PodLog
 from elasticdl.cluster.process_group import Leash, guard, start
@@ -24,7 +33,6 @@ from elasticdl.cluster.standby_process import StandbyProcess
 from elasticdl_client.errors import ElasticDLError
 
 _LOG = logging.getLogger("elasticdl.agent")
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _IMPORT_TIMEOUT_S = 60.0  # a pod waits so long for a standby that is still importing, then it is started plainly
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
@@ -71,13 +79,7 @@ class Kubelet:
         Raises:
             ElasticDLError: its name is not one, or a pod of that name has not ended.
         """
-        if not _NAME.fullmatch(spec.name):
-            raise ElasticDLError(
-                f"{spec.name!r} cannot be the name of a pod.",
-                "Use lower-case letters, digits, '-' and '.', at most 253, a letter or digit at both ends.",
-            )
-        if not spec.command:
-            raise ElasticDLError(f"Pod {spec.name} has no command.")
+        check_spec(spec)
         earlier = self._pods.get(spec.name)
         if earlier is not None:
             if not earlier.ended:

@@ -16,7 +16,7 @@ from elasticdl.cluster.cluster import Cluster, EventType, Pod, PodEvent, PodPhas
 from elasticdl.cluster.processes import ProcessCluster
 from elasticdl_client.errors import ElasticDLError
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class LocalAgent:
@@ -91,6 +91,7 @@ class Wire:
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
+        path.chmod(0o666)
         self.path = str(path)
 
     def read(self) -> list[str]:

@@ -1,36 +1,31 @@
-"""The contract of the port `Cluster`, on real processes; every adapter passes it."""
+"""The contract of the port `Cluster`, on real processes and on a real Kubernetes; every adapter passes it."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from local_agent import LocalAgent, Observer, Wire, have_ended
+from local_agent import LocalAgent, Observer, Wire
+from real_cluster import Pods
 
 from elasticdl.cluster.cluster import Cluster, EndReason, EventType, Pod, PodPhase, PodSpec, RestartPolicy, Role
 from elasticdl_client.errors import ElasticDLError
 
-pytestmark = pytest.mark.ci
-
-SLOTS = 2
 FOREVER = "exec sleep 1000"
+PHASES = [PodPhase.PENDING, PodPhase.RUNNING, PodPhase.SUCCEEDED]
 
 
 class Processes:
-    """The local runtime, as the contract sees an adapter: a cluster, its capacity, and a hand that kills."""
+    """The local runtime, as the contract sees an adapter."""
 
-    def __init__(self, job_dir: Path) -> None:
-        self._agent = LocalAgent(job_dir, slots=SLOTS)
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._agent = LocalAgent(directory)
         self.cluster: Cluster = self._agent.cluster
-
-    def set_slots(self, slots: int | None) -> None:
-        self._agent.cluster.set_slots(slots)
 
     def signal(self, pod: Pod, number: signal.Signals) -> None:
         os.kill(pod.pid, number)
@@ -38,16 +33,24 @@ class Processes:
     def stop(self) -> None:
         self._agent.stop()
 
+    clean_up = stop
 
-@pytest.fixture(params=[Processes])
-def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Processes]:
+
+Runtime = Processes | Pods
+
+
+@pytest.fixture(
+    params=[pytest.param(Processes, marks=pytest.mark.ci), pytest.param(Pods, marks=pytest.mark.cluster)],
+    ids=["local", "kubernetes"],
+)
+def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runtime]:
     adapter = request.param(tmp_path)
     yield adapter
-    adapter.stop()
+    adapter.clean_up()
 
 
 @pytest.fixture
-def cluster(runtime: Processes) -> Cluster:
+def cluster(runtime: Runtime) -> Cluster:
     return runtime.cluster
 
 
@@ -57,8 +60,8 @@ def observer(cluster: Cluster) -> Observer:
 
 
 @pytest.fixture
-def wire(tmp_path: Path) -> Wire:
-    return Wire(tmp_path / "wire")
+def wire(runtime: Runtime) -> Wire:
+    return Wire(runtime.directory / "wire")
 
 
 def worker(name: str, script: str, **more: Any) -> PodSpec:
@@ -73,14 +76,14 @@ def test_a_pod_runs_to_its_end(cluster: Cluster, observer: Observer) -> None:
     created = cluster.create(worker("w-0", "echo out; echo err >&2", labels={"job": "mnist"}, index=7))
     ended = observer.ended_pod("w-0")
     assert (ended.phase, ended.reason, ended.exit_code) == (PodPhase.SUCCEEDED, EndReason.COMPLETED, 0)
-    assert (ended.uid, ended.role, ended.index, ended.labels) == (created.uid, Role.WORKER, 7, {"job": "mnist"})
+    assert (ended.uid, ended.role, ended.index, ended.labels["job"]) == (created.uid, Role.WORKER, 7, "mnist")
     assert cluster.logs("w-0").split() == ["out", "err"]
-    phases = [(event.type, event.pod.phase) for event in observer.seen]
-    assert phases == [
-        (EventType.ADDED, PodPhase.PENDING),
-        (EventType.MODIFIED, PodPhase.RUNNING),
-        (EventType.MODIFIED, PodPhase.SUCCEEDED),
-    ]
+    assert [event.type for event in observer.seen] == [EventType.ADDED] + [EventType.MODIFIED] * (
+        len(observer.seen) - 1
+    )
+    phases = [event.pod.phase for event in observer.seen]  # a short life may never be seen running
+    assert phases == sorted(phases, key=PHASES.index)
+    assert phases[0] is PodPhase.PENDING
 
 
 def test_a_pod_has_its_environment(cluster: Cluster, observer: Observer) -> None:
@@ -144,7 +147,7 @@ def test_a_command_that_does_not_exist_is_an_error_that_names_it(cluster: Cluste
     ],
 )
 def test_a_signal_from_outside_is_told_from_a_crash(
-    runtime: Processes, observer: Observer, number: signal.Signals, reason: EndReason
+    runtime: Runtime, observer: Observer, number: signal.Signals, reason: EndReason
 ) -> None:
     runtime.cluster.create(worker("w-0", FOREVER))
     runtime.signal(observer.phase("w-0", PodPhase.RUNNING), number)
@@ -180,10 +183,10 @@ def test_a_second_deletion_may_shorten_the_grace(cluster: Cluster, observer: Obs
     wire.read()
     cluster.delete("w-0")
     cluster.delete("w-0", grace_s=0)
-    assert observer.deleted("w-0").exit_code == 128 + signal.SIGKILL
+    assert observer.deleted("w-0").exit_code in (128 + signal.SIGKILL, None)  # None: gone before it was killed
 
 
-def test_a_stopped_pod_can_be_deleted(runtime: Processes, observer: Observer) -> None:
+def test_a_stopped_pod_can_be_deleted(runtime: Runtime, observer: Observer) -> None:
     runtime.cluster.create(worker("w-0", FOREVER, grace_s=0.2))
     runtime.signal(observer.phase("w-0", PodPhase.RUNNING), signal.SIGSTOP)
     runtime.cluster.delete("w-0")
@@ -199,78 +202,33 @@ def test_logs_of_what_does_not_exist_are_an_error(cluster: Cluster) -> None:
         cluster.logs("nobody")
 
 
-def test_pods_beyond_the_capacity_wait_in_order_of_creation(cluster: Cluster, observer: Observer) -> None:
-    for index in range(4):
-        cluster.create(worker(f"w-{index}", FOREVER))
-    cluster.create(master("m", FOREVER))  # needs no slot
-    observer.phase("m", PodPhase.RUNNING)
-    pods = {pod.name: pod for pod in cluster.list()}
-    assert [pods[f"w-{index}"].phase for index in range(4)] == [PodPhase.RUNNING] * 2 + [PodPhase.PENDING] * 2
-    assert pods["w-3"].message == "0 of 2 slots free"
-    cluster.delete("w-1")
-    observer.phase("w-2", PodPhase.RUNNING)
-    assert {pod.name: pod.phase for pod in cluster.list()}["w-3"] is PodPhase.PENDING
-
-
-def test_a_waiting_pod_can_be_deleted(cluster: Cluster, observer: Observer) -> None:
-    for index in range(3):
-        cluster.create(worker(f"w-{index}", FOREVER))
-    cluster.delete("w-2")
-    assert observer.deleted("w-2").reason is EndReason.DELETED
-
-
-def test_taking_a_slot_preempts_the_youngest_worker(runtime: Processes, observer: Observer) -> None:
-    for name, role in [("w-0", Role.WORKER), ("ps-0", Role.PS)]:
-        runtime.cluster.create(worker(name, FOREVER, role=role))
-    observer.phase("ps-0", PodPhase.RUNNING)
-    runtime.set_slots(1)
-    preempted = observer.ended_pod("w-0")
-    assert (preempted.phase, preempted.reason) == (PodPhase.FAILED, EndReason.PREEMPTED)
-    runtime.cluster.create(worker("w-1", FOREVER))
-    runtime.cluster.create(worker("w-2", FOREVER))
-    runtime.set_slots(3)
-    observer.phase("w-2", PodPhase.RUNNING)
-    runtime.set_slots(2)
-    assert observer.until(lambda event: event.pod.reason is EndReason.PREEMPTED).pod.name == "w-2"
-    phases = {pod.name: pod.phase for pod in runtime.cluster.list()}
-    assert (phases["ps-0"], phases["w-1"]) == (PodPhase.RUNNING, PodPhase.RUNNING)
-
-
-def test_a_failed_pod_is_restarted_in_place(cluster: Cluster, observer: Observer, tmp_path: Path) -> None:
-    script = f'echo life; echo x >> {tmp_path}/lives; test "$(wc -l < {tmp_path}/lives)" -ge 3'
-    created = cluster.create(master("m", script, restart_policy=RestartPolicy.ON_FAILURE))
+def test_a_failed_pod_is_restarted_in_place(runtime: Runtime, observer: Observer) -> None:
+    lives = runtime.directory / "lives"
+    script = f'echo life; echo x >> {lives}; test "$(wc -l < {lives})" -ge 2'
+    created = runtime.cluster.create(master("m", script, restart_policy=RestartPolicy.ON_FAILURE))
     ended = observer.ended_pod("m")
-    assert (ended.uid, ended.restarts, ended.reason) == (created.uid, 2, EndReason.COMPLETED)
-    assert [line for line in cluster.logs("m").splitlines() if line == "life"] == ["life"] * 3
-    pauses = [event.pod.message.split(": ")[0] for event in observer.seen if "starts again" in event.pod.message]
-    assert pauses == ["starts again in 0.2 s", "starts again in 0.4 s"]
+    assert (ended.uid, ended.restarts, ended.reason) == (created.uid, 1, EndReason.COMPLETED)
+    assert lives.read_text().split() == ["x", "x"]
+    assert runtime.cluster.logs("m").splitlines()[-1] == "life"
 
 
-def test_a_killed_pod_is_restarted_in_place(runtime: Processes, observer: Observer) -> None:
-    runtime.cluster.create(master("m", FOREVER, restart_policy=RestartPolicy.ON_FAILURE))
-    first = observer.phase("m", PodPhase.RUNNING)
-    runtime.signal(first, signal.SIGKILL)
+def test_a_killed_pod_is_restarted_in_place(runtime: Runtime, observer: Observer) -> None:
+    created = runtime.cluster.create(master("m", FOREVER, restart_policy=RestartPolicy.ON_FAILURE))
+    runtime.signal(observer.phase("m", PodPhase.RUNNING), signal.SIGKILL)
     second = observer.until(lambda event: event.pod.restarts == 1).pod
-    assert second.phase is PodPhase.RUNNING
-    assert second.pid not in (0, first.pid)
-
-
-def test_a_pod_between_two_lives_can_be_deleted(cluster: Cluster, observer: Observer) -> None:
-    cluster.create(master("m", "exit 1", restart_policy=RestartPolicy.ON_FAILURE))
-    observer.until(lambda event: "starts again in 0.8 s" in event.pod.message)
-    cluster.delete("m")
-    assert observer.deleted("m").reason is EndReason.DELETED
+    assert (second.uid, second.phase) == (created.uid, PodPhase.RUNNING)
 
 
 def test_a_watch_begins_with_what_exists(cluster: Cluster, observer: Observer) -> None:
-    cluster.create(worker("w-0", "true"))
-    cluster.create(worker("w-1", FOREVER))
-    observer.ended_pod("w-0")
+    cluster.create(worker("w-0", FOREVER))
+    observer.phase("w-0", PodPhase.RUNNING)
+    cluster.create(worker("w-1", "true"))
+    observer.ended_pod("w-1")
     late = Observer(cluster)
-    late.phase("w-1", PodPhase.RUNNING)
-    assert [(event.type, event.pod.name) for event in late.seen] == [
-        (EventType.ADDED, "w-0"),
-        (EventType.ADDED, "w-1"),
+    late.ended_pod("w-1")
+    assert [(event.type, event.pod.name, event.pod.phase) for event in late.seen] == [
+        (EventType.ADDED, "w-0", PodPhase.RUNNING),
+        (EventType.ADDED, "w-1", PodPhase.SUCCEEDED),
     ]
 
 
@@ -279,29 +237,11 @@ def test_two_watchers_see_the_same(cluster: Cluster, observer: Observer) -> None
     cluster.create(worker("w-0", "exit 4"))
     for watcher in (observer, second):
         assert watcher.ended_pod("w-0").exit_code == 4
-    assert second.seen == observer.seen
+    assert second.seen[-1] == observer.seen[-1]
 
 
-def test_closing_ends_a_watch_without_an_error(runtime: Processes, observer: Observer) -> None:
+def test_closing_ends_a_watch_without_an_error(runtime: Runtime, observer: Observer) -> None:
     runtime.stop()
     assert observer.ended.wait(10)
     with pytest.raises(ElasticDLError):
         runtime.cluster.list()
-
-
-def test_the_rest_of_a_pod_ends_with_its_leader(cluster: Cluster, observer: Observer, wire: Wire) -> None:
-    script = f"sleep 1000 & sleep 1000 & echo $! > {wire.path}"
-    cluster.create(worker("w-0", script))
-    straggler = int(wire.read()[0])
-    observer.ended_pod("w-0")
-    assert have_ended([straggler])
-
-
-def test_the_slots_tool_frees_a_slot(tmp_path: Path) -> None:
-    agent = LocalAgent(tmp_path, slots=1)
-    observer = Observer(agent.cluster)
-    agent.cluster.create(worker("w-0", FOREVER))
-    agent.cluster.create(worker("w-1", FOREVER))
-    subprocess.run([sys.executable, "-m", "elasticdl.cluster.slots", agent.socket, "2"], check=True)
-    observer.phase("w-1", PodPhase.RUNNING)
-    agent.stop()

@@ -1,0 +1,249 @@
+"""Calls to a Kubernetes API server: time-outs, tries, and refusals in words; JSON in, JSON out.
+
+It knows no pods.  Objects stay the plain dicts that the server sends: every version of the server is understood, and
+nothing is lost between reading and writing.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.kubernetes.api import ClusterError
+
+Object = dict[str, Any]
+Query = dict[str, str | int]
+
+PATIENCE_S = 10.0  # how long a call is tried again
+ATTEMPT_S = 6.0  # how long one try may take
+_CONNECT_S = 3.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 3.0
+_POOL_SIZE = 32  # connections that are kept open: as many as threads may create pods at once, and the watches
+_FOR_NOW = (429, 500, 502, 503, 504)
+_NO_RIGHT = re.compile(r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
+_FORBIDDEN = re.compile(r'^\w+ "[^"]*" is forbidden: ')
+
+
+class Refusal(ClusterError):
+    """The server has answered, and not with what was asked for.
+
+    Attributes:
+        reason: the server's word for it: AlreadyExists, Conflict, …; may be empty.
+        message: its sentence.
+        retry_after_s: how long it wants to be left alone; 0 if it does not say.
+    """
+
+    def __init__(self, what: str, hint: str, status: int, said: Object, retry_after_s: float) -> None:
+        super().__init__(what, hint, status)
+        self.reason = str(said.get("reason") or "")
+        self.message = str(said.get("message") or "")
+        self.retry_after_s = retry_after_s
+
+
+class Closed(ElasticDLError):
+    """The connection has been closed by its owner."""
+
+    def __init__(self) -> None:
+        super().__init__("This connection to the cluster has been closed.")
+
+
+class ApiServer:
+    """One namespace of a cluster.  Its methods may be called from any thread.
+
+    Args:
+        api_client: a `kubernetes.client.ApiClient`; its configuration is used, not its connections.
+        namespace: what paths are relative to.
+    """
+
+    def __init__(self, api_client: Any, namespace: str) -> None:
+        configuration = copy.deepcopy(api_client.configuration)
+        configuration.connection_pool_maxsize = _POOL_SIZE
+        configuration.retries = False  # tries are counted here alone
+        self._client = client.ApiClient(configuration)
+        self._namespace = namespace
+        self._server = str(configuration.host)
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._streams: set[Any] = set()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def pause(self, seconds: float) -> None:
+        """Waits; less long when the connection is closed meanwhile."""
+        self._closed.wait(seconds)
+
+    def namespaced(self, rest: str) -> str:
+        """The path of something in the namespace: ``pods/w-0``."""
+        return f"/api/v1/namespaces/{self._namespace}/{rest}"
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Object | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> Object:
+        """One call, tried again for as long as the server cannot answer for the moment.
+
+        Raises:
+            Refusal: the server says no.
+            ClusterError: it does not answer within the patience.
+            Closed: this connection is closed.
+        """
+        answer = json.loads(self._persist(method, path, query, body, patience_s))
+        assert isinstance(answer, dict)
+        return answer
+
+    def text(self, path: str, query: Query | None = None, patience_s: float = PATIENCE_S) -> str:
+        """Like `call`, for what is not JSON: a log."""
+        return self._persist("GET", path, query, None, patience_s).decode(errors="replace")
+
+    @contextmanager
+    def stream(self, path: str, query: Query, silence_s: float) -> Iterator[Iterator[Object]]:
+        """The lines of an answer without an end, as they come; `close` ends it from another thread.
+
+        Args:
+            path: what to watch.
+            query: its parameters.
+            silence_s: after so long without a byte the stream counts as broken.
+
+        Raises:
+            ClusterError: from here or from the iterator: the stream cannot be opened, or is broken.
+        """
+        response = self._send("GET", path, query, None, silence_s)
+        with self._lock:
+            self._streams.add(response)
+        try:
+            if self.closed:
+                raise Closed
+            yield self._lines(response)
+        finally:
+            with self._lock:
+                self._streams.discard(response)
+            response.close()
+            response.release_conn()
+
+    def close(self) -> None:
+        """Ends every stream; calls are refused from here on."""
+        self._closed.set()
+        with self._lock:
+            for response in self._streams:
+                with suppress(ValueError, RuntimeError, OSError):  # it has just ended by itself
+                    response.shutdown()
+        self._client.close()
+
+    def _persist(self, method: str, path: str, query: Query | None, body: Object | None, patience_s: float) -> bytes:
+        deadline = time.monotonic() + patience_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                return self._attempt(method, path, query, body, max(0.5, min(ATTEMPT_S, left_s)))
+            except ClusterError as error:
+                asked_s = error.retry_after_s if isinstance(error, Refusal) else 0.0
+                wait_s = max(pause_s, asked_s)
+                if not _is_for_now(method, error) or time.monotonic() + wait_s >= deadline:
+                    raise
+            self.pause(wait_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _attempt(self, method: str, path: str, query: Query | None, body: Object | None, timeout_s: float) -> bytes:
+        response = self._send(method, path, query, body, timeout_s)
+        try:
+            return bytes(response.data)
+        except (HTTPError, OSError) as error:
+            raise self._unreachable(error) from error
+
+    def _send(self, method: str, path: str, query: Query | None, body: Object | None, timeout_s: float) -> Any:
+        """The server's answer with its head read; of a refusal, whole."""
+        if self.closed:
+            raise Closed
+        headers = {"Accept": "application/json, */*"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        parameters = list((query or {}).items())
+        request = self._client.param_serialize(
+            method, path, {}, parameters, headers, body, auth_settings=["BearerToken"]
+        )
+        try:
+            answer = self._client.call_api(*request, _request_timeout=(min(_CONNECT_S, timeout_s), timeout_s))
+            if not 200 <= answer.status <= 299:
+                raise self._refused(answer.status, answer.read(), answer.headers.get("Retry-After", ""))
+        except (ApiException, HTTPError, OSError) as error:  # ApiException: TLS has failed
+            raise self._unreachable(error) from error
+        return answer.response
+
+    def _lines(self, response: Any) -> Iterator[Object]:
+        rest = b""
+        try:
+            for chunk in response.stream(amt=None):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        yield json.loads(line)
+        except (HTTPError, OSError, ValueError, AttributeError) as error:
+            # AttributeError: `close` has taken the socket away in the middle of a read
+            if isinstance(error, AttributeError) and not self.closed:
+                raise
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> ElasticDLError:
+        if self.closed:
+            return Closed()
+        return ClusterError(
+            f"The API server of the cluster ({self._server}) does not answer: {_innermost(error)}.",
+            "`kubectl cluster-info` shows whether it is running.",
+        )
+
+    def _refused(self, status: int, body: bytes, retry_after: str) -> Refusal:
+        said: Object = {}
+        with suppress(ValueError):
+            parsed = json.loads(body)
+            said = parsed if isinstance(parsed, dict) else {}
+        message = str(said.get("message") or body.decode(errors="replace").strip() or f"HTTP status {status}")
+        what, hint = self._explain(status, message)
+        retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
+        return Refusal(what, hint, status, {**said, "message": message}, retry_after_s)
+
+    def _explain(self, status: int, message: str) -> tuple[str, str]:
+        """What a refusal means to a person, and what to do."""
+        if status == 401:
+            return "The cluster does not accept who we are (401 Unauthorized).", "The credentials may have expired."
+        if status == 403 and (denied := _NO_RIGHT.search(message)):
+            who, verb, resource = denied["user"], denied["verb"], denied["resource"]
+            return (
+                f"{who} has no right to {verb} {resource} in namespace {self._namespace}.",
+                "`elasticdl rbac --print` shows the rights that a job needs.",
+            )
+        if status == 403 and "exceeded quota" in message:
+            return _FORBIDDEN.sub("", message), "Raise the quota of the namespace, or wait until others have ended."
+        return _FORBIDDEN.sub("", message), ""
+
+
+def _is_for_now(method: str, error: ClusterError) -> bool:
+    if isinstance(error, Refusal):
+        collided = method == "POST" and error.reason == "Conflict"  # two creations have counted on one quota at once
+        return error.status in _FOR_NOW or collided
+    return True
+
+
+def _innermost(error: BaseException) -> str:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return text.splitlines()[0].rstrip(".")

@@ -1,0 +1,251 @@
+"""From the pod that the Kubernetes API shows to the port's `Pod`: its phase, why it is pending, why it has ended.
+
+Pure: one object in, one value out.  What only time or other objects tell is in `kubernetes_memory`.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, Role
+from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL
+
+Object = dict[str, Any]
+
+PULL_FAILED = "ErrImagePull"
+PULL_BACK_OFF = "ImagePullBackOff"
+_BLOCKING = {
+    PULL_BACK_OFF,
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "ImageInspectError",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+}
+_NOTHING_TO_SAY = {"ContainerCreating", "PodInitializing"}
+_DISRUPTIONS = {
+    "PreemptionByScheduler": EndReason.PREEMPTED,
+    "PreemptionByKubeScheduler": EndReason.PREEMPTED,
+    "EvictionByEvictionAPI": EndReason.EVICTED,
+    "TerminationByKubelet": EndReason.EVICTED,
+    "DeletionByTaintManager": EndReason.NODE_LOST,
+    "DeletionByPodGC": EndReason.NODE_LOST,
+}
+_KUBELETS_WORDS = {
+    "Preempting": EndReason.PREEMPTED,  # for a critical pod
+    "NodeLost": EndReason.NODE_LOST,
+    "DeadlineExceeded": EndReason.ERROR,
+}
+_KILLED = {128 + signal.SIGKILL, 128 + signal.SIGTERM}
+_TAIL_LINES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a pod has ended, or has to, and how that is said; without a reason nothing is known."""
+
+    reason: EndReason = EndReason.NONE
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a container does not run: Kubernetes's word and its sentence."""
+
+    reason: str = ""
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}" if self.message else self.reason
+
+    @property
+    def blocked(self) -> bool:
+        return self.reason in _BLOCKING
+
+
+def read_pod(pod: Object) -> Pod | None:
+    """The pod as its object alone shows it; None if it is no pod of a job's."""
+    labels = pod["metadata"].get("labels") or {}
+    if labels.get(ROLE_LABEL) not in set(Role) or not labels.get(INDEX_LABEL, "").isdecimal():
+        return None
+    phase, cause, exit_code, blocked = _phase(pod), Cause(), None, ""
+    if phase is PodPhase.PENDING:
+        cause = Cause(message=_why_pending(pod))
+        blocked = cause.message if waiting(pod).blocked else ""
+    elif phase is PodPhase.RUNNING:
+        cause = Cause(message=_why_paused(pod))
+    else:
+        cause, exit_code = why_ended(pod), code_of(pod)
+    return Pod(
+        name=pod["metadata"]["name"],
+        role=Role(labels[ROLE_LABEL]),
+        index=int(labels[INDEX_LABEL]),
+        uid=pod["metadata"]["uid"],
+        phase=phase,
+        labels=labels,
+        reason=cause.reason,
+        exit_code=exit_code,
+        message=cause.message,
+        restarts=(_main(pod) or {}).get("restartCount", 0),
+        blocked=blocked,
+    )
+
+
+def has_ended(pod: Pod) -> bool:
+    return pod.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+def deletion_of(pod: Object) -> tuple[str, float] | None:
+    """When a pod that is being deleted has to be gone, by the server's clock, and its grace in seconds."""
+    stamp = pod["metadata"].get("deletionTimestamp")
+    return (stamp, float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)) if stamp else None
+
+
+def ended_before_deletion(pod: Object) -> bool:
+    """Whether its container had ended when the deletion of the pod was asked for."""
+    deletion, ended = deletion_of(pod), _terminated(pod)
+    if deletion is None or ended is None or not ended.get("finishedAt"):
+        return False
+    asked = datetime.fromisoformat(deletion[0]) - timedelta(seconds=deletion[1])
+    return datetime.fromisoformat(ended["finishedAt"]) < asked
+
+
+def code_of(pod: Object) -> int | None:
+    """The exit code of its container, if that has ended for good."""
+    ended = _terminated(pod)
+    return None if ended is None else int(ended["exitCode"])
+
+
+def node_of(pod: Object) -> str:
+    """The node that it was given to; empty if none."""
+    return str(pod["spec"].get("nodeName") or "")
+
+
+def container_of(pod: Object) -> str:
+    """The container that does the work, for a pod that was given others beside it."""
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    return str(pod["metadata"]["name"] if pod["metadata"]["name"] in names else names[0])
+
+
+def disruption_of(pod: Object) -> Cause:
+    """Who has ended it from outside, as servers tell from version 1.26 on, or as the kubelet has noted."""
+    for condition in _conditions(pod):
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            said = condition.get("message") or condition.get("reason") or ""
+            return Cause(_DISRUPTIONS.get(condition.get("reason", ""), EndReason.EVICTED), said)
+    word = pod["status"].get("reason") or ""
+    said = pod["status"].get("message") or word
+    if word in _KUBELETS_WORDS:
+        return Cause(_KUBELETS_WORDS[word], said)
+    if word and pod["status"].get("phase") == PodPhase.FAILED:
+        return Cause(EndReason.EVICTED, said)  # Evicted, OutOfcpu, NodeAffinity, Shutdown, …: it had to go
+    return Cause()
+
+
+def why_ended(pod: Object) -> Cause:
+    """Why an ended pod has ended, as far as the object tells; a deletion shows as the signal that it sent."""
+    disruption, ended = disruption_of(pod), _terminated(pod)
+    if disruption.reason is not EndReason.NONE:
+        return disruption
+    if ended is None:
+        return Cause(EndReason.ERROR, pod["status"].get("message") or "its containers have not run")
+    code = int(ended["exitCode"])
+    if code == 0:
+        return Cause(EndReason.COMPLETED)
+    text = _code_in_words(code)
+    if ended.get("reason") == "OOMKilled":
+        return Cause(EndReason.OOM_KILLED, f"killed because memory ran out{_limit_in_words(pod)}")
+    if code in _KILLED:
+        return Cause(EndReason.KILLED, text)
+    return Cause(EndReason.ERROR, text + _last_lines(ended))
+
+
+def waiting(pod: Object) -> Waiting:
+    """What the first container that cannot start waits for; one that is blocked before one that is not."""
+    found = []
+    for status in [*_statuses(pod, "initContainerStatuses"), *_statuses(pod, "containerStatuses")]:
+        state = status.get("state", {}).get("waiting")
+        if state:
+            found.append(Waiting(state.get("reason") or "", (state.get("message") or "").strip()))
+    found.sort(key=lambda one: (not one.blocked, one.reason in _NOTHING_TO_SAY))
+    return found[0] if found else Waiting()
+
+
+def _phase(pod: Object) -> PodPhase:
+    phase = pod["status"].get("phase") or PodPhase.PENDING
+    if pod["status"].get("reason") == "NodeLost":
+        return PodPhase.FAILED
+    return PodPhase.RUNNING if phase == "Unknown" else PodPhase(phase)
+
+
+def _why_pending(pod: Object) -> str:
+    wait = waiting(pod)
+    if wait.reason:
+        return str(wait)
+    for condition in _conditions(pod):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason") or "")
+    return ""
+
+
+def _why_paused(pod: Object) -> str:
+    """Of a running pod whose container waits for its next life: why, and how the last one ended."""
+    status = _main(pod) or {}
+    wait = status.get("state", {}).get("waiting")
+    if not wait:
+        return ""
+    last = status.get("lastState", {}).get("terminated")
+    said = f"; {_code_in_words(int(last['exitCode']))}{_last_lines(last)}" if last else ""
+    return f"{Waiting(wait.get('reason') or '', wait.get('message') or '')}{said}"
+
+
+def _conditions(pod: Object) -> list[Object]:
+    return pod["status"].get("conditions") or []
+
+
+def _statuses(pod: Object, kind: str) -> list[Object]:
+    return pod["status"].get(kind) or []
+
+
+def _main(pod: Object) -> Object | None:
+    statuses = _statuses(pod, "containerStatuses")
+    name = container_of(pod)
+    return next((status for status in statuses if status["name"] == name), None)
+
+
+def _terminated(pod: Object) -> Object | None:
+    """How its container ended; of a failed pod whose main one succeeded, the one that failed."""
+    main = _main(pod)
+    ended: Object | None = main.get("state", {}).get("terminated") if main else None
+    if pod["status"].get("phase") == PodPhase.FAILED and (ended is None or ended["exitCode"] == 0):
+        for status in [*_statuses(pod, "initContainerStatuses"), *_statuses(pod, "containerStatuses")]:
+            other: Object | None = status.get("state", {}).get("terminated")
+            if other and other["exitCode"] != 0:
+                return other
+    return ended
+
+
+def _code_in_words(code: int) -> str:
+    if code > 128:
+        try:
+            return f"killed by {signal.Signals(code - 128).name}"
+        except ValueError:  # no signal has that number
+            return f"exit code {code}"
+    return f"exit code {code}"
+
+
+def _last_lines(ended: Object) -> str:
+    lines = (ended.get("message") or "").rstrip().splitlines()[-_TAIL_LINES:]
+    return "; its last lines:\n" + "\n".join(lines) if lines else ""
+
+
+def _limit_in_words(pod: Object) -> str:
+    name = container_of(pod)
+    for container in pod["spec"]["containers"]:
+        limit = (container.get("resources", {}).get("limits") or {}).get("memory")
+        if container["name"] == name and limit:
+            return f" (limit {limit})"
+    return ""
