@@ -7,7 +7,7 @@ import sys
 from elasticdl.ps.process import main
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1:])
+    exit_code = main()
     logging.shutdown()
     sys.stdout.flush()
     os._exit(exit_code)  # threads of gRPC may still wait for something

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,23 +15,23 @@ from typing import Any, TypeVar
 
 import grpc
 
+from elasticdl.ps.departure import TERMINATED, Departure
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
+from elasticdl.rpc.patience import MasterGone
 from elasticdl_client.errors import JobError
 
 _log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
+_LEAVING_HEARTBEAT_S = 0.2
 _CALL_TIMEOUT_S = 10.0
+_LAST_CALLS_S = 3.0  # after SIGTERM a master that does not answer is not waited for
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 2.0
 
 Answer = TypeVar("Answer")
-
-
-class MasterGone(JobError):
-    """The master has not answered for too long."""
 
 
 class Refused(JobError):
@@ -56,7 +55,7 @@ class MasterLink:
     """One PS's connection to its master.
 
     Args:
-        leave: set by anybody to end all waiting.
+        departure: ends all waiting.
         accept_generation: told of every generation that the master names; False: it has a successor already.
     """
 
@@ -65,14 +64,14 @@ class MasterLink:
         address: str,
         token: str,
         identity: PsIdentity,
-        leave: threading.Event,
+        departure: Departure,
         accept_generation: Callable[[int], bool],
         master_timeout_s: float,
     ) -> None:
         self._stub: Any = pb_grpc.MasterStub(connect(address, token))  # type: ignore[no-untyped-call]
         self._address = address
         self._identity = identity
-        self._leave = leave
+        self._departure = departure
         self._accept_generation = accept_generation
         self._master_timeout_s = master_timeout_s
         self._nonce = secrets.randbits(62)
@@ -121,7 +120,11 @@ class MasterLink:
             MasterGone, Left: it must end.
         """
         request = pb.HeartbeatRequest(
-            role=pb.PS, id=self._identity.ps_id, incarnation=self.incarnation, activity=activity
+            role=pb.PS,
+            id=self._identity.ps_id,
+            incarnation=self.incarnation,
+            activity=activity,
+            leaving=self._departure.asked_at is not None,
         )
         reply: pb.HeartbeatReply = self._call(self._stub.Heartbeat, request)
         return reply
@@ -132,7 +135,7 @@ class MasterLink:
 
     def wait(self) -> bool:
         """Until the next heartbeat is due; True: leave."""
-        return self._leave.wait(_HEARTBEAT_S)
+        return self._departure.wait(_HEARTBEAT_S if self._departure.asked_at is None else _LEAVING_HEARTBEAT_S)
 
     def _note_generation(self, generation: int) -> None:
         self._generation = max(self._generation, generation)
@@ -143,16 +146,22 @@ class MasterLink:
         gone_since = time.monotonic()
         while True:
             try:
-                return method(request, timeout=_CALL_TIMEOUT_S)
+                return method(request, timeout=_CALL_TIMEOUT_S if self._departure.asked_at is None else _LAST_CALLS_S)
             except grpc.RpcError as error:
                 if not is_transient(error):
                     raise JobError(f"the master at {self._address} refuses a call: {error.details()}") from error
                 if time.monotonic() - gone_since > self._master_timeout_s:
-                    raise MasterGone(
-                        f"the master at {self._address} has not answered for {self._master_timeout_s:.0f} s"
-                    ) from error
+                    raise MasterGone(self._address, self._master_timeout_s) from error
+                self._leave_without_master(gone_since)
                 if backoff_s == _FIRST_BACKOFF_S:
                     _log.info("Waiting for the master at %s: %s", self._address, error.code().name.lower())
-            if self._leave.wait(backoff_s):
+            if self._departure.wait(backoff_s):
                 raise Left
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def _leave_without_master(self, gone_since: float) -> None:
+        """After SIGTERM: nobody asks for a checkpoint while the master is away."""
+        asked_at = self._departure.asked_at
+        if asked_at is not None and time.monotonic() - max(asked_at, gone_since) >= _LAST_CALLS_S:
+            _log.warning("The master at %s does not answer: leaving without a checkpoint", self._address)
+            self._departure.leave(TERMINATED)

@@ -1,28 +1,30 @@
 """One PS pod, from its environment to its exit code.
 
-0: the master said stop.  1: this PS's own fault, or the master is gone or refuses it.  143: SIGTERM.
+0: the master said stop.  1: this PS's own fault, or the master is gone or refuses it.  143: SIGTERM, of which the master
+is told; it says stop when a checkpoint holds what is here.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from elasticdl.ps.checkpoint import restore_part
+from elasticdl.ps.departure import TERMINATED, Departure
 from elasticdl.ps.master_link import Left, MasterLink, PsIdentity
 from elasticdl.ps.service import PsService, register_service
 from elasticdl.ps.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.servers import serve
 from elasticdl.rpc.tokens import read_token
 from elasticdl_client.errors import ElasticDLError, JobError
@@ -31,7 +33,7 @@ from elasticdl_client.job_spec import JobSpec
 _log = logging.getLogger("elasticdl.ps")
 
 _MAX_THREADS = 64
-_TERMINATED = 128 + signal.SIGTERM
+_ANY_ADDRESS = "0.0.0.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +55,24 @@ class Settings:
     master_timeout_s: float
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str], arguments: Sequence[str]) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
         """
         Raises:
             JobError: something is missing.
         """
-        parser = argparse.ArgumentParser("python -m elasticdl.ps", description="One parameter server of a job.")
-        parser.add_argument("--master_timeout", type=float, default=300.0, help="seconds to go on without a master")
-        flags = parser.parse_args(arguments)
-        for name in ("MASTER_ADDR", "PS_ID"):
+        host = environment.get("PS_HOST", "127.0.0.1")
+        needed = ("MASTER_ADDR", "PS_ID", *(["PS_ADVERTISED_HOST"] if host == _ANY_ADDRESS else []))
+        for name in needed:
             if not environment.get(name):
                 raise JobError(f"{name} is not set", "parameter servers are started by the master, not by hand")
         return cls(
             ps_id=int(environment["PS_ID"]),
             pod_name=environment.get("ELASTICDL_POD_NAME", ""),
             master_address=environment["MASTER_ADDR"],
-            host=environment.get("PS_HOST", "127.0.0.1"),
+            host=host,
             port=int(environment.get("PS_PORT", "0")),
             advertised=environment.get("PS_ADVERTISED_HOST", ""),
-            master_timeout_s=flags.master_timeout,
+            master_timeout_s=read_master_timeout_s(),
         )
 
 
@@ -83,15 +84,15 @@ class PsProcess:
         self._token = token
         self._state = PsState()
         self._service = PsService(settings.ps_id, self._state)
-        self._leave = threading.Event()
-        self._exit_code = 0
+        self._departure = Departure()
         self._ready = threading.Event()
 
-    def leave(self, exit_code: int) -> None:
-        """Ends `run` soon; the first call decides the exit code.  Safe in a signal handler."""
-        if not self._leave.is_set():
-            self._exit_code = exit_code
-            self._leave.set()
+    def terminate(self) -> None:
+        """SIGTERM: leaves in order, or at once as long as nobody works with this PS.  Safe in a signal handler."""
+        if self._ready.is_set():
+            self._departure.ask()
+        else:
+            self._departure.leave(TERMINATED)
 
     def run(self) -> int:
         """Serves until told to leave; the exit code.
@@ -106,6 +107,7 @@ class PsProcess:
             settings.port,
             self._token,
             _MAX_THREADS,
+            "PS_PORT",
         )
         try:
             identity = PsIdentity(settings.ps_id, settings.pod_name, f"{settings.advertised or settings.host}:{port}")
@@ -113,7 +115,7 @@ class PsProcess:
                 settings.master_address,
                 self._token,
                 identity,
-                self._leave,
+                self._departure,
                 self._service.accept_generation,
                 settings.master_timeout_s,
             )
@@ -122,7 +124,7 @@ class PsProcess:
             pass
         finally:
             server.stop(grace=1.0).wait()
-        return self._exit_code
+        return self._departure.exit_code
 
     def _serve(self, link: MasterLink, identity: PsIdentity) -> None:
         admitted = link.register()
@@ -135,7 +137,7 @@ class PsProcess:
             reply = link.beat("serving" if self._ready.is_set() else "restoring")
             if reply.stop:
                 _log.info("The master said stop")
-                self.leave(0)
+                self._departure.leave_in_order()
             elif link.is_new_life(reply):
                 _log.info("Registering again: the master has generation %d", reply.generation)
                 link.register()
@@ -156,7 +158,7 @@ class PsProcess:
             pass
         except ElasticDLError as error:
             _log.error("%s", error)
-            self.leave(1)
+            self._departure.leave(1)
 
     def _report_ready(self, link: MasterLink) -> None:
         applied, initialized, _ = self._state.applied()
@@ -164,10 +166,10 @@ class PsProcess:
 
     def _damaged(self) -> None:
         _log.error("An update failed in its middle: leaving, to be restored from the last checkpoint")
-        self.leave(1)
+        self._departure.leave(1)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """The exit code of this PS."""
     logging.basicConfig(
         stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
@@ -175,10 +177,10 @@ def main(arguments: Sequence[str]) -> int:
     threading.excepthook = _end_on_thread_error
     keep_large_buffers()
     try:
-        process = PsProcess(Settings.from_environment(os.environ, arguments), read_token())
+        process = PsProcess(Settings.from_environment(os.environ), read_token())
 
         def terminate(_signal: int, _frame: FrameType | None) -> None:
-            process.leave(_TERMINATED)
+            process.terminate()
 
         signal.signal(signal.SIGTERM, terminate)
         # Not in this thread: a handler that sets an event must not interrupt the thread that waits for it.

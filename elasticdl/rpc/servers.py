@@ -66,7 +66,12 @@ def raw_handlers(
 
 
 def serve(
-    register: Callable[[grpc.Server], None], host: str, port: int, token: str, max_threads: int
+    register: Callable[[grpc.Server], None],
+    host: str,
+    port: int,
+    token: str,
+    max_threads: int,
+    port_setting: str = "--master_port",
 ) -> tuple[grpc.Server, int]:
     """Starts a server.
 
@@ -76,6 +81,7 @@ def serve(
         port: 0 picks a free one.
         token: the job's.
         max_threads: calls served at once, long polls included.
+        port_setting: flag or environment variable by which another port is chosen.
 
     Returns:
         The running server and the port that it listens on.
@@ -93,7 +99,7 @@ def serve(
     if bound == 0:
         raise JobError(
             f"cannot listen on {host}:{port}: {_why_not(host, port)}",
-            "choose another --master_port, or end the process that has it",
+            f"choose another {port_setting}, or end the process that has it",
         )
     server.start()
     return server, bound

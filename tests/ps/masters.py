@@ -33,6 +33,7 @@ class OnePsMaster(pb_grpc.MasterServicer):
         self.registrations: list[pb.RegisterPsRequest] = []
         self.readies: list[pb.PsReadyRequest] = []
         self.beats = 0
+        self.farewells = 0  # heartbeats of a PS that was told to end
         self._nonce = 0
         self._changed = threading.Condition()
 
@@ -64,6 +65,7 @@ class OnePsMaster(pb_grpc.MasterServicer):
             self.beats += 1
             self._changed.notify_all()
             known = self._nonce != 0 and request.incarnation == self.incarnation
+            self.farewells += request.leaving
             return pb.HeartbeatReply(known=known, generation=self.generation, stop=self.stop)
 
     def wait(self, happened: Callable[[], object]) -> None:
@@ -90,12 +92,12 @@ def serving(master: OnePsMaster, port: int = 0) -> Iterator[int]:
         server.stop(None).wait()
 
 
-def start_ps(port: int, directory: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def start_ps(port: int, directory: Path, **environment: str) -> subprocess.Popen[str]:
     """``python -m elasticdl.ps`` for a master at a port."""
     token_file = directory / "token"
     token_file.write_text(TOKEN)
     return subprocess.Popen(
-        [sys.executable, "-m", "elasticdl.ps", *arguments],
+        [sys.executable, "-m", "elasticdl.ps"],
         cwd=REPOSITORY,
         env={
             **os.environ,

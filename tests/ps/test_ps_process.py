@@ -39,8 +39,8 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def start(stack: ExitStack, port: int, directory: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    process = start_ps(port, directory, *arguments, **environment)
+def start(stack: ExitStack, port: int, directory: Path, **environment: str) -> subprocess.Popen[str]:
+    process = start_ps(port, directory, **environment)
 
     def end() -> None:
         process.kill()
@@ -156,12 +156,55 @@ def test_a_ps_leaves_when_told(stack: ExitStack, tmp_path: Path) -> None:
     assert process.wait(20) == 0
 
 
-def test_a_ps_leaves_at_sigterm(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_ps_that_is_told_to_end_serves_until_the_master_says_stop(stack: ExitStack, tmp_path: Path) -> None:
     master = OnePsMaster()
     process = start(stack, stack.enter_context(serving(master)), tmp_path)
-    master.wait(lambda: master.beats)
+    master.wait(lambda: master.readies and master.beats)
+    client = connected(stack, master)
+    client.initialize(initial_parameters(), TABLES, ADAM, 7)
+    beats = master.beats
     process.terminate()
+    master.wait(lambda: master.farewells == 2)
+    assert master.beats - beats <= 3  # it did not wait for the next heartbeat
+    push_all(client, range(3))
+    save(master, tmp_path / "version-3")
+    assert process.poll() is None
+    master.stop = True
     assert process.wait(20) == 143
+
+
+def test_a_ps_that_is_told_to_end_does_not_wait_for_a_master_that_is_away(stack: ExitStack, tmp_path: Path) -> None:
+    master = OnePsMaster()
+    with serving(master) as port:
+        process = start(stack, port, tmp_path)
+        master.wait(lambda: master.readies)
+    process.terminate()
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert "leaving without a checkpoint" in output
+
+
+def test_a_ps_that_nobody_works_with_yet_ends_at_once(stack: ExitStack, tmp_path: Path) -> None:
+    process = start(stack, free_port(), tmp_path)
+    assert process.stdout is not None
+    assert any("Waiting for the master" in line for line in process.stdout)
+    process.terminate()
+    assert process.wait(5) == 143
+
+
+def test_a_ps_tells_others_another_address_than_it_listens_on(stack: ExitStack, tmp_path: Path) -> None:
+    port = free_port()
+    environment = {"PS_HOST": "0.0.0.0", "PS_PORT": str(port), "PS_ADVERTISED_HOST": "127.0.0.2"}
+    master = OnePsMaster()
+    start(stack, stack.enter_context(serving(master)), tmp_path, **environment)
+    master.wait(lambda: master.readies)
+    assert master.registrations[0].address == f"127.0.0.2:{port}"
+    connected(stack, master).initialize(initial_parameters(), TABLES, ADAM, 7)
+
+
+def test_a_ps_that_cannot_say_where_it_is_does_not_start(stack: ExitStack, tmp_path: Path) -> None:
+    output, _ = start(stack, free_port(), tmp_path, PS_HOST="0.0.0.0").communicate(timeout=20)
+    assert "PS_ADVERTISED_HOST is not set" in output
 
 
 def test_a_replaced_ps_leaves(stack: ExitStack, tmp_path: Path) -> None:
@@ -175,10 +218,16 @@ def test_a_replaced_ps_leaves(stack: ExitStack, tmp_path: Path) -> None:
 
 
 def test_a_ps_without_master_leaves_after_a_while(tmp_path: Path) -> None:
-    process = start_ps(free_port(), tmp_path, "--master_timeout=1")
+    process = start_ps(free_port(), tmp_path, ELASTICDL_MASTER_TIMEOUT_S="0.5")
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "has not answered for 1 s" in output
+    assert "has not answered for 0.5 s (--master_timeout)" in output
+    assert "elasticdl resume" in output
+
+
+def test_a_master_timeout_that_is_no_number_is_said(tmp_path: Path) -> None:
+    output, _ = start_ps(free_port(), tmp_path, ELASTICDL_MASTER_TIMEOUT_S="soon").communicate(timeout=30)
+    assert "ELASTICDL_MASTER_TIMEOUT_S=soon is not a number of seconds" in output
 
 
 def test_a_damaged_checkpoint_is_named(stack: ExitStack, tmp_path: Path) -> None:
@@ -210,3 +259,4 @@ def test_a_port_in_use_is_said(stack: ExitStack, tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in output
+    assert "choose another PS_PORT" in output
