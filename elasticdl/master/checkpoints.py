@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticdl.master.journal import replace_file, sync_directory
+from elasticdl.master.file_journal import replace_file, sync_directory
 from elasticdl_client.errors import CheckpointError
 
 FORMAT = 1

@@ -1,6 +1,6 @@
 """The slow effects of the core's commands, in threads of their own; each ends in an event to the inbox.
 
-Pods are created and deleted in one thread, in the order of the commands.  Nothing here decides what to do next.
+Pods are created and deleted in parallel, one pod's commands in their order.  Nothing here decides what to do next.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from elasticdl.master.core.values import DataKind, Phase, PsAddress, Shard
 from elasticdl.master.core.values import Role as CoreRole
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.master.pod_threads import PodThreads
 from elasticdl.master.ps_calls import PsCalls, PsUnreachable
 from elasticdl_client.errors import CheckpointError, ElasticDLError
 from elasticdl_client.job_spec import JobSpec
@@ -35,7 +36,7 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A note to the shell: all pods, and how many creations had been executed when they were listed."""
+    """A note to the shell: all pods, and how many creations were done before they were listed."""
 
     pods: events.PodsListed
     num_creations: int
@@ -44,41 +45,52 @@ class Listing:
 class Effects:
     """Executes commands; returns at once."""
 
-    def __init__(self, spec: JobSpec, cluster: Cluster, pod_specs: PodSpecs, ps_calls: PsCalls, inbox: Inbox) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        cluster: Cluster,
+        pod_specs: PodSpecs,
+        ps_calls: PsCalls,
+        inbox: Inbox,
+        num_pod_threads: int = 1,
+    ) -> None:
         self._spec = spec
         self._cluster = cluster
         self._pod_specs = pod_specs
         self._ps_calls = ps_calls
         self._inbox = inbox
-        self._pod_thread = ThreadPoolExecutor(1, thread_name_prefix="pods")
+        self._pod_threads = PodThreads(num_pod_threads)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="effect")
-        self._num_created = 0  # by the pod thread alone
         self._listed: set[DataKind] = set()
-        self.num_creations = 0  # asked for
+
+    @property
+    def num_creations(self) -> int:
+        """Asked for so far; a `Listing` that says less may lack a pod."""
+        return self._pod_threads.num_asked
 
     def create_pod(self, command: commands.CreatePod) -> None:
-        self.num_creations += 1
-        self._run(self._pod_thread, lambda: self._create_pod(command))
+        work = self._guarded(lambda: self._create_pod(command))
+        self._pod_threads.create(command.name, work, is_server=command.role is CoreRole.PS)
 
     def delete_pod(self, command: commands.DeletePod) -> None:
-        self._run(self._pod_thread, lambda: self._delete_pod(command))
+        self._pod_threads.delete(command.name, self._guarded(lambda: self._delete_pod(command)))
 
     def list_pods(self) -> None:
-        """Ends in a `Listing`."""
-        self._run(self._pod_thread, self._list_pods)
+        """Ends in a `Listing`, taken when no creation is under way."""
+        self._pod_threads.between_creations(self._guarded(self._list_pods))
 
     def list_shards(self, kind: DataKind) -> None:
         """Lists a source once, however often it is asked for."""
         if kind not in self._listed:
             self._listed.add(kind)
-            self._run(self._threads, lambda: self._list_shards(kind))
+            self._run(lambda: self._list_shards(kind))
 
     def verify_shards(self, kind: DataKind, known: Sequence[Shard]) -> None:
         """Fails the job if a source is no longer what it was in an earlier life of the master."""
-        self._run(self._threads, lambda: self._verify_shards(kind, tuple(known)))
+        self._run(lambda: self._verify_shards(kind, tuple(known)))
 
     def read_applied_sets(self, command: commands.ReadAppliedSets) -> None:
-        self._run(self._threads, lambda: self._read_applied_sets(command))
+        self._run(lambda: self._read_applied_sets(command))
 
     def save_checkpoint(self, command: commands.SaveCheckpoint, layout: Mapping[str, object]) -> None:
         """Saves in the background.
@@ -86,30 +98,31 @@ class Effects:
         Args:
             layout: of the model, as `messages.model_layout` makes it.
         """
-        self._run(self._threads, lambda: self._save_checkpoint(command, layout))
+        self._run(lambda: self._save_checkpoint(command, layout))
 
     def close(self) -> None:
         """Waits for deletions; what else runs is left behind."""
-        self._pod_thread.shutdown(wait=True)
+        self._pod_threads.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._ps_calls.close()
 
-    def _run(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
+        self._threads.submit(self._guarded(work))
+
+    def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
         def guarded() -> None:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001  handed to the loop, which ends the master with it
                 self._inbox.post(Crashed(error))
 
-        threads.submit(guarded)
+        return guarded
 
     def _create_pod(self, command: commands.CreatePod) -> None:
         try:
-            self._cluster.create(self._pod_specs.of(command.name, Role(command.role), command.index))
+            self._cluster.create(self._pod_specs.of(command))
         except ElasticDLError as error:
             self._inbox.post(events.PodNotCreated(command.name, error.what))
-        finally:
-            self._num_created += 1
 
     def _delete_pod(self, command: commands.DeletePod) -> None:
         try:
@@ -118,12 +131,13 @@ class Effects:
             logger.warning("Pod %s cannot be deleted: %s", command.name, error.what)
 
     def _list_pods(self) -> None:
+        num_done = self._pod_threads.num_done
         try:
             pods = self._cluster.list()
         except ElasticDLError as error:
             logger.warning("Pods cannot be listed: %s", error.what)
             return
-        self._inbox.post(Listing(pods_listed(pods), self._num_created))
+        self._inbox.post(Listing(pods_listed(pods), num_done))
 
     def _list_shards(self, kind: DataKind) -> None:
         try:
@@ -216,5 +230,13 @@ def pod_changed(event: PodEvent) -> events.PodChanged | None:
 
 def _pod_changed(pod: Pod, phase: Phase) -> events.PodChanged:
     return events.PodChanged(
-        pod.name, CoreRole(pod.role), pod.index, pod.uid, phase, str(pod.reason), pod.exit_code, pod.message
+        name=pod.name,
+        role=CoreRole(pod.role),
+        index=pod.index,
+        uid=pod.uid,
+        phase=phase,
+        reason=str(pod.reason),
+        exit_code=pod.exit_code,
+        message=pod.message,
+        blocked=pod.blocked,
     )

@@ -1,25 +1,29 @@
-"""The journal: what only the master knows, kept so that its next life knows it.
+"""The journal: what only the master knows, kept so that its next life knows it, and beside it the status for people.
 
-Owns the port `Journal` and its file adapter.  It never looks inside a snapshot: what is in it is the business of
-`master/core`.
+Owns the port `Journal` and the form of a snapshot.  It never looks inside one: what is in it is the business of
+`master/core`.  Adapters: file_journal.py and kubernetes/journal.py.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+import logging
+import threading
+import time
+from typing import Any, Protocol
 
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_status import JobStatus
 
 FORMAT = 1
+_FIRST_DELAY_S = 0.1
+_MAX_DELAY_S = 5.0
+
+logger = logging.getLogger("elasticdl.master")
 
 
 class Superseded(JobError):
-    """Another master owns the job now; this one must end at once and write nothing more."""
+    """Another master owns the job now, or it was deleted; this one must end at once and write nothing more."""
 
 
 class JournalWriteError(JobError):
@@ -27,7 +31,7 @@ class JournalWriteError(JobError):
 
 
 class Journal(Protocol):
-    """Two verbs.  A snapshot is a dict that JSON can hold."""
+    """Six verbs.  A snapshot is a dict that JSON can hold.  All but `close` may raise `Superseded`."""
 
     def load(self) -> dict[str, Any] | None:
         """The newest snapshot, or None for a job that never had one.
@@ -37,115 +41,97 @@ class Journal(Protocol):
         """
         ...
 
-    def save(self, snapshot: dict[str, Any]) -> None:
-        """Replaces the snapshot; when it returns, the new one survives a crash of the machine.
+    def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
+        """Replaces the snapshot, and the status if one is given; when it returns, both survive a crash.
 
         Raises:
-            JournalWriteError: not written; the one before it is still whole.
-            Superseded: another master has written.
+            JournalWriteError: the snapshot is not written; the one before it is still whole.
+            JobError: it can never be written.
         """
         ...
 
+    def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
+        """Replaces both within about a second unless a later call comes first.
 
-class FileJournal:
-    """`Journal` in ``<job_dir>/journal.json``, for the one master that holds the lock next to it."""
-
-    def __init__(self, job_dir: Path) -> None:
-        """Takes the lock, which the kernel frees when the process ends in any way.
+        It never waits for another machine.  What cannot be written is said in the log; the next call tries again.
 
         Raises:
-            Superseded: another master runs this job.
-            JobError: the directory cannot be written.
+            JobError: the snapshot can never be written.
         """
-        self._path = job_dir / "journal.json"
-        self._temporary = job_dir / "journal.json.new"
-        self._on_disk = b""  # as far as this process has written it
-        try:
-            self._lock = os.open(job_dir / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise JobError(f"the job directory {job_dir} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
-            os.close(self._lock)
-            raise Superseded(
-                f"another master (process {holder or 'unknown'}) runs the job in {job_dir}",
-                "wait for it to end, or choose another --job_name or --job_dir",
-            ) from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        ...
 
-    def load(self) -> dict[str, Any] | None:
-        try:
-            document = json.loads(self._path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise JobError(f"the journal {self._path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise self._damaged(f"it is not JSON ({error})") from error
-        if not isinstance(document, dict) or not isinstance(document.get("snapshot"), dict):
-            raise self._damaged("it holds no snapshot")
-        if document.get("format") != FORMAT:
-            raise self._damaged(f"its format is {document.get('format')!r}, this version reads {FORMAT}")
-        snapshot: dict[str, Any] = document["snapshot"]
-        return snapshot
+    def read_status(self) -> JobStatus | None:
+        """The status written last, in this life or an earlier one; None if none readable was."""
+        ...
 
-    def save(self, snapshot: dict[str, Any]) -> None:
-        data = json.dumps({"format": FORMAT, "snapshot": snapshot}, separators=(",", ":")).encode()
-        if data == self._on_disk:
-            return
-        try:
-            replace_file(self._path, self._temporary, data)
-        except OSError as error:
-            raise JournalWriteError(
-                f"the journal {self._path} cannot be written: {error.strerror}",
-                "the job waits; free space or make the directory writable again",
-            ) from error
-        self._on_disk = data
+    def write_status(self, status: JobStatus) -> None:
+        """Replaces the status at once; what cannot be written is said in the log."""
+        ...
 
     def close(self) -> None:
-        """Frees the lock."""
-        os.close(self._lock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _damaged(self, why: str) -> JobError:
-        return JobError(
-            f"the journal {self._path} is damaged: {why}",
-            "remove the file to train from the beginning; what it knew of pods, failures and evaluations is then lost",
-        )
+        """Frees the job for another master; what was to be written later is dropped."""
+        ...
 
 
-def replace_file(path: Path, temporary: Path, data: bytes) -> None:
-    """Puts `data` in place of `path` such that any crash leaves either the old or the new content, whole.
+def encode(snapshot: dict[str, Any]) -> bytes:
+    """A snapshot as it is kept."""
+    return json.dumps({"format": FORMAT, "snapshot": snapshot}, separators=(",", ":")).encode()
+
+
+def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
+    """The inverse of `encode`.
+
+    Args:
+        where: of the journal, for the message.
+        remedy: what takes a damaged one away.
 
     Raises:
-        OSError: not replaced; the temporary file is removed so that it does not fill the disk.
+        JobError: it is damaged.
     """
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+        document = json.loads(data)
+    except ValueError as error:
+        raise damaged(where, f"it is not JSON ({error})", remedy) from error
+    if not isinstance(document, dict) or not isinstance(document.get("snapshot"), dict):
+        raise damaged(where, "it holds no snapshot", remedy)
+    if document.get("format") != FORMAT:
+        raise damaged(where, f"its format is {document.get('format')!r}, this version reads {FORMAT}", remedy)
+    snapshot: dict[str, Any] = document["snapshot"]
+    return snapshot
 
 
-def sync_directory(path: Path) -> None:
-    """Makes renames and creations inside a directory survive a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def damaged(where: str, why: str, remedy: str) -> JobError:
+    """The error of a journal that cannot be read."""
+    return JobError(
+        f"the journal {where} is damaged: {why}",
+        f"{remedy} to train from the beginning; what it knew of pods, failures and evaluations is then lost",
+    )
+
+
+def save_patiently(
+    journal: Journal, snapshot: dict[str, Any], status: JobStatus | None, patience_s: float, stop: threading.Event
+) -> None:
+    """Saves, again and again while that fails.
+
+    Args:
+        journal: where to.
+        snapshot: see `Journal.save`.
+        status: see `Journal.save`.
+        patience_s: for so long.
+        stop: set: the attempt under way is the last.
+
+    Raises:
+        JournalWriteError: not written.
+    """
+    deadline = time.monotonic() + patience_s
+    delay_s = _FIRST_DELAY_S
+    while True:
+        try:
+            return journal.save(snapshot, status)
+        except JournalWriteError as error:
+            if time.monotonic() >= deadline or stop.is_set():
+                raise
+            logger.error("%s", error)
+            if stop.wait(delay_s):
+                raise
+            delay_s = min(_MAX_DELAY_S, 2 * delay_s)

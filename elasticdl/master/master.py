@@ -1,6 +1,6 @@
-"""Master: wires one life of a job's master together, from the job's directory to its exit code.
+"""Master: wires one life of a job's master together, from its place to its exit code.
 
-It owns the order of things at start and end: lock, journal, generation on disk, core, server, pods; and the reverse.
+It owns the order of things at start and end: journal, generation on disk, core, server, pods; and the reverse.
 """
 
 from __future__ import annotations
@@ -17,70 +17,30 @@ from typing import Any
 
 import grpc
 
-from elasticdl.cluster.cluster import Cluster
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings, Strategy
 from elasticdl.master.core.values import DataKind, Shard
 from elasticdl.master.effects import Effects
 from elasticdl.master.inbox import Inbox
-from elasticdl.master.journal import FileJournal, Journal
-from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.master.journal import JournalWriteError, Superseded, save_patiently
+from elasticdl.master.place import Place
 from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.servicer import MasterServicer
 from elasticdl.master.settings import data_kinds, describe, same_data, settings_of
 from elasticdl.master.shell import Shell, end_of_log
-from elasticdl.master.status import StatusFile, to_job_status
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.servers import serve
-from elasticdl_client.errors import JobError
-from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.model_source import reads_data_itself
 
+EXIT_TERMINATED = 143  # of a life that was told to leave and has left the job to the next
 _PORT_RETRY_S = 10.0
 _STOP_GRACE_S = 1.0
 _PORTS = range(20_000, 30_000)  # below the ports that the system gives to outgoing connections
 
 logger = logging.getLogger("elasticdl.master")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """Where a master runs.
-
-    Attributes:
-        host: to listen on.
-        port: 0: any free one, the same in each life.
-        address: host by which pods reach it.
-        token_file: of the job, readable by its pods too.
-    """
-
-    job_dir: Path
-    cluster: Cluster
-    host: str
-    port: int
-    address: str
-    token: str
-    token_file: str
-
-
-def read_spec(job_dir: Path) -> JobSpec:
-    """The job of a directory.
-
-    Raises:
-        JobError: there is none.
-        FlagError: it is damaged.
-    """
-    path = job_dir / "spec.json"
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise JobError(f"the job's specification {path} cannot be read: {error.strerror}") from error
-    spec = JobSpec.from_json(text)
-    if spec.runtime == "local" and spec.training_data and not spec.checkpoint_dir:
-        spec = dataclasses.replace(spec, checkpoint_dir=str(job_dir / "checkpoints"))
-    return spec
 
 
 class Master:
@@ -91,70 +51,95 @@ class Master:
         ElasticDLError: it cannot be run.
     """
 
-    def __init__(self, spec: JobSpec, place: Place) -> None:
-        self._spec = spec
+    def __init__(self, place: Place) -> None:
+        self._spec = place.spec
         self._place = place
-        self._settings = settings_of(spec)
+        self._settings = settings_of(place.spec)
         _check_initial_checkpoint(self._settings)
-        self._journal = FileJournal(place.job_dir)
-        self._status_file = StatusFile(place.job_dir)
+        self._journal = place.journal
         self._shell: Shell | None = None
         self._stop_reason = ""
         self._stop_lock = threading.RLock()  # a signal may come while it is held by the same thread
+        self._stop = threading.Event()
 
     def request_stop(self, reason: str) -> None:
-        """Ends the job in order; may be called from a signal handler at any time."""
+        """Ends the job in order, or where it goes on elsewhere this life alone; may be called from a signal handler."""
         with self._stop_lock:
             self._stop_reason = reason
+            self._stop.set()
             if self._shell is not None:
-                self._shell.request_stop(reason)
+                self._stop_shell(self._shell)
+
+    def _stop_shell(self, shell: Shell) -> None:
+        if self._place.sigterm_ends_job:
+            shell.request_stop(self._stop_reason)
+        else:
+            shell.request_leave()
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._stop.is_set() and not self._place.sigterm_ends_job
 
     def run(self) -> int:
         """Runs the job to its end; the exit code."""
         saved = self._journal.load()
-        state = _next_state(self._spec, self._place, saved)
+        if saved is not None and saved.get("ended") is not None:
+            return self._end_again(*saved["ended"])
+        try:
+            return self._run(saved)
+        except ElasticDLError as error:
+            if self._is_leaving and (isinstance(error, JournalWriteError) or self._place.is_transient(error)):
+                return self._left()
+            raise
+
+    def _run(self, saved: dict[str, Any] | None) -> int:
+        state = _next_state(self._place, saved)
         generation: int = state["generation"]
         for line in describe(self._spec):
             logger.info("%s", line)
         job = self._make_job(state)
-        _write_generation(self._journal, state, job)
+        # Before anybody is answered, so that no two lives ever have the same generation.
+        first = {**state, "core": job.snapshot()}
+        save_patiently(self._journal, first, None, self._place.patience_s, self._stop)
         inbox = Inbox()
         effects = self._make_effects(inbox, generation, state["port"])
-        shell = Shell(
-            job,
-            inbox,
-            effects,
-            self._journal,
-            self._status_file,
-            self._place.cluster,
-            state,
-            lambda: to_job_status(self._spec.job_name, state["started_at"], job.status()),
-        )
+        shell = Shell(job, inbox, effects, self._journal, self._place.cluster, state, self._place.patience_s)
         server = self._serve(inbox, generation, shell, state["port"])
         with self._stop_lock:
             self._shell = shell
             if self._stop_reason:
-                shell.request_stop(self._stop_reason)
+                self._stop_shell(shell)
         self._list_data(effects, saved)
         try:
             outcome = shell.run()
         finally:
             inbox.close()
-            server.stop(_STOP_GRACE_S).wait()
+            server.stop(0.0 if self._is_leaving else _STOP_GRACE_S).wait()
+        if outcome is None:
+            return self._left()
         effects.close()
         message = outcome.message
         last_words = end_of_log(self._place.cluster, outcome.pod)
         if last_words:
             message = f"{message}\n--- the end of the log of {outcome.pod}\n{last_words}"
-        status = to_job_status(self._spec.job_name, state["started_at"], job.status())
-        self._status_file.write(dataclasses.replace(status, message=message, exit_code=outcome.exit_code))
+        shell.write_end(dataclasses.replace(shell.status(), message=message, exit_code=outcome.exit_code))
         log = logger.info if outcome.exit_code == 0 else logger.error
         log("The job has ended with exit code %d%s", outcome.exit_code, f": {message}" if message else "")
+        self._place.end(outcome.exit_code)
         return outcome.exit_code
 
-    def close(self) -> None:
-        """Frees the job for another master."""
-        self._journal.close()
+    def _left(self) -> int:
+        logger.info("This life of the master ends: %s; the job goes on with the next", self._stop_reason)
+        return EXIT_TERMINATED
+
+    def _end_again(self, exit_code: int, message: str) -> int:
+        """A life that was started after the job's end has nothing to do but to say so."""
+        status = self._journal.read_status()
+        if status is not None:
+            self._journal.write_status(status)
+        logger.info("The job has ended before with exit code %d%s", exit_code, f": {message}" if message else "")
+        self._place.end(exit_code)
+        return exit_code
 
     def _make_job(self, state: dict[str, Any]) -> Job:
         snapshot = state.pop("core", None)
@@ -166,8 +151,8 @@ class Master:
 
     def _make_effects(self, inbox: Inbox, generation: int, port: int) -> Effects:
         place = self._place
-        pod_specs = PodSpecs(self._spec, f"{place.address}:{port}", place.token_file)
-        return Effects(self._spec, place.cluster, pod_specs, PsCalls(place.token, generation), inbox)
+        ps_calls = PsCalls(place.token, generation)
+        return Effects(self._spec, place.cluster, place.pod_specs(port), ps_calls, inbox, place.num_pod_threads)
 
     def _serve(self, inbox: Inbox, generation: int, shell: Shell, port: int) -> grpc.Server:
         servicer = MasterServicer(
@@ -207,18 +192,25 @@ class Master:
                 effects.list_shards(kind)
 
 
-def fail_status(job_dir: Path, job_name: str, message: str) -> None:
-    """Says in the status that the job cannot be run."""
-    file = StatusFile(job_dir)
-    before = file.read() or JobStatus(job_name)
-    file.write(dataclasses.replace(before, phase=JobPhase.FAILED, message=message, exit_code=1))
+def fail(place: Place, error: ElasticDLError) -> None:
+    """Ends a job that cannot be run; one that the next life may run is left to it."""
+    if place.is_transient(error):
+        return
+    _change_status(place, phase=JobPhase.FAILED, message=str(error), exit_code=1)
+    place.end(1)
 
 
-def crash_status(job_dir: Path, job_name: str, log: str) -> None:
+def crash(place: Place, log: str) -> None:
     """Says in the status that this life of the master met a bug; the next one may fare better."""
-    file = StatusFile(job_dir)
-    before = file.read() or JobStatus(job_name)
-    file.write(dataclasses.replace(before, message=f"internal error, see {log}"))
+    _change_status(place, message=f"internal error, see {log}")
+
+
+def _change_status(place: Place, **changes: Any) -> None:
+    before = place.journal.read_status() or JobStatus(place.spec.job_name)
+    try:
+        place.journal.write_status(dataclasses.replace(before, updated_at=time.time(), **changes))
+    except Superseded as error:
+        logger.error("%s", error)
 
 
 def _check_initial_checkpoint(settings: JobSettings) -> None:
@@ -226,8 +218,9 @@ def _check_initial_checkpoint(settings: JobSettings) -> None:
         checkpoints.read(Path(settings.checkpoint_dir_for_init))
 
 
-def _next_state(spec: JobSpec, place: Place, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+def _next_state(place: Place, saved: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the shell keeps in the journal, for the life that begins."""
+    spec = place.spec
     if saved is None:
         return {
             "job_name": spec.job_name,
@@ -240,15 +233,10 @@ def _next_state(spec: JobSpec, place: Place, saved: Mapping[str, Any] | None) ->
     for name, now in (("job_name", spec.job_name), ("data", same_data(spec))):
         if saved[name] != now:
             raise JobError(
-                f"the journal in {place.job_dir} was written for another job: {saved[name]}, not {now}",
-                "a job goes on with the flags that it began with; start a new one in another --job_dir",
+                f"the journal was written for another job: {saved[name]}, not {now}",
+                "a job goes on with the flags that it began with; start a new one under another --job_name",
             )
     return {**saved, "generation": saved["generation"] + 1, "port": place.port or saved["port"]}
-
-
-def _write_generation(journal: Journal, state: Mapping[str, Any], job: Job) -> None:
-    """Before anybody is answered, so that no two lives ever have the same generation."""
-    journal.save({**state, "core": job.snapshot()})
 
 
 def _free_port(host: str) -> int:

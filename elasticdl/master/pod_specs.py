@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elasticdl.cluster.cluster import PodSpec, Role
-from elasticdl.rpc.tokens import TOKEN_FILE_VARIABLE
+from elasticdl.master.core.commands import CreatePod
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.kubernetes import names
 
+MASTER_TIMEOUT_VARIABLE = "ELASTICDL_MASTER_TIMEOUT_S"
 _MODULES = {Role.PS: "elasticdl.ps", Role.WORKER: "elasticdl.worker"}
 _ID_VARIABLES = {Role.PS: "PS_ID", Role.WORKER: "WORKER_ID"}
+_GRACE_S = {Role.PS: 30.0, Role.WORKER: 10.0}  # a PS that is told to leave writes a checkpoint first
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +23,45 @@ class PodSpecs:
     """Makes the specifications of one job's pods.
 
     Attributes:
+        python: the interpreter where the pods run.
         master_address: host:port at which pods reach the master.
+        env: of all pods, what the runtime adds.
+        ps_env: of servers, the same.
     """
 
     spec: JobSpec
+    python: str
     master_address: str
-    token_file: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    ps_env: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, name: str, role: Role, index: int) -> PodSpec:
-        """A PS or a worker."""
+    def of(self, command: CreatePod) -> PodSpec:
+        """The pod that the core wants."""
+        role = Role(command.role)
+        labels = names.pod_labels(self.spec.job_name, role, command.index)
+        if role is Role.WORKER:
+            labels[names.SLOT_LABEL] = str(command.slot)
         return PodSpec(
-            name=name,
+            name=command.name,
             role=role,
-            index=index,
-            command=(sys.executable, "-m", _MODULES[role]),
+            index=command.index,
+            command=(self.python, "-m", _MODULES[role]),
             env={
                 **self._populated(os.environ),
                 **self.spec.envs_dict(),
+                **self.env,
+                **(self.ps_env if role is Role.PS else {}),
                 "MASTER_ADDR": self.master_address,
-                TOKEN_FILE_VARIABLE: self.token_file,
-                "ELASTICDL_POD_NAME": name,
+                MASTER_TIMEOUT_VARIABLE: f"{self.spec.master_timeout:g}",
+                "ELASTICDL_POD_NAME": command.name,
                 "WORKER_NUM": str(self.spec.num_workers),
-                _ID_VARIABLES[role]: str(index),
+                _ID_VARIABLES[role]: str(command.index),
             },
-            labels=labels(self.spec.job_name, role, index),
+            labels=labels,
+            grace_s=_GRACE_S[role],
             framework="tensorflow" if role is Role.WORKER else "",
+            slot=command.slot,
+            memory_factor=command.memory_factor,
         )
 
     def _populated(self, environment: Mapping[str, str]) -> dict[str, str]:
@@ -53,13 +69,3 @@ class PodSpecs:
             return {}
         pattern = re.compile(self.spec.populate_env_names)
         return {name: value for name, value in environment.items() if pattern.fullmatch(name)}
-
-
-def labels(job_name: str, role: Role, index: int) -> dict[str, str]:
-    """The labels by which `kubectl -l` finds a pod."""
-    return {
-        "app": "elasticdl",
-        "elasticdl-job-name": job_name,
-        "elasticdl-replica-type": str(role),
-        "elasticdl-replica-index": str(index),
-    }

@@ -1,7 +1,7 @@
 """The shell: one loop, in one thread, that owns the core.
 
-Event → core → commands, executed in order.  It keeps the journal and the status file, hands slow work to `Effects`,
-and wakes the core twice a second.  It decides nothing about the job.
+Events → core → journal → commands, executed in order.  It keeps the journal and the status, hands slow work to
+`Effects`, and wakes the core twice a second.  It decides nothing about the job.
 """
 
 from __future__ import annotations
@@ -9,29 +9,36 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, assert_never
 
 from elasticdl.cluster.cluster import Cluster
 from elasticdl.master.core import commands, events
-from elasticdl.master.core.values import Level, Phase
+from elasticdl.master.core.status import Status
+from elasticdl.master.core.values import Level
 from elasticdl.master.effects import Crashed, Effects, Listing, pod_changed, pods_listed
 from elasticdl.master.inbox import Inbox
-from elasticdl.master.journal import Journal, JournalWriteError
-from elasticdl.master.status import StatusFile
+from elasticdl.master.journal import Journal, JournalWriteError, save_patiently
+from elasticdl.master.pod_view import PodView
+from elasticdl.master.status import to_job_status
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_status import JobStatus
 
 TICK_S = 0.5
 JOURNAL_INTERVAL_S = 1.0
 RELIST_S = 60.0
-_MAX_RETRY_S = 5.0
-_WATCH_RETRY_S = 1.0
+MAX_BATCH = 256  # events that one write of the journal may stand for
+_CLUSTER_RETRY_S = 1.0
 _LAST_PODS_S = 15.0
 _LOG_LINES = 30
 
 logger = logging.getLogger("elasticdl.master")
 _LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING, Level.ERROR: logging.ERROR}
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A note of the shell to itself: this life of the master ends, the job goes on."""
 
 
 class Core(Protocol):
@@ -40,6 +47,8 @@ class Core(Protocol):
     def handle(self, event: events.Event, now: float) -> list[commands.Command]: ...
 
     def snapshot(self) -> dict[str, Any]: ...
+
+    def status(self) -> Status: ...
 
 
 class Shell:
@@ -50,10 +59,9 @@ class Shell:
         inbox: where everybody else puts events.
         effects: executes what is slow.
         journal: of this job.
-        status_file: for the client.
         cluster: where the job's pods are.
         shell_state: what the shell itself keeps in the journal; `snapshot` adds the core's to it.
-        status: says how the job stands.
+        patience_s: how long the cluster may be away at the start, and the journal at the end.
     """
 
     def __init__(
@@ -62,33 +70,36 @@ class Shell:
         inbox: Inbox,
         effects: Effects,
         journal: Journal,
-        status_file: StatusFile,
         cluster: Cluster,
         shell_state: dict[str, Any],
-        status: Callable[[], JobStatus],
+        patience_s: float = 0.0,
     ) -> None:
         self._core = core
         self._inbox = inbox
         self._effects = effects
         self._journal = journal
-        self._status_file = status_file
         self._cluster = cluster
         self._state = shell_state
         self._state_lock = threading.Lock()
-        self._status = status
+        self._patience_s = patience_s
         self._stop = threading.Event()
-        self._is_dirty = False
-        self._journalled_at = time.monotonic()
+        self._journalled_at = float("-inf")
         self._ticked_at = float("-inf")
         self._listed_at = time.monotonic()
         self._tick_is_queued = False
-        self._phases: dict[str, tuple[str, Phase]] = {}
+        self._pods = PodView()
         self._outcome: commands.EndJob | None = None
+        self._is_leaving = False
 
     def request_stop(self, reason: str) -> None:
         """Ends the job in order; may be called from a signal handler."""
         self._stop.set()
         self._inbox.post(events.StopRequested(reason))
+
+    def request_leave(self) -> None:
+        """Ends this life of the master and leaves the job to the next; may be called from a signal handler."""
+        self._stop.set()
+        self._inbox.post(Leave())
 
     def keep_model_layout(self, layout: dict[str, object]) -> None:
         """Keeps the first description of the model for manifests; from any thread."""
@@ -96,54 +107,90 @@ class Shell:
             if not self._state.get("model"):
                 self._state["model"] = layout
 
-    def run(self) -> commands.EndJob:
+    def run(self) -> commands.EndJob | None:
         """Runs the job to its end.
 
         Returns:
-            How it ended.
+            How it ended; None if it has not and this life was told to leave.
 
         Raises:
             Superseded: another master has the job.
             ElasticDLError: the cluster or the journal cannot be used.
         """
-        self._handle(pods_listed(self._cluster.list()))
+        self._begin()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        while self._outcome is None:
+        while self._outcome is None and not self._is_leaving:
             item = self._inbox.next(self._until_tick_s())
             if item is not None:
-                self._take(item)
+                self._take_batch(item)
             self._keep_time()
-        self._wait_for_pods()
-        self._write_journal()
+        if self._outcome is None:
+            self._save_once()
+        else:
+            self._wait_for_pods()
         return self._outcome
+
+    def status(self) -> JobStatus:
+        """How the job stands."""
+        with self._state_lock:
+            job_name, started_at = self._state["job_name"], self._state["started_at"]
+        return to_job_status(job_name, started_at, self._core.status(), self._pods.statuses())
+
+    def write_end(self, status: JobStatus) -> None:
+        """Writes the last status, and in the journal that there is nothing left to do."""
+        with self._state_lock:
+            self._state["ended"] = [status.exit_code, status.message]
+        try:
+            save_patiently(self._journal, self.snapshot(), status, self._patience_s, self._stop)
+        except JournalWriteError as error:
+            logger.error("The end of the job could not be written: %s", error)
 
     # Events ------------------------------------------------------------------------------------------------------
 
-    def _take(self, item: Any) -> None:
+    def _take_batch(self, item: Any) -> None:
+        """Handles an item and what is queued behind it; then the journal is written once for all of them."""
+        todo: list[commands.Command] = []
+        for _ in range(MAX_BATCH):
+            if isinstance(item, Listing):  # what it may lack is known only after all that was asked for before
+                self._carry_out(todo)
+                todo = []
+            todo += self._take(item)
+            if self._is_leaving or any(isinstance(command, commands.EndJob) for command in todo):
+                break
+            item = self._inbox.next(0.0)
+            if item is None:
+                break
+        self._carry_out(todo)
+
+    def _take(self, item: Any) -> list[commands.Command]:
         match item:
             case Crashed(error):
                 raise error
+            case Leave():
+                self._is_leaving = True
+                return []
             case Listing(pods, num_creations):
-                # A pod whose creation was asked for after the listing is not missing, so such a list says nothing.
+                # A pod whose creation was not done when the list was taken is not missing: such a list says nothing.
                 if num_creations == self._effects.num_creations:
-                    self._handle(pods)
-                else:
-                    self._effects.list_pods()
+                    return self._handle(pods)
+                self._effects.list_pods()
+                return []
             case events.Tick():
                 self._tick_is_queued = False
-                self._handle(item)
+                return self._handle(item)
             case _:
-                self._handle(item)
+                return self._handle(item)
 
-    def _handle(self, event: events.Event) -> None:
-        if isinstance(event, events.PodChanged):
-            self._say_phase(event)
+    def _handle(self, event: events.Event) -> list[commands.Command]:
+        match event:
+            case events.PodChanged():
+                self._pods.changed(event)
+            case events.PodsListed():
+                self._pods.listed(event)
         todo = self._core.handle(event, time.monotonic())
-        self._is_dirty = True
-        if isinstance(event, events.ModelReported | events.ShardsListed):
-            self._persist()  # said once in the life of a job
-        for command in todo:
-            self._execute(command)
+        if isinstance(event, events.ModelReported | events.ShardsListed):  # said once in the life of a job
+            return [commands.Persist(), *todo]
+        return todo
 
     def _keep_time(self) -> None:
         """Queues a tick behind everything that has come in before it, so that late heartbeats are heard first."""
@@ -155,22 +202,29 @@ class Shell:
         if moment - self._listed_at >= RELIST_S:
             self._listed_at = moment
             self._effects.list_pods()
-        if self._is_dirty and moment - self._journalled_at >= JOURNAL_INTERVAL_S:
-            self._write_journal()
-        if self._status_file.is_due:
-            self._status_file.write(self._status())
+        if moment - self._journalled_at >= JOURNAL_INTERVAL_S:
+            self._journalled_at = moment
+            self._journal.save_later(self.snapshot(), self.status())
 
     def _until_tick_s(self) -> float:
         return 0.0 if self._tick_is_queued else self._ticked_at + TICK_S - time.monotonic()
 
     # Commands ----------------------------------------------------------------------------------------------------
 
+    def _carry_out(self, todo: list[commands.Command]) -> None:
+        """Executes commands in their order; the first `Persist` among them is for the others, too."""
+        is_saved = False
+        for command in todo:
+            if not isinstance(command, commands.Persist):
+                self._execute(command)
+            elif not is_saved:
+                self._persist()
+                is_saved = True
+
     def _execute(self, command: commands.Command) -> None:
         match command:
             case commands.Reply(call, answer):
                 self._inbox.answer(call, answer)
-            case commands.Persist():
-                self._persist()
             case commands.CreatePod():
                 self._effects.create_pod(command)
             case commands.DeletePod():
@@ -187,6 +241,8 @@ class Shell:
                 logger.log(_LEVELS[level], "%s", text)
             case commands.EndJob():
                 self._outcome = command
+            case commands.Persist():
+                raise AssertionError("carried out by `_carry_out`")
             case _:
                 assert_never(command)
 
@@ -197,36 +253,33 @@ class Shell:
 
     def _persist(self) -> None:
         """Writes the journal before anything else happens, however long a full disk takes to be mended."""
-        delay_s = 0.1
-        while True:
-            try:
-                self._save()
-            except JournalWriteError as error:
-                logger.error("%s", error)
-                if self._stop.wait(delay_s):
-                    raise
-                delay_s = min(_MAX_RETRY_S, 2 * delay_s)
-            else:
-                return
+        save_patiently(self._journal, self.snapshot(), None, float("inf"), self._stop)
 
-    def _write_journal(self) -> None:
-        """Writes what may as well be written later."""
+    def _save_once(self) -> None:
         try:
-            self._save()
+            self._journal.save(self.snapshot(), self.status())
         except JournalWriteError as error:
-            self._journalled_at = time.monotonic()
             logger.warning("%s", error)
-
-    def _save(self) -> None:
-        self._journal.save(self.snapshot())
-        self._is_dirty = False
-        self._journalled_at = time.monotonic()
 
     # Pods --------------------------------------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        """Tells the core which pods there are."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                pods = self._cluster.list()
+            except ElasticDLError as error:
+                if time.monotonic() >= deadline or self._stop.wait(_CLUSTER_RETRY_S):
+                    raise
+                logger.warning("Pods cannot be listed: %s", error.what)
+            else:
+                self._carry_out(self._handle(pods_listed(pods)))
+                return
+
     def _watch(self) -> None:
         """Puts every change of a pod into the inbox; runs in a thread of its own."""
-        while self._outcome is None:
+        while self._outcome is None and not self._is_leaving:
             try:
                 for event in self._cluster.watch():
                     changed = pod_changed(event)
@@ -237,30 +290,17 @@ class Shell:
             except Exception as error:  # noqa: BLE001  a bug: the loop ends the master with it
                 self._inbox.post(Crashed(error))
                 return
-            if self._stop.wait(_WATCH_RETRY_S):
+            if self._stop.wait(_CLUSTER_RETRY_S):
                 return
             self._effects.list_pods()  # for what was missed
-
-    def _say_phase(self, event: events.PodChanged) -> None:
-        before = self._phases.get(event.name)
-        if before == (event.uid, event.phase):
-            return
-        self._phases[event.name] = (event.uid, event.phase)
-        old = before[1] if before is not None and before[0] == event.uid else "new"
-        details = [event.reason] if event.reason else []
-        if event.exit_code is not None:
-            details.append(f"exit code {event.exit_code}")
-        if event.message and event.phase in (Phase.PENDING, Phase.FAILED):
-            details.append(event.message.strip().splitlines()[-1])
-        said = f" ({', '.join(details)})" if details else ""
-        logger.info("Pod %s: %s -> %s%s", event.name, old, event.phase, said)
 
     def _wait_for_pods(self) -> None:
         """Gives pods that were told to leave the time to do so; calls are still answered."""
         deadline = time.monotonic() + _LAST_PODS_S
-        gone = {Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED}
-        while time.monotonic() < deadline and any(phase not in gone for _, phase in self._phases.values()):
+        while time.monotonic() < deadline and self._pods.any_lives:
             item = self._inbox.next(TICK_S)
+            if isinstance(item, Leave):
+                return
             if isinstance(item, Crashed):
                 logger.error("While the job ended: %r", item.error)
             elif item is not None and not isinstance(item, Listing):
@@ -269,7 +309,7 @@ class Shell:
     def _handle_last(self, event: events.Event) -> None:
         """After the end only calls are answered and pods deleted."""
         if isinstance(event, events.PodChanged):
-            self._say_phase(event)
+            self._pods.changed(event)
         for command in self._core.handle(event, time.monotonic()):
             if isinstance(command, commands.Reply | commands.DeletePod):
                 self._execute(command)

@@ -40,7 +40,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.collective": (*SHARED, "elasticdl.rpc"),
     "elasticdl.layers": SHARED,
     "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers"),
-    "elasticdl.master": (*SHARED, *BELOW, "elasticdl_client.model_source"),
+    "elasticdl.master": (*SHARED, *BELOW, "elasticdl_client.model_source", "elasticdl_client.kubernetes.names"),
+    "elasticdl.master.__main__": (*SHARED, "elasticdl.master", "elasticdl.master.kubernetes"),  # chooses the runtime
+    "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
     "elasticdl.master.core": (),
     "elasticdl.ps": (*SHARED, *BELOW),
     "elasticdl.worker": (*SHARED, *BELOW, "elasticdl.frameworks", "elasticdl.ps.client"),

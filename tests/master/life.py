@@ -7,30 +7,42 @@ import os
 import sys
 from pathlib import Path
 
+from elasticdl.master.file_journal import FileJournal
 from elasticdl.master.journal import Superseded
-from elasticdl.master.master import Master, Place, fail_status, read_spec
+from elasticdl.master.local_place import LocalPlace, read_spec
+from elasticdl.master.master import Master, fail
 from elasticdl_client.errors import ElasticDLError
 from tests.master.directory_cluster import DirectoryCluster
 
 TOKEN = "a-token-of-tests"
 
 
-def place(job_dir: Path, port: int) -> Place:
-    cluster = DirectoryCluster(job_dir / "pods")
-    return Place(job_dir, cluster, "127.0.0.1", port, "127.0.0.1", TOKEN, str(job_dir / "token"))
+def open_place(job_dir: Path, port: int) -> LocalPlace:
+    return LocalPlace(
+        spec=read_spec(job_dir),
+        cluster=DirectoryCluster(job_dir / "pods"),
+        journal=FileJournal(job_dir),
+        token=TOKEN,
+        token_file=str(job_dir / "token"),
+        port=port,
+    )
 
 
 def main() -> int:
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    job_dir = Path(sys.argv[1])
     try:
-        return Master(read_spec(job_dir), place(job_dir, int(sys.argv[2]))).run()
+        place = open_place(Path(sys.argv[1]), int(sys.argv[2]))
+    except Superseded as error:
+        print(error)
+        return 3
+    try:
+        return Master(place).run()
     except Superseded as error:
         print(error)
         return 3
     except ElasticDLError as error:
         print(error)
-        fail_status(job_dir, "digits", str(error))
+        fail(place, error)
         return 1
 
 

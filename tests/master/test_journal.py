@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.master.journal import FileJournal, JournalWriteError, Superseded
+from elasticdl.master.file_journal import FileJournal
+from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl_client.errors import JobError
 from tests.master.actors import REPOSITORY
 from tests.master.small_disk import small_disk
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.ci
 _SAVE_FOR_EVER = """
 import sys
 from pathlib import Path
-from elasticdl.master.journal import FileJournal
+from elasticdl.master.file_journal import FileJournal
 journal, n = FileJournal(Path(sys.argv[1])), 0
 while True:
     n += 1

@@ -1,0 +1,277 @@
+"""The journal and the status in the ConfigMap `elasticdl-<job>-state`, for the one master that wrote it last.
+
+Every write is conditional on the version of the object that this life knows, and leaves the life's random name in it.
+So a master that has a successor finds out at its next write, and one whose answer was lost on the way recognises its
+own hand.  A thread of its own writes what may be written later; `save` waits.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import secrets
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from elasticdl.master.journal import JournalWriteError, Superseded, damaged, decode, encode
+from elasticdl_client.errors import JobError
+from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+
+WRITER = "elasticdl-writer"  # annotation: the life that wrote last
+MAX_BYTES = 1024 * 1024 - 64 * 1024  # Kubernetes takes 1 MiB of data in a ConfigMap; the rest is the status's
+INTERVAL_S = 1.0  # between two writes in the background
+TIMEOUT_S = (5.0, 5.0)  # to connect, to answer
+_MAX_CLAIMS = 10
+_CLOSE_S = 1.0  # for a write that is under way
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # an answer without the data
+
+logger = logging.getLogger("elasticdl.master")
+
+
+class ConfigMapJournal:
+    """`Journal` on Kubernetes.
+
+    Args:
+        connection: to the cluster.
+        namespace: of the job.
+        job_name: whose state object exists.
+        on_phase: called after the first status of each phase is written, in the thread that wrote it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        namespace: str,
+        job_name: str,
+        on_phase: Callable[[JobPhase], None] = lambda phase: None,
+    ) -> None:
+        """Takes the job over: from here on no earlier life can write.
+
+        Raises:
+            ClusterError: the API does not answer, or refuses.
+            JobError: the job does not exist.
+        """
+        self._connection = connection
+        self._namespace = namespace
+        self._name = names.state_object(job_name)
+        self._where = f"in ConfigMap {self._name} of namespace {namespace}"
+        self._on_phase = on_phase
+        self._phase: JobPhase | None = None
+        self._writer = secrets.token_hex(8)
+        self._writing = threading.Lock()  # one write at a time; guards the three below
+        self._version = ""
+        self._written = b""  # the snapshot as this life has written it
+        self._lost: Superseded | None = None
+        self._change = threading.Condition()  # guards the two below
+        self._later: tuple[bytes, str] | None = None
+        self._failure: BaseException | None = None  # a bug of the thread
+        self._closed = threading.Event()
+        found = self._claim()
+        self._found_journal: str = (found.binary_data or {}).get(names.JOURNAL_KEY, "")
+        self._status_text: str = (found.data or {}).get(names.STATUS_KEY, "")
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def load(self) -> dict[str, Any] | None:
+        """What there was when this life took over."""
+        if not self._found_journal:
+            return None
+        remedy = "delete the job and submit it again"
+        try:
+            data = zlib.decompress(base64.b64decode(self._found_journal))
+        except (ValueError, zlib.error) as error:
+            raise damaged(self._where, f"it cannot be decompressed ({error})", remedy) from error
+        return decode(data, self._where, remedy)
+
+    def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
+        data = self._pack(snapshot)
+        with self._writing:
+            with self._change:
+                waiting, self._later = self._later, None  # older than this one
+            text = waiting[1] if waiting is not None else ""
+            self._write(data, status.to_json() if status is not None else text)
+        self._say_phase()
+
+    def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
+        with self._change:
+            if self._failure is not None:
+                raise self._failure
+        if self._lost is not None:
+            raise self._lost
+        content = self._pack(snapshot), status.to_json()
+        with self._change:
+            self._later = content
+            self._change.notify_all()
+
+    def read_status(self) -> JobStatus | None:
+        try:
+            return JobStatus.from_json(self._status_text)
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def write_status(self, status: JobStatus) -> None:
+        try:
+            with self._writing:
+                self._write(None, status.to_json())
+            self._say_phase()
+        except JournalWriteError as error:
+            logger.warning("%s", error.what)
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._change:
+            self._change.notify_all()
+        self._thread.join(_CLOSE_S)
+
+    # The thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        complaint = ""
+        while self._wait_for_work():
+            try:
+                self._write_waiting()
+            except JournalWriteError as error:
+                if error.what != complaint:
+                    logger.warning("%s", error)
+                complaint = error.what
+            except Superseded:
+                return  # the next verb raises it
+            except Exception as error:  # noqa: BLE001  a bug: the next verb raises it in the loop's thread
+                with self._change:
+                    self._failure = error
+                return
+            else:
+                if complaint:
+                    logger.info("The journal can be written again")
+                complaint = ""
+            if self._closed.wait(INTERVAL_S):
+                return
+
+    def _wait_for_work(self) -> bool:
+        """False when there will be none any more."""
+        with self._change:
+            self._change.wait_for(lambda: self._later is not None or self._closed.is_set())
+            return not self._closed.is_set()
+
+    def _write_waiting(self) -> None:
+        with self._writing:
+            with self._change:  # not before: a `save` that was on its way is newer than what waited then
+                content, self._later = self._later, None
+            if content is None:
+                return
+            try:
+                self._write(*content)
+            except JournalWriteError:
+                with self._change:
+                    self._later = self._later or content
+                raise
+        self._say_phase()
+
+    # The object --------------------------------------------------------------------------------------------------
+
+    def _pack(self, snapshot: dict[str, Any]) -> bytes:
+        data = zlib.compress(encode(snapshot))
+        if len(data) > MAX_BYTES:
+            raise JobError(
+                f"the journal is too large for a ConfigMap: {len(data)} bytes of at most {MAX_BYTES}",
+                "give the job fewer, longer tasks (--num_minibatches_per_task) or fewer, larger files",
+            )
+        return data
+
+    def _claim(self) -> Any:
+        """Writes this life's name into the object, whatever is written meanwhile; the object as it then is."""
+        for _ in range(_MAX_CLAIMS):
+            try:
+                found = self._read()
+                self._version = found.metadata.resource_version
+                self._patch({})
+            except ClusterError as error:
+                if error.status == 404:
+                    raise _deleted(self._where) from error
+                if error.status != 409:
+                    raise
+            else:
+                return found
+        raise JobError(f"other masters keep writing the journal {self._where}", "delete the one that is too many")
+
+    def _write(self, data: bytes | None, status: str) -> None:
+        """Writes what is given; the caller holds the lock."""
+        if self._lost is not None:
+            raise self._lost
+        body: dict[str, Any] = {}
+        if data is not None and data != self._written:
+            body["binaryData"] = {names.JOURNAL_KEY: base64.b64encode(data).decode()}
+        if status:
+            body["data"] = {names.STATUS_KEY: status}
+        try:
+            self._patch_as_owner(body)
+        except Superseded as error:
+            self._lost = error
+            raise
+        except ClusterError as error:
+            raise JournalWriteError(
+                f"the journal {self._where} cannot be written: {error.what}",
+                "the job waits until the API server takes it",
+            ) from error
+        self._written = data if data is not None else self._written
+        self._status_text = status or self._status_text
+
+    def _patch_as_owner(self, body: dict[str, Any]) -> None:
+        try:
+            self._patch(body)
+        except ClusterError as error:
+            if error.status == 404:
+                raise _deleted(self._where) from error
+            if error.status != 409:
+                raise
+            self._adopt_version()
+            self._patch(body)
+
+    def _adopt_version(self) -> None:
+        """After a conflict: the object was written under our name, or nobody else's since; then we go on from it."""
+        try:
+            found = self._read()
+        except ClusterError as error:
+            if error.status == 404:
+                raise _deleted(self._where) from error
+            raise
+        if (found.metadata.annotations or {}).get(WRITER) != self._writer:
+            raise Superseded(f"another master has taken over the job: it writes the journal {self._where}")
+        self._version = found.metadata.resource_version
+
+    def _read(self) -> Any:
+        with self._connection.doing(f"read the journal {self._where}"):
+            return self._connection.core.read_namespaced_config_map(
+                self._name, self._namespace, _request_timeout=TIMEOUT_S
+            )
+
+    def _patch(self, body: dict[str, Any]) -> None:
+        metadata = {"resourceVersion": self._version, "annotations": {WRITER: self._writer}}
+        with self._connection.doing(f"write the journal {self._where}"):
+            answer = self._connection.core.patch_namespaced_config_map(
+                self._name,
+                self._namespace,
+                {**body, "metadata": metadata},
+                _content_type="application/merge-patch+json",
+                _headers={"Accept": _METADATA},
+                _preload_content=False,
+                _request_timeout=TIMEOUT_S,
+            )
+            self._version = json.loads(answer.data)["metadata"]["resourceVersion"]
+
+    def _say_phase(self) -> None:
+        if not self._status_text:
+            return
+        phase = JobStatus.from_json(self._status_text).phase
+        if phase is not self._phase:
+            self._phase = phase
+            self._on_phase(phase)
+
+
+def _deleted(where: str) -> Superseded:
+    return Superseded(f"the job was deleted: there is no journal {where} any more")

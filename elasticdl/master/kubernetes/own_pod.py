@@ -1,0 +1,71 @@
+"""The pod that the master runs in: its label, and its end.  What cannot be said of it is a warning, no more."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from elasticdl.master.journal import Superseded
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+
+_TIMEOUT_S = (5.0, 5.0)
+_MERGE = "application/merge-patch+json"
+
+logger = logging.getLogger("elasticdl.master")
+
+
+class OwnPod:
+    """The master's pod, by its name; its methods may be called from any thread."""
+
+    def __init__(self, connection: Connection, namespace: str, job_name: str) -> None:
+        self._connection = connection
+        self._namespace = namespace
+        self._name = names.pod_name(job_name, "master", 0)
+
+    def look(self, owner_uid: str) -> bool:
+        """Whether it has the job's ConfigMap as its owner.
+
+        Raises:
+            Superseded: the pod of that name is another one than this process runs in.
+            ClusterError: it cannot be read.
+        """
+        try:
+            with self._connection.doing(f"read pod {self._name} of namespace {self._namespace}"):
+                pod = self._connection.core.read_namespaced_pod(
+                    self._name, self._namespace, _request_timeout=_TIMEOUT_S
+                )
+        except ClusterError as error:
+            if error.status == 404:
+                raise Superseded(f"pod {self._name} was deleted, and its master leaves with it") from error
+            raise
+        own, shown = os.environ.get("MY_POD_IP", ""), pod.status.pod_ip or ""
+        if own and shown and own != shown:
+            raise Superseded(f"pod {self._name} was made again and has the address {shown}; this one has {own}")
+        return any(owner.uid == owner_uid for owner in pod.metadata.owner_references or [])
+
+    def label(self, status: str) -> None:
+        """Sets the label `status`."""
+        self._patch({"metadata": {"labels": {names.STATUS_LABEL: status}}}, f"get the label {status}")
+
+    def end(self) -> None:
+        """Ends it for good: the kubelet neither keeps it nor starts it again, and its phase becomes Failed.
+
+        A container that exits with 1 would be restarted for ever (restartPolicy OnFailure).
+        """
+        self._patch({"spec": {"activeDeadlineSeconds": 1}}, "be ended")
+
+    def _patch(self, body: dict[str, Any], what: str) -> None:
+        try:
+            with self._connection.doing(f"change pod {self._name}"):
+                self._connection.core.patch_namespaced_pod(
+                    self._name,
+                    self._namespace,
+                    body,
+                    _content_type=_MERGE,
+                    _preload_content=False,
+                    _request_timeout=_TIMEOUT_S,
+                )
+        except ClusterError as error:
+            logger.warning("Pod %s could not %s: %s", self._name, what, error.what)

@@ -1,0 +1,165 @@
+"""The master on Kubernetes: a pod among the job's pods, whose objects the client has made.
+
+Environment: ``ELASTICDL_NAMESPACE``, ``ELASTICDL_JOB_NAME``, ``ELASTICDL_TOKEN_FILE`` and ``MASTER_PORT``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from elasticdl.cluster.cluster import PodSpec
+from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.master.journal import JournalWriteError, Superseded
+from elasticdl.master.kubernetes.journal import ConfigMapJournal
+from elasticdl.master.kubernetes.own_pod import OwnPod
+from elasticdl.master.kubernetes.owners import set_owners
+from elasticdl.master.kubernetes.rights import check_rights
+from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.rpc.tokens import read_token
+from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobPhase
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import ClusterError, Connection, connect
+from elasticdl_client.kubernetes.pods import pod_manifest
+
+PATIENCE_S = 300.0
+_MAX_PAUSE_S = 5.0
+_LABELS = {
+    JobPhase.PENDING: "Pending",
+    JobPhase.RUNNING: "Running",
+    JobPhase.SUCCEEDED: "Finished",
+    JobPhase.FAILED: "Failed",
+}
+_PS_ENV = {"PS_HOST": "0.0.0.0", "PS_PORT": str(names.PS_PORT), "PS_ADVERTISED_HOST": "$(MY_POD_IP)"}
+
+Found = TypeVar("Found")
+logger = logging.getLogger("elasticdl.master")
+
+
+class KubernetesPlace:
+    """`Place` of a job in a namespace; see the port for the attributes."""
+
+    host = "0.0.0.0"
+    num_pod_threads = 16
+    patience_s = PATIENCE_S
+    sigterm_ends_job = False
+
+    def __init__(self, connection: Connection, namespace: str, job_name: str, port: int) -> None:
+        """Takes the job over; what the API does not answer is asked again for `PATIENCE_S`.
+
+        Raises:
+            Superseded: the job was deleted, or this pod has a successor.
+            ElasticDLError: the job cannot be run here.
+        """
+        self.port = port
+        self.token = read_token()
+        self._connection = connection
+        self._namespace = namespace
+        self._own_pod = OwnPod(connection, namespace, job_name)
+        try:
+            self._take(job_name)
+        except Superseded:
+            raise
+        except ElasticDLError as error:
+            if not self.is_transient(error):
+                self._own_pod.label(_LABELS[JobPhase.FAILED])
+                self._own_pod.end()
+            raise
+
+    def _take(self, job_name: str) -> None:
+        job = _patiently(lambda: self._read_job(job_name))
+        owner_uid: str = job.metadata.uid
+        self.spec = JobSpec.from_json(job.data[names.SPEC_KEY])
+        _patiently(lambda: check_rights(self._connection, self._namespace, self.spec.service_account))
+        is_owned = _patiently(lambda: self._own_pod.look(owner_uid))
+        if not is_owned:
+            _patiently(lambda: set_owners(self._connection, self.spec, self._namespace, owner_uid))
+        self.journal = _patiently(
+            lambda: ConfigMapJournal(self._connection, self._namespace, job_name, self._say_phase)
+        )
+
+        def manifest(pod: PodSpec) -> dict[str, Any]:
+            max_memory = self.cluster.max_memory() if pod.memory_factor > 1 else None
+            return pod_manifest(self.spec, pod, owner_uid, max_memory)
+
+        self.cluster = KubernetesCluster(self._namespace, job_name, manifest, self._connection.client)
+
+    def pod_specs(self, port: int) -> PodSpecs:
+        address = names.master_address(self.spec.job_name, self._namespace)
+        return PodSpecs(self.spec, "python", address, ps_env=_PS_ENV)
+
+    def is_transient(self, error: ElasticDLError) -> bool:
+        return isinstance(error, JournalWriteError) or (isinstance(error, ClusterError) and error.unreachable)
+
+    def end(self, exit_code: int) -> None:
+        """A pod that may be restarted after a failure is told to the kubelet to be over."""
+        if exit_code != 0:
+            self._own_pod.end()
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def _say_phase(self, phase: JobPhase) -> None:
+        self._own_pod.label(_LABELS[phase])
+
+    def _read_job(self, job_name: str) -> Any:
+        name = names.job_object(job_name)
+        try:
+            with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
+                job = self._connection.core.read_namespaced_config_map(name, self._namespace)
+        except ClusterError as error:
+            if error.status == 404:
+                raise Superseded(
+                    f"the job was deleted: there is no ConfigMap {name} in namespace {self._namespace}"
+                ) from error
+            if error.status == 403:
+                raise JobError(error.what, "`elasticdl rbac --print` shows what the service account needs") from error
+            raise
+        if names.SPEC_KEY not in (job.data or {}):
+            raise JobError(f"the job's ConfigMap {name} holds no {names.SPEC_KEY}", "submit the job again")
+        return job
+
+
+def open_place() -> KubernetesPlace:
+    """The place that the environment names.
+
+    Raises:
+        Superseded: another master has it, or the job was deleted.
+        ElasticDLError: the job cannot be run here.
+    """
+    port = os.environ.get("MASTER_PORT", "")
+    if port and not (port.isdecimal() and int(port) <= 65535):
+        raise JobError(f"MASTER_PORT={port} is not a port")
+    return KubernetesPlace(
+        connect(),
+        os.environ["ELASTICDL_NAMESPACE"],
+        os.environ["ELASTICDL_JOB_NAME"],
+        int(port or names.MASTER_PORT),
+    )
+
+
+def _patiently(action: Callable[[], Found]) -> Found:
+    """Does something with the API, again and again while that does not answer.
+
+    Raises:
+        ElasticDLError: it refuses, or has not answered for `PATIENCE_S`.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    pause_s, said = 0.5, ""
+    while True:
+        try:
+            return action()
+        except ClusterError as error:
+            if not error.unreachable or time.monotonic() > deadline:
+                raise
+            if error.what != said:
+                logger.warning("%s", error.what)
+            said = error.what
+        threading.Event().wait(pause_s)
+        pause_s = min(_MAX_PAUSE_S, 2 * pause_s)

@@ -1,0 +1,121 @@
+"""The master on the local runtime: pods are children of the agent, everything else are files in the job's directory.
+
+Environment: ``ELASTICDL_JOB_DIR``, ``ELASTICDL_TOKEN_FILE``, ``ELASTICDL_AGENT_SOCKET`` and ``MASTER_PORT`` (0: a free
+one).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl.cluster.cluster import Cluster
+from elasticdl.cluster.processes import ProcessCluster
+from elasticdl.master.file_journal import FileJournal, StatusFile
+from elasticdl.master.journal import Journal, Superseded
+from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.rpc.tokens import TOKEN_FILE_VARIABLE, read_token
+from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobPhase, JobStatus
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """`Place` of a directory.
+
+    Attributes:
+        token_file: of the job, readable by its pods too.
+    """
+
+    spec: JobSpec
+    cluster: Cluster
+    journal: Journal
+    token: str
+    token_file: str
+    port: int = 0
+    host: str = _LOOPBACK
+    num_pod_threads: int = 1  # the agent does one thing at a time
+    patience_s: float = 0.0
+    sigterm_ends_job: bool = True
+
+    def pod_specs(self, port: int) -> PodSpecs:
+        env = {TOKEN_FILE_VARIABLE: self.token_file}
+        return PodSpecs(self.spec, sys.executable, f"{_LOOPBACK}:{port}", env)
+
+    def is_transient(self, error: ElasticDLError) -> bool:
+        return False
+
+    def end(self, exit_code: int) -> None:
+        """The client reads the status and ends the agent."""
+
+    def close(self) -> None:
+        self.journal.close()
+
+
+def open_place() -> LocalPlace:
+    """The place that the environment names.
+
+    Raises:
+        Superseded: another master has it.
+        ElasticDLError: it cannot be used; the status says so, if there is a directory for it.
+    """
+    job_dir, job_name = Path(_environment("ELASTICDL_JOB_DIR")), ""
+    try:
+        spec = read_spec(job_dir)
+        job_name = spec.job_name
+        return LocalPlace(
+            spec=spec,
+            cluster=ProcessCluster(_environment("ELASTICDL_AGENT_SOCKET")),
+            token=read_token(),
+            token_file=os.environ[TOKEN_FILE_VARIABLE],
+            port=port_of(os.environ.get("MASTER_PORT", "") or "0"),
+            journal=FileJournal(job_dir),
+        )
+    except Superseded:
+        raise
+    except ElasticDLError as error:
+        status = JobStatus(job_name, phase=JobPhase.FAILED, message=str(error), exit_code=1)
+        StatusFile(job_dir).write(status)
+        raise
+
+
+def read_spec(job_dir: Path) -> JobSpec:
+    """The job of a directory.
+
+    Raises:
+        JobError: there is none.
+        FlagError: it is damaged.
+    """
+    path = job_dir / "spec.json"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise JobError(f"the job's specification {path} cannot be read: {error.strerror}") from error
+    spec = JobSpec.from_json(text)
+    if spec.training_data and not spec.checkpoint_dir:
+        spec = dataclasses.replace(spec, checkpoint_dir=str(job_dir / "checkpoints"))
+    return spec
+
+
+def port_of(text: str) -> int:
+    """A port from the environment.
+
+    Raises:
+        JobError: it is none.
+    """
+    if not text.isdecimal() or int(text) > 65535:
+        raise JobError(f"MASTER_PORT={text} is not a port")
+    return int(text)
+
+
+def _environment(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise JobError(f"{name} is not set", "masters are started by `elasticdl train`, not by hand")
+    return value

@@ -1,0 +1,75 @@
+"""The port `Place`: where a master runs, and all that differs between the runtimes.
+
+Adapters: local_place.py and kubernetes/place.py.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from elasticdl.cluster.cluster import Cluster
+from elasticdl.master.journal import Journal
+from elasticdl.master.pod_specs import PodSpecs
+from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.job_spec import JobSpec
+
+
+class Place(Protocol):
+    """Four verbs, and what the master works with."""
+
+    @property
+    def spec(self) -> JobSpec: ...
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def journal(self) -> Journal:
+        """Held by this life alone."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """The job's."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """To listen on."""
+        ...
+
+    @property
+    def port(self) -> int:
+        """To listen on; 0: any free one, the same in each life."""
+        ...
+
+    @property
+    def num_pod_threads(self) -> int:
+        """How many pods are created and deleted at once."""
+        ...
+
+    @property
+    def patience_s(self) -> float:
+        """How long cluster and journal may be away while a life begins, and while the job's end is written."""
+        ...
+
+    @property
+    def sigterm_ends_job(self) -> bool:
+        """Whether it is the job that is ended by SIGTERM, or only this life of its master."""
+        ...
+
+    def pod_specs(self, port: int) -> PodSpecs:
+        """For pods that reach this master at a port."""
+        ...
+
+    def is_transient(self, error: ElasticDLError) -> bool:
+        """Whether the next life may do better, so that the job goes on."""
+        ...
+
+    def end(self, exit_code: int) -> None:
+        """The job has ended and its status is written: there must be no further life."""
+        ...
+
+    def close(self) -> None:
+        """Frees the job for another master."""
+        ...

@@ -1,0 +1,79 @@
+"""What the cluster has said of the job's pods: for the log, each change once, and for the status.
+
+It decides nothing; what an end means for the job is the core's business.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from elasticdl.master.core.events import PodChanged, PodsListed
+from elasticdl.master.core.values import Phase, Role
+from elasticdl_client.job_status import PodStatus
+
+MAX_ENDED = 50  # the newest of those that have ended; the others are in the log
+_ROLES = (Role.PS, Role.WORKER)
+_GONE = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED})
+_EXPLAINED = frozenset({Phase.PENDING, Phase.FAILED})  # phases whose message says something
+
+logger = logging.getLogger("elasticdl.master")
+
+
+class PodView:
+    """The newest event of each pod, by name."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, PodChanged] = {}
+
+    def changed(self, event: PodChanged) -> None:
+        """Takes a change in, and logs it if it says something new."""
+        before = self._pods.get(event.name)
+        if before is not None and before.uid == event.uid and before.phase in _GONE and event.phase not in _GONE:
+            return  # from a list that was taken before its end
+        self._pods.pop(event.name, None)
+        self._pods[event.name] = event  # at the end: ended pods are in the order of their ends
+        if before is None or before.uid != event.uid:
+            self._log(event, "new")
+        elif before.phase is not event.phase:
+            self._log(event, before.phase)
+        elif event.phase is Phase.PENDING and (why := _why(event)) and why != _why(before):
+            logger.info("Pod %s: still %s (%s)", event.name, event.phase, why)
+        self._forget()
+
+    def listed(self, event: PodsListed) -> None:
+        """Takes a list of everything that exists in; what is not in it is gone."""
+        names = {pod.name for pod in event.pods}
+        self._pods = {name: pod for name, pod in self._pods.items() if name in names}
+        for pod in event.pods:
+            self.changed(pod)
+
+    @property
+    def any_lives(self) -> bool:
+        return any(pod.phase not in _GONE for pod in self._pods.values())
+
+    def statuses(self) -> tuple[PodStatus, ...]:
+        """Of servers, then of workers, each by number; pods that are gone from the cluster are left out."""
+        shown = [pod for pod in self._pods.values() if pod.phase is not Phase.DELETED and pod.role in _ROLES]
+        shown.sort(key=lambda pod: (_ROLES.index(pod.role), pod.index))
+        return tuple(PodStatus(pod.name, pod.role, pod.phase, _why(pod)) for pod in shown)
+
+    def _forget(self) -> None:
+        gone = [name for name, pod in self._pods.items() if pod.phase in _GONE]
+        for name in gone[:-MAX_ENDED]:
+            del self._pods[name]
+
+    def _log(self, event: PodChanged, before: str) -> None:
+        why = _why(event)
+        logger.info("Pod %s: %s -> %s%s", event.name, before, event.phase, f" ({why})" if why else "")
+
+
+def _why(event: PodChanged) -> str:
+    """Why it is pending, or why it ended; in one line."""
+    details = [event.reason] if event.reason else []
+    if event.exit_code is not None:
+        details.append(f"exit code {event.exit_code}")
+    if event.blocked:
+        details.append(event.blocked)
+    elif event.message and event.phase in _EXPLAINED:
+        details.append(event.message.strip().splitlines()[-1])
+    return ", ".join(details)
