@@ -25,10 +25,12 @@ help:
 	@echo "make wheels     both wheels into dist/"
 	@echo "make clean      remove what the other verbs have made"
 
-$(STAMP): setup.py pyproject.toml elasticdl_client/pyproject.toml
-	$(call say,making $(VENV) (once; TensorFlow is a large download, so this takes a few minutes))
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=…")'
 	@$(PYTHON) -m venv $(VENV)
+
+$(STAMP): setup.py pyproject.toml elasticdl_client/pyproject.toml | $(BIN)/python
+	$(call say,filling $(VENV) (once; TensorFlow is a large download, so this takes a few minutes))
 	$(call say,installing the client$(comma) the runtime$(comma) TensorFlow and the tools of the developer)
 	@$(BIN)/python -m pip install --quiet --editable ./elasticdl_client --editable '.[tensorflow,dev]'
 	@touch $@
@@ -66,9 +68,9 @@ bench: $(STAMP)
 	@for benchmark in recordio local_train; do \
 	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
 
-wheels: $(STAMP)
+wheels: | $(BIN)/python
 	$(call say,building both wheels into dist/)
-	@rm -rf dist build/lib build/bdist.* elasticdl_client/build && mkdir dist
+	@rm -rf dist build/lib build/bdist.* build/elasticdl_client && mkdir dist
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist ./elasticdl_client .
 	@ls -l dist
 

@@ -137,8 +137,9 @@ class StepDisplay:
         else:
             seconds = time.monotonic() - self._began_at
             time_text = "cached" if self._is_cached else f"{seconds:.1f} s" if seconds >= 0.1 else ""
-            said = Text.assemble((mark, colour), f" {_text(self._step)}  ", (time_text, "dim"), overflow="ellipsis")
-            self._console.print(said, no_wrap=True)
+            step = Text(_text(self._step))
+            step.truncate(max(20, self._console.width - len(time_text) - 5), overflow="ellipsis")
+            self._console.print(Text.assemble((mark, colour), " ", step, "  ", (time_text, "dim")))
         self._step, self._is_cached, self._began_at = None, False, time.monotonic()
         self._said = []
         self._transfers = Transfers()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +25,7 @@ def connected() -> Iterator[Any]:
     from urllib3.exceptions import HTTPError
 
     try:
-        client = DockerClient.from_env(timeout=_CONNECT_TIMEOUT_S)
+        client = DockerClient.from_env(timeout=_CONNECT_TIMEOUT_S, use_ssh_client=True)
     except (DockerException, OSError, HTTPError, ValueError) as error:
         raise _unreachable(error) from error
     try:
@@ -48,10 +47,14 @@ def _address() -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause, which alone says something; those around it repeat it as a tuple in a string."""
-    text = str(error)
-    found = re.findall(r"(?:\w+Error)\((?:\d+, )?['\"]([^'\"]+)['\"]", text)
-    return found[-1] if found else text.rstrip(".")
+    """What the operating system said, if it said something; packages wrap it in each other's words."""
+    reason = str(error).rstrip(".")
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.strerror:
+            reason = inner.strerror
+        inner = inner.__cause__ or inner.__context__
+    return reason
 
 
 def _unreachable(error: Exception) -> ImageError:
