@@ -132,7 +132,7 @@ class Follower:
         waiting = found.state.waiting if found is not None and found.state is not None else None
         if waiting is not None and waiting.reason in BLOCKED and not found.restart_count and self._status is None:
             reason = f"{waiting.reason}: {waiting.message or ''}".rstrip(": ")
-            raise self._never_starts(f"its master's container cannot start: {reason}")
+            raise self._never_starts(f"its master's container cannot start: {reason}.")
         if master.metadata.deletion_timestamp is not None:
             self._say("The master's pod is being deleted.")
         elif master.status.phase == "Pending":
@@ -143,7 +143,7 @@ class Follower:
     def _never_starts(self, why: str) -> JobError:
         job, namespace = self._spec.job_name, self._spec.namespace
         return JobError(
-            f"The job {job} does not start; {why}.",
+            f"The job {job} does not {'start' if self._status is None else 'go on'}; {why}",
             f"The job is left as it is: `{commands.elasticdl('delete', job, namespace)}` deletes it.",
         )
 
@@ -158,10 +158,12 @@ class Follower:
         self._idle_restarts += container.restart_count - self._restarts
         self._restarts = container.restart_count
         last = container.last_state.terminated if container.last_state is not None else None
-        words = f", exit code {last.exit_code}" if last is not None else ""
-        self._display.say(f"The master has ended{words} and is started again (restart {self._restarts}).")
+        said = (last.message or "").strip() if last is not None else ""
+        why = f" ({last.reason}, exit code {last.exit_code})" if last is not None else ""
+        self._display.say(f"The master has ended{why} and is started again (restart {self._restarts}).")
+        if said and self._restarts == 1:
+            self._display.say(said.splitlines()[-1])
         if self._idle_restarts >= _MAX_IDLE_RESTARTS:
-            said = (last.message or "").strip() if last is not None else ""
             raise self._never_starts(f"its master has ended {self._restarts} times; its last lines:\n{said}")
 
     def _read_master(self) -> Any:
