@@ -68,10 +68,14 @@ bench: $(STAMP)
 	@for benchmark in recordio local_train; do \
 	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
 
-wheels: | $(BIN)/python
+$(VENV)/.builder: | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet 'setuptools>=70.1'
+	@touch $@
+
+wheels: $(VENV)/.builder
 	$(call say,building both wheels into dist/)
 	@rm -rf dist build/lib build/bdist.* build/elasticdl_client && mkdir dist
-	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist ./elasticdl_client .
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./elasticdl_client .
 	@ls -l dist
 
 clean:
