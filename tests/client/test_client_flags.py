@@ -127,6 +127,9 @@ def test_the_local_strategy_has_one_worker_and_no_servers_by_itself() -> None:
         ("populate_env_names", "(", "regular expression"),
         ("cluster_spec_json", "{", "not JSON"),
         ("cluster_spec_json", '{"master_spec": {}}', "'master_spec'"),
+        ("cluster_spec_json", '{"pod_spec": {"labels": []}}', "'labels' of 'pod_spec' must be a JSON object"),
+        ("cluster_spec_json", '{"pod_spec": {"tolerations": {}}}', "'tolerations' of 'pod_spec' must be a list"),
+        ("cluster_spec_json", '{"ps_pod_spec": {"env": [{"value": "v"}]}}', "entry without a name"),
         ("worker_resource_limit", "cpu=x", "invalid cpu request spec: x"),
         ("volume", "mount=/d", "not in the allowed list of volume keys"),
         ("worker_pod_priority", "highest", "please set priority = high/low/a fraction value"),
@@ -151,9 +154,13 @@ def test_a_wrong_value_is_refused_by_name(name: str, text: str, said: str) -> No
         ({"grads_to_wait": 2}, "--use_async"),
         ({"use_async": False, "get_model_steps": 2}, "asynchronous"),
         ({"get_model_steps": 4, "max_staleness": 2}, "below --get_model_steps"),
-        ({"need_tf_config": True}, "--job_command"),
         ({"runtime": "kubernetes", "image_name": "i", "job_dir": "/x"}, "local runtime"),
         ({"runtime": "kubernetes"}, "--image_name"),
+        ({"runtime": "kubernetes", "image_name": "i", "wait": True, "dry_run": True}, "--wait"),
+        (
+            {"runtime": "kubernetes", "image_name": "i", "ps_resource_limit": "cpu=500m,memory=8Gi"},
+            "--ps_resource_request=cpu=1,memory=4096Mi is more cpu than --ps_resource_limit",
+        ),
         ({"training_data": ""}, "--training_data"),
         ({"dataset_fn": "a", "feed": "b"}, "older name"),
     ],
@@ -173,11 +180,20 @@ def test_contradictions_are_refused(flags: dict[str, object], said: str) -> None
         ({"max_staleness": 8}, "--max_staleness"),
         ({"lr_staleness_modulation": True}, "--lr_staleness_modulation"),
         ({"job_command": "python train.py"}, "--job_command"),
-        ({"runtime": "kubernetes", "image_name": "i"}, "--runtime=kubernetes"),
+        ({"runtime": "kubernetes", "image_name": "i", "log_file_path": "/tmp/log"}, "--log_file_path"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(flags: dict[str, object], named: str) -> None:
     assert named in refused(**flags).what
+
+
+@pytest.mark.ci
+def test_on_kubernetes_flags_without_effect_are_named() -> None:
+    both = {"cluster_spec": "c.py", "cluster_spec_json": '{"pod_spec": {"labels": {"a": "b"}}}'}
+    assert "--cluster_spec_json" in support.notes(train(runtime="kubernetes", image_name="i", **both))[0]
+    services = both | {"cluster_spec_json": '{"service_spec": {"type": "ClusterIP"}}'}
+    assert support.notes(train(runtime="kubernetes", image_name="i", **services)) == []
+    assert support.notes(train(runtime="kubernetes", image_name="i", need_tf_config=True)) == []
 
 
 @pytest.mark.ci

@@ -12,13 +12,13 @@ from elasticdl_client.kubernetes.volumes import Mount, parse_volumes
 
 @pytest.mark.ci
 def test_resources_get_their_kubernetes_names() -> None:
-    assert parse_resources("cpu=250m, memory=32Mi,disk=64Gi,gpu=1,ephemeral-storage=1Gi") == {
+    assert parse_resources("cpu=250m, memory=32Mi,disk=64Gi,gpu=1") == {
         "cpu": "250m",
         "memory": "32Mi",
-        "disk": "64Gi",
+        "ephemeral-storage": "64Gi",
         "nvidia.com/gpu": "1",
-        "ephemeral-storage": "1Gi",
     }
+    assert parse_resources("ephemeral-storage=1Gi,memory=64K") == {"ephemeral-storage": "1Gi", "memory": "64k"}
     assert parse_resources("amd.com/gpu=2") == {"amd.com/gpu": "2"}
     assert parse_resources("nvidia.com/P100-PCIE-16GB-P=1") == {"nvidia.com/P100-PCIE-16GB-P": "1"}
     assert parse_resources("cpu=0.1") == {"cpu": "0.1"}
@@ -38,6 +38,8 @@ def test_resources_get_their_kubernetes_names() -> None:
         ("tpu=1", "tpu is not in the allowed list of resource types"),
         ("cpu=1,cpu=2", "The resource string contains duplicate resource names: cpu"),
         ("gpu=1,nvidia.com/gpu=2", "duplicate resource names"),
+        ("disk=1Gi,ephemeral-storage=2Gi", "duplicate resource names"),
+        ("disk=1", "invalid disk request spec: 1"),
         ("cpu", "not of the form"),
     ],
 )
@@ -65,6 +67,9 @@ def test_volumes_are_claims_and_host_paths() -> None:
         ("mount_path=/a", "either claim_name or host_path"),
         ("claim_name=c,host_path=/h,mount_path=/a", "either claim_name or host_path"),
         ("claim_name=c", "no mount_path"),
+        ("claim_name=c,mount_path=a", "not an absolute path"),
+        ("claim_name=c,mount_path=/a;host_path=/h,mount_path=/a/", "given twice"),
+        ("claim_name=c,mount_path=/var/run/elasticdl/token", "where the job's token is"),
         ("claim_name=,mount_path=/a", "has no value"),
     ],
 )

@@ -70,7 +70,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
 
 # Room → the only packages of others that it may import.
 FRUGAL: dict[str, tuple[str, ...]] = {
-    "elasticdl_client": ("fire", "kubernetes", "docker", "yaml", "rich"),
+    "elasticdl_client": ("fire", "kubernetes", "urllib3", "docker", "yaml", "rich"),
     "elasticdl.master.core": (),
 }
 
