@@ -1,10 +1,11 @@
-"""The file journal: whole after any crash, for one master alone."""
+"""The journal: whole after any crash, for one master alone; both adapters keep the same contract."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ import pytest
 from elasticdl.master.file_journal import FileJournal
 from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl_client.errors import JobError
-from tests.master.actors import REPOSITORY
+from elasticdl_client.job_status import JobPhase, JobStatus
+from tests.master.actors import REPOSITORY, wait_until
+from tests.master.journals import ConfigMapJournals, FileJournals, Journals
 from tests.master.small_disk import small_disk
-
-pytestmark = pytest.mark.ci
 
 _SAVE_FOR_EVER = """
 import sys
@@ -27,17 +28,77 @@ while True:
     journal.save({"n": n, "filler": [n] * 20_000})
     print(n, flush=True)
 """
+_RUNNING = JobStatus("digits", phase=JobPhase.RUNNING, records_done=7)
 
 
-def test_what_is_saved_is_loaded_and_a_new_job_has_nothing(tmp_path: Path) -> None:
-    with FileJournal(tmp_path) as journal:
-        assert journal.load() is None
-        journal.save({"a": [1, 2]})
-        journal.save({"a": [1, 2, 3]})
-    with FileJournal(tmp_path) as journal:
-        assert journal.load() == {"a": [1, 2, 3]}
+@pytest.fixture(params=[pytest.param("file", marks=pytest.mark.ci), pytest.param("map", marks=pytest.mark.cluster)])
+def journals(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journals]:
+    found: Journals = FileJournals(tmp_path) if request.param == "file" else ConfigMapJournals()
+    try:
+        yield found
+    finally:
+        found.close()
 
 
+def test_what_is_saved_is_loaded_and_a_new_job_has_nothing(journals: Journals) -> None:
+    journal = journals.open()
+    assert journal.load() is None
+    assert journal.read_status() is None
+    journal.save({"a": [1, 2]})
+    journal.save({"a": [1, 2, 3]}, _RUNNING)
+    assert journal.read_status() == _RUNNING
+    journal.close()
+    journal = journals.open()
+    assert journal.load() == {"a": [1, 2, 3]}
+    assert journal.read_status() == _RUNNING
+    journal.close()
+
+
+def test_what_is_saved_later_is_there_soon_and_the_newest_wins(journals: Journals) -> None:
+    journal = journals.open()
+    for n in range(100):
+        journal.save_later({"n": n}, JobStatus("digits", records_done=n))
+    wait_until(lambda: journal.read_status() == JobStatus("digits", records_done=99), "the newest status")
+    journal.close()
+    journal = journals.open()
+    assert journal.load() == {"n": 99}
+    journal.close()
+
+
+def test_what_was_to_be_saved_later_never_replaces_what_was_saved_after_it(journals: Journals) -> None:
+    journal = journals.open()
+    for n in range(0, 60, 2):
+        journal.save_later({"n": n}, _RUNNING)
+        journal.save({"n": n + 1})
+    journal.close()
+    journal = journals.open()
+    assert journal.load() == {"n": 59}
+    assert journal.read_status() == _RUNNING
+    journal.close()
+
+
+def test_a_status_alone_leaves_the_snapshot_as_it_is(journals: Journals) -> None:
+    journal = journals.open()
+    journal.save({"n": 1}, _RUNNING)
+    failed = JobStatus("digits", phase=JobPhase.FAILED, message="it cannot be run", exit_code=1)
+    journal.write_status(failed)
+    journal.close()
+    journal = journals.open()
+    assert journal.load() == {"n": 1}
+    assert journal.read_status() == failed
+    journal.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": 1}', b'{"format": 99, "snapshot": {}}', b"\x00\x01"])
+def test_a_damaged_journal_is_an_error_never_a_fresh_start(journals: Journals, data: bytes) -> None:
+    journals.damage(data)
+    journal = journals.open()
+    with pytest.raises(JobError, match="is damaged"):
+        journal.load()
+    journal.close()
+
+
+@pytest.mark.ci
 def test_a_kill_in_the_middle_of_saves_leaves_the_last_or_the_next_snapshot(tmp_path: Path) -> None:
     last = 0
     for kill_after in (1, 3, 7, 12):
@@ -58,6 +119,7 @@ def test_a_kill_in_the_middle_of_saves_leaves_the_last_or_the_next_snapshot(tmp_
         assert snapshot["filler"] == [snapshot["n"]] * 20_000
 
 
+@pytest.mark.ci
 def test_a_second_master_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     with FileJournal(tmp_path):
         with pytest.raises(Superseded, match="another master"):
@@ -65,14 +127,7 @@ def test_a_second_master_is_refused_while_the_first_lives(tmp_path: Path) -> Non
     FileJournal(tmp_path).close()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99, "snapshot": {}}', "\x00\x01"])
-def test_a_damaged_journal_is_an_error_never_a_fresh_start(tmp_path: Path, text: str) -> None:
-    (tmp_path / "journal.json").write_text(text)
-    with FileJournal(tmp_path) as journal:
-        with pytest.raises(JobError, match="is damaged"):
-            journal.load()
-
-
+@pytest.mark.ci
 def test_a_full_disk_keeps_the_journal_before(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=256) as disk, FileJournal(disk) as journal:
         journal.save({"n": 1})

@@ -1,0 +1,173 @@
+"""The shell's loop: what has come in together is journalled together, and before it takes effect."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.master.core.commands import Answer, PsAdmitted
+from elasticdl.master.core.events import Event, PodsListed, PsJoined
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.effects import Effects, Listing
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.journal import JournalWriteError, Superseded
+from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.master.ps_calls import PsCalls
+from elasticdl.master.shell import Shell
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
+from tests.master.actors import wait_until
+from tests.master.directory_cluster import DirectoryCluster
+
+pytestmark = pytest.mark.ci
+_NUM_PS = 50
+
+
+class MemoryJournal:
+    """`Journal` that keeps every snapshot; `fault` is raised instead while it is set."""
+
+    def __init__(self) -> None:
+        self.saved: list[dict[str, Any]] = []
+        self.later: list[dict[str, Any]] = []
+        self.status: JobStatus | None = None
+        self.fault: Exception | None = None
+        self.num_refused = 0
+
+    def load(self) -> dict[str, Any] | None:
+        return self.saved[-1] if self.saved else None
+
+    def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
+        if self.fault is not None:
+            self.num_refused += 1
+            raise self.fault
+        self.saved.append(snapshot)
+        self.status = status or self.status
+
+    def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
+        self.later.append(snapshot)
+        self.status = status
+
+    def read_status(self) -> JobStatus | None:
+        return self.status
+
+    def write_status(self, status: JobStatus) -> None:
+        self.status = status
+
+    def close(self) -> None:
+        pass
+
+
+class Life:
+    """A shell around a job of many servers; it runs once `start` is called."""
+
+    def __init__(self, directory: Path) -> None:
+        flags = {"job_name": "digits", "model_def": "m.f", "training_data": "d", "num_ps_pods": _NUM_PS}
+        spec = JobSpec.from_flags("train", {**flags, "runtime": "local", "num_workers": 1})
+        self.cluster = DirectoryCluster(directory / "pods")
+        self.inbox = Inbox()
+        self.journal = MemoryJournal()
+        specs = PodSpecs(spec, "python", "127.0.0.1:1")
+        self.effects = Effects(spec, self.cluster, specs, PsCalls("token", 1), self.inbox)
+        state = {"job_name": "digits", "started_at": 0.0, "generation": 1}
+        job = Job(JobSettings("digits", num_workers=1, num_ps=_NUM_PS))
+        self.shell = Shell(job, self.inbox, self.effects, self.journal, self.cluster, state)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.shell.run()
+        except Exception as error:
+            self.error = error
+
+    def end(self) -> None:
+        self.shell.request_leave()
+        if self._thread.is_alive():
+            self._thread.join(10)
+        self.inbox.close()
+        self.effects.close()
+        self.cluster.close()
+
+    def ask(self, ps_id: int, on_answer: Callable[[int], None] = lambda ps_id: None) -> Future[Answer]:
+        def make(call: int) -> Event:
+            return PsJoined(call, ps_id, f"elasticdl-digits-ps-{ps_id}", f"host:{ps_id}", nonce=ps_id + 1)
+
+        future = self.inbox.ask(make)[1]
+        future.add_done_callback(lambda _: on_answer(ps_id))
+        return future
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    found = Life(tmp_path)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def test_what_has_come_in_together_is_journalled_once_and_before_it_is_answered(life: Life) -> None:
+    early: list[int] = []
+
+    def check(ps_id: int) -> None:
+        snapshot = life.journal.load()
+        if snapshot is None or not snapshot["core"]["servers"][ps_id][0]:
+            early.append(ps_id)
+
+    futures = [life.ask(ps_id, check) for ps_id in range(_NUM_PS)]
+    life.start()
+    assert [future.result(10) for future in futures] == [PsAdmitted(1)] * _NUM_PS
+    assert early == []
+    assert len(life.journal.saved) <= 2  # the pods that are wanted, and the 50 answers
+
+
+def test_pods_are_created_after_the_journal_knows_them(life: Life) -> None:
+    life.journal.fault = JournalWriteError("no space")
+    life.start()
+    wait_until(lambda: life.journal.num_refused > 1, "the journal to be tried")
+    assert life.cluster.list() == []
+    life.journal.fault = None
+    wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
+    assert len(life.journal.saved[0]["core"]["pods"]["records"]) == _NUM_PS + 1
+
+
+def test_a_list_that_was_taken_before_the_last_creation_says_nothing(life: Life) -> None:
+    life.start()
+    wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
+    pods = {pod.uid for pod in life.cluster.list()}
+    life.inbox.post(Listing(PodsListed(()), life.effects.num_creations - 1))
+    life.ask(0).result(10)  # the list has been looked at
+    assert life.effects.num_creations == _NUM_PS + 1
+    assert {pod.uid for pod in life.cluster.list()} == pods
+    life.inbox.post(Listing(PodsListed(()), life.effects.num_creations))
+    wait_until(lambda: life.effects.num_creations > _NUM_PS + 1, "successors: in that list all are missing")
+
+
+def test_a_master_that_is_told_to_leave_writes_the_journal_and_ends_no_pod(life: Life) -> None:
+    life.start()
+    wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
+    num_saved = len(life.journal.saved)
+    life.end()
+    assert life.error is None
+    assert len(life.journal.saved) == num_saved + 1
+    assert life.journal.saved[-1]["core"]["ending"] is None
+    assert len(life.cluster.list()) == _NUM_PS + 1
+
+
+def test_a_superseded_master_answers_nobody(life: Life) -> None:
+    life.start()
+    wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
+    life.journal.fault = Superseded("another master has taken over")
+    future = life.ask(0)
+    wait_until(lambda: life.error is not None, "the end of the life")
+    assert isinstance(life.error, Superseded)
+    assert not future.done()
