@@ -72,6 +72,8 @@ def _init(given: Arguments) -> None:
     )
     if not wishes.local_pkg_dir and not wishes.extra_pypi_index:
         print("note: if that index has no such version, put the wheels of `make wheels` in: --local_pkg_dir=dist")
+    if "@" in wishes.extra_pypi_index:
+        print("note: the credentials in --extra_pypi_index stand in the Dockerfile and in the image's history")
     print(f"next: elasticdl zoo build {wishes.folder} --image=[REGISTRY/]NAME[:TAG]")
 
 

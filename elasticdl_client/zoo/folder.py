@@ -99,7 +99,8 @@ def write(wishes: Wishes, files: dict[str, bytes], ask: Ask | None) -> None:
     """
     _get_consent(wishes.folder / "Dockerfile", files["Dockerfile"], wishes.force, ask)
     try:
-        shutil.rmtree(wishes.folder / FOLDER, ignore_errors=True)
+        if (wishes.folder / FOLDER).exists():
+            shutil.rmtree(wishes.folder / FOLDER)
         for name, content in files.items():
             path = wishes.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

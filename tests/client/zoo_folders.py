@@ -1,0 +1,51 @@
+"""Model zoos and wheels for the tests of `elasticdl zoo`."""
+
+from __future__ import annotations
+
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+VERSION = version("elasticdl-client")
+RUNTIME_METADATA = """\
+Metadata-Version: 2.4
+Name: elasticdl
+Requires-Dist: numpy<3,>=1.26
+Requires-Dist: elasticdl-client==1.0.0+elastic
+Provides-Extra: tensorflow
+Requires-Dist: tensorflow-cpu<2.22,>=2.21; (platform_system == "Linux" and platform_machine == "x86_64") and \
+extra == "tensorflow"
+Provides-Extra: torch
+Requires-Dist: torch==2.13.0; extra == "torch"
+
+# A description; Requires-Dist: none-of-it
+"""
+CLIENT_METADATA = """\
+Metadata-Version: 2.4
+Name: elasticdl-client
+Requires-Dist: kubernetes>=29
+Requires-Dist: PyYAML>=6; python_version >= "3.11"
+"""
+
+
+def model_zoo(folder: Path) -> Path:
+    """A folder with one module."""
+    (folder / "mnist").mkdir(parents=True)
+    (folder / "mnist" / "model.py").write_text("def custom_model(): ...\n")
+    return folder
+
+
+def wheel(folder: Path, name: str, metadata: str, of_version: str = VERSION) -> Path:
+    """A wheel with nothing in it but its metadata."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{of_version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}-{of_version}.dist-info/METADATA", metadata)
+    return path
+
+
+def wheels(folder: Path) -> Path:
+    """A folder as `make wheels` leaves it."""
+    wheel(folder, "elasticdl", RUNTIME_METADATA)
+    wheel(folder, "elasticdl_client", CLIENT_METADATA)
+    return folder
