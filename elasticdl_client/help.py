@@ -8,10 +8,34 @@ from enum import StrEnum
 from elasticdl_client.flags import Group, flag_of
 from elasticdl_client.job_spec import flag_fields
 
-COMMANDS = {
+JOBS = {
     "train": "train a model, evaluating it on the way",
     "evaluate": "evaluate a trained model",
     "predict": "run a trained model over data",
+}
+_PREPARATION = {
+    "zoo": "make an image of a folder of models and push it: zoo init, zoo build, zoo push",
+    "rbac": "print the service account and the rights that a job's master needs",
+}
+_AFTERWARDS = {
+    "list": "list jobs",
+    "status": "show how far a job is, its pods, and why it waits or failed",
+    "logs": "print what a job's pods have printed",
+    "delete": "end a job and remove all that there is of it",
+    "clean": "remove the jobs that have ended",
+    "resume": "give a job whose master is gone a new one; it goes on where it was",
+}
+COMMANDS = {**JOBS, **_PREPARATION, **_AFTERWARDS}
+_MORE = {
+    "list": "A job is Pending, Running, Succeeded, Failed, or Stopped: not ended, but without a master; see `resume`.",
+    "status": "WORKERS and PS count pods that run. --output=json has the keys that docs/jobs.md lists.",
+    "logs": "With --output=json each line is an object: pod and line.",
+    "delete": "On Kubernetes: pods, ConfigMaps, Secret and Services. Local: all its processes, then its directory with "
+    "the logs and checkpoints in it; an exported model in it stays. It does not ask.",
+    "clean": "Jobs that succeeded or failed go, as `delete` does it; running and stopped ones stay.",
+    "resume": "On Kubernetes it makes the master's pod again; the other pods wait for it for --master_timeout. A local "
+    "job goes on in front, from its newest checkpoint.",
+    "rbac": "For `kubectl apply -f -`. Whoever applies it needs the right to grant these rights.",
 }
 _USAGE = {
     "train": "--job_name=NAME --model_def=PACKAGE.MODULE.SYMBOL --training_data=PATH",
@@ -25,8 +49,9 @@ def overview() -> str:
     """The help of `elasticdl` itself."""
     lines = ["ElasticDL trains deep-learning models with as many workers as can be had at the moment.", ""]
     lines += ["Usage: elasticdl COMMAND --flag=value …", ""]
-    lines += [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
-    lines += ["", "`elasticdl COMMAND --help` lists a command's flags. To try it on this machine:", ""]
+    for title, commands in (("Jobs", JOBS), ("Preparation", _PREPARATION), ("Jobs that there are", _AFTERWARDS)):
+        lines += [f"{title}:", *(f"  {name:<10} {text}" for name, text in commands.items()), ""]
+    lines += ["`elasticdl COMMAND --help` lists a command's flags. To try it on this machine:", ""]
     lines += ["  elasticdl train --runtime=local --job_name=digits --model_zoo=model_zoo \\"]
     lines += ["      --model_def=digits.digits_functional.custom_model --training_data=data/digits/train"]
     return "\n".join(lines)
@@ -34,6 +59,8 @@ def overview() -> str:
 
 def of_command(command: str, width: int) -> str:
     """The help of a command, lines at most `width` wide."""
+    if command not in JOBS:
+        return _of_later_command(command, width)
     lines = [f"elasticdl {command}: {COMMANDS[command]}.", ""]
     lines += textwrap.wrap(f"Usage: elasticdl {command} {_USAGE[command]} …", width, subsequent_indent="    ")
     lines += [
@@ -47,26 +74,39 @@ def of_command(command: str, width: int) -> str:
     return "\n".join(lines)
 
 
+def _of_later_command(command: str, width: int) -> str:
+    from elasticdl_client import rbac
+    from elasticdl_client.jobs import options
+
+    lines = [f"elasticdl {command}: {COMMANDS[command]}.", ""]
+    lines += [f"Usage: {rbac.USAGE if command == 'rbac' else options.usage_of(command)}", ""]
+    lines += [*textwrap.wrap(_MORE[command], width), ""]
+    if command == "rbac":
+        return "\n".join(
+            lines + [line for name, text in rbac.FLAGS.items() for line in _of_flag(f"--{name}", text, width)]
+        )
+    for name, (option, default) in options.options_of(command).items():
+        head = f"-{option.short}, --{name}" if option.short else f"--{name}"
+        lines += _of_flag(head, f"{option.help}{_default(default)}", max(width, _INDENT + 20))
+    return "\n".join(lines)
+
+
 def _of_group(command: str, group: Group, width: int) -> list[str]:
     lines: list[str] = []
     for name, field in flag_fields(command).items():
         flag = flag_of(field)
         if flag is None or flag.group is not group:
             continue
-        text = textwrap.wrap(
-            f"{flag.help}{_default(field.default)}",
-            width,
-            initial_indent=" " * _INDENT,
-            subsequent_indent=" " * _INDENT,
-            break_on_hyphens=False,
-        )
-        head = f"  --{name}"
-        if len(head) < _INDENT - 1:
-            text[0] = head.ljust(_INDENT) + text[0].lstrip()
-            lines += text
-        else:
-            lines += [head, *text]
+        lines += _of_flag(f"--{name}", f"{flag.help}{_default(field.default)}", width)
     return lines
+
+
+def _of_flag(head: str, help: str, width: int) -> list[str]:
+    indent = " " * _INDENT
+    text = textwrap.wrap(help, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    if len(head) + 2 < _INDENT - 1:
+        return [f"  {head}".ljust(_INDENT) + text[0].lstrip(), *text[1:]]
+    return [f"  {head}", *text]
 
 
 def _default(value: object) -> str:

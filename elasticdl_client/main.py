@@ -1,12 +1,15 @@
-"""The command `elasticdl`: arguments to a `JobSpec`, and the job it describes.
+"""The command `elasticdl`: arguments to a `JobSpec`, and the job it describes; what comes after it, and images.
 
 Fire chooses the command and nothing more; it never sees a flag, so none of its guesses about values can damage one.
-Errors of the user are printed as what and hint, with exit code 2; bugs keep their traceback.
+Errors of the user are printed as what and hint, with exit code 2 if the command line or the job is wrong and 1 if
+a later command fails; bugs keep their traceback.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,11 +17,12 @@ from typing import NoReturn
 
 from elasticdl_client import help as help_text
 from elasticdl_client import retired, support
-from elasticdl_client.choices import JobType
+from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError
 from elasticdl_client.flags import nearest, split_arguments
 from elasticdl_client.job_spec import JobSpec, flag_defaults
 
+FAILURE = 1
 USAGE_ERROR = 2
 
 
@@ -40,18 +44,88 @@ class Commands:
         """Runs a trained model over data."""
         self._run(JobType.PREDICT)
 
+    def zoo(self) -> NoReturn:
+        """Makes an image of a folder of models, and pushes it."""
+        from elasticdl_client import zoo
+
+        sys.exit(zoo.run(self.arguments))
+
+    def rbac(self) -> NoReturn:
+        """Prints the service account and the rights that a master needs."""
+        from elasticdl_client import rbac
+
+        self._print("rbac", lambda: rbac.run(self.arguments))
+
+    def list(self) -> NoReturn:
+        """Lists jobs."""
+        self._act("list")
+
+    def status(self) -> NoReturn:
+        """Shows a job."""
+        self._act("status")
+
+    def logs(self) -> NoReturn:
+        """Prints what a job's pods have printed."""
+        self._act("logs")
+
+    def delete(self) -> NoReturn:
+        """Ends and removes jobs."""
+        self._act("delete")
+
+    def clean(self) -> NoReturn:
+        """Removes the jobs that have ended."""
+        self._act("clean")
+
+    def resume(self) -> NoReturn:
+        """Gives a job whose master is gone a new one."""
+        self._act("resume")
+
     def _run(self, job_type: JobType) -> NoReturn:
         if _asks_for_help(self.arguments):
-            print(help_text.of_command(job_type, min(shutil.get_terminal_size((110, 24)).columns, 120)))
-            sys.exit(0)
-        flags = split_arguments(list(self.arguments), flag_defaults(job_type))
+            print_help(job_type)
+        flags = split_arguments([*self.arguments], flag_defaults(job_type))
         spec = JobSpec.from_flags(job_type, flags)
         support.check(spec)
         for note in [*retired.notes(flags), *support.notes(spec)]:
             print(f"note: {note}", file=sys.stderr)
+        if spec.runtime is Runtime.KUBERNETES:
+            from elasticdl_client.kubernetes import submit
+
+            sys.exit(submit.run(spec))
         from elasticdl_client import local
 
         sys.exit(local.run(spec))
+
+    def _act(self, command: str) -> NoReturn:
+        from elasticdl_client.jobs import commands
+
+        self._print(command, lambda: commands.run(command, self.arguments))
+
+    def _print(self, command: str, action: Callable[[], int]) -> NoReturn:
+        """Does what prints and then ends: a reader that leaves early, and Ctrl-C, end it quietly."""
+        if _asks_for_help(self.arguments):
+            print_help(command)
+        try:
+            code = action()
+            sys.stdout.flush()
+        except FlagError:
+            raise
+        except ElasticDLError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = FAILURE
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+            code = 128 + signal.SIGPIPE
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
+        sys.exit(code)
+
+
+def print_help(command: str = "") -> NoReturn:
+    """Prints the help of a command, or of all, and exits."""
+    width = min(shutil.get_terminal_size((110, 24)).columns, 120)
+    print(help_text.of_command(command, width) if command else help_text.overview())
+    sys.exit(0)
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:
@@ -69,8 +143,9 @@ def run(arguments: Sequence[str]) -> NoReturn:
         sys.exit(1)
     command = arguments[0]
     if command in ("help", "--help", "-h"):
-        print(help_text.overview())
-        sys.exit(0)
+        if arguments[1:] and arguments[1] in help_text.COMMANDS and arguments[1] != "zoo":
+            print_help(arguments[1])
+        print_help()
     if command not in help_text.COMMANDS:
         near = nearest(command, list(help_text.COMMANDS))
         known = ", ".join(help_text.COMMANDS)

@@ -1,1 +1,1 @@
-"""What comes after submission: `elasticdl list`, `status`, `logs`, `delete`, `clean` and `resume`, for both runtimes."""
+"""What comes after submission: list, status, logs, delete, clean and resume, for jobs of both runtimes."""

@@ -1,0 +1,261 @@
+"""What the pods of a job in a cluster have printed, and print: one thread a pod, and a look at the pods each second.
+
+A stream that breaks is opened again where it broke; so is the one of a container's, or a pod's, next life.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from elasticdl_client.errors import JobError
+from elasticdl_client.jobs import pods
+from elasticdl_client.jobs.cluster_objects import Object, checked, list_objects, read_pod
+from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.store import LogLine, LogRequest
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import CONNECT_TIMEOUT_S, ClusterError, Connection
+
+_LOOK_S = 1.0
+_SILENCE_S = 300.0  # a stream without a line for so long is opened again: its connection may be dead
+_LAST_LINES_S = 10.0  # after the job's end its pods' streams get so long to end
+_OVERLAP_S = 30.0  # of a stream that is opened again, beyond the time since its last line
+
+
+def lines(connection: Connection, job: Job, request: LogRequest, find: Callable[[], Job | None]) -> Iterator[LogLine]:
+    """The lines that are wanted.
+
+    Args:
+        connection: to the cluster.
+        job: whose lines.
+        request: which of them.
+        find: the job as it is now.
+
+    Raises:
+        JobError: there is no such pod, or it has printed nothing yet.
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    if request.follow:
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # many streams are no mistake
+        return _Follower(connection, job, request, find).lines()
+    return _printed(connection, job, request)
+
+
+def _printed(connection: Connection, job: Job, request: LogRequest) -> Iterator[LogLine]:
+    found = _pods(connection, job, request.role)
+    if request.role and not found:
+        there = ", ".join(_role(pod) for pod in _pods(connection, job, ""))
+        raise JobError(
+            f'pod "elasticdl-{job.name}-{request.role}" of job {job.name} not found',
+            f"There are {there}." if there else f"The job has no pods; see `elasticdl status {job.name}`.",
+        )
+    for pod in found:
+        name = str(pod["metadata"]["name"])
+        if not pods.container(pod).get("containerID"):
+            why = pods.pod_status(pod).message or "it has not started"
+            if request.role:
+                raise JobError(f"Pod {name} has printed nothing yet: {why}.", f"See `elasticdl status {job.name}`.")
+            continue
+        with connection.doing(f"read the log of pod {name} in namespace {job.namespace}"):
+            options = {"tail_lines": request.tail} if request.tail >= 0 else {}
+            response = _open(connection, pod, **options)
+            yield from (LogLine(name, text) for text in _split(response))
+
+
+def _pods(connection: Connection, job: Job, role: str) -> list[Object]:
+    found = sorted(list_objects(connection, "pod", job.namespace, job.name), key=pods.sort_key)
+    return [pod for pod in found if role in ("", _role(pod))]
+
+
+def _role(pod: Object) -> str:
+    role, index = pods.label(pod, names.ROLE_LABEL), pods.label(pod, names.INDEX_LABEL)
+    return role if role == "master" else f"{role}-{index}"
+
+
+def _open(connection: Connection, pod: Object, **options: Any) -> Any:
+    metadata = pod["metadata"]
+    return checked(
+        connection.core.read_namespaced_pod_log(
+            metadata["name"],
+            metadata["namespace"],
+            container=pods.container(pod)["name"],
+            _preload_content=False,
+            **options,
+        )
+    )
+
+
+def _split(response: Any) -> Iterator[str]:
+    rest = b""
+    try:
+        for block in response.stream(amt=None, decode_content=False):
+            *whole, rest = (rest + block).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+        if rest:
+            yield rest.decode(errors="replace")
+    finally:
+        response.close()
+
+
+class _Position:
+    """Where in the log of a container's life a reader is; lines carry the kubelet's time stamps, which grow."""
+
+    def __init__(self, tail: int) -> None:
+        self._tail = tail
+        self._stamp = ""
+        self._num_taken = 0  # lines of that very stamp
+        self._num_seen = 0  # of them, in the present stream
+        self._read_at = 0.0
+
+    def options(self) -> dict[str, int]:
+        """What to ask a new stream for: what comes after this position, and some before."""
+        self._num_seen = 0
+        if self._stamp:
+            return {"since_seconds": int(time.monotonic() - self._read_at + _OVERLAP_S)}
+        return {"tail_lines": self._tail} if self._tail >= 0 else {}
+
+    def take(self, line: str) -> str | None:
+        """The text of a stamped line; None if it was read before."""
+        stamp, _, text = line.partition(" ")
+        if not stamp[:1].isdecimal():  # the kubelet's own words
+            return line
+        if stamp < self._stamp:
+            return None
+        if stamp > self._stamp:
+            self._stamp, self._num_taken, self._num_seen = stamp, 0, 0
+        self._num_seen += 1
+        if self._num_seen <= self._num_taken:
+            return None
+        self._num_taken, self._read_at = self._num_seen, time.monotonic()
+        return text
+
+
+class _PodReader:
+    """Reads one pod, by its uid, through the lives of its container, and puts its lines into a queue."""
+
+    def __init__(self, connection: Connection, pod: Object, tail: int, lines: queue.SimpleQueue[LogLine]) -> None:
+        self._connection = connection
+        self._pod: Object | None = pod
+        self._uid = pod["metadata"]["uid"]
+        self._tail = tail
+        self._lines = lines
+        self.thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        life, position = "", _Position(self._tail)
+        while self._pod is not None:
+            status = pods.container(self._pod)
+            if (current := status.get("containerID", "")) and current != life:
+                life, position = current, _Position(-1 if life else self._tail)
+            try:
+                if life:
+                    self._read(self._pod, position)
+                pod = self._look()
+            except ClusterError as error:
+                if not error.unreachable and error.status not in (400, 404):  # its container, or it, is just changing
+                    print(f"note: {error.what}", file=sys.stderr)
+                    return
+                pod = self._pod
+            if pod is None or _is_read(pod, life):
+                return
+            self._pod = pod
+            threading.Event().wait(_LOOK_S)
+
+    def _read(self, pod: Object, position: _Position) -> None:
+        name = str(pod["metadata"]["name"])
+        with self._connection.doing(f"read the log of pod {name}"):
+            response = _open(
+                self._connection,
+                pod,
+                follow=True,
+                timestamps=True,
+                _request_timeout=(CONNECT_TIMEOUT_S, _SILENCE_S),
+                **position.options(),
+            )
+            for line in _split(response):
+                if (text := position.take(line)) is not None:
+                    self._lines.put(LogLine(name, text))
+
+    def _look(self) -> Object | None:
+        assert self._pod is not None
+        metadata = self._pod["metadata"]
+        pod = read_pod(self._connection, metadata["namespace"], metadata["name"])
+        return pod if pod is not None and pod["metadata"]["uid"] == self._uid else None
+
+
+def _is_read(pod: Object, life: str) -> bool:
+    """Whether the life that was read to its end was the pod's last."""
+    status = pods.container(pod)
+    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return has_ended and (status.get("containerID", "") in ("", life))
+
+
+class _Follower:
+    def __init__(self, connection: Connection, job: Job, request: LogRequest, find: Callable[[], Job | None]) -> None:
+        self._connection = connection
+        self._job = job
+        self._request = request
+        self._find = find
+        self._lines: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
+        self._readers: dict[str, _PodReader] = {}
+        self._said = ""
+
+    def lines(self) -> Iterator[LogLine]:
+        """Until the job has ended, or the one pod that was asked for."""
+        tail, look_at, deadline = self._request.tail, 0.0, float("inf")
+        while True:
+            if time.monotonic() >= look_at:
+                if self._look(tail=tail):
+                    deadline = min(deadline, time.monotonic() + _LAST_LINES_S)
+                tail, look_at = -1, time.monotonic() + _LOOK_S
+            try:
+                yield self._lines.get(timeout=_LOOK_S / 4)
+            except queue.Empty:
+                reads = any(reader.thread.is_alive() for reader in self._readers.values())
+                if time.monotonic() > deadline or (deadline < float("inf") and not reads and self._lines.empty()):
+                    return
+
+    def _look(self, *, tail: int) -> bool:
+        """Starts readers for new pods; whether no more are to come."""
+        try:
+            found = _pods(self._connection, self._job, "")
+            wanted = [pod for pod in found if self._request.role in ("", _role(pod))]
+            for pod in wanted:
+                if (uid := pod["metadata"]["uid"]) not in self._readers:
+                    self._readers[uid] = _PodReader(self._connection, pod, tail, self._lines)
+            return self._is_over(found, wanted)
+        except ClusterError as error:
+            if not error.unreachable:
+                raise
+            self._say(error.what)
+            return False
+
+    def _is_over(self, found: list[Object], wanted: list[Object]) -> bool:
+        master = next((pod for pod in found if _role(pod) == "master"), None)
+        if master is not None and pods.label(master, names.STATUS_LABEL) in ("Finished", "Failed"):
+            return True
+        if self._request.role.startswith("worker") and self._readers and not any(map(_may_print, wanted)):
+            return True  # its successor has another number
+        if master is not None and pods.pod_status(master).phase in ("Pending", "Running"):
+            return False
+        job = self._find()
+        if job is None or job.has_ended:
+            return True
+        if job.phase is Phase.STOPPED:
+            self._say(f"{job.note} `elasticdl resume {job.name}` lets it go on.")
+        return False
+
+    def _say(self, what: str) -> None:
+        if what != self._said:
+            self._said = what
+            print(f"note: {what}", file=sys.stderr, flush=True)
+
+
+def _may_print(pod: Object) -> bool:
+    return pods.pod_status(pod).phase in ("Pending", "Running")

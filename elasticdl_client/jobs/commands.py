@@ -1,0 +1,147 @@
+"""The commands themselves: options to stores, jobs to what is printed, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from elasticdl_client.choices import Runtime
+from elasticdl_client.errors import ElasticDLError, FlagError, JobError
+from elasticdl_client.jobs import words
+from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.options import Options, parse
+from elasticdl_client.jobs.places import Places
+from elasticdl_client.jobs.store import LogRequest
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Runs a job command; the exit code for the shell.
+
+    Raises:
+        FlagError: the command line is wrong.
+        ElasticDLError: the job is not found, or the runtime cannot be reached or refuses.
+    """
+    options = parse(command, arguments)
+    actions: dict[str, Callable[[Options, Places], int]] = {
+        "list": _list,
+        "status": _status,
+        "logs": _logs,
+        "delete": _delete,
+        "clean": _clean,
+        "resume": _resume,
+    }
+    return actions[command](options, Places.of(options))
+
+
+def _list(options: Options, places: Places) -> int:
+    jobs = places.list()
+    _say_unreachable(places)
+    if options.output in ("json", "yaml"):
+        print(words.structured([job.to_plain() for job in jobs], options.output))
+    elif options.output == "name":
+        _print_lines(f"job/{job.name}" for job in jobs)
+    elif jobs:
+        print(words.job_table(jobs, with_namespace=options.all_namespaces, wide=options.output == "wide"))
+    else:
+        print(f"No jobs found {places.where}.", file=sys.stderr)
+    return 0
+
+
+def _status(options: Options, places: Places) -> int:
+    job = places.find(options.jobs[0])
+    if options.output:
+        print(words.structured(job.to_plain(), options.output))
+    else:
+        print(words.page(job, time.time()))
+    return 0
+
+
+def _logs(options: Options, places: Places) -> int:
+    job = places.find(options.jobs[0])
+    request = LogRequest("" if options.all else options.role or "master", options.follow, options.tail)
+    for line in places.store(job).logs(job, request):
+        if options.output == "json":
+            text = json.dumps({"pod": line.pod, "line": line.text}, ensure_ascii=False)
+        else:
+            text = f"[{line.pod}] {line.text}" if options.all else line.text
+        print(text, flush=options.follow)
+    return 0
+
+
+def _delete(options: Options, places: Places) -> int:
+    deleted, code = [], 0
+    for name in dict.fromkeys(options.jobs):
+        try:
+            deleted.append(_delete_one(places.find(name), options, places))
+        except FlagError:
+            raise
+        except ElasticDLError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = 1
+    _print_deleted(deleted, options)
+    return code
+
+
+def _clean(options: Options, places: Places) -> int:
+    jobs = places.list()
+    _say_unreachable(places)
+    ended = [job for job in jobs if job.has_ended]
+    for job in jobs:
+        if job.phase is Phase.STOPPED:
+            print(f'note: job "{job.name}" {job.where} has stopped, not ended: kept.', file=sys.stderr)
+    if not ended and not options.output:
+        print(f"No ended jobs found {places.where}.", file=sys.stderr)
+    _print_deleted([_delete_one(job, options, places) for job in ended], options)
+    return 0
+
+
+def _delete_one(job: Job, options: Options, places: Places) -> dict[str, Any]:
+    """Deletes a job and says so; the object of --output=json."""
+    if not options.dry_run:
+        places.store(job).delete(job, options.timeout if options.wait else None)
+    if not options.output:
+        where = f"from {job.namespace} namespace" if job.namespace else f"with its directory {job.directory}"
+        print(f'job "{job.name}" deleted {where}{" (dry run)" if options.dry_run else ""}', flush=True)
+    plain = job.to_plain()
+    found = {name: plain[name] for name in ("name", "runtime", "namespace", "phase", "directory")}
+    return {**found, "deleted": not options.dry_run}
+
+
+def _print_deleted(deleted: list[dict[str, Any]], options: Options) -> None:
+    if options.output == "json":
+        print(words.structured(deleted, "json"))
+    elif options.output == "name":
+        _print_lines(f"job/{one['name']}" for one in deleted)
+
+
+def _resume(options: Options, places: Places) -> int:
+    job = places.find(options.jobs[0])
+    if job.has_ended:
+        raise JobError(f'job "{job.name}" {job.where} has ended ({job.phase}): there is nothing to resume.', _see(job))
+    if job.phase is not Phase.STOPPED:
+        raise JobError(f'job "{job.name}" {job.where} is {job.phase.lower()}: it has a master already.', _see(job))
+    code = places.store(job).resume(job)
+    if job.runtime is Runtime.LOCAL:
+        return code  # it was in front until its end, and has told that
+    if options.output == "json":
+        print(words.structured({"name": job.name, "namespace": job.namespace, "resumed": True}, "json"))
+    else:
+        print(f"job/{job.name}" if options.output else f'job "{job.name}" resumed: its master has a pod again')
+    return code
+
+
+def _see(job: Job) -> str:
+    return f"See `elasticdl status {job.name}`."
+
+
+def _say_unreachable(places: Places) -> None:
+    if places.unreachable:
+        print(f"note: only jobs of this machine: {places.unreachable}", file=sys.stderr)
+
+
+def _print_lines(lines: Any) -> None:
+    for line in lines:
+        print(line)

@@ -1,0 +1,94 @@
+"""Job: what a command knows of a job, the same for both runtimes, and its JSON shape.
+
+Values only; who finds jobs is in local_jobs.py and kubernetes_jobs.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from elasticdl_client.choices import Runtime
+from elasticdl_client.job_status import JobPhase, JobStatus
+
+
+class Phase(StrEnum):
+    """Where a job is: the master's word for it, and `STOPPED` where no master runs a job that has not ended."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it was found.
+
+    Attributes:
+        phase: of the job as a whole.
+        status: what its master wrote last, with the pods as they were found; never None, at least the name is in it.
+        note: what else there is to say of its phase, and what to do; may be empty.
+        namespace: empty for a local job.
+        directory: of a local job; empty otherwise.
+        created_at: seconds since the Unix epoch; 0 if unknown.
+    """
+
+    name: str
+    runtime: Runtime
+    phase: Phase
+    status: JobStatus
+    note: str = ""
+    namespace: str = ""
+    directory: str = ""
+    created_at: float = 0.0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase in (Phase.SUCCEEDED, Phase.FAILED)
+
+    @property
+    def where(self) -> str:
+        """For messages: behind the name of the job."""
+        return f"in namespace {self.namespace}" if self.runtime is Runtime.KUBERNETES else "on this machine"
+
+    @property
+    def logs(self) -> str:
+        """Where its logs are: a directory, or the command that prints them."""
+        if self.directory:
+            return f"{self.directory}/logs"
+        return f"elasticdl logs {self.name} --namespace={self.namespace}"
+
+    def to_plain(self) -> dict[str, Any]:
+        """The object of ``--output=json``; docs/jobs.md lists its keys."""
+        status = dataclasses.asdict(self.status)
+        for name in ("job_name", "phase"):
+            del status[name]
+        return {
+            "name": self.name,
+            "runtime": self.runtime.value,
+            "namespace": self.namespace,
+            "phase": self.phase.value,
+            "note": self.note,
+            "created_at": self.created_at,
+            "directory": self.directory,
+            "logs": self.logs,
+            **status,
+        }
+
+
+def phase_of(status: JobStatus, *, runs: bool) -> Phase:
+    """The phase of a job by its master's last status.
+
+    Args:
+        status: as it was written.
+        runs: whether a master runs it, or soon will.
+    """
+    if status.exit_code is not None:
+        return Phase.FAILED if status.exit_code or status.phase is JobPhase.FAILED else Phase.SUCCEEDED
+    if not runs:
+        return Phase.STOPPED
+    return Phase.PENDING if status.phase is JobPhase.PENDING else Phase.RUNNING

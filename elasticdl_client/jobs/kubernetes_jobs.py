@@ -1,0 +1,212 @@
+"""The jobs of a cluster: a ConfigMap that owns each, its master's status in another, and its pods.
+
+What the API shows of pods counts more than what a master wrote of them: it is true without a master, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from elasticdl_client.choices import Runtime
+from elasticdl_client.errors import FlagError, JobError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus, PodStatus
+from elasticdl_client.jobs import cluster_end, cluster_logs, pods
+from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
+from elasticdl_client.jobs.job import Job, Phase, phase_of
+from elasticdl_client.jobs.store import LogLine, LogRequest
+from elasticdl_client.kubernetes import api, names
+
+_SUBMISSION_S = 15.0  # a job whose ConfigMap is younger may still be getting its master
+_REPLACE_TIMEOUT_S = 60.0  # an ended master's pod gets so long to go
+_IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class KubernetesJobs:
+    """A job store (see `JobStore`).
+
+    Args:
+        connection: to the cluster.
+        namespace: empty: all of them.
+    """
+
+    def __init__(self, connection: api.Connection, namespace: str) -> None:
+        self._connection = connection
+        self._namespace = namespace
+
+    def list(self) -> list[Job]:
+        """See `JobStore`."""
+        return _jobs(self._connection, self._namespace, "")
+
+    def find(self, name: str) -> Job | None:
+        """See `JobStore`."""
+        return next(iter(_jobs(self._connection, self._namespace, name)), None)
+
+    def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
+        """See `JobStore`."""
+        return cluster_logs.lines(self._connection, job, request, lambda: self.find(job.name))
+
+    def delete(self, job: Job, wait_s: float | None) -> None:
+        """See `JobStore`."""
+        cluster_end.delete(self._connection, job, wait_s)
+
+    def resume(self, job: Job) -> int:
+        """See `JobStore`; returns when the pod of the new master is made.
+
+        Raises:
+            JobError: the job's specification is gone, or the old master does not go.
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        from elasticdl_client.kubernetes.objects import master_pod
+
+        owner = self._owner(job)
+        if owner is None or pods.is_going(owner) or names.MASTER_POD_KEY not in (owner.get("data") or {}):
+            raise JobError(
+                f"Job {job.name} has no ConfigMap {names.job_object(job.name)} with its master's pod any more.",
+                f"What is left of it goes with `elasticdl delete {job.name} --namespace={job.namespace}`.",
+            )
+        manifest = master_pod(owner["data"], job.name, owner["metadata"]["uid"])
+        self._remove_old_master(job)
+        with self._connection.doing(f"create the pod {names.pod_name(job.name, 'master', 0)}"):
+            self._connection.core.create_namespaced_pod(job.namespace, manifest)
+        return 0
+
+    def _owner(self, job: Job) -> Object | None:
+        found = list_objects(self._connection, "config_map", job.namespace, job.name)
+        return next((one for one in found if one["metadata"]["name"] == names.job_object(job.name)), None)
+
+    def _remove_old_master(self, job: Job) -> None:
+        name = names.pod_name(job.name, "master", 0)
+        pod = read_pod(self._connection, job.namespace, name)
+        if pod is None:
+            return
+        delete_object(self._connection, "pod", job.namespace, name)
+        is_gone = cluster_end.wait_until(
+            lambda: read_pod(self._connection, job.namespace, name) is None, _REPLACE_TIMEOUT_S
+        )
+        if not is_gone:
+            raise JobError(
+                f"The pod {name} of the master before does not go.",
+                f"If its node is lost: kubectl delete pod {name} -n {job.namespace} --grace-period=0 --force",
+            )
+
+
+def default_namespace() -> str:
+    """The namespace of the kubeconfig's context, or of the pod that this runs in."""
+    import yaml
+    from kubernetes.config import ConfigException, list_kube_config_contexts
+
+    if _IN_CLUSTER_NAMESPACE.is_file():
+        return _IN_CLUSTER_NAMESPACE.read_text().strip() or "default"
+    try:
+        _, active = list_kube_config_contexts()
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError):
+        return "default"  # connecting says what is wrong with it
+    return str(active["context"].get("namespace") or "default")
+
+
+def _jobs(connection: api.Connection, namespace: str, name: str) -> list[Job]:
+    objects: dict[tuple[str, str], _Found] = defaultdict(_Found)
+    for config_map in list_objects(connection, "config_map", namespace, name):
+        objects[_key(config_map)].config_maps[config_map["metadata"]["name"]] = config_map
+    for pod in list_objects(connection, "pod", namespace, name):
+        objects[_key(pod)].pods.append(pod)
+    jobs = [_job(where, job, found) for (where, job), found in objects.items()]
+    return sorted(jobs, key=lambda job: (job.created_at, job.namespace, job.name))
+
+
+@dataclasses.dataclass(slots=True)
+class _Found:
+    config_maps: dict[str, Object] = dataclasses.field(default_factory=dict)
+    pods: list[Object] = dataclasses.field(default_factory=list)
+
+
+def _key(thing: Object) -> tuple[str, str]:
+    return str(thing["metadata"]["namespace"]), pods.label(thing, names.JOB_LABEL)
+
+
+def _job(namespace: str, name: str, found: _Found) -> Job:
+    owner = found.config_maps.get(names.job_object(name))
+    everything = [*found.config_maps.values(), *found.pods]
+    created_at = min(_created_at(thing) for thing in ([owner] if owner else everything))
+    written = _written(found.config_maps.get(names.state_object(name)))
+    status = _with_pods(written or JobStatus(name), sorted(found.pods, key=pods.sort_key), owner)
+    master = next((pod for pod in found.pods if pods.label(pod, names.ROLE_LABEL) == "master"), None)
+    phase, note = _phase(name, status, owner, master, time.time() - created_at)
+    return Job(name, Runtime.KUBERNETES, phase, status, note, namespace=namespace, created_at=created_at)
+
+
+def _phase(
+    name: str, status: JobStatus, owner: Object | None, master: Object | None, age_s: float
+) -> tuple[Phase, str]:
+    """The phase of a job, and what else there is to say of it."""
+    if owner is None or pods.is_going(owner):
+        return phase_of(status, runs=master is not None), "It is being deleted, or was deleted in part."
+    if master is not None:
+        pod_phase, label = pods.pod_status(master).phase, pods.label(master, names.STATUS_LABEL)
+        if label == "Finished" and status.exit_code is None:
+            return Phase.SUCCEEDED, ""
+        if label == "Failed" and status.exit_code is None:
+            return Phase.FAILED, "" if status.message else f"Its master's log says why: elasticdl logs {name}."
+        if pod_phase in ("Pending", "Running"):
+            return phase_of(status, runs=True), ""
+    elif not status.updated_at and age_s < _SUBMISSION_S:
+        return Phase.PENDING, "It is being submitted."
+    phase = phase_of(status, runs=False)
+    if phase is not Phase.STOPPED:
+        return phase, ""
+    how = f"has ended ({pods.pod_status(master).message or 'nobody knows why'})" if master is not None else "is gone"
+    return phase, f"Its master's pod {how}, and the job has not ended."
+
+
+def _written(state: Object | None) -> JobStatus | None:
+    """What the master wrote last; None before the first time, and if it cannot be read."""
+    text = ((state or {}).get("data") or {}).get(names.STATUS_KEY, "")
+    try:
+        return JobStatus.from_json(text) if text else None
+    except (ValueError, TypeError):
+        return None
+
+
+def _with_pods(status: JobStatus, found: list[Object], owner: Object | None) -> JobStatus:
+    """The status with the pods as the API shows them, and how many of them run."""
+    told = {pod.name: pod for pod in status.pods}
+    seen = tuple(_told_more(pods.pod_status(pod), told) for pod in found)
+    running = [pods.label(pod, names.ROLE_LABEL) for pod in found if _runs(pod)]
+    spec = _spec(owner)
+    return dataclasses.replace(
+        status,
+        pods=seen,
+        workers_alive=running.count("worker"),
+        workers_wanted=status.workers_wanted or (spec.num_workers if spec else 0),
+        ps_alive=running.count("ps"),
+        ps_wanted=status.ps_wanted or (spec.num_ps_pods if spec else 0),
+    )
+
+
+def _told_more(pod: PodStatus, told: Mapping[str, PodStatus]) -> PodStatus:
+    """A pod of which the API says nothing, with what the master had learned of the same phase."""
+    before = told.get(pod.name)
+    if pod.message or before is None or before.phase != pod.phase:
+        return pod
+    return dataclasses.replace(pod, message=before.message)
+
+
+def _runs(pod: Object) -> bool:
+    return pods.pod_status(pod).phase == "Running" and not pods.is_going(pod)
+
+
+def _spec(owner: Object | None) -> JobSpec | None:
+    try:
+        return JobSpec.from_json(((owner or {}).get("data") or {})[names.SPEC_KEY])
+    except (KeyError, FlagError):
+        return None
+
+
+def _created_at(thing: Object) -> float:
+    return datetime.fromisoformat(thing["metadata"]["creationTimestamp"].replace("Z", "+00:00")).timestamp()

@@ -1,0 +1,172 @@
+"""The jobs of this machine: directories with a lock, a specification and a status.
+
+A job runs while a process holds its lock.  What its pods do is the agent's business; this module reads files, and
+tells a job's client to end it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from elasticdl_client.choices import Runtime
+from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.job_dir import JobDir
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
+from elasticdl_client.jobs import holders, log_files
+from elasticdl_client.jobs.job import Job, Phase, phase_of
+from elasticdl_client.jobs.store import LogLine, LogRequest
+
+_END_TIMEOUT_S = 30.0  # a client that was told to end a job gets so long; then it is killed, and the agent with it
+_KILL_TIMEOUT_S = 10.0
+
+
+class LocalJobs:
+    """A job store (see `JobStore`).
+
+    Args:
+        job_dir: only the job in this directory; None: those in ~/.elasticdl/jobs.
+    """
+
+    def __init__(self, job_dir: Path | None = None) -> None:
+        self._job_dir = Path(os.path.abspath(job_dir.expanduser())) if job_dir is not None else None
+
+    def list(self) -> list[Job]:
+        """See `JobStore`."""
+        directories = _directories() if self._job_dir is None else [self._job_dir]
+        jobs = [job for directory in directories if (job := _read(directory)) is not None]
+        return sorted(jobs, key=lambda job: (job.created_at, job.name))
+
+    def find(self, name: str) -> Job | None:
+        """See `JobStore`."""
+        if self._job_dir is None:
+            job = _read(_home() / name)
+            return job if job is not None and job.name == name else None
+        return next((job for job in self.list() if job.name == name), None)
+
+    def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
+        """See `JobStore`."""
+        return log_files.lines(job, request)
+
+    def delete(self, job: Job, wait_s: float | None) -> None:
+        """See `JobStore`; the end of a local job is always waited for, it is a matter of seconds.
+
+        Raises:
+            JobError: a process of the job does not end, or the directory cannot be removed.
+        """
+        directory = Path(job.directory)
+        _end(job, directory)
+        job_dir = JobDir.take(directory)
+        try:
+            _remove(directory)
+        except OSError as error:
+            raise JobError(
+                f"The directory {directory} of job {job.name} cannot be removed: {error.strerror}."
+            ) from error
+        finally:
+            os.close(job_dir.lock_fd)
+
+    def resume(self, job: Job) -> int:
+        """See `JobStore`; the job runs in the foreground, as it did before.
+
+        Raises:
+            ElasticDLError: its specification is damaged, or it cannot be started.
+        """
+        from elasticdl_client import local
+
+        directory = Path(job.directory)
+        spec = dataclasses.replace(JobSpec.from_json((directory / "spec.json").read_text()), job_dir=str(directory))
+        if not (directory / "journal.json").exists():
+            raise JobError(
+                f"Job {job.name} was cut off before it had begun: there is no journal in {directory}.",
+                "Start it again with the command that started it.",
+            )
+        return local.go_on(spec, JobDir.take(directory))
+
+
+def _directories() -> list[Path]:
+    home = _home()
+    return sorted(home.iterdir()) if home.is_dir() else []
+
+
+def _home() -> Path:
+    return Path.home() / ".elasticdl" / "jobs"
+
+
+def _read(directory: Path) -> Job | None:
+    """The job of a directory; None if there is none."""
+    spec = directory / "spec.json"
+    try:
+        created_at = spec.stat().st_mtime
+        name = str(json.loads(spec.read_text())["job_name"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
+        created_at, name = directory.stat().st_mtime, directory.name
+    status, note = _status(directory, name)
+    runs = bool(holders.holders(directory))
+    if not runs:
+        over = tuple(pod for pod in status.pods if pod.phase in ("Succeeded", "Failed"))
+        status = dataclasses.replace(status, pods=over, workers_alive=0, ps_alive=0)
+    phase = phase_of(status, runs=runs)
+    if phase is Phase.STOPPED:
+        note = note or "It was cut off before its end, and nothing of it runs."
+    return Job(name, Runtime.LOCAL, phase, status, note, directory=str(directory), created_at=created_at)
+
+
+def _status(directory: Path, name: str) -> tuple[JobStatus, str]:
+    path = directory / "status.json"
+    try:
+        return JobStatus.from_json(path.read_text()), ""
+    except FileNotFoundError:
+        return JobStatus(name), ""
+    except (OSError, ValueError, TypeError) as error:
+        return JobStatus(name), f"Its status {path} cannot be read: {error}."
+
+
+def _end(job: Job, directory: Path) -> None:
+    processes = holders.holders(directory)
+    for process in holders.first_of(processes):
+        holders.send(process, signal.SIGTERM)
+    if holders.wait_for_end(processes, _END_TIMEOUT_S):
+        return
+    for process in processes:  # the kernel ends the pods with the agent
+        holders.send(process, signal.SIGKILL)
+    if not holders.wait_for_end(processes, _KILL_TIMEOUT_S):
+        listed = ", ".join(map(str, processes))
+        raise JobError(f"Job {job.name} does not end; its client and agent are the processes {listed}.")
+
+
+def _remove(directory: Path) -> None:
+    """Removes a job's directory; an exported model in it stays, and the lock with it."""
+    kept = _output_in(directory)
+    for entry in directory.iterdir():
+        if entry.name == "lock" or (kept is not None and entry.name == kept):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    if kept is None:
+        (directory / "lock").unlink()
+        directory.rmdir()
+
+
+def _output_in(directory: Path) -> str | None:
+    """The entry of a directory that holds the job's exported model, if there is one."""
+    try:
+        output = JobSpec.from_json((directory / "spec.json").read_text()).output
+    except (OSError, ElasticDLError):
+        return None
+    if not output:
+        return None
+    path = Path(os.path.abspath(Path(output).expanduser()))
+    if path == directory or not path.is_relative_to(directory) or not path.exists():
+        return None
+    return path.relative_to(directory).parts[0]

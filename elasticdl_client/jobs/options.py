@@ -1,0 +1,179 @@
+"""What the job commands take: names of jobs and a few options, in kubectl's spelling and in ours.
+
+Owns the options, their checks and how their text is read; it never looks for a job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from elasticdl_client import flags
+from elasticdl_client.checks import check_job_name
+from elasticdl_client.choices import Runtime
+from elasticdl_client.errors import FlagError
+
+T = TypeVar("T")
+
+FORMATS = {  # command → what --output may say
+    "list": ("json", "name", "wide", "yaml"),
+    "status": ("json", "yaml"),
+    "logs": ("json",),
+    "delete": ("json", "name"),
+    "clean": ("json", "name"),
+    "resume": ("json", "name"),
+}
+WITH_JOB = ("status", "logs", "delete", "resume")
+_ALL = tuple(FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The metadata of an option, under the key ``option`` of its field; type and default are the field's own."""
+
+    help: str
+    commands: tuple[str, ...]
+    short: str
+
+
+def _option(default: T, help: str, commands: tuple[str, ...] = _ALL, short: str = "") -> T:
+    value: T = dataclasses.field(default=default, metadata={"option": Option(help, commands, short)})
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A job command's arguments; an empty text is an option that was not given."""
+
+    jobs: tuple[str, ...] = ()
+    namespace: str = _option(
+        "", "Namespace on Kubernetes; by default the context's. Given, local jobs are left out.", short="n"
+    )
+    all_namespaces: bool = _option(False, "Jobs of all namespaces.", ("list",), "A")
+    runtime: str = _option("", "kubernetes or local; by default both are searched.")
+    job_dir: str = _option("", "Directory of a local job that is not in ~/.elasticdl/jobs.")
+    output: str = _option("", "Instead of text for people: {formats}.", short="o")
+    follow: bool = _option(False, "Go on to the job's end, through restarts of its pods.", ("logs",), "f")
+    role: str = _option("", "Whose log: master (by default), worker-0, ps-1, …", ("logs",))
+    all: bool = _option(False, "The logs of all pods, each line after its pod's name.", ("logs",))
+    tail: int = _option(-1, "Only the last N lines of what has been printed so far; -1: all.", ("logs",))
+    wait: bool = _option(
+        True, "Return when nothing of the job is left; at once with --no_wait or --wait=false.", ("delete", "clean")
+    )
+    timeout: float = _option(300.0, "Seconds to wait so.", ("delete", "clean"))
+    dry_run: bool = _option(False, "Say which jobs would be deleted, and delete none.", ("clean",))
+    force_use_kube_config_file: bool = _option(False, "Use the kubeconfig file inside a cluster, too.")
+
+
+def options_of(command: str) -> dict[str, tuple[Option, object]]:
+    """The options of a command with their defaults, by name."""
+    found: dict[str, tuple[Option, object]] = {}
+    for field in dataclasses.fields(Options):
+        option = field.metadata.get("option")
+        if option is not None and command in option.commands:
+            text = option.help.format(formats=", ".join(FORMATS[command]))
+            found[field.name] = dataclasses.replace(option, help=text), field.default
+    return found
+
+
+def parse(command: str, arguments: Sequence[str]) -> Options:
+    """The options of a command line, in any order.
+
+    Raises:
+        FlagError: an unknown option, a value that does not fit, a job's name too many or too few.
+    """
+    texts, jobs = _split(command, list(arguments))
+    known = options_of(command)
+    values = {name: flags.parse(name, text, known[name][1]) for name, text in texts.items()}
+    options = Options(jobs=tuple(jobs), **values)  # type: ignore[arg-type]
+    _check_jobs(command, options)
+    _check_values(command, options)
+    return options
+
+
+def _split(command: str, rest: list[str]) -> tuple[dict[str, str], list[str]]:
+    known = options_of(command)
+    shorts = {option.short: name for name, (option, _) in known.items() if option.short}
+    texts: dict[str, str] = {}
+    jobs: list[str] = []
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("-") or argument == "-":
+            jobs.append(argument)
+            continue
+        name, equals, value = _name_and_value(command, argument, known, shorts)
+        is_bool = isinstance(known[name][1], bool)
+        if not equals and is_bool:
+            value = "true"
+        elif not equals:
+            if not rest:
+                raise FlagError(f"--{name} needs a value.", f"Write --{name}=VALUE.")
+            value = rest.pop(0)
+        if name in texts:
+            raise FlagError(f"--{name} is given twice.", "Give it once.")
+        texts[name] = value
+    return texts, jobs
+
+
+def _name_and_value(
+    command: str, argument: str, known: dict[str, tuple[Option, object]], shorts: dict[str, str]
+) -> tuple[str, bool, str]:
+    if argument.startswith("--"):
+        name, equals, value = argument[2:].partition("=")
+        name = name.replace("-", "_")
+        if name == "no_wait" and "wait" in known and not equals:
+            return "wait", True, "false"
+        if name in known:
+            return name, bool(equals), value
+        near = flags.nearest(name, [*known, "no_wait"] if "wait" in known else list(known))
+    else:
+        name, value = argument[1:2], argument[2:]
+        if name in shorts and not (value and isinstance(known[shorts[name]][1], bool)):
+            return shorts[name], bool(value), value.removeprefix("=")
+        near = ""
+    raise FlagError(
+        f"Unknown flag {argument.partition('=')[0]} of `elasticdl {command}`.",
+        f"Did you mean --{near}?" if near else f"`elasticdl {command} --help` lists its flags.",
+    )
+
+
+def _check_jobs(command: str, options: Options) -> None:
+    usage = f"Usage: {usage_of(command)}"
+    if command not in WITH_JOB and options.jobs:
+        raise FlagError(f"`elasticdl {command}` takes no job's name, and here is '{options.jobs[0]}'.", usage)
+    if command in WITH_JOB and not options.jobs:
+        raise FlagError(f"`elasticdl {command}` needs the name of a job.", f"{usage}; `elasticdl list` shows all jobs.")
+    if command != "delete" and len(options.jobs) > 1:
+        raise FlagError(f"`elasticdl {command}` takes one job, and here are {' and '.join(options.jobs)}.", usage)
+    for job in options.jobs:
+        if check_job_name(job):
+            raise FlagError(f"'{job}' {check_job_name(job)}.", "`elasticdl list` shows all jobs.")
+
+
+def _check_values(command: str, options: Options) -> None:
+    runtimes = [runtime.value for runtime in Runtime]
+    if options.runtime and options.runtime not in runtimes:
+        raise FlagError(f"--runtime is one of {', '.join(runtimes)}, not '{options.runtime}'.", "Choose one of these.")
+    if options.output and options.output not in FORMATS[command]:
+        raise FlagError(
+            f"--output is one of {', '.join(FORMATS[command])}, not '{options.output}'.", "Choose one of these."
+        )
+    if options.runtime == Runtime.LOCAL and (options.namespace or options.all_namespaces):
+        raise FlagError("Local jobs have no namespace.", "Leave out --namespace, or --runtime=local.")
+    if options.job_dir and (options.runtime == Runtime.KUBERNETES or options.namespace or options.all_namespaces):
+        raise FlagError("--job_dir is the directory of a local job.", "Leave it out for jobs of a cluster.")
+    if options.namespace and options.all_namespaces:
+        raise FlagError("--namespace and --all_namespaces exclude each other.", "Give one of them.")
+    if options.role and options.all:
+        raise FlagError("--role and --all exclude each other.", "Give one of them.")
+    if options.role and not re.fullmatch(r"master|(worker|ps)-[0-9]+", options.role):
+        raise FlagError(f"--role={options.role} is no pod of a job.", "For example master, worker-0 or ps-1.")
+
+
+def usage_of(command: str) -> str:
+    """How a command is written."""
+    jobs = {"delete": " JOB…"}.get(command, " JOB" if command in WITH_JOB else "")
+    return f"elasticdl {command}{jobs} [--flag=value …]"

@@ -1,0 +1,120 @@
+"""Where jobs are looked for: the stores that a command line names, and what is said where one cannot be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elasticdl_client.choices import Runtime
+from elasticdl_client.errors import ElasticDLError, FlagError, JobError
+from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.local_jobs import LocalJobs
+from elasticdl_client.jobs.options import Options
+from elasticdl_client.jobs.store import JobStore
+
+
+@dataclass(slots=True)
+class Places:
+    """Stores by runtime, with the words for them.
+
+    A cluster that nobody asked for, neither by --runtime nor by a namespace, may be out of reach.
+
+    Attributes:
+        stores: those that can be asked.
+        needs_cluster: it was asked for: its errors are the command's.
+        unreachable: why the cluster could not be asked; may be empty.
+    """
+
+    stores: dict[Runtime, JobStore]
+    words: dict[Runtime, str]
+    needs_cluster: bool
+    unreachable: str = field(default="")
+
+    @classmethod
+    def of(cls, options: Options) -> Places:
+        """The places that a command line means.
+
+        Raises:
+            ElasticDLError: it means a cluster, and none is configured.
+        """
+        for_cluster = options.runtime == Runtime.KUBERNETES or bool(options.namespace)
+        places = cls({}, {}, for_cluster or options.all_namespaces)
+        if options.runtime != Runtime.LOCAL and not options.job_dir:
+            try:
+                places._add_cluster(options)
+            except ElasticDLError as error:
+                places._without_cluster(error)
+        if not for_cluster:
+            directory = Path(options.job_dir) if options.job_dir else None
+            places.stores[Runtime.LOCAL] = LocalJobs(directory)
+            places.words[Runtime.LOCAL] = f"in {directory}" if directory else "on this machine"
+        return places
+
+    @property
+    def where(self) -> str:
+        """For messages: behind what was looked for."""
+        return " or ".join(self.words.values())
+
+    def list(self) -> Sequence[Job]:
+        """The jobs of all of them.
+
+        Raises:
+            ElasticDLError: one that was asked for cannot be reached, or refuses.
+        """
+        return self._ask(lambda store: store.list())
+
+    def find(self, name: str) -> Job:
+        """The job of that name.
+
+        Raises:
+            FlagError: there are two.
+            JobError: there is none.
+            ElasticDLError: a place that was asked for cannot be reached, or refuses.
+        """
+
+        def ask(store: JobStore) -> tuple[Job, ...]:
+            job = store.find(name)
+            return (job,) if job is not None else ()
+
+        found = self._ask(ask)
+        if len(found) > 1:
+            raise FlagError(
+                f'There are two jobs "{name}": one {found[0].where}, one {found[1].where}.',
+                "Say which with --runtime=kubernetes or --runtime=local.",
+            )
+        if not found:
+            hint = "`elasticdl list` shows all jobs; --namespace and --job_dir look elsewhere."
+            raise JobError(f'job "{name}" not found {self.where}.', self.unreachable or hint)
+        return found[0]
+
+    def store(self, job: Job) -> JobStore:
+        """Where a job was found."""
+        return self.stores[job.runtime]
+
+    def _ask(self, ask: Callable[[JobStore], Iterable[Job]]) -> Sequence[Job]:
+        found: Sequence[Job] = ()
+        for runtime, store in tuple(self.stores.items()):
+            try:
+                found = [*found, *ask(store)]
+            except ElasticDLError as error:
+                if runtime is Runtime.LOCAL:
+                    raise
+                self._without_cluster(error)
+        return found
+
+    def _add_cluster(self, options: Options) -> None:
+        from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs, default_namespace
+        from elasticdl_client.kubernetes import api
+
+        connection = api.connect(options.force_use_kube_config_file)
+        namespace = "" if options.all_namespaces else options.namespace or default_namespace()
+        self.stores[Runtime.KUBERNETES] = KubernetesJobs(connection, namespace)
+        self.words[Runtime.KUBERNETES] = f"in {namespace} namespace" if namespace else "in any namespace"
+
+    def _without_cluster(self, error: ElasticDLError) -> None:
+        if self.needs_cluster:
+            raise error
+        self.unreachable = error.what
+        self.stores.pop(Runtime.KUBERNETES, None)
+        self.words.pop(Runtime.KUBERNETES, None)

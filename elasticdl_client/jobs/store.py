@@ -1,0 +1,56 @@
+"""The port of the job commands: jobs of one runtime, found and acted upon.  Adapters: local_jobs, kubernetes_jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from elasticdl_client.jobs.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that a pod has printed, without its end."""
+
+    pod: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogRequest:
+    """Which lines are wanted.
+
+    Attributes:
+        role: master, worker-0, ps-1, …; empty: of all pods.
+        follow: also those to come, to the job's end.
+        tail: the last so many of what there is; -1: all of it.
+    """
+
+    role: str
+    follow: bool
+    tail: int
+
+
+class JobStore(Protocol):
+    """Five verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+
+    def list(self) -> list[Job]:
+        """Every job, ended ones too, the oldest first."""
+        ...
+
+    def find(self, name: str) -> Job | None:
+        """A job by its name."""
+        ...
+
+    def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
+        """What the job's pods print."""
+        ...
+
+    def delete(self, job: Job, wait_s: float | None) -> None:
+        """Ends the job and removes all that there is of it; waits so long for that, or not at all."""
+        ...
+
+    def resume(self, job: Job) -> int:
+        """Starts a master for a job that lacks one; the exit code for the shell."""
+        ...

@@ -1,0 +1,178 @@
+"""Jobs as text: kubectl's tables and ages, the page of `elasticdl status`, the formats of --output.  Prints nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from elasticdl_client import progress, report
+from elasticdl_client.choices import Runtime
+from elasticdl_client.job_status import JobStatus
+from elasticdl_client.jobs.job import Job, Phase
+
+_HEAD_WIDTH = 14
+_NONE = "<none>"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as kubectl sets them: three spaces apart, the first row the heads."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def age(seconds: float) -> str:
+    """A duration in kubectl's words: 45s, 5m3s, 62m, 3h5m, 26h, 3d4h."""
+    s = int(max(0.0, seconds))
+    minutes, hours, days = s // 60, s // 3600, s // 86400
+    if s < 120:
+        return f"{s}s"
+    if minutes < 10:
+        return f"{minutes}m{s % 60}s" if s % 60 else f"{minutes}m"
+    if minutes < 180:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
+    if hours < 48:
+        return f"{hours}h"
+    if days < 8 and hours % 24:
+        return f"{days}d{hours % 24}h"
+    return f"{days}d"
+
+
+def structured(value: object, form: str) -> str:
+    """JSON, indented as kubectl does, or YAML."""
+    if form == "json":
+        return json.dumps(value, indent=4, ensure_ascii=False)
+    import yaml
+
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True)).rstrip("\n")
+
+
+def job_table(jobs: Sequence[Job], *, with_namespace: bool, wide: bool) -> str:
+    """The table of `elasticdl list`."""
+    heads = ["NAME", "RUNTIME", "PHASE", "WORKERS", "PS", "RECORDS", "AGE"]
+    rows = [heads + (["EPOCH", "STEP", "LOSS", "RATE", "MESSAGE"] if wide else [])]
+    rows += [_row(job) + (_wide(job) if wide else []) for job in jobs]
+    if with_namespace:
+        rows = [
+            ["NAMESPACE", *rows[0]],
+            *([job.namespace or _NONE, *row] for job, row in zip(jobs, rows[1:], strict=True)),
+        ]
+    return table(rows)
+
+
+def _row(job: Job) -> list[str]:
+    status = job.status
+    return [
+        job.name,
+        job.runtime.value,
+        job.phase.value,
+        f"{status.workers_alive}/{status.workers_wanted}",
+        f"{status.ps_alive}/{status.ps_wanted}",
+        f"{status.records_done / status.records_total:.0%}" if status.records_total else f"{status.records_done}",
+        age(time.time() - job.created_at) if job.created_at else "<unknown>",
+    ]
+
+
+def _wide(job: Job) -> list[str]:
+    status = job.status
+    epochs = f"/{status.num_epochs}" if status.num_epochs > 0 else ""
+    message = " ".join([*messages(job), waiting_for(job)]).strip()
+    return [
+        f"{status.epoch}{epochs}" if status.epoch else _NONE,
+        str(status.model_version),
+        _NONE if status.loss is None else f"{status.loss:.4g}",
+        f"{status.records_per_second:,.0f}/s" if job.phase is Phase.RUNNING else _NONE,
+        " ".join(message.split())[:100] or _NONE,
+    ]
+
+
+def messages(job: Job) -> list[str]:
+    """What there is to say of a job's phase: what was found, and what its master said, each once."""
+    said = report.without_frames(job.status.message)
+    return [text for text in dict.fromkeys((job.note, said)) if text]
+
+
+def waiting_for(job: Job) -> str:
+    """Why a job that could run has no worker, in the words of its pending pods; empty if it has one."""
+    if job.has_ended or job.status.workers_alive or job.phase is Phase.STOPPED:
+        return ""
+    pending = [pod for pod in job.status.pods if pod.phase == "Pending" and pod.message]
+    for role in ("master", "ps", "worker"):
+        reasons = dict.fromkeys(pod.message for pod in pending if pod.role == role)
+        if reasons:
+            return f"No worker runs yet; pending {role}: {'; '.join(reasons)}"
+    return ""
+
+
+def what_to_do(job: Job) -> str:
+    """The command that lets a stopped job go on; empty for others."""
+    if job.phase is not Phase.STOPPED:
+        return ""
+    where = f"--namespace={job.namespace}" if job.runtime is Runtime.KUBERNETES else "--runtime=local"
+    return f"`elasticdl resume {job.name} {where}` lets it go on, `elasticdl delete {job.name} {where}` ends it."
+
+
+def page(job: Job, now: float) -> str:
+    """What `elasticdl status` prints.
+
+    Args:
+        job: with the pods as they were found.
+        now: seconds since the Unix epoch.
+    """
+    status = job.status
+    is_over = job.has_ended or job.phase is Phase.STOPPED
+    head = [("Name", job.name), ("Runtime", job.runtime.value), ("Namespace", job.namespace)]
+    head += [("Directory", job.directory), ("Phase", job.phase.value)]
+    head += [("Message", text) for text in [*messages(job), waiting_for(job)]]
+    head += [("To do", what_to_do(job)), *_progress(status, with_rate=not is_over)]
+    head += [("Workers", f"{status.workers_alive}/{status.workers_wanted} running")]
+    head += [("PS", f"{status.ps_alive}/{status.ps_wanted} running" if status.ps_wanted else "")]
+    head += [("Generation", f"{status.generation} (lives of the master)" if status.generation else "")]
+    head += [("Exit code", "" if status.exit_code is None else str(status.exit_code))]
+    head += [("Started", _ago(status.started_at or job.created_at, now)), ("Updated", _ago(status.updated_at, now))]
+    head += [("Logs", job.logs)]
+    lines = [_head_line(name, text) for name, text in head if text]
+    if status.coverage:
+        lines += ["Coverage:", *(f"  {line}" for line in progress.coverage_lines(status))]
+    return "\n".join([*lines, *_pod_lines(status)])
+
+
+def _progress(status: JobStatus, *, with_rate: bool) -> list[tuple[str, str]]:
+    """Records, tasks, epoch, model and evaluation; an empty text for what is not known."""
+    records = f"{status.records_done:,}"
+    if status.records_total:
+        records += f"/{status.records_total:,} ({status.records_done / status.records_total:.0%})"
+    if with_rate:
+        records += f", {status.records_per_second:,.0f} records/s"
+    tasks = f"{status.tasks_done:,} done" if status.tasks_done or status.tasks_total else ""
+    if status.tasks_total:
+        tasks += f", {status.tasks_total - status.tasks_done:,} left"
+    epochs = f"/{status.num_epochs}" if status.num_epochs > 0 else ""
+    model = f"step {status.model_version}" if status.model_version else ""
+    if status.loss is not None:
+        model += f"{', ' if model else ''}loss {status.loss:.4g}"
+    evaluation = f"{progress.metrics_text(status)} at step {status.metrics_step}" if status.metrics else ""
+    epoch = f"{status.epoch}{epochs}" if status.epoch else ""
+    return [("Records", records), ("Tasks", tasks), ("Epoch", epoch), ("Model", model), ("Evaluation", evaluation)]
+
+
+def _head_line(name: str, text: str) -> str:
+    return f"{name + ':':<{_HEAD_WIDTH}}" + text.replace("\n", "\n" + " " * _HEAD_WIDTH)
+
+
+def _ago(at: float, now: float) -> str:
+    if not at:
+        return ""
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))} ({age(now - at)} ago)"
+
+
+def _pod_lines(status: JobStatus) -> list[str]:
+    if not status.pods:
+        return ["Pods:         <none>"]
+    rows = [["NAME", "PHASE", "RESTARTS", "MESSAGE"]]
+    for pod in status.pods:
+        rows.append([pod.name, pod.phase, str(pod.restarts), " ".join(pod.message.split())])
+    return ["Pods:", *(f"  {line}" for line in table(rows).splitlines())]
