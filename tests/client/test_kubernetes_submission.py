@@ -1,0 +1,296 @@
+"""A submission without a cluster: the objects of a job, as YAML too, and what is said where no cluster answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.kubernetes import rbac, written
+from elasticdl_client.kubernetes.api import ClusterError, connect
+from elasticdl_client.kubernetes.objects import job_manifests, master_pod
+from elasticdl_client.kubernetes.pods import owned
+from elasticdl_client.kubernetes.submit import mount_notes
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = {
+    "job_name": "job",
+    "namespace": "here",
+    "image_name": "image:1",
+    "model_def": "m.model",
+    "training_data": "/data",
+}
+LABELS = {"app": "elasticdl", "elasticdl-job-name": "job"}
+
+
+def job(**flags: object) -> JobSpec:
+    return JobSpec.from_flags("train", FLAGS | flags)
+
+
+def kubeconfig(path: Path, server: str, context: str = "far-away", chosen: str = "") -> Path:
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": chosen or context,
+                "contexts": [{"name": context, "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": server, "insecure-skip-tls-verify": True}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+            }
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def closed_server() -> str:
+    """The URL of a port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"https://127.0.0.1:{found.getsockname()[1]}"
+
+
+def elasticdl(config: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    flags = [f"--{name}={value}" for name, value in FLAGS.items()]
+    return subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", "train", *flags, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "KUBECONFIG": str(config), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def named(manifests: list[dict[str, Any]]) -> list[str]:
+    return [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests]
+
+
+@pytest.mark.ci
+def test_the_objects_of_a_job_in_their_order() -> None:
+    manifests = job_manifests(job(), "secret-word")
+    assert named(manifests) == [
+        "ConfigMap elasticdl-job",
+        "ConfigMap elasticdl-job-state",
+        "Secret elasticdl-job-token",
+        "Service elasticdl-job-master",
+        "NetworkPolicy elasticdl-job",
+        "Pod elasticdl-job-master",
+    ]
+    for manifest in manifests:
+        assert manifest["metadata"]["namespace"] == "here"
+        assert manifest["metadata"]["labels"].items() >= LABELS.items()
+    assert manifests[1]["data"] == {}
+    assert manifests[2]["stringData"] == {"token": "secret-word"}
+    assert manifests[5]["metadata"]["labels"]["status"] == "Pending"
+    assert "secret-word" not in json.dumps(manifests[:2] + manifests[3:])
+
+
+@pytest.mark.ci
+def test_services_lead_to_a_role_and_workers_are_found_by_their_slot() -> None:
+    manifests = job_manifests(job(need_tf_config=True, num_workers=2, num_ps_pods=1), "t")
+    services = {found["metadata"]["name"]: found["spec"] for found in manifests if found["kind"] == "Service"}
+    assert list(services) == [f"elasticdl-job-{end}" for end in ("master", "ps-0", "worker-0", "worker-1")]
+    role, index, slot = "elasticdl-replica-type", "elasticdl-replica-index", "elasticdl-worker-slot"
+    assert services["elasticdl-job-master"] == {
+        "selector": {**LABELS, role: "master", index: "0"},
+        "ports": [{"name": "grpc", "port": 50001, "targetPort": 50001}],
+    }
+    assert services["elasticdl-job-ps-0"]["selector"] == {**LABELS, role: "ps", index: "0"}
+    assert services["elasticdl-job-ps-0"]["ports"][0]["port"] == 2222
+    assert services["elasticdl-job-worker-1"]["selector"] == {**LABELS, role: "worker", slot: "1"}
+    assert services["elasticdl-job-worker-1"]["ports"][0]["port"] == 3333
+
+
+@pytest.mark.ci
+def test_only_pods_of_the_job_reach_its_pods() -> None:
+    [policy] = [found for found in job_manifests(job(), "t") if found["kind"] == "NetworkPolicy"]
+    assert policy["apiVersion"] == "networking.k8s.io/v1"
+    assert policy["spec"] == {
+        "podSelector": {"matchLabels": LABELS},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": LABELS}}]}],
+    }
+
+
+@pytest.mark.ci
+def test_the_jobs_specification_is_as_its_pods_see_it() -> None:
+    data = job_manifests(job(wait=True, force_use_kube_config_file=True, envs="A=1"), "t")[0]["data"]
+    spec = JobSpec.from_json(data["spec.json"])
+    assert (spec.model_zoo, spec.envs, spec.wait, spec.force_use_kube_config_file) == (
+        "/model_zoo",
+        "A=1",
+        False,
+        False,
+    )
+    other = job_manifests(job(model_zoo="/zoo", yaml="x.yaml", dry_run=True), "t")[0]["data"]
+    spec = JobSpec.from_json(other["spec.json"])
+    assert (spec.model_zoo, spec.yaml, spec.dry_run) == ("/zoo", "", False)
+
+
+@pytest.mark.ci
+def test_the_master_can_be_made_again_from_the_jobs_config_map() -> None:
+    manifests = job_manifests(job(), "t")
+    assert master_pod(manifests[0]["data"], "job", "u-1") == owned(manifests[-1], "job", "u-1")
+
+
+@pytest.mark.ci
+def test_yaml_holds_the_objects_and_abbreviates_nothing() -> None:
+    manifests = job_manifests(job(need_tf_config=True, envs="A=ä: b\n"), "t")
+    text = written.to_yaml(manifests)
+    assert list(yaml.safe_load_all(text)) == manifests
+    assert "&id" not in text
+    assert "*id" not in text
+
+
+@pytest.mark.ci
+def test_a_dry_run_prints_yaml_and_nothing_else_and_needs_no_cluster(tmp_path: Path, closed_server: str) -> None:
+    done = elasticdl(kubeconfig(tmp_path / "config", closed_server), "--dry_run")
+    assert done.returncode == 0, done.stderr
+    assert named(list(yaml.safe_load_all(done.stdout)))[0] == "ConfigMap elasticdl-job"
+    assert "nothing is checked against a cluster" in done.stderr
+    assert "far-away" in done.stderr
+    assert "token" in done.stderr
+
+
+@pytest.mark.ci
+def test_yaml_is_written_to_a_file_for_the_user_alone(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    done = elasticdl(tmp_path / "none", f"--yaml={file}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"ElasticDL job job YAML has been dumped into file {file}.\n"
+    assert len(list(yaml.safe_load_all(file.read_text()))) == 6
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+    refused = elasticdl(tmp_path / "none", f"--yaml={tmp_path}/no/job.yaml")
+    assert refused.returncode == 2
+    assert "cannot be written" in refused.stderr
+
+
+@pytest.mark.ci
+def test_a_cluster_that_does_not_answer_is_named_with_its_context(tmp_path: Path, closed_server: str) -> None:
+    done = elasticdl(kubeconfig(tmp_path / "config", closed_server))
+    assert done.returncode == 2
+    assert f"The cluster of context far-away ({closed_server}) cannot be reached: Connection refused." in done.stderr
+    assert "kubectl config" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Retrying" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no usable cluster configuration in"),
+        ("", "no usable cluster configuration in"),
+        ("{", "no usable cluster configuration in"),
+        ("[]", "no usable cluster configuration in"),
+        ("unknown context", "nonesuch"),
+    ],
+)
+def test_an_unusable_kubeconfig_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, said: str
+) -> None:
+    config = tmp_path / "config"
+    if content == "unknown context":
+        kubeconfig(config, "https://127.0.0.1:1", chosen="nonesuch")
+    elif content is not None:
+        config.write_text(content)
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ClusterError) as caught:
+        connect()
+    assert said in caught.value.what
+    assert str(config) in caught.value.what
+    assert "KUBECONFIG" in caught.value.hint
+
+
+@pytest.mark.ci
+def test_inside_a_pod_the_pods_cluster_counts_unless_the_file_is_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", "https://127.0.0.1:1")))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(ClusterError, match="service account") as caught:
+        connect()
+    assert "--force_use_kube_config_file" in caught.value.hint
+    forced = connect(force_kube_config=True)
+    assert (forced.context, forced.server) == ("far-away", "https://127.0.0.1:1")
+
+
+def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = kubeconfig(tmp_path / "config", f"https://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        connection = connect(force_kube_config=True)
+        with pytest.raises(ClusterError, match="cannot be reached") as caught, connection.doing("look"):
+            connection.core.list_namespace()
+    assert caught.value.unreachable
+
+
+@pytest.mark.ci
+def test_what_would_be_lost_with_a_pod_is_said() -> None:
+    volume = "claim_name=c,mount_path=/data"
+    assert mount_notes(job(volume=volume, checkpoint_dir="/data/checkpoints", output="/data/model")) == []
+    [note] = mount_notes(job(volume=volume, checkpoint_dir="/data/checkpoints", output="/database/model"))
+    assert "--output=/database/model is on no mount" in note
+    assert "alone" in note
+    [note] = mount_notes(job(volume=volume, checkpoint_dir="/tmp/c"))
+    assert "lost with the pod" in note
+    assert "alone" not in note
+    [note] = mount_notes(job())
+    assert "without --checkpoint_dir" in note
+    assert "parameter server" in note
+    [note] = mount_notes(job(distribution_strategy="Local", num_workers=1))
+    assert "worker" in note
+
+
+@pytest.mark.ci
+def test_the_manifest_of_rights_is_what_the_command_prints() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", "rbac", "--print"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == (ROOT / "manifests" / "rbac.yaml").read_text()
+    assert list(yaml.safe_load_all(done.stdout)) == rbac.manifests("default", "elasticdl")
+
+
+@pytest.mark.ci
+def test_a_master_has_these_rights_and_no_others() -> None:
+    _, role, binding = rbac.manifests("here", "me")
+    rules = {(rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"]) for rule in role["rules"]}
+    assert rules == {
+        ("", "pods"): {"create", "delete", "get", "list", "watch", "patch"},
+        ("", "pods/log"): {"get"},
+        ("", "configmaps"): {"get", "update", "patch"},
+        ("", "secrets"): {"patch"},
+        ("", "services"): {"patch"},
+        ("networking.k8s.io", "networkpolicies"): {"patch"},
+        ("", "events"): {"list"},
+        ("", "limitranges"): {"list"},
+    }
+    assert role["kind"] == "Role"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "me", "namespace": "here"}]
+    assert binding["roleRef"]["kind"] == "Role"
+
+
+@pytest.mark.ci
+def test_the_manifests_are_yaml_and_name_the_priorities_that_jobs_use() -> None:
+    found = {file.name: list(yaml.safe_load_all(file.read_text())) for file in (ROOT / "manifests").glob("*.yaml")}
+    values = {manifest["metadata"]["name"]: manifest["value"] for manifest in found["priority_classes.yaml"]}
+    assert values == {"high": 1_000_000, "low": 1000}
+    readme = (ROOT / "manifests" / "README.md").read_text()
+    assert all(f"`{name}`" in readme for name in found)
