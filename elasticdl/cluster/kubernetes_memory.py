@@ -23,12 +23,14 @@ from elasticdl.cluster.kubernetes_pods import (
     disruption_of,
     ended_before_deletion,
     has_ended,
+    node_is_silent,
     node_of,
     read_pod,
     waiting,
 )
 
-_OVERDUE_S = 10.0  # beyond its grace; a kubelet that lives needs less
+_OVERDUE_S = 10.0  # beyond its grace, on a node that the cluster does not hear of
+_SLOW_S = 30.0  # beyond its grace, on any node: a kubelet that lives needs less
 _MAX_PODS = 8192
 _NEVER = float("inf")
 _BY_A_DELETION = (EndReason.COMPLETED, EndReason.ERROR, EndReason.KILLED)  # what the end of a deleted pod looks like
@@ -40,6 +42,7 @@ class _Record:
     node: str = ""
     deletion: tuple[str, float] | None = None
     deletion_seen_at: float = _NEVER
+    due_at: float = _NEVER
     overdue_at: float = _NEVER
     pull_error: str = ""
     blocked: str = ""
@@ -111,8 +114,9 @@ class PodMemory:
         if deletion is not None and deletion != record.deletion:
             now = time.monotonic()
             record.deletion_seen_at = min(record.deletion_seen_at, now)
-            record.overdue_at = min(record.overdue_at, now + deletion[1] + _OVERDUE_S)
+            record.due_at = min(record.due_at, now + deletion[1])
             record.deletion = deletion
+        record.overdue_at = record.due_at + (_OVERDUE_S if node_is_silent(shown) else _SLOW_S)
         wait = waiting(shown)
         if wait.reason == PULL_FAILED and wait.message:
             record.pull_error = wait.message

@@ -124,6 +124,13 @@ def node_of(pod: Object) -> str:
     return str(pod["spec"].get("nodeName") or "")
 
 
+def node_is_silent(pod: Object) -> bool:
+    """Whether the cluster has marked it as not ready while its own kubelet says that all its containers are."""
+    marked = any(one["type"] == "Ready" and one["status"] != "True" for one in _conditions(pod))
+    statuses = _statuses(pod, "containerStatuses")
+    return marked and bool(statuses) and all(status.get("ready") for status in statuses)
+
+
 def container_of(pod: Object) -> str:
     """The container that does the work, for a pod that was given others beside it."""
     names = [container["name"] for container in pod["spec"]["containers"]]

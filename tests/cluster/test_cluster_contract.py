@@ -162,7 +162,8 @@ def test_deletion_lets_a_pod_say_goodbye(cluster: Cluster, observer: Observer, w
     assert "goodbye" not in cluster.logs("w-0")
     cluster.delete("w-0")
     gone = observer.deleted("w-0")
-    assert (gone.reason, gone.exit_code) == (EndReason.DELETED, 0)
+    assert gone.reason is EndReason.DELETED
+    assert gone.exit_code in (0, None)  # None: some kubelets forget it with the container
     assert cluster.list() == []
 
 
@@ -174,7 +175,8 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(cluster: Cluster, 
     with pytest.raises(ElasticDLError, match="exists already"):
         cluster.create(worker("w-0", FOREVER))
     gone = observer.deleted("w-0")
-    assert (gone.reason, gone.exit_code) == (EndReason.DELETED, 128 + signal.SIGKILL)
+    assert gone.reason is EndReason.DELETED
+    assert gone.exit_code in (128 + signal.SIGKILL, None)
 
 
 def test_a_second_deletion_may_shorten_the_grace(cluster: Cluster, observer: Observer, wire: Wire) -> None:
