@@ -79,8 +79,8 @@ class KubernetesJob:
         """The test has seen what it came for: the rest of the job at full speed."""
         self.set_pace(0)
 
-    def delete_pod(self, name: str, *arguments: str) -> None:
-        kubectl("-n", self.namespace, "delete", "pod", name, "--wait=false", *arguments)
+    def delete_pod(self, *pod_names: str) -> None:
+        kubectl("-n", self.namespace, "delete", "pod", *pod_names, "--wait=false")
 
     # --- What it sees -----------------------------------------------------------------------------------------------
 

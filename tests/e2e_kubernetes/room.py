@@ -14,12 +14,8 @@ ROOM = "example.com/gpu"
 
 def make_room(places: int, node: str = "") -> None:
     """So many pods that ask for one `ROOM` fit on a node."""
-    patch = [{"op": "add", "path": "/status/capacity/example.com~1gpu", "value": str(places)}]
-    core().api_client.call_api(
-        f"/api/v1/nodes/{node or the_node()}/status", "PATCH", body=patch,
-        header_params={"Content-Type": "application/json-patch+json"}, auth_settings=["BearerToken"],
-        _preload_content=False,
-    )  # fmt: skip
+    path = "/status/capacity/" + ROOM.replace("/", "~1")
+    core().patch_node_status(node or the_node(), [{"op": "add", "path": path, "value": str(places)}])
 
 
 @contextlib.contextmanager

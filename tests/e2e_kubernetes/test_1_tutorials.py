@@ -1,0 +1,105 @@
+"""The tutorials do what they say: their own commands, word for word, as a new user would type them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.jobs import TEST_DATA
+from tests.e2e_kubernetes.documents import clone, run_page
+from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl
+from tests.e2e_kubernetes.recorder import Recorder, describe_events
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+
+PAGES = REPOSITORY / "docs" / "tutorials"
+NUM_EPOCHS = 20
+
+
+@pytest.fixture
+def tutorial_namespace(tmp_path: Path) -> Iterator[Recorder]:
+    """The pages' own namespace, watched; gone before and after, and the volume with it."""
+    remove_what_the_pages_make()
+    recorder = Recorder("tutorial", tmp_path / "logs").start()
+    yield recorder
+    recorder.close()
+    print(recorder.timeline(lambda name: name.startswith("elasticdl-mnist")), flush=True)
+    remove_what_the_pages_make()
+
+
+def remove_what_the_pages_make() -> None:
+    kubectl("delete", "namespace", "tutorial", "--ignore-not-found")
+    kubectl("delete", "persistentvolume", "elasticdl-data", "--ignore-not-found")
+
+
+@contextlib.contextmanager
+def told_in_full(recorder: Recorder) -> Iterator[None]:
+    """A failure inside tells what the pods did and said, too."""
+    try:
+        yield
+    except AssertionError as error:
+        story = f"{recorder.timeline()}\n{describe_events('tutorial')}\n{recorder.ends_of_logs()}"
+        raise AssertionError(f"{error}\n{story}") from error
+
+
+def test_the_tutorial_of_a_new_user_works_word_for_word(tmp_path: Path, tutorial_namespace: Recorder) -> None:
+    if not (TEST_DATA / "mnist").is_dir():
+        pytest.skip("the data of mnist is not here")
+    venv.create(tmp_path / "environment", with_pip=True)
+    directory = clone(tmp_path / "elasticdl")
+    with told_in_full(tutorial_namespace):
+        said = run_page(
+            PAGES / "kubernetes.md", directory, tmp_path / "environment" / "bin", 1000, MNIST=str(TEST_DATA / "mnist")
+        )
+        print(said)
+        assert "elasticdl-mnist-worker-4" in said
+        losses = [float(loss) for loss in re.findall(r"Loss = ([0-9.e-]+), steps = \d+", said)]
+        assert losses, said
+        accuracies = [
+            float(value) for value in re.findall(r"Evaluation metrics\[step=\d+\]: \{'accuracy': ([0-9.]+)", said)
+        ]
+        assert len(accuracies) >= 2, said
+        assert accuracies[-1] > 0.95, said
+        epochs = set(re.findall(r"Epoch (\d+): records 9000, committed 9000, repeated 0, lost 0", said))
+        assert epochs == {str(epoch) for epoch in range(1, NUM_EPOCHS + 1)}, said
+        assert_serves(directory / "build" / "mnist-model")
+
+
+def assert_serves(model: Path) -> None:
+    """The SavedModel in plain TensorFlow tells ten classes of a picture."""
+    code = (
+        "import sys, tensorflow as tf; serve = tf.saved_model.load(sys.argv[1]).signatures['serving_default'];"
+        "(out,) = serve(tf.zeros((2, 28, 28, 1))).values(); assert out.shape == (2, 10), out.shape"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", ["minikube_kind", "on_prem", "gke"])
+def test_what_the_other_pages_say_works_as_far_as_it_can_be_done_here(
+    page: str, tmp_path: Path, tutorial_namespace: Recorder, image: str
+) -> None:
+    directory = clone(tmp_path / "elasticdl")
+    (directory / "build").mkdir()
+    namespace = f"e2e-page-{secrets.token_hex(3)}"
+    kubectl("create", "namespace", namespace)
+    try:
+        # What the pages' cloud blocks leave behind: an image's name and a namespace.
+        given = {"NAMESPACE": namespace, "IMAGE": f"{image}-gke"}
+        said = run_page(PAGES / f"{page}.md", directory, Path(sys.executable).parent, 300, **given)
+    finally:
+        kubectl("delete", "namespace", namespace, "--wait=false")
+        subprocess.run(["docker", "rmi", f"{image}-gke"], capture_output=True)
+    if "--dry_run" in said:
+        manifests = (directory / "build" / "job.yaml").read_text()
+        assert "elasticdl-mnist-master" in manifests
+        assert os.linesep in manifests
