@@ -1,0 +1,246 @@
+"""list, status, logs, delete, clean and resume on real local jobs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticdl_client.errors import JobError
+from elasticdl_client.jobs import commands, holders
+from tests.client.test_local_front import MODEL, ROOT, alive, assert_master_is_gone, finish, start, wait_for_line
+
+pytestmark = pytest.mark.ci
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-cluster"))
+    return tmp_path
+
+
+@pytest.fixture
+def flags(home: Path) -> dict[str, str]:
+    (home / "m.py").write_text(MODEL)
+    (home / "part-0").write_text("a record")
+    return flags_of(home, "job")
+
+
+def flags_of(home: Path, name: str) -> dict[str, str]:
+    return {
+        "job_name": name,
+        "runtime": "local",
+        "job_dir": str(home / ".elasticdl" / "jobs" / name),
+        "model_zoo": str(home),
+        "model_def": "m.custom_model",
+        "training_data": str(home / "part-0"),
+    }
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(command: str, *arguments: str, code: int = 0) -> str:
+        assert commands.run(command, arguments) == code
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def running(flags: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    process = start(flags, "wait")
+    wait_for_line(process, "records 50/100")
+    yield process
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def test_without_jobs_and_cluster_list_says_so_as_kubectl_does(
+    home: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.run("list", []) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "No jobs found on this machine." in captured.err
+    assert "note: only jobs of this machine: There is no usable cluster configuration" in captured.err
+    assert json.loads(run("list", "-o", "json")) == []
+    assert run("list", "--output=name") == ""
+
+
+def test_a_running_job_is_listed_shown_and_read(
+    running: subprocess.Popen[str], flags: dict[str, str], run: Run
+) -> None:
+    heads, row = run("list").splitlines()
+    assert heads.split() == ["NAME", "RUNTIME", "PHASE", "WORKERS", "PS", "RECORDS", "AGE"]
+    assert row.split()[:6] == ["job", "local", "Running", "2/2", "0/0", "50%"]
+    (found,) = json.loads(run("list", "-o", "json"))
+    assert found == json.loads(run("status", "job", "-o", "json"))
+    assert (found["phase"], found["records_done"], found["runtime"]) == ("Running", 50, "local")
+    page = run("status", "job")
+    assert "Phase:        Running" in page
+    assert f"Logs:         {flags['job_dir']}/logs" in page
+    assert run("logs", "job").endswith("pod elasticdl-job-master\n")
+    assert run("logs", "job", "--all").startswith("[elasticdl-job-master] port ")
+    assert run("logs", "job", "--tail=0") == ""
+    (line,) = run("logs", "job", "-o", "json").splitlines()
+    assert json.loads(line)["pod"] == "elasticdl-job-master"
+    with pytest.raises(JobError, match="has printed nothing, or there is none") as caught:
+        run("logs", "job", "--role=worker-7")
+    assert "There are logs of master." in caught.value.hint
+    with pytest.raises(JobError, match="it has a master already"):
+        run("resume", "job")
+    run("clean")
+    assert Path(flags["job_dir"]).is_dir()
+
+
+def test_delete_ends_a_running_job_with_all_its_processes(
+    running: subprocess.Popen[str], flags: dict[str, str], run: Run
+) -> None:
+    master = int((Path(flags["job_dir"]) / "pid").read_text())
+    assert run("delete", "job") == f'job "job" deleted with its directory {flags["job_dir"]}\n'
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == 143, errors
+    assert not alive(master)
+    assert not Path(flags["job_dir"]).exists()
+    with pytest.raises(JobError, match='job "job" not found on this machine'):
+        run("status", "job")
+    assert commands.run("delete", ["job"]) == 1
+
+
+def test_a_client_that_was_stopped_is_woken_to_end_its_job(
+    running: subprocess.Popen[str], flags: dict[str, str], run: Run
+) -> None:
+    running.send_signal(signal.SIGSTOP)
+    run("delete", "job", "-o", "name")
+    running.communicate(timeout=30)
+    assert not Path(flags["job_dir"]).exists()
+
+
+def test_follow_prints_to_the_end_of_the_job(running: subprocess.Popen[str], flags: dict[str, str], run: Run) -> None:
+    log = Path(flags["job_dir"]) / "logs" / "elasticdl-job-worker-0.log"
+    code = "import sys; from elasticdl_client.main import run; run(sys.argv[1:])"
+    reader = subprocess.Popen(
+        [sys.executable, "-c", code, "logs", "job", "-f", "--all"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline().startswith("[elasticdl-job-master] port")
+    log.write_text("first\nsecond without an end")
+    assert reader.stdout.readline() == "[elasticdl-job-worker-0] first\n"
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=30)
+    rest, _ = reader.communicate(timeout=30)
+    assert rest == "[elasticdl-job-worker-0] second without an end\n"
+    assert reader.returncode == 0
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(running: subprocess.Popen[str], flags: dict[str, str]) -> None:
+    log = Path(flags["job_dir"]) / "logs" / "elasticdl-job-worker-0.log"
+    log.write_text("a line of some length\n" * 20_000)
+    command = f"{sys.executable} -m elasticdl_client.main logs job --role=worker-0 | head -n 1"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "a line of some length\n"
+    assert done.stderr == ""
+
+
+def test_clean_deletes_what_has_ended_and_nothing_else(
+    home: Path, flags: dict[str, str], run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, scenario in (("good", "succeed"), ("bad", "fail")):
+        finish(flags_of(home, name), scenario)
+    cut_off = start(flags, "wait")
+    wait_for_line(cut_off, "records 50/100")
+    cut_off.send_signal(signal.SIGTERM)
+    cut_off.communicate(timeout=30)
+    listed = {job["name"]: job["phase"] for job in json.loads(run("list", "-o", "json"))}
+    assert listed == {"good": "Succeeded", "bad": "Failed", "job": "Stopped"}
+    page = run("status", "job")
+    assert "was cut off before its end" in page
+    assert "elasticdl resume job --runtime=local" in page
+    assert "feed raised: broken" in run("status", "bad")
+    assert '"good" deleted' in run("clean", "--dry_run")
+    assert len(json.loads(run("list", "-o", "json"))) == 3
+    assert commands.run("clean", ["-o", "json"]) == 0
+    captured = capsys.readouterr()
+    assert [(one["name"], one["deleted"]) for one in json.loads(captured.out)] == [("good", True), ("bad", True)]
+    assert 'job "job" on this machine has stopped, not ended: kept' in captured.err
+    assert run("list", "-o", "name") == "job/job\n"
+    with pytest.raises(JobError, match="cut off before it had begun"):
+        run("resume", "job")
+
+
+def test_a_job_elsewhere_is_found_by_its_directory(home: Path, flags: dict[str, str], run: Run) -> None:
+    elsewhere = home / "elsewhere"
+    finish(flags | {"job_dir": str(elsewhere)}, "succeed")
+    assert run("list", "--runtime=local") == ""
+    assert "Succeeded" in run("status", "job", f"--job_dir={elsewhere}")
+    with pytest.raises(JobError, match='"other" not found'):
+        run("status", "other", f"--job_dir={elsewhere}")
+    with pytest.raises(JobError, match="has ended"):
+        run("resume", "job", f"--job_dir={elsewhere}")
+    run("delete", "job", f"--job_dir={elsewhere}")
+    assert not elsewhere.exists()
+
+
+def test_an_exported_model_in_the_directory_is_kept(flags: dict[str, str], run: Run) -> None:
+    job_dir = Path(flags["job_dir"])
+    finish(flags | {"output": str(job_dir / "model")}, "succeed")
+    (job_dir / "model").mkdir()
+    run("delete", "job")
+    assert sorted(entry.name for entry in job_dir.iterdir()) == ["lock", "model"]
+    assert run("list", "-o", "name") == ""
+
+
+def test_a_directory_that_another_machine_holds_is_not_removed(flags: dict[str, str], run: Run) -> None:
+    """A lock whose holder is in no /proc that we see: here, this very process."""
+    import fcntl
+
+    job_dir = Path(flags["job_dir"])
+    finish(flags, "succeed")
+    with (job_dir / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert commands.run("delete", ["job"]) == 1
+    assert (job_dir / "spec.json").exists()
+
+
+def test_damaged_files_do_not_hide_a_job(flags: dict[str, str], run: Run) -> None:
+    finish(flags, "succeed")
+    job_dir = Path(flags["job_dir"])
+    (job_dir / "status.json").write_text("{")
+    (job_dir / "spec.json").write_text("")
+    assert "cannot be read" in run("status", "job")
+    run("delete", "job")
+    assert not job_dir.exists()
+
+
+def test_a_killed_client_s_job_goes_on_from_its_journal(flags: dict[str, str], run: Run) -> None:
+    """The scripted master writes no journal, so one is put there: what counts is who is started with what."""
+    process = start(flags, "wait")
+    wait_for_line(process, "records 50/100")
+    job_dir = Path(flags["job_dir"])
+    process.kill()
+    process.communicate(timeout=30)
+    assert_master_is_gone(flags)
+    assert holders.wait_for_end(holders.holders(job_dir), 30)
+    (job_dir / "journal.json").write_text("{}")
+    token, spec = (job_dir / "token").read_text(), (job_dir / "spec.json").read_text()
+    code = (
+        "import sys; from elasticdl_client import local; from elasticdl_client.jobs import commands\n"
+        "local.go_on.__defaults__ = ((sys.executable, '-m', 'tests.client.status_writer', 'succeed'),)\n"
+        "sys.exit(commands.run('resume', ['job']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "Job job goes on on this machine" in done.stdout
+    assert "epoch 1: records 100, committed 100" in done.stdout
+    assert ((job_dir / "token").read_text(), (job_dir / "spec.json").read_text()) == (token, spec)
+    assert not (job_dir / "previous").exists()
+    assert "Succeeded" in run("status", "job")

@@ -1,0 +1,73 @@
+"""What the job commands take, and with which words they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl_client import help as help_text
+from elasticdl_client.errors import FlagError
+from elasticdl_client.jobs.options import FORMATS, Options, options_of, parse
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "expected"),
+    [
+        ("list", "", Options()),
+        ("list", "-A -o json", Options(all_namespaces=True, output="json")),
+        ("list", "--all-namespaces -ojson", Options(all_namespaces=True, output="json")),
+        ("list", "--all_namespaces=false -o=wide", Options(output="wide")),
+        ("status", "digits -n team", Options(jobs=("digits",), namespace="team")),
+        ("status", "-nteam digits", Options(jobs=("digits",), namespace="team")),
+        ("logs", "-f digits --role worker-0", Options(jobs=("digits",), follow=True, role="worker-0")),
+        ("logs", "digits --all --tail=5", Options(jobs=("digits",), all=True, tail=5)),
+        ("delete", "a b --no-wait", Options(jobs=("a", "b"), wait=False)),
+        ("delete", "a --wait=false --timeout 3", Options(jobs=("a",), wait=False, timeout=3.0)),
+        ("clean", "--dry_run --runtime local", Options(dry_run=True, runtime="local")),
+        ("resume", "a --job_dir=/j", Options(jobs=("a",), job_dir="/j")),
+    ],
+)
+def test_arguments_come_in_any_order_and_in_kubectls_spelling(command: str, arguments: str, expected: Options) -> None:
+    assert parse(command, arguments.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "said"),
+    [
+        ("status", "", "needs the name of a job"),
+        ("status", "a b", "takes one job"),
+        ("list", "a", "takes no job's name"),
+        ("status", "a --folow", "Unknown flag --folow"),
+        ("status", "a -f", "Unknown flag -f"),
+        ("logs", "a -fx", "Unknown flag -fx"),
+        ("delete", "a --no_wiat", "Did you mean --no_wait"),
+        ("list", "--namespac=a", "Did you mean --namespace"),
+        ("list", "-n", "needs a value"),
+        ("list", "-n a -n b", "given twice"),
+        ("list", "-A -n a", "exclude each other"),
+        ("list", "-o xml", "one of json, name, wide, yaml"),
+        ("logs", "a -o yaml", "one of json"),
+        ("logs", "a --role=boss", "no pod of a job"),
+        ("logs", "a --role=master --all", "exclude each other"),
+        ("logs", "a --tail=some", "whole number"),
+        ("list", "--runtime=docker", "one of kubernetes, local"),
+        ("list", "--runtime=local -n a", "no namespace"),
+        ("list", "--job_dir=/j --runtime=kubernetes", "directory of a local job"),
+        ("delete", "../etc", "not a job name"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_a_hint(command: str, arguments: str, said: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse(command, arguments.split())
+    assert said in str(caught.value)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("command", [*FORMATS, "rbac"])
+def test_help_lists_every_option_in_readable_lines(command: str) -> None:
+    lines = help_text.of_command(command, 100).splitlines()
+    assert max(map(len, lines)) <= 100
+    for name in options_of(command):
+        assert any(f"--{name}" in line for line in lines)
+    assert any("Usage" in line for line in lines)

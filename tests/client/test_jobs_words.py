@@ -1,0 +1,218 @@
+"""How jobs look: tables, ages, the page of a job, and what a pod's JSON says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from elasticdl_client.choices import Runtime
+from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodStatus
+from elasticdl_client.jobs import pods, words
+from elasticdl_client.jobs.job import Job, Phase, phase_of
+
+pytestmark = pytest.mark.ci
+
+NOW = 1_700_000_000.0
+STATUS = JobStatus(
+    "digits",
+    JobPhase.RUNNING,
+    generation=2,
+    epoch=2,
+    num_epochs=3,
+    records_done=4_500,
+    records_total=10_000,
+    records_per_second=1234.5,
+    workers_alive=3,
+    workers_wanted=4,
+    ps_alive=2,
+    ps_wanted=2,
+    model_version=70,
+    loss=0.34567,
+    metrics={"accuracy": 0.91},
+    metrics_step=64,
+    coverage=(EpochCoverage(1, 3334, 3334),),
+    tasks_done=9,
+    tasks_total=20,
+    pods=(
+        PodStatus("elasticdl-digits-master", "master", "Running", restarts=1),
+        PodStatus("elasticdl-digits-worker-4", "worker", "Pending", "Unschedulable: 0/1 nodes are available"),
+    ),
+    started_at=NOW - 300,
+    updated_at=NOW - 1,
+)
+JOB = Job("digits", Runtime.KUBERNETES, Phase.RUNNING, STATUS, namespace="team", created_at=NOW - 310)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (-3, "0s"),
+        (119, "119s"),
+        (120, "2m"),
+        (303, "5m3s"),
+        (3720, "62m"),
+        (3 * 3600 + 300, "3h5m"),
+        (26 * 3600, "26h"),
+        (76 * 3600, "3d4h"),
+        (400 * 86400, "400d"),
+    ],
+)
+def test_ages_are_kubectls(seconds: float, text: str) -> None:
+    assert words.age(seconds) == text
+
+
+def test_the_table_has_a_column_for_each_thing_and_no_blanks_in_a_cell() -> None:
+    heads, row = words.job_table([JOB], with_namespace=False, wide=False).splitlines()
+    assert heads.split() == ["NAME", "RUNTIME", "PHASE", "WORKERS", "PS", "RECORDS", "AGE"]
+    assert row.split()[:6] == ["digits", "kubernetes", "Running", "3/4", "2/2", "45%"]
+    assert words.job_table([JOB], with_namespace=True, wide=False).splitlines()[1].split()[0] == "team"
+    wide = words.job_table([JOB], with_namespace=False, wide=True).splitlines()[1].split()
+    assert wide[7:] == ["2/3", "70", "0.3457", "1,234/s", "<none>"]
+
+
+def test_the_page_of_a_job_says_all_that_is_known() -> None:
+    page = words.page(JOB, NOW)
+    for line in (
+        "Namespace:    team",
+        "Phase:        Running",
+        "Records:      4,500/10,000 (45%), 1,234 records/s",
+        "Tasks:        9 done, 11 left",
+        "Epoch:        2/3",
+        "Model:        step 70, loss 0.3457",
+        "Evaluation:   accuracy 0.91 at step 64",
+        "Generation:   2 (lives of the master)",
+        "Logs:         elasticdl logs digits --namespace=team",
+        "  epoch 1: records 3334, committed 3334, repeated 0, lost 0",
+        "  elasticdl-digits-master     Running   1",
+        "  elasticdl-digits-worker-4   Pending   0          Unschedulable: 0/1 nodes are available",
+    ):
+        assert line in page.splitlines(), page
+    assert "Directory" not in page
+    assert "No worker runs" not in page
+
+
+def test_a_job_without_room_for_a_worker_says_why() -> None:
+    waiting = dataclasses.replace(JOB, status=dataclasses.replace(STATUS, workers_alive=0))
+    assert "No worker runs yet; pending worker: Unschedulable: 0/1 nodes are available" in words.page(waiting, NOW)
+    assert "Unschedulable" in words.job_table([waiting], with_namespace=False, wide=True)
+
+
+def test_a_stopped_job_says_how_it_goes_on_and_a_failed_one_why_it_failed() -> None:
+    stopped = dataclasses.replace(JOB, phase=Phase.STOPPED, note="Its master's pod is gone.")
+    page = words.page(stopped, NOW)
+    assert "elasticdl resume digits --namespace=team" in page
+    assert "Its master's pod is gone." in page
+    assert "records/s" not in page
+    traceback = 'feed raised E: x\nTraceback (most recent call last):\n  File "a.py", line 1, in f\nE: x'
+    failed = dataclasses.replace(JOB, phase=Phase.FAILED, status=dataclasses.replace(STATUS, message=traceback))
+    assert "Message:      feed raised E: x\n" in words.page(failed, NOW)
+
+
+def test_a_job_of_which_nothing_is_known_has_a_page_and_a_row() -> None:
+    job = Job("new", Runtime.LOCAL, Phase.PENDING, JobStatus("new"), directory="/home/me/.elasticdl/jobs/new")
+    assert "Logs:         /home/me/.elasticdl/jobs/new/logs" in words.page(job, NOW)
+    assert words.job_table([job], with_namespace=True, wide=True).splitlines()[1].startswith("<none>")
+
+
+def test_the_json_of_a_job_has_these_keys() -> None:
+    plain = json.loads(words.structured(JOB.to_plain(), "json"))
+    assert set(plain) == {
+        *("name", "runtime", "namespace", "phase", "note", "created_at", "directory", "logs", "message", "generation"),
+        *("epoch", "num_epochs", "records_done", "records_total", "records_per_second", "workers_alive"),
+        *("workers_wanted", "ps_alive", "ps_wanted", "model_version", "loss", "metrics", "metrics_step", "coverage"),
+        *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at"),
+    }
+    assert plain["pods"][1]["message"].startswith("Unschedulable")
+    assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")
+
+
+def test_a_status_of_another_version_is_read() -> None:
+    old = json.loads(STATUS.to_json())
+    for name in ("pods", "tasks_done", "tasks_total"):
+        del old[name]
+    assert JobStatus.from_json(json.dumps(old)) == dataclasses.replace(STATUS, pods=(), tasks_done=0, tasks_total=0)
+    new = json.loads(STATUS.to_json())
+    new["pods"][0]["node"] = new["weather"] = "fine"
+    assert JobStatus.from_json(json.dumps(new)) == STATUS
+
+
+@pytest.mark.parametrize(
+    ("phase", "exit_code", "runs", "expected"),
+    [
+        (JobPhase.PENDING, None, True, Phase.PENDING),
+        (JobPhase.RUNNING, None, True, Phase.RUNNING),
+        (JobPhase.RUNNING, None, False, Phase.STOPPED),
+        (JobPhase.SUCCEEDED, 0, True, Phase.SUCCEEDED),
+        (JobPhase.FAILED, 1, False, Phase.FAILED),
+    ],
+)
+def test_a_job_has_ended_when_it_has_an_exit_code(
+    phase: JobPhase, exit_code: int | None, runs: bool, expected: Phase
+) -> None:
+    assert phase_of(JobStatus("j", phase, exit_code=exit_code), runs=runs) is expected
+
+
+def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    labels = {"elasticdl-replica-type": "worker", "elasticdl-replica-index": "3"}
+    spec = {"containers": [{"name": "main"}]}
+    return {"metadata": {"name": "w", "labels": labels, **metadata}, "spec": spec, "status": status}
+
+
+def container(**state: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "sidecar", "state": {}}, {"name": "main", "restartCount": 2, **state}]}
+
+
+@pytest.mark.parametrize(
+    ("found", "phase", "message"),
+    [
+        (pod({}), "Pending", ""),
+        (pod({"phase": "Running"}), "Running", ""),
+        (pod({"phase": "Running"}, deletionTimestamp="now"), "Running", "Terminating"),
+        (
+            pod({"phase": "Pending", **container(state={"waiting": {"reason": "ErrImagePull", "message": "no such"}})}),
+            "Pending",
+            "ErrImagePull: no such",
+        ),
+        (
+            pod({"phase": "Failed", **container(state={"terminated": {"reason": "OOMKilled", "exitCode": 137}})}),
+            "Failed",
+            "OOMKilled, exit code 137",
+        ),
+        (
+            pod({"phase": "Succeeded", **container(state={"terminated": {"reason": "Completed", "exitCode": 0}})}),
+            "Succeeded",
+            "Completed",
+        ),
+        (pod({"phase": "Failed", "reason": "Evicted", "message": "disk"}), "Failed", "Evicted: disk"),
+        (
+            pod(
+                {
+                    "phase": "Pending",
+                    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
+                }
+            ),
+            "Pending",
+            "Unschedulable",
+        ),
+        (
+            pod(
+                {
+                    "phase": "Running",
+                    **container(
+                        state={"waiting": {"reason": "CrashLoopBackOff"}},
+                        lastState={"terminated": {"reason": "Error", "exitCode": 1}},
+                    ),
+                }
+            ),
+            "Running",
+            "CrashLoopBackOff; before: Error, exit code 1",
+        ),
+    ],
+)
+def test_a_pod_says_why_it_is_pending_or_has_ended(found: dict[str, Any], phase: str, message: str) -> None:
+    status = pods.pod_status(found)
+    assert (status.role, status.phase, status.message) == ("worker", phase, message)
