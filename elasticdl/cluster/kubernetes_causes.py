@@ -36,6 +36,7 @@ class Causes:
         self._lock = threading.Lock()  # guards what follows
         self._told: dict[str, Cause] = {}
         self._needed: bool | None = None  # whether Events have to be asked; None: not known yet
+        self._may_see_nodes = True
         self._rest_until = 0.0
         self._waited_at = 0.0
 
@@ -66,11 +67,12 @@ class Causes:
 
     def node_is_gone(self, node: str) -> bool:
         """Whether the cluster has no such node any more; False, too, where we may not ask."""
-        if not node or self._rests():
+        if not node or not self._may_see_nodes or self._rests():
             return False
         try:
             self._api.call("GET", f"/api/v1/nodes/{node}", patience_s=_TIMEOUT_S)
         except Refusal as error:
+            self._may_see_nodes = error.status != 403
             return error.status == 404
         except ElasticDLError as error:
             self._not_answered(error)

@@ -69,7 +69,8 @@ class PodMemory:
         with self._lock:
             record = self._noted(pod, shown)
             if record.end is not None and (record.end.reason is EndReason.NODE_LOST or has_ended(pod)):
-                return replace(record.end, labels=pod.labels)
+                code = pod.exit_code if record.end.exit_code is None else record.end.exit_code
+                return replace(record.end, labels=pod.labels, exit_code=code)
             if not has_ended(pod):
                 return self._living(pod, record)
         pod = self._with_cause(pod, shown, record)

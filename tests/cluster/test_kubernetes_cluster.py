@@ -18,9 +18,14 @@ from local_agent import Observer
 from real_cluster import JOB, NOWHERE, Manifests, Namespace, Pods
 from tcp_proxy import TcpProxy
 
-from elasticdl.cluster.cluster import EndReason, EventType, PodPhase, PodSpec, RestartPolicy, Role
+from elasticdl.cluster.cluster import EndReason, EventType, PodEvent, PodPhase, PodSpec, RestartPolicy, Role
 from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes_api import ApiServer
+from elasticdl.cluster.kubernetes_causes import Causes
+from elasticdl.cluster.kubernetes_memory import PodMemory
+from elasticdl.cluster.kubernetes_watch import PodWatch
 from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.kubernetes.names import JOB_LABEL
 
 pytestmark = pytest.mark.cluster
 
@@ -76,6 +81,11 @@ def worker(name: str, script: str = FOREVER, **more: Any) -> PodSpec:
     return PodSpec(**({"name": name, "role": Role.WORKER, "index": 0, "command": ("sh", "-c", script)} | more))
 
 
+def latest(observer: Observer) -> dict[str, PodEvent]:
+    """The last event of every pod, by name."""
+    return {event.pod.name: event for event in observer.seen}
+
+
 def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     """Runs something in a thread; its result, or its error, is in the list when the thread has ended."""
     results: list[Any] = []
@@ -125,8 +135,10 @@ def test_a_pod_that_gives_way_to_a_more_important_one_is_preempted(
     ended = observer.ended_pod("low")
     assert (ended.phase, ended.reason) == (PodPhase.FAILED, EndReason.PREEMPTED)
     assert "high" in ended.message
-    assert observer.deleted("low").reason is EndReason.PREEMPTED
-    observer.phase("high", PodPhase.RUNNING)
+    observer.until(lambda _: latest(observer)["low"].type is EventType.DELETED)
+    assert latest(observer)["low"].pod.reason is EndReason.PREEMPTED
+    if latest(observer)["high"].pod.phase is not PodPhase.RUNNING:
+        observer.phase("high", PodPhase.RUNNING)
 
 
 def test_an_evicted_pod_has_not_ended_by_its_own_fault(
@@ -376,7 +388,7 @@ def test_what_happens_while_a_watch_is_down_is_told_afterwards(
     proxy.repair()
     expected = {(EventType.DELETED, "goes"), (EventType.MODIFIED, "changes"), (EventType.ADDED, "comes")}
     observer.until(lambda _: expected <= {(event.type, event.pod.name) for event in observer.seen})
-    final = {event.pod.name: event for event in observer.seen}
+    final = latest(observer)
     assert final["goes"].pod.reason is EndReason.DELETED
     assert final["changes"].pod.labels["new"] == "label"
     assert final["comes"].pod.uid == comes.uid
@@ -396,10 +408,8 @@ def test_a_pod_that_ended_while_nobody_watched_has_its_reason(
     cluster.delete("w-1", grace_s=0)
     observer.deleted("w-1")
     proxy.repair()
-    late.until(
-        lambda _: {PodPhase.FAILED} == {event.pod.phase for event in {e.pod.name: e for e in late.seen}.values()}
-    )
-    final = {event.pod.name: event for event in late.seen}
+    late.until(lambda _: {event.pod.phase for event in latest(late).values()} == {PodPhase.FAILED})
+    final = latest(late)
     assert (final["w-0"].type, final["w-0"].pod.reason) == (EventType.MODIFIED, EndReason.ERROR)
     assert (final["w-1"].type, final["w-1"].pod.reason) == (EventType.DELETED, EndReason.DELETED)
 
@@ -413,33 +423,36 @@ def test_closing_ends_a_watch_of_a_server_that_is_silent(distant: KubernetesClus
     assert observer.error is None
 
 
-def test_a_version_that_the_server_has_forgotten_leads_to_a_new_list(
-    cluster: KubernetesCluster, manifests: Manifests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifests.spec = NOWHERE
-    lists = _forget_first_version(cluster, monkeypatch)
-    observer = Observer(cluster)
-    cluster.create(worker("w-0"))
-    cluster.create(worker("w-1"))
-    observer.until(lambda _: {event.pod.name for event in observer.seen} == {"w-0", "w-1"})
-    assert len(lists) > 1
+class LongAgo(ApiServer):
+    """An API server whose first list of pods is as old as the cluster; it is also what an `Observer` watches."""
 
+    lists = 0
 
-def _forget_first_version(cluster: KubernetesCluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The first list seems to be as old as the cluster itself; returns the versions of all lists, as they come."""
-    versions: list[str] = []
-    call = cluster._api.call
-
-    def list_long_ago(method: str, path: str, *arguments: Any, **named: Any) -> Any:
-        answer = call(method, path, *arguments, **named)
-        if method == "GET" and path.endswith("/pods"):
-            versions.append(answer["metadata"]["resourceVersion"])
-            if len(versions) == 1:
+    def call(self, method: str, path: str, *arguments: Any, **named: Any) -> Any:
+        answer = super().call(method, path, *arguments, **named)
+        if path.endswith("/pods"):
+            self.lists += 1
+            if self.lists == 1:
                 answer["metadata"]["resourceVersion"] = "1"
         return answer
 
-    monkeypatch.setattr(cluster._api, "call", list_long_ago)
-    return versions
+    def watch(self) -> Iterator[PodEvent]:
+        return PodWatch(self, f"{JOB_LABEL}={JOB}", PodMemory(Causes(self))).events()
+
+
+def test_a_version_that_the_server_has_forgotten_leads_to_a_new_list(
+    cluster: KubernetesCluster, namespace: Namespace, manifests: Manifests
+) -> None:
+    manifests.spec = NOWHERE
+    cluster.create(worker("w-0"))
+    server = LongAgo(namespace.connection.client, namespace.name)
+    observer = Observer(server)  # type: ignore[arg-type]
+    observer.until(lambda event: event.type is EventType.ADDED)
+    cluster.create(worker("w-1"))
+    observer.until(lambda event: event.pod.name == "w-1")
+    assert [event.pod.name for event in observer.seen if event.type is EventType.ADDED] == ["w-0", "w-1"]
+    assert server.lists == 2
+    server.close()
 
 
 # Limits ------------------------------------------------------------------------------------------------------------
