@@ -1,7 +1,7 @@
 """One PS pod, from its environment to its exit code.
 
-0: the master said stop.  1: this PS's own fault, or the master is gone or refuses it.  143: SIGTERM, of which the master
-is told; it says stop when a checkpoint holds what is here.
+0: the master said stop.  1: this PS's own fault, or the master is gone or refuses it.  143: SIGTERM; the master then
+says stop when a checkpoint holds what is here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from elasticdl.frameworks.framework import Batch
 from elasticdl.worker.activity import Activity, ActivityClock
@@ -21,15 +21,32 @@ class TaskBatches(Iterator[Batch]):
         FeedError: user code raised.
     """
 
-    def __init__(self, held: HeldLease, first: Batch, rest: Iterator[Batch], clock: ActivityClock) -> None:
-        self.num_minibatches: int | None = None  # known when the iteration has ended
+    def __init__(
+        self,
+        held: HeldLease,
+        first: Batch,
+        rest: Iterator[Batch],
+        clock: ActivityClock,
+        is_leaving: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Args:
+            is_leaving: the worker was told to end: no more minibatches.
+        """
+        self.num_minibatches: int | None = None  # known when the closing element was reached
+        self._is_leaving = is_leaving
         self._held = held
         self._first: Batch | None = first
         self._rest = rest
         self._clock = clock
 
+    @property
+    def is_cut_short(self) -> bool:
+        """What has not been computed yet need not be."""
+        return self._is_leaving()
+
     def __next__(self) -> Batch:
-        while self.num_minibatches is None:
+        while self.num_minibatches is None and not self.is_cut_short:
             if self._held.revoked:
                 raise LeaseLost
             batch = self._take()

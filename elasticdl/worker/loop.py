@@ -23,9 +23,11 @@ from elasticdl.worker.quarantine import BadRecords, inspected
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.tasks import TaskStream
+from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError
 
 _log = logging.getLogger("elasticdl.worker")
+_LAST_REPORTS_S = 1.0
 _MODES = {pb.TRAINING: Mode.TRAINING, pb.EVALUATION: Mode.EVALUATION}
 
 
@@ -42,6 +44,7 @@ class WorkerLoop:
         clock: ActivityClock,
         output: str,
         max_bad_records: int,
+        termination: Termination,
     ) -> None:
         self._link = link
         self._tasks = tasks
@@ -51,6 +54,7 @@ class WorkerLoop:
         self._clock = clock
         self._output = output
         self._max_bad_records = max_bad_records
+        self._termination = termination
 
     def run(self) -> None:
         """Returns when the master says that the job is over."""
@@ -66,6 +70,17 @@ class WorkerLoop:
         self._reporter.drain()
         self._strategy.close()
 
+    def leave(self, is_idle: bool) -> None:
+        """After SIGTERM, in another thread: what is done is told first and saved last.
+
+        Args:
+            is_idle: nothing is being computed, so the model is whole.
+        """
+        self._reporter.drain(_LAST_REPORTS_S)
+        self._link.say_farewell()
+        if is_idle:
+            self._strategy.close()
+
     def _next(self) -> HeldLease | None:
         with self._clock.during(Activity.IDLE):
             return self._tasks.peek()
@@ -77,7 +92,7 @@ class WorkerLoop:
             while (batch := self._first_batch(batches)) is not None:
                 held = self._link.leases.get(batch.lease)
                 if held is not None:
-                    self._run_task(held, TaskBatches(held, batch, batches, self._clock))
+                    self._run_task(held, batch, batches)
         except FeedError as error:
             self._feed_failed(error)
 
@@ -93,18 +108,20 @@ class WorkerLoop:
             except BadRecords as bad:
                 self._feed_failed(bad.error, [held.record_numbers[position] for position in bad.positions])
             else:
-                self._run_task(held, TaskBatches(held, next(batches), batches, self._clock))
+                self._run_task(held, next(batches), batches)
 
     def _first_batch(self, batches: Iterator[Batch]) -> Batch | None:
         with self._clock.during(Activity.INPUT):
             return next(batches, None)
 
-    def _run_task(self, held: HeldLease, batches: TaskBatches) -> None:
+    def _run_task(self, held: HeldLease, first: Batch, rest: Iterator[Batch]) -> None:
         try:
             if held.lease.type == pb.TRAINING:
-                self._train(held, batches)
+                with self._termination.unbroken():
+                    batches = TaskBatches(held, first, rest, self._clock, lambda: self._termination.is_asked)
+                    self._train(held, batches)
             else:
-                self._evaluate(held, batches)
+                self._evaluate(held, TaskBatches(held, first, rest, self._clock))
         except LeaseLost:
             _log.info("Lease %d (%s) is lost; its minibatches go to another worker", held.id, held.task_name)
             self._link.leases.revoke((held.id,))
@@ -123,8 +140,10 @@ class WorkerLoop:
         self._strategy.train_task(held, batches, commit)
         if self._report_unreadable(held):
             return
-        assert batches.num_minibatches is not None, "the strategy left minibatches of the task"
-        self._reporter.finished(held.id, batches.num_minibatches)
+        if batches.num_minibatches is not None:
+            self._reporter.finished(held.id, batches.num_minibatches)
+        else:
+            assert batches.is_cut_short, "the strategy left minibatches of the task"
 
     def _evaluate(self, held: HeldLease, batches: TaskBatches) -> None:
         with self._clock.during(Activity.EVALUATE):

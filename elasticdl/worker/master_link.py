@@ -19,6 +19,7 @@ import grpc
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
+from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import LeaseBook
 from elasticdl_client.errors import JobError
@@ -27,6 +28,7 @@ _HEARTBEAT_S = 1.0
 _CALL_TIMEOUT_S = 10.0
 _LONG_POLL_S = 20.0
 _RETRY_S = 0.3
+_FAREWELL_S = 1.5
 
 Answer = TypeVar("Answer")
 _log = logging.getLogger("elasticdl.worker")
@@ -86,17 +88,24 @@ class MasterLink:
         return ack
 
     def call(
-        self, method: Callable[..., Answer], request: Callable[[], Any], timeout_s: float = _CALL_TIMEOUT_S
+        self,
+        method: Callable[..., Answer],
+        request: Callable[[], Any],
+        timeout_s: float = _CALL_TIMEOUT_S,
+        patience_s: float | None = None,
     ) -> Answer:
         """Makes a call until it is answered.
 
         Args:
             method: of the stub.
             request: makes the request, anew for every attempt.
+            timeout_s: of an attempt.
+            patience_s: the master may be gone for so long; None: for `--master_timeout`.
 
         Raises:
-            JobError: the master has been gone for longer than `--master_timeout`.
+            MasterGone: it has been gone for longer.
         """
+        patience_s = self._master_timeout_s if patience_s is None else patience_s
         gone_since: float | None = None
         while True:
             try:
@@ -105,11 +114,8 @@ class MasterLink:
                 if not is_transient(error):
                     raise
                 gone_since = gone_since or time.monotonic()
-                if time.monotonic() - gone_since > self._master_timeout_s:
-                    raise JobError(
-                        f"the master at {self._address} has not answered for {self._master_timeout_s:.0f} s",
-                        "its log says why it ended; this worker leaves",
-                    ) from error
+                if time.monotonic() - gone_since > patience_s:
+                    raise MasterGone(self._address, patience_s) from error
                 threading.Event().wait(_RETRY_S)
 
     def request_lease(self) -> pb.Lease | None:
@@ -173,6 +179,15 @@ class MasterLink:
         """Whether the master still counts `lease` as this worker's."""
         question = pb.LeaseQuestion(worker_id=self.worker_id, incarnation=self._incarnation, lease=lease)
         return self._told(self._stub.ConfirmLease, question).accepted
+
+    def say_farewell(self) -> None:
+        """The last word of a worker that was told to end: it holds nothing any more.  Unheard if the master is away."""
+        self.leases.revoke([held.id for held in self.leases.held()])
+        message = pb.HeartbeatRequest(role=pb.WORKER, id=self.worker_id, incarnation=self._incarnation, leaving=True)
+        try:
+            self.call(self._stub.Heartbeat, lambda: message, _FAREWELL_S, _FAREWELL_S)
+        except (MasterGone, grpc.RpcError) as error:
+            _log.warning("The master does not hear that worker %d leaves: %s", self.worker_id, error)
 
     def partition(self, newer_than: int = 0, timeout_s: float | None = None) -> pb.Partition:
         """Waits until a complete partition newer than a version is known; after the time-out the one known now."""

@@ -87,7 +87,7 @@ class ParameterServerStrategy:
                         pulled = call.result()
             if waiting is not None:
                 commit(waiting.minibatch, waiting.loss)
-            waiting, batch = computed, following
+            waiting, batch = computed, None if batches.is_cut_short else following
         assert waiting is not None
         with self._clock.during(Activity.PS):
             self._exchange(held, waiting.push, None)

@@ -53,10 +53,10 @@ class Reporter:
             self._news.append(_News(lease, [], num_minibatches=num_minibatches))
             self._changed.notify_all()
 
-    def drain(self) -> None:
-        """Waits until everything has been told."""
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Waits until everything has been told, or the time is over."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._news and not self._busy)
+            self._changed.wait_for(lambda: not self._news and not self._busy, timeout_s)
 
     def _run(self) -> None:
         while True:

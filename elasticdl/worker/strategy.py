@@ -29,7 +29,7 @@ class Strategy(Protocol):
         ...
 
     def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
-        """Works the minibatches off; on return all of them are in the model and committed."""
+        """Works the minibatches off; on return all of them, or those before the cut, are in the model and committed."""
         ...
 
     def values(self, held: HeldLease) -> Values:
@@ -41,5 +41,5 @@ class Strategy(Protocol):
         ...
 
     def close(self) -> None:
-        """The job is over."""
+        """The job is over, or this worker leaves."""
         ...

@@ -16,15 +16,17 @@ TOKEN = "a token of the tests"
 
 
 class ScriptedMaster(pb_grpc.MasterServicer):
-    """Grants the given leases in order, then says that the job is over."""
+    """Grants the given leases in order, then says that the job is over, or lets workers wait."""
 
-    def __init__(self, *leases: pb.Lease, port: int = 0) -> None:
+    def __init__(self, *leases: pb.Lease, port: int = 0, ends: bool = True) -> None:
         self.leases = deque(leases)
         self.told: list[tuple[str, Any]] = []
         self.known = True
         self.revoked: list[int] = []
         self.accepts = True
         self.changed = threading.Condition()
+        self._ends = ends
+        self._stopped = threading.Event()
         self._server, self.port = serve(
             lambda server: pb_grpc.add_MasterServicer_to_server(self, server), "127.0.0.1", port, TOKEN, 8
         )
@@ -34,6 +36,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         return f"127.0.0.1:{self.port}"
 
     def stop(self) -> None:
+        self._stopped.set()
         self._server.stop(0).wait()
 
     def hears(self, method: str, times: int = 1, timeout_s: float = 20.0) -> list[Any]:
@@ -60,6 +63,9 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self._note("RequestLease", request)
         if self.leases:
             return pb.LeaseReply(lease=self.leases.popleft())
+        if not self._ends:
+            self._stopped.wait(context.time_remaining())
+            return pb.LeaseReply(wait=True)
         return pb.LeaseReply(end=True)
 
     def Heartbeat(self, request: Any, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802

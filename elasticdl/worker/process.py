@@ -1,0 +1,197 @@
+"""One worker pod, from its environment to its exit code.
+
+0: the job is over, or the master said stop.  1: this worker's own fault, or the master is gone.  143: SIGTERM.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import traceback
+
+from elasticdl.cluster.standby import report_ready
+from elasticdl.data.custom import adapt_reader
+from elasticdl.data.factory import create_reader
+from elasticdl.data.reader import Reader
+from elasticdl.frameworks.framework import Framework, ModelReport
+from elasticdl.frameworks.keras import KerasFramework, first_op
+from elasticdl.model_def import load_model_definition
+from elasticdl.ps.client import check_model
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl.rpc.patience import read_master_timeout_s
+from elasticdl.rpc.tokens import read_token
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.local import LocalStrategy
+from elasticdl.worker.loop import WorkerLoop
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.parameter_server import ParameterServerStrategy
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.strategy import Strategy
+from elasticdl.worker.tasks import TaskStream
+from elasticdl.worker.termination import Termination
+from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.job_spec import JobSpec
+
+_log = logging.getLogger("elasticdl.worker")
+
+
+class Worker:
+    """Wires one worker process together."""
+
+    def __init__(self, clock: ActivityClock, termination: Termination) -> None:
+        self._clock = clock
+        self._termination = termination
+        self._token = read_token()
+        self._link = MasterLink(
+            _environment("MASTER_ADDR"),
+            self._token,
+            int(_environment("WORKER_ID")),
+            os.environ.get("ELASTICDL_POD_NAME", ""),
+            self._clock,
+            read_master_timeout_s(),
+        )
+        self._readers: dict[int, Reader] = {}
+
+    def run(self) -> None:
+        """Registers, loads the user's module, works until the job is over."""
+        self._spec = JobSpec.from_json(self._link.register().job_spec)
+        logging.getLogger().setLevel(self._spec.log_level)
+        self._termination.before_end(lambda is_idle: self._link.say_farewell())
+        self._link.start_heartbeat()
+        _log.info("Starting worker %d", self._link.worker_id)
+        try:
+            self._definition = load_model_definition(self._spec)
+            self._framework = self._load_framework()
+            report = self._framework.report()
+            if self._on_ps():
+                check_model(report)
+            message = self._describe(report)
+        except ElasticDLError as error:
+            self._refuse(error)
+            raise
+        strategy = self._strategy(report)
+        self._link.report_model(message)
+        tasks = TaskStream(self._link, self._reader, strategy.begin, self._spec.seed, self._spec.shuffle, self._clock)
+        reporter = Reporter(self._link, self._spec.log_loss_steps)
+        loop = WorkerLoop(
+            self._link,
+            tasks,
+            self._framework,
+            strategy,
+            reporter,
+            self._clock,
+            self._spec.output,
+            self._spec.max_bad_records,
+            self._termination,
+        )
+        self._termination.before_end(loop.leave)
+        loop.run()
+        _log.info("Worker %d is done", self._link.worker_id)
+
+    def _load_framework(self) -> Framework:
+        return KerasFramework(
+            self._definition,
+            minibatch_size=self._spec.minibatch_size,
+            seed=self._spec.seed,
+            metadata=self._reader(pb.TRAINING).metadata(),
+            on_parameter_server=self._on_ps(),
+        )
+
+    def _strategy(self, report: ModelReport) -> Strategy:
+        spec = self._spec
+        if self._on_ps():
+            return ParameterServerStrategy(self._link, self._framework, report, self._token, spec.seed, self._clock)
+        local = LocalStrategy(
+            self._framework,
+            spec.job_name,
+            spec.seed,
+            spec.checkpoint_dir,
+            spec.checkpoint_steps,
+            spec.keep_checkpoint_max,
+            self._clock,
+        )
+        local.restore()
+        self._link.carry_ledger(local.ledger)
+        self._link.register()
+        return local
+
+    def _on_ps(self) -> bool:
+        return self._spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
+
+    def _reader(self, task_type: pb.TaskType) -> Reader:
+        if task_type not in self._readers:
+            origins = {pb.TRAINING: self._spec.training_data, pb.EVALUATION: self._spec.validation_data}
+            self._readers[task_type] = self._open(origins[task_type])
+        return self._readers[task_type]
+
+    def _open(self, origin: str) -> Reader:
+        params = self._spec.data_reader_params_dict()
+        if self._definition.custom_data_reader is None:
+            return create_reader(origin, params, self._spec.seed)
+        records_per_task = self._spec.minibatch_size * self._spec.num_minibatches_per_task
+        return adapt_reader(self._definition.custom_data_reader, origin, records_per_task, params, self._spec.seed)
+
+    def _describe(self, report: ModelReport) -> pb.ModelReport:
+        message = pb.ModelReport(
+            variables=[pb.Variable(name=v.name, shape=v.shape, trainable=v.trainable) for v in report.variables],
+            tables=[
+                pb.Table(name=t.name, dim=t.dim, initializer=t.initializer, input_dim=t.input_dim)
+                for t in report.tables
+            ],
+            optimizer=report.optimizer,
+            metrics=report.metrics,
+            has_callbacks=report.has_callbacks,
+        )
+        if self._definition.custom_data_reader is not None:
+            message.has_training_shards = True
+            message.training_shards.extend(self._shards(pb.TRAINING))
+            if self._spec.validation_data:
+                message.has_validation_shards = True
+                message.validation_shards.extend(self._shards(pb.EVALUATION))
+        return message
+
+    def _shards(self, task_type: pb.TaskType) -> list[pb.ShardMessage]:
+        return [pb.ShardMessage(name=s.name, start=s.start, end=s.end) for s in self._reader(task_type).shards()]
+
+    def _refuse(self, error: ElasticDLError) -> None:
+        cause = error.__cause__
+        details = "".join(traceback.format_exception(cause)) if cause is not None else ""
+        self._link.report_model(pb.ModelReport(error=str(error), error_details=details))
+
+
+def main(clock: ActivityClock, termination: Termination) -> int:
+    """The exit code of this worker."""
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    threading.excepthook = _end_on_thread_error
+    keep_large_buffers()
+    first_op()
+    report_ready()
+    try:
+        Worker(clock, termination).run()
+    except ElasticDLError as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+def _environment(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise JobError(f"{name} is not set", "workers are started by the master of a job, not by hand")
+    return value
+
+
+def _end_on_thread_error(args: threading.ExceptHookArgs) -> None:
+    """A background thread that dies would leave the worker deaf: end it, with the reason in its log."""
+    if isinstance(args.exc_value, ElasticDLError):
+        _log.error("%s", args.exc_value)
+    else:
+        _log.error("Thread %s died", args.thread and args.thread.name, exc_info=args.exc_value)
+    logging.shutdown()
+    os._exit(1)

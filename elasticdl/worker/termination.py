@@ -1,0 +1,114 @@
+"""SIGTERM: the minibatch being computed is finished, the master is told, and the process ends, all within its grace.
+
+A thread of its own does it, woken by the interpreter's wake-up descriptor: the main thread may be inside the framework
+for long, and a handler that runs in it could wait for a lock that it holds itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from elasticdl.worker.activity import Activity, ActivityClock
+
+EXIT_CODE = 128 + signal.SIGTERM
+LIMIT_S = 8.0  # of the 10 s that a pod has between SIGTERM and SIGKILL
+PATIENCE_S = 5.0  # for the minibatch
+
+_SIGTERM = bytes([signal.SIGTERM])
+_log = logging.getLogger("elasticdl.worker")
+
+
+class Termination:
+    """Ends this process once SIGTERM has come.
+
+    Args:
+        clock: says what the main thread is doing; a compilation is not waited for.
+    """
+
+    def __init__(self, clock: ActivityClock) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._is_asked = False
+        self._is_busy = False
+        self._farewell: Callable[[bool], None] = lambda is_idle: None
+
+    @property
+    def is_asked(self) -> bool:
+        """SIGTERM has come: begin nothing new."""
+        return self._is_asked
+
+    def install(self) -> None:
+        """Takes SIGTERM over; to be called once, in the main thread."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        # The handler is for user code that has put a descriptor of its own in the place of ours.
+        signal.signal(signal.SIGTERM, lambda number, frame: os.write(writer, _SIGTERM) and None)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # A signal for a forked child waits until the child has handlers of its own.
+        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget)
+        threading.Thread(target=self._run, args=(reader,), name="termination", daemon=True).start()
+
+    def before_end(self, farewell: Callable[[bool], None]) -> None:
+        """Sets what is done last, in the thread of the termination: (the main thread is idle)."""
+        self._farewell = farewell
+
+    @contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """SIGTERM waits for the end of the block; after SIGTERM the caller comes neither in nor out again."""
+        self._set_busy(True)
+        try:
+            yield
+        finally:
+            self._set_busy(False)
+
+    def _set_busy(self, is_busy: bool) -> None:
+        with self._changed:
+            if self._is_asked:
+                self._is_busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: False)  # until the process ends
+            self._is_busy = is_busy
+
+    def _run(self, reader: int) -> None:
+        while os.read(reader, 1) != _SIGTERM:
+            pass
+        limit = threading.Timer(LIMIT_S, os._exit, (EXIT_CODE,))
+        limit.daemon = True
+        limit.start()
+        try:
+            self._leave()
+            logging.shutdown()
+            sys.stdout.flush()
+        finally:
+            os._exit(EXIT_CODE)
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._is_asked = True
+            activity, _ = self._clock.read()
+            if self._is_busy and activity is not Activity.COMPILE:
+                _log.info("SIGTERM: this worker leaves after the present minibatch")
+                self._changed.wait_for(lambda: not self._is_busy, PATIENCE_S)
+            is_idle = not self._is_busy
+        self._farewell(is_idle)
+        _log.info("SIGTERM: this worker has left")
+
+
+def _hold() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+
+
+def _forget() -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release()

@@ -1,0 +1,50 @@
+"""Pods that are told to end, as a drained node or a preemption tells them: they leave in order, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.cluster import Pod, Role
+from tests.chaos.job import LocalJob
+from tests.chaos.jobs import DIGITS
+from tests.chaos.scenarios import coverage_of
+
+NEVER = 1_000_000
+
+
+def told_to_end(running: LocalJob, role: Role) -> Pod:
+    """The oldest pod of a role, which has got SIGTERM."""
+    pod = running.pods(role)[0]
+    os.kill(pod.pid, signal.SIGTERM)
+    return pod
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_a_worker_gives_its_lease_back_and_a_ps_saves_what_it_holds(tmp_path: Path) -> None:
+    job = replace(DIGITS, num_epochs=60)
+    data = job.make_data(tmp_path)
+    running = job.local_job(tmp_path / "job", data, checkpoint_steps=NEVER, max_task_failures=1).start()
+    try:
+        running.wait_for_version(60)
+        worker = told_to_end(running, Role.WORKER)
+        running.wait_until(
+            "the farewell", lambda: f"Worker {worker.index} was told to end; its leases" in running.master_log()
+        )
+        running.wait_for_version(200)
+        told_to_end(running, Role.PS)
+        running.wait_until("the second PS", lambda: "PS 0 is ready (incarnation 2" in running.master_log())
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
+    for epoch in coverage_of(running):
+        assert (epoch.records, epoch.committed, epoch.repeated, epoch.lost) == (job.num_train, job.num_train, 0, 0)
+    story = running.master_log()
+    assert story.index("PS 0 was told to end; a checkpoint is written first") < story.index("Checkpoint of version")
+    assert "Restored version" in running.log("elasticdl-digits-ps-0")
+    assert "exit code 143" in story

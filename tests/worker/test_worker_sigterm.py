@@ -1,0 +1,189 @@
+"""SIGTERM: what a worker process still does before it ends.  Real processes and sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+from tests.worker.scripted_master import TOKEN, ScriptedMaster
+
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(120)]
+REPOSITORY = Path(__file__).resolve().parents[2]
+LIMIT_S = 8.0
+
+
+def lease(number: int = 0, num_minibatches: int = 4) -> pb.Lease:
+    shard = pb.ShardMessage(name="s", start=0, end=num_minibatches)
+    return pb.Lease(id=100 + number, type=pb.TRAINING, epoch=0, task=number, shard=shard)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+class Life:
+    """A worker process and its master."""
+
+    def __init__(self, directory: Path, master: ScriptedMaster, *command: str) -> None:
+        self.directory = directory
+        self.master = master
+        token = directory / "token"
+        token.write_text(TOKEN)
+        environment = {"MASTER_ADDR": master.address, "WORKER_ID": "0", "ELASTICDL_TOKEN_FILE": str(token)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=REPOSITORY,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def computes(self, minibatch: int) -> bool:
+        return (self.directory / f"computing-{minibatch}").exists()
+
+    def go(self, minibatch: int) -> None:
+        (self.directory / f"go-{minibatch}").touch()
+
+    def leave(self) -> float:
+        """SIGTERM; seconds until the end."""
+        self.process.terminate()
+        began_at = time.monotonic()
+        output, _ = self.process.communicate(timeout=60)
+        assert self.process.returncode == 143, output
+        return time.monotonic() - began_at
+
+    def farewells(self) -> list[pb.HeartbeatRequest]:
+        return [request for name, request in self.master.told if name == "Heartbeat" and request.leaving]
+
+    def committed(self) -> set[int]:
+        return {n for name, request in self.master.told if name == "ReportProgress" for n in request.committed}
+
+    def has_finished_a_task(self) -> bool:
+        return any(name == "FinishTask" for name, _ in self.master.told)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def begin(stack: ExitStack, directory: Path, *leases: pb.Lease, ends: bool = True) -> Life:
+    """A stepwise worker with these leases, then the end of the job, or a wait."""
+    master = ScriptedMaster(*leases, ends=ends)
+    stack.callback(master.stop)
+    life = Life(directory, master, "tests.worker.stepwise_worker", master.address, str(directory), f"{directory}/saved")
+    stack.callback(life.process.communicate)
+    stack.callback(life.process.kill)
+    return life
+
+
+def saved_minibatches(directory: Path) -> list[int]:
+    (manifest,) = directory.glob("saved/version-*/MANIFEST.json")
+    ((_, _, minibatches),) = json.loads(manifest.read_text())["applied"]
+    return list(minibatches)
+
+
+def test_the_present_minibatch_is_finished_reported_and_saved_and_no_more(stack: ExitStack, tmp_path: Path) -> None:
+    life = begin(stack, tmp_path, lease())
+    life.go(0)
+    wait_until(lambda: life.computes(1))
+    life.process.terminate()
+    assert life.process.stdout is not None
+    assert any("leaves after the present minibatch" in line for line in life.process.stdout)
+    assert life.farewells() == []
+    for minibatch in (1, 2, 3):
+        life.go(minibatch)
+    life.process.communicate(timeout=60)
+    assert life.process.returncode == 143
+    assert life.committed() == {0, 1}
+    assert not life.computes(2)
+    assert not life.has_finished_a_task()
+    (farewell,) = life.farewells()
+    assert list(farewell.positions) == []
+    names = [name for name, _ in life.master.told]
+    assert "ReportProgress" not in names[names.index("Heartbeat", life.master.told.index(("Heartbeat", farewell))) :]
+    assert saved_minibatches(tmp_path) == [0, 1]
+
+
+def test_a_minibatch_that_lasts_too_long_is_given_up_within_the_grace(stack: ExitStack, tmp_path: Path) -> None:
+    life = begin(stack, tmp_path, lease())
+    life.go(0)
+    wait_until(lambda: life.computes(1))
+    assert life.leave() < LIMIT_S + 1
+    assert len(life.farewells()) == 1
+    assert life.committed() == {0}
+
+
+def test_a_compilation_is_not_waited_for(stack: ExitStack, tmp_path: Path) -> None:
+    life = begin(stack, tmp_path, lease())
+    wait_until(lambda: life.computes(0))
+    assert life.leave() < 4
+    assert len(life.farewells()) == 1
+
+
+def test_a_worker_that_waits_for_a_task_leaves_at_once(stack: ExitStack, tmp_path: Path) -> None:
+    life = begin(stack, tmp_path, ends=False)
+    life.master.hears("RequestLease", timeout_s=60)
+    assert life.leave() < 4
+    assert len(life.farewells()) == 1
+
+
+def test_a_master_that_is_away_is_told_nothing(stack: ExitStack, tmp_path: Path) -> None:
+    life = begin(stack, tmp_path, lease())
+    life.go(0)
+    wait_until(lambda: life.computes(1))
+    life.master.hears("ReportProgress")
+    life.master.stop()
+    life.go(1)
+    assert life.leave() < LIMIT_S + 1
+    assert saved_minibatches(tmp_path) == [0, 1] or saved_minibatches(tmp_path) == [0, 1, 2]
+
+
+def test_a_worker_that_still_imports_ends_at_once(stack: ExitStack, tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    stack.callback(master.stop)
+    life = Life(tmp_path, master, "elasticdl.worker")
+    status = Path(f"/proc/{life.process.pid}/status")
+    wait_until(lambda: bool(_caught(status) & 1 << 14))
+    assert life.leave() < 4
+    assert master.told == []
+
+
+def _caught(status: Path) -> int:
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found.group(1), 16)
+
+
+def test_a_forked_child_of_user_code_ends_at_sigterm_without_its_worker(tmp_path: Path) -> None:
+    code = """
+import os, signal, threading
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.termination import Termination
+termination = Termination(ActivityClock())
+termination.install()
+child = os.fork()
+if child == 0:
+    threading.Event().wait()
+os.kill(child, signal.SIGTERM)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), termination.is_asked)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["-15", "False"]
