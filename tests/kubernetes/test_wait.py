@@ -1,0 +1,152 @@
+"""`elasticdl train --wait` on a real cluster: what is shown, how it ends, and what Ctrl-C and outages do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from breakable_road import Road
+from played_master import DONE, FAILED, RUNNING, play
+from submission_scene import NO_ROOM, ROOT, TIMEOUT_S, Scene
+
+from elasticdl_client.job_status import JobStatus
+
+pytestmark = pytest.mark.cluster
+TINY = "cpu=10m,memory=64Mi"
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(scene: Scene) -> Iterator[Start]:
+    """Submits a job with --wait and lets it run; the client."""
+    clients: list[subprocess.Popen[str]] = []
+
+    def starting(statuses: list[JobStatus], end: int | str | None, config: Path | None = None, **more: str) -> object:
+        flags = {"master_resource_request": TINY, "wait": "true"} | more
+        command = scene.command(cluster_spec=play(scene.directory, statuses, end), **flags)
+        env = {**os.environ, **({"KUBECONFIG": str(config)} if config else {})}
+        client = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        clients.append(client)
+        return client
+
+    yield starting  # type: ignore[misc]
+    for client in clients:
+        client.kill()
+        client.communicate()
+
+
+def wait_for_line(client: subprocess.Popen[str], part: str) -> str:
+    assert client.stdout is not None
+    seen = ""
+    for line in client.stdout:
+        seen += line
+        if part in line:
+            return line
+    raise AssertionError(f"it ended without saying {part}: {seen}{client.communicate()[1]}")
+
+
+def end_of(client: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = client.communicate(timeout=TIMEOUT_S)
+    assert "Traceback" not in errors
+    return client.returncode, output, errors
+
+
+def test_a_job_is_followed_to_its_end(scene: Scene, start: Start) -> None:
+    code, output, errors = end_of(start([RUNNING, DONE], 0, output="/tmp/model"))
+    assert code == 0, output + errors
+    assert "epoch 1: records 100, committed 100, repeated 0, lost 0" in output
+    assert "final evaluation at step 10: accuracy 0.97" in output
+    assert "Job job succeeded." in output
+    assert "model: /tmp/model" in output
+    assert f"logs: elasticdl logs job --namespace={scene.namespace}" in output
+
+
+def test_a_failed_jobs_exit_code_and_reason_are_the_clients(start: Start) -> None:
+    code, output, errors = end_of(start([RUNNING, FAILED], 3, restart_policy="Never"))
+    assert code == 3, output + errors
+    assert "error: Job job failed: feed raised ValueError: broken" in errors
+    assert "elasticdl logs job" in errors
+
+
+def test_ctrl_c_ends_the_following_and_not_the_job(scene: Scene, start: Start) -> None:
+    client = start([RUNNING], None)
+    wait_for_line(client, "records 50/100")
+    client.send_signal(signal.SIGINT)
+    code, _, errors = end_of(client)
+    assert code == 130
+    assert f"elasticdl logs -f job --namespace={scene.namespace}" in errors
+    assert f"elasticdl delete job --namespace={scene.namespace}" in errors
+    assert "Running" in scene.kubectl("get", "pod", "elasticdl-job-master")
+
+
+def test_a_deleted_master_can_be_resumed(scene: Scene, start: Start) -> None:
+    client = start([RUNNING], None)
+    wait_for_line(client, "records 50/100")
+    scene.kubectl("delete", "pod", "elasticdl-job-master", "--grace-period=1", "--wait=false")
+    code, _, errors = end_of(client)
+    assert code == 1
+    assert "The job job has no master: its pod was deleted" in errors
+    assert f"`elasticdl resume job --namespace={scene.namespace}`" in errors
+
+
+def test_a_deleted_job_is_called_that(scene: Scene, start: Start) -> None:
+    client = start([RUNNING], None)
+    wait_for_line(client, "records 50/100")
+    scene.kubectl("delete", "configmap", "elasticdl-job")
+    scene.kubectl("delete", "pod", "elasticdl-job-master", "--grace-period=1", "--wait=false", check=False)
+    code, _, errors = end_of(client)
+    assert code == 1
+    assert "The job job was deleted." in errors
+
+
+def test_a_master_that_ends_for_good_without_a_word_of_the_job(scene: Scene, start: Start) -> None:
+    code, _, errors = end_of(start([RUNNING], "the disk is full", restart_policy="Never"))
+    assert code == 1
+    assert "the disk is full" in errors
+    assert "elasticdl resume job" in errors
+
+
+def test_a_master_that_comes_back_is_followed_further(scene: Scene, start: Start) -> None:
+    client = start([RUNNING], "the disk is full")
+    wait_for_line(client, "The master has ended (Error, exit code 1) and is started again (restart 1).")
+    assert "the disk is full" in wait_for_line(client, "disk")
+    assert client.poll() is None
+
+
+def test_an_image_that_cannot_be_had_ends_the_following(scene: Scene, start: Start) -> None:
+    client = start([], None, image_name="registry.invalid/nonesuch:1", image_pull_policy="Never")
+    code, _, errors = end_of(client)
+    assert code == 1
+    assert "The job job does not start; its master's container cannot start: ErrImageNeverPull" in errors
+    assert "registry.invalid/nonesuch:1" in errors
+    assert f"`elasticdl delete job --namespace={scene.namespace}` deletes it" in errors
+    assert "Pod elasticdl-job-master" in scene.left()
+
+
+def test_why_the_master_waits_is_said(start: Start) -> None:
+    client = start([], None, master_resource_request=NO_ROOM)
+    assert "Insufficient cpu" in wait_for_line(client, "The master's pod is pending: Unschedulable")
+    client.send_signal(signal.SIGINT)
+    assert end_of(client)[0] == 130
+
+
+def test_an_outage_of_the_api_is_said_once_and_outlasted(scene: Scene, start: Start) -> None:
+    server = urlsplit(scene.connection.server)
+    assert server.hostname is not None
+    road = Road((server.hostname, server.port or 443))
+    config = scene.kubeconfig("by-road", server=f"https://127.0.0.1:{road.port}")
+    client = start([RUNNING], None, config)
+    wait_for_line(client, "records 50/100")
+    road.break_up()
+    assert "context by-road" in wait_for_line(client, "cannot be reached")
+    road.mend()
+    line = wait_for_line(client, "")
+    assert "The cluster answers again." in line
+    client.send_signal(signal.SIGINT)
+    assert end_of(client)[0] == 130
