@@ -14,7 +14,7 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from tests.e2e_kubernetes.kubectl import core, list_pods
+from tests.e2e_kubernetes.kubectl import HOLLOW, core, list_pods
 from tests.e2e_kubernetes.pods import PodView
 
 _LOOK_S = 0.5
@@ -54,7 +54,7 @@ class Recorder:
                 continue  # the API server is down: a gap in the timeline
             self._seen.append((time.monotonic(), {pod.key: pod.state for pod in pods}))
             for pod in pods:
-                if not pod.node.startswith("hollow-"):  # where nothing runs, nothing is printed
+                if not pod.node.startswith(HOLLOW):  # where nothing runs, nothing is printed
                     self._keep_log(pod)
 
     def _keep_log(self, pod: PodView) -> None:

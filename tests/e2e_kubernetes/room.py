@@ -8,14 +8,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.e2e_kubernetes.kubectl import core, kubectl, the_node
+from tests.e2e_kubernetes.waiting import wait_until
 
 ROOM = "example.com/gpu"
 
 
 def make_room(places: int, node: str = "") -> None:
-    """So many pods that ask for one `ROOM` fit on a node."""
+    """So many pods that ask for one `ROOM` fit on a node; returns when its kubelet has taken notice."""
+    name = node or the_node()
     path = "/status/capacity/" + ROOM.replace("/", "~1")
-    core().patch_node_status(node or the_node(), [{"op": "add", "path": path, "value": str(places)}])
+    core().patch_node_status(name, [{"op": "add", "path": path, "value": str(places)}])
+    wait_until(
+        f"{places} places on {name}",
+        lambda: (core().read_node(name).status.allocatable or {}).get(ROOM) == str(places),
+        60,
+    )
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ def test_the_worker_of_a_lost_node_is_replaced(open_space: OpenSpace) -> None:
             num_epochs=16,
             worker_resource_request=f"cpu=0.1,memory=1Gi,{ROOM}=1",
             worker_resource_limit=f"memory=2Gi,{ROOM}=1",
+            image_pull_policy="IfNotPresent",  # a hollow node has no image, and pulls any
             cluster_spec_json=json.dumps({"worker_pod_spec": may_run_on(node)}),
         )
         job.submit()
@@ -66,6 +67,7 @@ def test_a_hundred_workers_are_created_and_thirty_lost_at_once_are_replaced_with
             num_ps_pods=1,
             worker_resource_request="cpu=1m,memory=1Mi",
             worker_resource_limit="",
+            image_pull_policy="IfNotPresent",  # a hollow node has no image, and pulls any
             cluster_spec_json=json.dumps({"worker_pod_spec": must_run_on(node)}),
         )
         job.submit()
