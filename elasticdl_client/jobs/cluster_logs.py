@@ -120,11 +120,9 @@ class _Position:
         return {"tail_lines": self._tail} if self._tail >= 0 else {}
 
     def take(self, line: str) -> str | None:
-        """The text of a stamped line; None if it was read before."""
+        """The text of a stamped line; None if it was read before, or has no stamp: the kubelet's own words."""
         stamp, _, text = line.partition(" ")
-        if not stamp[:1].isdecimal():  # the kubelet's own words
-            return line
-        if stamp < self._stamp:
+        if not stamp[:1].isdecimal() or stamp < self._stamp:
             return None
         if stamp > self._stamp:
             self._stamp, self._num_taken, self._num_seen = stamp, 0, 0

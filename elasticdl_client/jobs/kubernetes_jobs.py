@@ -6,6 +6,7 @@ What the API shows of pods counts more than what a master wrote of them: it is t
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -96,15 +97,15 @@ class KubernetesJobs:
             )
 
 
-def default_namespace() -> str:
+def default_namespace(connection: api.Connection) -> str:
     """The namespace of the kubeconfig's context, or of the pod that this runs in."""
     import yaml
     from kubernetes.config import ConfigException, list_kube_config_contexts
 
-    if _IN_CLUSTER_NAMESPACE.is_file():
-        return _IN_CLUSTER_NAMESPACE.read_text().strip() or "default"
     try:
-        _, active = list_kube_config_contexts()
+        if connection.context == api.IN_CLUSTER:
+            return _IN_CLUSTER_NAMESPACE.read_text().strip() or "default"
+        _, active = list_kube_config_contexts(config_file=os.environ.get("KUBECONFIG", "~/.kube/config"))
     except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError):
         return "default"  # connecting says what is wrong with it
     return str(active["context"].get("namespace") or "default")

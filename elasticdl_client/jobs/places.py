@@ -108,7 +108,7 @@ class Places:
         from elasticdl_client.kubernetes import api
 
         connection = api.connect(options.force_use_kube_config_file)
-        namespace = "" if options.all_namespaces else options.namespace or default_namespace()
+        namespace = "" if options.all_namespaces else options.namespace or default_namespace(connection)
         self.stores[Runtime.KUBERNETES] = KubernetesJobs(connection, namespace)
         self.words[Runtime.KUBERNETES] = f"in {namespace} namespace" if namespace else "in any namespace"
 
