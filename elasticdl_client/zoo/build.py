@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from elasticdl_client.errors import FlagError
 from elasticdl_client.zoo import messages
-from elasticdl_client.zoo.display import open_display, size_text
+from elasticdl_client.zoo.display import shown, size_text
 from elasticdl_client.zoo.dockerfile import FOLDER
 from elasticdl_client.zoo.engine import connected
 from elasticdl_client.zoo.errors import ImageError
@@ -56,21 +56,16 @@ def build(folder: Path, repository: str, tag: str, out: TextIO) -> Image:
 
 
 def _run(engine: Any, folder: Path, name: str, out: TextIO) -> None:
-    display = open_display(out)
     step: messages.Step | None = None
     said: list[str] = []
-    try:
-        stream = engine.api.build(path=str(folder), tag=name, rm=True, forcerm=True, decode=True)
-        for message in messages.read(stream):
+    with shown(out) as display:
+        for message in messages.read(engine.api.build(path=str(folder), tag=name, rm=True, forcerm=True, decode=True)):
             if isinstance(message, messages.Failure):
-                display.fail()
                 raise failure(step, message.text, said)
             if isinstance(message, messages.Line):
                 step = messages.step_of(message.text) or step
                 said.append(message.text)
             display.show(message)
-    finally:
-        display.close()
 
 
 def check_folder(folder: Path) -> None:

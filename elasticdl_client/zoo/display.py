@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from elasticdl_client.zoo.messages import Line, Message, Step, Transfer, is_bookkeeping, is_cache_note, step_of
@@ -18,16 +20,25 @@ class Display(Protocol):
         """Takes what the engine said; failures are not shown, whoever raises them says so."""
         ...
 
-    def fail(self) -> None:
-        """The current step has failed: all it said stays on the screen."""
+    def succeed(self) -> None:
+        """All is done; the last call."""
         ...
 
-    def close(self) -> None: ...
+    def fail(self) -> None:
+        """The current step did not come to its end, and all it said stays on the screen; the last call."""
+        ...
 
 
-def open_display(stream: TextIO) -> Display:
-    """The display for a stream: steps on a terminal, the engine's own lines elsewhere."""
-    return StepDisplay(stream) if stream.isatty() else LineDisplay(stream)
+@contextmanager
+def shown(stream: TextIO) -> Iterator[Display]:
+    """The display for a stream, steps on a terminal, the engine's own lines elsewhere; an exception is a failure."""
+    display: Display = StepDisplay(stream) if stream.isatty() else LineDisplay(stream)
+    try:
+        yield display
+    except BaseException:
+        display.fail()
+        raise
+    display.succeed()
 
 
 def size_text(size_bytes: float) -> str:
@@ -79,11 +90,11 @@ class LineDisplay:
         elif isinstance(message, Transfer) and self._transfers.update(message):
             print(f"{message.layer}: {message.state}", file=self._stream, flush=True)
 
-    def fail(self) -> None:
+    def succeed(self) -> None:
         """Everything is on the screen already."""
 
-    def close(self) -> None:
-        """Nothing is kept open."""
+    def fail(self) -> None:
+        """Everything is on the screen already."""
 
 
 class StepDisplay:
@@ -117,22 +128,22 @@ class StepDisplay:
             elif not is_bookkeeping(message.text):
                 self._said.append(message.text)
 
+    def succeed(self) -> None:
+        self._finish("✓", "green")
+        self._live.stop()
+
     def fail(self) -> None:
-        said = self._said
+        said = self._said if self._step else []
         self._finish("✗", "red")
         for line in said:
             self._console.print(line, markup=False)
-
-    def close(self) -> None:
-        if self._step is not None or self._said:
-            self._finish("✓", "green")
         self._live.stop()
 
     def _finish(self, mark: str, colour: str) -> None:
         from rich.text import Text
 
         if self._step is None:
-            for line in self._said if mark == "✓" else ():
+            for line in self._said:
                 self._console.print(line, markup=False)
         else:
             seconds = time.monotonic() - self._began_at

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from elasticdl_client.zoo import messages
 from elasticdl_client.zoo.arguments import registry_of
-from elasticdl_client.zoo.display import open_display
+from elasticdl_client.zoo.display import shown
 from elasticdl_client.zoo.engine import connected
 from elasticdl_client.zoo.errors import ImageError
 
@@ -33,15 +33,11 @@ def push(repository: str, tag: str, out: TextIO) -> None:
             raise ImageError(
                 f"The engine has no image {name}.", f"`elasticdl zoo build PATH --image={name}` makes it."
             ) from error
-        display = open_display(out)
-        try:
+        with shown(out) as display:
             for message in messages.read(engine.api.push(repository, tag=tag, stream=True, decode=True)):
                 if isinstance(message, messages.Failure):
-                    display.fail()
                     raise ImageError(f"{name} was not pushed: {message.text}", _hint(repository, message.text))
                 display.show(message)
-        finally:
-            display.close()
 
 
 def _hint(repository: str, text: str) -> str:

@@ -213,7 +213,7 @@ def test_elsewhere_than_on_a_terminal_the_engines_own_lines_are_shown() -> None:
     display = LineDisplay(out)
     for message in messages.read([*PULL, *CACHED_STEP]):
         display.show(message)
-    display.close()
+    display.succeed()
     assert out.getvalue().splitlines() == [
         "3.11-slim: Pulling from library/python",
         "a: Pulling fs layer",
@@ -236,7 +236,6 @@ def test_on_a_terminal_a_step_is_a_line_and_a_failed_one_shows_all_it_said() -> 
             display.fail()
         else:
             display.show(message)
-    display.close()
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert "✓  2/3 RUN getent passwd 1000 || useradd  cached" in lines
     failed = lines.index("✗  3/3 RUN python -m pip install nothing")

@@ -38,6 +38,13 @@ def rebuilt(output: str) -> list[str]:
     return [step.splitlines()[0] for step in steps if "---> Using cache" not in step and not step.startswith("FROM")]
 
 
+def built(output: str) -> str:
+    """The id of the image."""
+    found = re.search(r"^built \S+: ([0-9a-f]{12}), [\d.]+ [MG]B, in [\d.]+ s$", output, re.MULTILINE)
+    assert found, output
+    return found[1]
+
+
 @pytest.fixture(scope="module")
 def runtime() -> str:
     """An image that has this checkout's runtime and TensorFlow already: pip finds all it is asked for."""
@@ -71,7 +78,7 @@ def test_the_image_runs_as_a_user_who_is_not_root_on_a_read_only_file_system(
     assert done.returncode == 0, done.stderr
     done = elasticdl("build", str(zoo), f"--image={image}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(rf"^built {image}: [0-9a-f]{{12}}, [\d.]+ [MG]B, in [\d.]+ s$", done.stdout, re.MULTILINE)
+    assert docker("image", "inspect", "--format={{.Id}}", image).startswith(f"sha256:{built(done.stdout)}")
     assert f"--image_name={image}" in done.stdout
 
     code = (
@@ -96,6 +103,7 @@ def test_a_changed_model_rebuilds_the_last_layer_alone(zoo: Path, image: str, ru
     assert rebuilt(second.stdout) == ["COPY --chown=1000:1000 . /model_zoo/"]
     assert "return 1" in docker("run", "--rm", "--network=none", image, "cat", "model.py")
     assert rebuilt(elasticdl("build", str(zoo), f"--image={image}").stdout) == []
+    docker("image", "rm", built(first.stdout))
 
 
 def test_requirements_that_contradict_the_runtime_fail_the_build_with_pips_words(
