@@ -46,7 +46,7 @@ class Life:
     def stop(self, number: int, _frame: FrameType | None) -> None:
         if self._master is None:
             raise SystemExit(128 + number)
-        self._master.request_stop(f"the job was ended by {signal.Signals(number).name}")
+        self._master.request_stop(signal.Signals(number).name)
 
     def _run(self, place: Place) -> int:
         try:

@@ -58,21 +58,21 @@ class Master:
         _check_initial_checkpoint(self._settings)
         self._journal = place.journal
         self._shell: Shell | None = None
-        self._stop_reason = ""
+        self._stopped_by = ""
         self._stop_lock = threading.RLock()  # a signal may come while it is held by the same thread
         self._stop = threading.Event()
 
-    def request_stop(self, reason: str) -> None:
-        """Ends the job in order, or where it goes on elsewhere this life alone; may be called from a signal handler."""
+    def request_stop(self, by: str) -> None:
+        """Ends the job in order, or where a next life follows this life alone; may be called from a signal handler."""
         with self._stop_lock:
-            self._stop_reason = reason
+            self._stopped_by = by
             self._stop.set()
             if self._shell is not None:
                 self._stop_shell(self._shell)
 
     def _stop_shell(self, shell: Shell) -> None:
         if self._place.sigterm_ends_job:
-            shell.request_stop(self._stop_reason)
+            shell.request_stop(f"the job was ended by {self._stopped_by}")
         else:
             shell.request_leave()
 
@@ -107,7 +107,7 @@ class Master:
         server = self._serve(inbox, generation, shell, state["port"])
         with self._stop_lock:
             self._shell = shell
-            if self._stop_reason:
+            if self._stopped_by:
                 self._stop_shell(shell)
         self._list_data(effects, saved)
         try:
@@ -129,7 +129,7 @@ class Master:
         return outcome.exit_code
 
     def _left(self) -> int:
-        logger.info("This life of the master ends: %s; the job goes on with the next", self._stop_reason)
+        logger.info("This life of the master was ended by %s; the job goes on with the next", self._stopped_by)
         return EXIT_TERMINATED
 
     def _end_again(self, exit_code: int, message: str) -> int:

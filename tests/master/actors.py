@@ -157,7 +157,7 @@ class ScriptedWorker:
 
     def call(self, method: str, request: Any, timeout_s: float = 5.0) -> Any:
         """Repeated while the master is down."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 return getattr(self.stub, method)(request, timeout=timeout_s)

@@ -86,7 +86,7 @@ class Life:
     def _run(self) -> None:
         try:
             self.shell.run()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  looked at by the test
             self.error = error
 
     def end(self) -> None:

@@ -362,6 +362,8 @@ class Job:
             loss=work.loss,
             metrics=dict(work.evaluations.results),
             metrics_step=work.evaluations.results_step,
+            tasks_done=work.tasks.num_done,
+            tasks_total=work.tasks.planned_tasks,
             coverage=tuple(Coverage.of(epoch) for epoch in work.tasks.epochs if epoch.covered),
             exit_code=outcome.exit_code if outcome is not None and self._ending.is_over else None,
         )

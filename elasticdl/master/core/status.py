@@ -53,6 +53,7 @@ class Status:
         epoch: the newest that has begun, from 1; 0 before the first.
         records_total: planned over all epochs; 0 while unknown or endless.
         coverage: of the epochs whose line is printed.
+        tasks_total: planned over all epochs; 0 while unknown or endless.
     """
 
     phase: str
@@ -72,6 +73,8 @@ class Status:
     metrics: Mapping[str, float]
     metrics_step: int
     coverage: tuple[Coverage, ...]
+    tasks_done: int
+    tasks_total: int
     exit_code: int | None
 
 

@@ -180,7 +180,7 @@ class Tasks:
         self._settings = settings
         self.slices = cut(shards, settings.records_per_task)
         self._minibatches = sum(-(-len(shard) // settings.minibatch_size) for shard in self.slices)
-        self.planned_records = self._planned_records()  # over all epochs; 0 when the job is endless
+        self.planned_records, self.planned_tasks = self._planned()  # over all epochs; 0 when the job is endless
         self.epochs: list[Epoch] = []
         self.model_version = 0  # names counted, each when it is committed
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
@@ -189,14 +189,17 @@ class Tasks:
     def _budget(self, epoch: int) -> int | None:
         return self._settings.max_step - epoch * self._minibatches if self._settings.max_step > 0 else None
 
-    def _planned_records(self) -> int:
+    def _planned(self) -> tuple[int, int]:
+        """Records and tasks."""
         settings = self._settings
         in_epoch = sum(len(shard) for shard in self.slices)
         steps = settings.num_epochs * self._minibatches
         if not self._minibatches or settings.max_step <= 0 or 0 < steps <= settings.max_step:
-            return in_epoch * max(0, settings.num_epochs)
+            num_epochs = max(0, settings.num_epochs)
+            return in_epoch * num_epochs, len(self.slices) * num_epochs
         whole, rest = divmod(settings.max_step, self._minibatches)
-        return whole * in_epoch + (Epoch(whole, self.slices, settings, rest).planned_records if rest else 0)
+        last = Epoch(whole, self.slices, settings, rest)
+        return whole * in_epoch + last.planned_records, whole * len(self.slices) + len(last.order)
 
     def is_planned(self, epoch: int) -> bool:
         if not self.slices or 0 < self._settings.num_epochs <= epoch:
@@ -237,6 +240,11 @@ class Tasks:
     @property
     def all_done(self) -> bool:
         return not self.can_begin and all(epoch.complete for epoch in self.epochs)
+
+    @property
+    def num_done(self) -> int:
+        """Tasks of all epochs that are done."""
+        return sum(epoch.num_done for epoch in self.epochs)
 
     @property
     def num_remaining(self) -> int:
