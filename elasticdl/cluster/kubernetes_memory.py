@@ -128,7 +128,7 @@ class PodMemory:
 
     def _living(self, pod: Pod, record: _Record) -> Pod:
         if time.monotonic() >= record.overdue_at:
-            message = f"node {record.node} does not answer: the pod should have ended long ago"
+            message = f"node {record.node} has not ended it in time and counts as lost"
             record.end = replace(pod, phase=PodPhase.FAILED, reason=EndReason.NODE_LOST, message=message, blocked="")
             return record.end
         if pod.phase is PodPhase.PENDING and record.blocked and pod.message.startswith((PULL_FAILED, PULL_BACK_OFF)):

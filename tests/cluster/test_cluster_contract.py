@@ -159,6 +159,7 @@ def test_deletion_lets_a_pod_say_goodbye(cluster: Cluster, observer: Observer, w
     script = f"trap 'echo goodbye; exit 0' TERM; echo ready > {wire.path}; while :; do sleep 0.05; done"
     cluster.create(worker("w-0", script))
     wire.read()
+    observer.phase("w-0", PodPhase.RUNNING)
     assert "goodbye" not in cluster.logs("w-0")
     cluster.delete("w-0")
     gone = observer.deleted("w-0")
@@ -171,6 +172,7 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(cluster: Cluster, 
     script = f"trap '' TERM; echo ready > {wire.path}; while :; do sleep 0.05; done"
     cluster.create(worker("w-0", script, grace_s=0.3))
     wire.read()
+    observer.phase("w-0", PodPhase.RUNNING)
     cluster.delete("w-0")
     with pytest.raises(ElasticDLError, match="exists already"):
         cluster.create(worker("w-0", FOREVER))
@@ -183,6 +185,7 @@ def test_a_second_deletion_may_shorten_the_grace(cluster: Cluster, observer: Obs
     script = f"trap '' TERM; echo ready > {wire.path}; while :; do sleep 0.05; done"
     cluster.create(worker("w-0", script, grace_s=1000))
     wire.read()
+    observer.phase("w-0", PodPhase.RUNNING)
     cluster.delete("w-0")
     cluster.delete("w-0", grace_s=0)
     assert observer.deleted("w-0").exit_code in (128 + signal.SIGKILL, None)  # None: gone before it was killed

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hollow_node import HollowNode
 from kubernetes import client
+from kubernetes.utils.quantity import parse_quantity
 from local_agent import Observer
 from real_cluster import JOB, NOWHERE, Manifests, Namespace, Pods
 from tcp_proxy import TcpProxy
@@ -462,7 +463,7 @@ def test_the_memory_that_a_pod_can_have_is_the_largest_nodes(cluster: Kubernetes
     nodes = namespace.core.list_node().items
     most = cluster.max_memory()
     assert most is not None
-    assert 2**30 < most <= max(int(node.status.capacity["memory"].removesuffix("Ki")) * 1024 for node in nodes)
+    assert 2**30 < most <= max(parse_quantity(node.status.capacity["memory"]) for node in nodes)
 
 
 def test_the_memory_that_a_pod_can_have_is_bounded_by_its_namespace(
