@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from elasticdl_client.choices import DistributionStrategy, JobType
-from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import api, commands, follow, names, written
 from elasticdl_client.kubernetes.checks import check
@@ -131,15 +131,25 @@ def _undo(connection: api.Connection, spec: JobSpec, uid: str) -> None:
 
 
 def mount_notes(spec: JobSpec) -> list[str]:
-    """What is lost with a pod because it is on no mount."""
+    """What is lost with a pod because it is on no mount.
+
+    Raises:
+        FlagError: a path that no pod can write to.
+    """
     found = []
     mounts = parse_volumes(spec.volume)
     for name in ("checkpoint_dir", "output"):
         path = getattr(spec, name)
-        if path and not is_mounted(path, mounts):
-            found.append(f"--{name}={path} is on no mount of --volume: what is written there is lost with the pod.")
-            if not any(PurePosixPath(path).is_relative_to(place) for place in ("/tmp", names.JOB_DIRECTORY)):
-                found[-1] += " Pods can write to their mounts, /tmp and their home directory alone."
+        if not path or is_mounted(path, mounts):
+            continue
+        is_writable = any(PurePosixPath(path).is_relative_to(place) for place in ("/tmp", names.JOB_DIRECTORY))
+        if not is_writable and not spec.cluster_spec:  # a cluster specification may add mounts
+            raise FlagError(
+                f"--{name}={path} is on no mount of --volume, and pods cannot write to the rest of their file system.",
+                'Name a directory below a mount_path, for example --volume="claim_name=data,mount_path=/data" and '
+                f"--{name}=/data/{name}.",
+            )
+        found.append(f"--{name}={path} is on no mount of --volume: what is written there is lost with the pod.")
     if spec.job_type is JobType.TRAIN and not spec.checkpoint_dir:
         held = "worker" if spec.distribution_strategy is DistributionStrategy.LOCAL else "parameter server"
         found.append(
