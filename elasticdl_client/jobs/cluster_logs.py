@@ -138,7 +138,7 @@ class _PodReader:
 
     def __init__(self, connection: Connection, pod: Object, tail: int, lines: queue.SimpleQueue[LogLine]) -> None:
         self._connection = connection
-        self._pod: Object | None = pod
+        self._name, self._namespace = str(pod["metadata"]["name"]), str(pod["metadata"]["namespace"])
         self._uid = pod["metadata"]["uid"]
         self._tail = tail
         self._lines = lines
@@ -147,27 +147,26 @@ class _PodReader:
 
     def _run(self) -> None:
         life, position = "", _Position(self._tail)
-        while self._pod is not None:
-            status = pods.container(self._pod)
-            if (current := status.get("containerID", "")) and current != life:
-                life, position = current, _Position(-1 if life else self._tail)
+        while True:
             try:
-                if life:
-                    self._read(self._pod, position)
                 pod = self._look()
+                if pod is None:
+                    return
+                current = pods.container(pod).get("containerID", "")
+                if current not in ("", life):
+                    life, position = current, _Position(-1 if life else self._tail)
+                if life:
+                    self._read(pod, position)
+                if not _may_print(pod):  # it had ended before this was read, so this was all
+                    return
             except ClusterError as error:
                 if not error.unreachable and error.status not in (400, 404):  # its container, or it, is just changing
                     print(f"note: {error.what}", file=sys.stderr)
                     return
-                pod = self._pod
-            if pod is None or _is_read(pod, life):
-                return
-            self._pod = pod
             threading.Event().wait(_LOOK_S)
 
     def _read(self, pod: Object, position: _Position) -> None:
-        name = str(pod["metadata"]["name"])
-        with self._connection.doing(f"read the log of pod {name}"):
+        with self._connection.doing(f"read the log of pod {self._name}"):
             response = _open(
                 self._connection,
                 pod,
@@ -176,22 +175,17 @@ class _PodReader:
                 _request_timeout=(CONNECT_TIMEOUT_S, _SILENCE_S),
                 **position.options(),
             )
+            if self._look() is None:  # logs are read by name, and a successor may have it
+                response.close()
+                return
             for line in _split(response):
                 if (text := position.take(line)) is not None:
-                    self._lines.put(LogLine(name, text))
+                    self._lines.put(LogLine(self._name, text))
 
     def _look(self) -> Object | None:
-        assert self._pod is not None
-        metadata = self._pod["metadata"]
-        pod = read_pod(self._connection, metadata["namespace"], metadata["name"])
+        """The pod of this reader; None once it is gone."""
+        pod = read_pod(self._connection, self._namespace, self._name)
         return pod if pod is not None and pod["metadata"]["uid"] == self._uid else None
-
-
-def _is_read(pod: Object, life: str) -> bool:
-    """Whether the life that was read to its end was the pod's last."""
-    status = pods.container(pod)
-    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return has_ended and (status.get("containerID", "") in ("", life))
 
 
 class _Follower:

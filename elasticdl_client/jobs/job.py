@@ -58,9 +58,12 @@ class Job:
     @property
     def logs(self) -> str:
         """Where its logs are: a directory, or the command that prints them."""
-        if self.directory:
-            return f"{self.directory}/logs"
-        return f"elasticdl logs {self.name} --namespace={self.namespace}"
+        return f"{self.directory}/logs" if self.directory else self.command("logs")
+
+    def command(self, verb: str) -> str:
+        """`elasticdl VERB JOB`, for this job and no other."""
+        where = f"--namespace={self.namespace}" if self.runtime is Runtime.KUBERNETES else "--runtime=local"
+        return f"elasticdl {verb} {self.name} {where}"
 
     def to_plain(self) -> dict[str, Any]:
         """The object of ``--output=json``; docs/jobs.md lists its keys."""

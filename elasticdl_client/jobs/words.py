@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
 
 from elasticdl_client import progress, report
-from elasticdl_client.choices import Runtime
-from elasticdl_client.job_status import JobStatus
+from elasticdl_client.job_status import EpochCoverage, JobStatus
 from elasticdl_client.jobs.job import Job, Phase
 
 _HEAD_WIDTH = 14
+_SHOWN_EPOCHS = 5
 _NONE = "<none>"
 
 
@@ -111,8 +112,7 @@ def what_to_do(job: Job) -> str:
     """The command that lets a stopped job go on; empty for others."""
     if job.phase is not Phase.STOPPED:
         return ""
-    where = f"--namespace={job.namespace}" if job.runtime is Runtime.KUBERNETES else "--runtime=local"
-    return f"`elasticdl resume {job.name} {where}` lets it go on, `elasticdl delete {job.name} {where}` ends it."
+    return f"`{job.command('resume')}` lets it go on, `{job.command('delete')}` ends it."
 
 
 def page(job: Job, now: float) -> str:
@@ -135,9 +135,21 @@ def page(job: Job, now: float) -> str:
     head += [("Started", _ago(status.started_at or job.created_at, now)), ("Updated", _ago(status.updated_at, now))]
     head += [("Logs", job.logs)]
     lines = [_head_line(name, text) for name, text in head if text]
-    if status.coverage:
-        lines += ["Coverage:", *(f"  {line}" for line in progress.coverage_lines(status))]
-    return "\n".join([*lines, *_pod_lines(status)])
+    return "\n".join([*lines, *_coverage_lines(status), *_pod_lines(status)])
+
+
+def _coverage_lines(status: JobStatus) -> list[str]:
+    """The newest epochs, each with its line, and the sums of those before."""
+    if not status.coverage:
+        return []
+    num_summed = max(0, len(status.coverage) - _SHOWN_EPOCHS)
+    summed, shown = status.coverage[:num_summed], status.coverage[num_summed:]
+    lines = progress.coverage_lines(dataclasses.replace(status, coverage=shown))
+    if summed:
+        counts = [field.name for field in dataclasses.fields(EpochCoverage) if field.name != "epoch"]
+        sums = EpochCoverage(0, **{name: sum(getattr(one, name) for one in summed) for name in counts})
+        lines = [f"epochs {summed[0].epoch} to {summed[-1].epoch}: {sums}", *lines]
+    return ["Coverage:", *(f"  {line}" for line in lines)]
 
 
 def _progress(status: JobStatus, *, with_rate: bool) -> list[tuple[str, str]]:

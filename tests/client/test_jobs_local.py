@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.jobs import commands, holders
@@ -244,3 +245,31 @@ def test_a_killed_client_s_job_goes_on_from_its_journal(flags: dict[str, str], r
     assert ((job_dir / "token").read_text(), (job_dir / "spec.json").read_text()) == (token, spec)
     assert not (job_dir / "previous").exists()
     assert "Succeeded" in run("status", "job")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["status", "nonsense"], 1, 'error: job "nonsense" not found on this machine.'),
+        (["status"], 2, "`elasticdl status` needs the name of a job."),
+        (["statu", "job"], 2, "Did you mean `elasticdl status`?"),
+        (["list"], 0, "No jobs found on this machine."),
+        (["list", "--runtime=kubernetes"], 1, "There is no usable cluster configuration"),
+        (["rbac", "--prnt"], 2, "Did you mean --print?"),
+    ],
+)
+def test_the_command_exits_with_0_1_or_2(home: Path, arguments: list[str], code: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_rbac_prints_what_can_be_applied() -> None:
+    command = [sys.executable, "-m", "elasticdl_client.main", "rbac", "--print", "-n", "team"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = list(yaml.safe_load_all(done.stdout))
+    assert [one["kind"] for one in found] == ["ServiceAccount", "Role", "RoleBinding"]
+    assert {one["metadata"]["namespace"] for one in found} == {"team"}

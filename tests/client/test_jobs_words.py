@@ -95,6 +95,12 @@ def test_the_page_of_a_job_says_all_that_is_known() -> None:
     assert "No worker runs" not in page
 
 
+def test_of_many_epochs_the_older_ones_are_summed() -> None:
+    coverage = tuple(EpochCoverage(epoch, 100, 100 - (epoch == 2), lost=int(epoch == 2)) for epoch in range(1, 10))
+    page = words.page(dataclasses.replace(JOB, status=dataclasses.replace(STATUS, coverage=coverage)), NOW)
+    assert "  epochs 1 to 4: records 400, committed 399, repeated 0, lost 1\n  epoch 5: records 100" in page
+
+
 def test_a_job_without_room_for_a_worker_says_why() -> None:
     waiting = dataclasses.replace(JOB, status=dataclasses.replace(STATUS, workers_alive=0))
     assert "No worker runs yet; pending worker: Unschedulable: 0/1 nodes are available" in words.page(waiting, NOW)
