@@ -119,8 +119,8 @@ def test_a_stopped_job_says_how_it_goes_on_and_a_failed_one_why_it_failed() -> N
 
 
 def test_a_job_of_which_nothing_is_known_has_a_page_and_a_row() -> None:
-    job = Job("new", Runtime.LOCAL, Phase.PENDING, JobStatus("new"), directory="/home/me/.elasticdl/jobs/new")
-    assert "Logs:         /home/me/.elasticdl/jobs/new/logs" in words.page(job, NOW)
+    job = Job("new", Runtime.LOCAL, Phase.PENDING, JobStatus("new"), directory="/tmp/jobs/new")
+    assert "Logs:         /tmp/jobs/new/logs" in words.page(job, NOW)
     assert words.job_table([job], with_namespace=True, wide=True).splitlines()[1].startswith("<none>")
 
 
