@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from typing import Any
 
 from elasticdl.master.journal import Superseded
@@ -11,6 +13,8 @@ from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 
 _TIMEOUT_S = (5.0, 5.0)
+_KUBELET_S = 10.0  # for the kubelet to end the pod
+_LOOK_S = 0.2
 _MERGE = "application/merge-patch+json"
 
 logger = logging.getLogger("elasticdl.master")
@@ -32,10 +36,7 @@ class OwnPod:
             ClusterError: it cannot be read.
         """
         try:
-            with self._connection.doing(f"read pod {self._name} of namespace {self._namespace}"):
-                pod = self._connection.core.read_namespaced_pod(
-                    self._name, self._namespace, _request_timeout=_TIMEOUT_S
-                )
+            pod = self._read()
         except ClusterError as error:
             if error.status == 404:
                 raise Superseded(f"pod {self._name} was deleted, and its master leaves with it") from error
@@ -50,11 +51,31 @@ class OwnPod:
         self._patch({"metadata": {"labels": {names.STATUS_LABEL: status}}}, f"get the label {status}")
 
     def end(self) -> None:
-        """Ends it for good: the kubelet neither keeps it nor starts it again, and its phase becomes Failed.
+        """Ends it for good: the kubelet does not start it again, and its phase becomes Failed.
 
-        A container that exits with 1 would be restarted for ever (restartPolicy OnFailure).
+        A container that exits with 1 would be restarted for ever (restartPolicy OnFailure).  So the kubelet is told
+        that the pod's time is over; until it has heard that, this process must live, or its log is put aside by that
+        of the next one.
         """
-        self._patch({"spec": {"activeDeadlineSeconds": 1}}, "be ended")
+        try:
+            if self._read().spec.restart_policy == "Never":
+                return
+            self._patch({"spec": {"activeDeadlineSeconds": 1}}, "be ended")
+            self._await_failed()
+        except ClusterError as error:
+            logger.warning("Pod %s could not be ended: %s", self._name, error.what)
+
+    def _await_failed(self) -> None:
+        deadline = time.monotonic() + _KUBELET_S
+        while time.monotonic() < deadline:
+            pod = self._read()
+            if pod.status.phase == "Failed" or not pod.spec.node_name:  # without a node there is no kubelet
+                return
+            threading.Event().wait(_LOOK_S)
+
+    def _read(self) -> Any:
+        with self._connection.doing(f"read pod {self._name} of namespace {self._namespace}"):
+            return self._connection.core.read_namespaced_pod(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
 
     def _patch(self, body: dict[str, Any], what: str) -> None:
         try:
