@@ -34,6 +34,7 @@ def core() -> kubernetes.client.CoreV1Api:
     configuration = kubernetes.client.Configuration()
     kubernetes.config.load_kube_config(client_configuration=configuration)
     configuration.retries = False
+    configuration.connection_pool_maxsize = 64  # many logs are followed at once
     return kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(configuration))
 
 

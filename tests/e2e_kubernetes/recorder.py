@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 import time
@@ -19,7 +20,7 @@ from tests.e2e_kubernetes.pods import PodView
 
 _LOOK_S = 0.5
 _COLUMNS = 96
-_ROWS = 40
+_ROWS = 24
 _MARKS = {"Pending": "·", "Running": "█", "Succeeded": "✓", "Failed": "✗", "Terminating": "░"}
 
 
@@ -69,10 +70,13 @@ class Recorder:
             stream = core().read_namespaced_pod_log(
                 pod.name, self.namespace, follow=True, _preload_content=False, _request_timeout=(3, 3600)
             )
-            with (self.directory / f"{life}.log").open("wb") as log:
-                for chunk in stream.stream():
-                    log.write(chunk)
-                    log.flush()
+            chunks = stream.stream()
+            first = next(chunks, b"")
+            if not first.startswith(b"unable to retrieve"):  # the container is gone; what was read of it stays
+                with (self.directory / f"{life}.log").open("wb") as log:
+                    for chunk in itertools.chain([first], chunks):
+                        log.write(chunk)
+                        log.flush()
             if pod.container_ended:
                 self._complete.add(life)
         self._following.discard(life)

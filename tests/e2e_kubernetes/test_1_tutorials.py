@@ -22,7 +22,7 @@ from tests.e2e_kubernetes.recorder import Recorder, describe_events
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 PAGES = REPOSITORY / "docs" / "tutorials"
-NUM_EPOCHS = 20
+NUM_EPOCHS = 40
 
 
 @pytest.fixture
