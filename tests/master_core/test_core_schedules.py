@@ -144,6 +144,7 @@ def test_whatever_happens_every_record_is_committed_exactly_once(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @settings(UNHURRIED, max_examples=3000, derandomize=False)
 @given(job=JOBS, schedule=SCHEDULES, filtered=st.booleans())
 def test_whatever_happens_for_long_every_record_is_committed_exactly_once(
