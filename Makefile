@@ -13,12 +13,13 @@ CHAOS ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo test test-full chaos lint format bench wheels clean
+.PHONY: help setup demo test test-full e2e e2e-full chaos lint format bench wheels clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
 	@echo "make demo       train, evaluate and export a model of real data on this machine"
 	@echo "make test       the tests of every change (marked ci); test-full: the long ones, too"
+	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG; e2e-full: the long ones, too"
 	@echo "make chaos      kill workers, parameter servers and masters at length; count what is lost"
 	@echo "make lint       ruff and mypy; make format: mend what can be mended"
 	@echo "make bench      every benchmark, at full length"
@@ -49,6 +50,24 @@ test: $(STAMP)
 test-full: $(STAMP)
 	$(call say,running all tests that need no cluster)
 	@$(BIN)/python -m pytest -m "not cluster" --timeout 1800
+
+# The whole jobs come last: they print what happened to their pods, and stop the daemons of the cluster.
+define run_on_cluster
+	@[[ -n "$${KUBECONFIG:-}" ]] || { echo "KUBECONFIG is not set. A cluster for these tests is made by" \
+	    '../shared/cluster/up && eval "$$(../shared/cluster/env)"' >&2; exit 1; }
+	@command -v kubectl >/dev/null || { echo "kubectl is not on PATH" >&2; exit 1; }
+	@kubectl version --request-timeout=10s >/dev/null || { echo "the cluster of KUBECONFIG does not answer" >&2; exit 1; }
+	$(call say,running what needs a cluster on that of $$KUBECONFIG)
+	@$(BIN)/python -m pytest -m $(1) --ignore tests/e2e_kubernetes
+	$(call say,running whole jobs on it (about twenty minutes))
+	@$(BIN)/python -m pytest -m $(1) -s --durations 0 --durations-min 1 tests/e2e_kubernetes
+endef
+
+e2e: $(STAMP)
+	$(call run_on_cluster,"cluster and not full")
+
+e2e-full: $(STAMP)
+	$(call run_on_cluster,"cluster")
 
 chaos: $(STAMP)
 	$(call say,killing workers$(comma) parameter servers and masters of real jobs)
