@@ -6,12 +6,10 @@ What the API shows of pods counts more than what a master wrote of them: it is t
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from pathlib import Path
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
@@ -25,7 +23,6 @@ from elasticdl_client.kubernetes import api, names
 
 _SUBMISSION_S = 15.0  # a job whose ConfigMap is younger may still be getting its master
 _REPLACE_TIMEOUT_S = 60.0  # an ended master's pod gets so long to go
-_IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class KubernetesJobs:
@@ -95,20 +92,6 @@ class KubernetesJobs:
                 f"The pod {name} of the master before does not go.",
                 f"If its node is lost: kubectl delete pod {name} -n {job.namespace} --grace-period=0 --force",
             )
-
-
-def default_namespace(connection: api.Connection) -> str:
-    """The namespace of the kubeconfig's context, or of the pod that this runs in."""
-    import yaml
-    from kubernetes.config import ConfigException, list_kube_config_contexts
-
-    try:
-        if connection.context == api.IN_CLUSTER:
-            return _IN_CLUSTER_NAMESPACE.read_text().strip() or "default"
-        _, active = list_kube_config_contexts(config_file=os.environ.get("KUBECONFIG", "~/.kube/config"))
-    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError):
-        return "default"  # connecting says what is wrong with it
-    return str(active["context"].get("namespace") or "default")
 
 
 def _jobs(connection: api.Connection, namespace: str, name: str) -> list[Job]:

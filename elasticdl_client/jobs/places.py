@@ -104,11 +104,11 @@ class Places:
         return found
 
     def _add_cluster(self, options: Options) -> None:
-        from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs, default_namespace
+        from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
         from elasticdl_client.kubernetes import api
 
         connection = api.connect(options.force_use_kube_config_file)
-        namespace = "" if options.all_namespaces else options.namespace or default_namespace(connection)
+        namespace = "" if options.all_namespaces else options.namespace or connection.namespace
         self.stores[Runtime.KUBERNETES] = KubernetesJobs(connection, namespace)
         self.words[Runtime.KUBERNETES] = f"in {namespace} namespace" if namespace else "in any namespace"
 

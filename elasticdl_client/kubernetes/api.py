@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from elasticdl_client.errors import ElasticDLError
@@ -18,6 +19,8 @@ from elasticdl_client.errors import ElasticDLError
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 IN_CLUSTER = "in-cluster"  # the name of the context inside a pod
+DEFAULT_NAMESPACE = "default"
+_IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class ClusterError(ElasticDLError):
@@ -43,12 +46,14 @@ class Connection:
 
     Attributes:
         context: of the kubeconfig, or `IN_CLUSTER`.
+        namespace: the context's, or that of the pod that this runs in.
         server: the URL of its API server.
         client: a `kubernetes.client.ApiClient` whose calls all have a time-out.
         core: its CoreV1Api.
     """
 
     context: str
+    namespace: str
     server: str
     client: Any = field(repr=False)
     core: Any = field(repr=False)
@@ -115,29 +120,30 @@ def connect(force_kube_config: bool = False) -> Connection:
 
     configuration = client.Configuration()
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not force_kube_config:
-        context = _load_in_cluster(configuration)
+        context, namespace = _load_in_cluster(configuration)
     else:
-        context = _load_kube_config(configuration)
+        context, namespace = _load_kube_config(configuration)
     configuration.retries = False  # a broken connection is said at once; who wants to try again does so
     api_client = client.ApiClient(configuration)
     _bound(api_client)
-    return Connection(context, str(configuration.host), api_client, client.CoreV1Api(api_client))
+    return Connection(context, namespace, str(configuration.host), api_client, client.CoreV1Api(api_client))
 
 
-def _load_in_cluster(configuration: Any) -> str:
+def _load_in_cluster(configuration: Any) -> tuple[str, str]:
     from kubernetes.config import ConfigException, load_incluster_config
 
     try:
         load_incluster_config(client_configuration=configuration)
+        namespace = _IN_CLUSTER_NAMESPACE.read_text().strip()
     except (ConfigException, OSError) as error:
         raise ClusterError(
             f"This is a pod without a usable service account: {error}",
             "Give --force_use_kube_config_file to use ~/.kube/config.",
         ) from error
-    return IN_CLUSTER
+    return IN_CLUSTER, namespace or DEFAULT_NAMESPACE
 
 
-def _load_kube_config(configuration: Any) -> str:
+def _load_kube_config(configuration: Any) -> tuple[str, str]:
     import yaml
     from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
 
@@ -145,13 +151,14 @@ def _load_kube_config(configuration: Any) -> str:
     try:
         _, active = list_kube_config_contexts(config_file=files)
         load_kube_config(config_file=files, client_configuration=configuration)
+        namespace = active["context"].get("namespace")
     except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ClusterError(
             f"There is no usable cluster configuration in {files}: {error}",
             "Set KUBECONFIG to the file of your cluster; `kubectl config get-contexts` shows what it holds. "
             "Or --runtime=local: processes of this machine, no cluster.",
         ) from error
-    return str(active["name"])
+    return str(active["name"]), str(namespace or DEFAULT_NAMESPACE)
 
 
 def _bound(api_client: Any) -> None:

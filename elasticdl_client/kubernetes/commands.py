@@ -20,4 +20,4 @@ def grant(namespace: str, service_account: str) -> str:
 
 
 def _in(namespace: str) -> str:
-    return "" if namespace == "default" else f" --namespace={namespace}"
+    return f" --namespace={namespace}"

@@ -20,7 +20,7 @@ class KubernetesFlags:
 
     image_name: str = flag("", "Image of the master, and of all pods by default.", Group.KUBERNETES)
     worker_image: str = flag("", "Image of workers and parameter servers, if another.", Group.KUBERNETES)
-    namespace: str = flag("default", "Namespace of the job.", Group.KUBERNETES)
+    namespace: str = flag("", "Namespace of the job; empty: that of the kubeconfig's context.", Group.KUBERNETES)
     service_account: str = flag(
         "elasticdl", "Service account of the master; `elasticdl rbac --print` shows what it needs.", Group.KUBERNETES
     )

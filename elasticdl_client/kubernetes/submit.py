@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import sys
 from pathlib import PurePosixPath
@@ -27,11 +28,12 @@ def run(spec: JobSpec) -> int:
     """
     for note in mount_notes(spec):
         _note(note)
-    manifests = job_manifests(spec, secrets.token_hex(_TOKEN_BYTES))
     if spec.yaml or spec.dry_run:
-        _write(spec, manifests)
+        _write(spec)
         return 0
     connection = api.connect(spec.force_use_kube_config_file)
+    spec = _placed(spec, connection.namespace)
+    manifests = job_manifests(spec, secrets.token_hex(_TOKEN_BYTES))
     for note in check(connection, spec):
         _note(note)
     create(connection, spec, manifests)
@@ -43,16 +45,24 @@ def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-def _write(spec: JobSpec, manifests: list[Manifest]) -> None:
+def _placed(spec: JobSpec, namespace: str) -> JobSpec:
+    """The job in the namespace that it names, or else in this one."""
+    return dataclasses.replace(spec, namespace=spec.namespace or namespace)
+
+
+def _write(spec: JobSpec) -> None:
     """Writes the objects instead of creating them; what the cluster has against them is only said."""
+    placed = _placed(spec, api.DEFAULT_NAMESPACE)
     try:
-        for note in check(api.connect(spec.force_use_kube_config_file), spec):
+        connection = api.connect(spec.force_use_kube_config_file)
+        placed = _placed(spec, connection.namespace)
+        for note in check(connection, placed):
             _note(note)
     except api.ClusterError as error:
         _note(f"nothing is checked against a cluster. {error.what}")
     except ElasticDLError as error:
         print(f"warning: as it is, the cluster would not run this job. {error}", file=sys.stderr)
-    text = written.to_yaml(manifests)
+    text = written.to_yaml(job_manifests(placed, secrets.token_hex(_TOKEN_BYTES)))
     if spec.yaml:
         written.write(spec.yaml, text)
         said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
