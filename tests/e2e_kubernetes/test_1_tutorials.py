@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.jobs import TEST_DATA
-from tests.e2e_kubernetes.documents import clone, run_page
 from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl
 from tests.e2e_kubernetes.recorder import Recorder, describe_events
+from tests.house.documents import clone, run_page
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 

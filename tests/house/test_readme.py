@@ -15,7 +15,7 @@ import pytest
 from elasticdl_client.job_spec import flag_defaults
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_OURS = {"--quick", "--json"}  # of the benchmarks
 OF_SCRIPTS = {"--output", "--source"}
 

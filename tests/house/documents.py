@@ -8,7 +8,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from tests.e2e_kubernetes.kubectl import REPOSITORY
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 _BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)  # not those of another tag: ```bash cloud
 

@@ -1,0 +1,44 @@
+"""The tutorials are true as far as that can be seen without a cluster; the others are run by `make e2e`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticdl_client.job_spec import flag_defaults
+from tests.house.documents import REPOSITORY, bash_blocks, clone, run_page
+
+PAGES = sorted((REPOSITORY / "docs" / "tutorials").glob("*.md"))
+
+
+def commands(script: str, program: str) -> list[str]:
+    """Calls of a program, each in one line."""
+    return re.findall(rf"^\s*{program} .*", script.replace("\\\n", " "), re.MULTILINE)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_the_tutorials_are_sound_bash_and_their_flags_exist(page: Path) -> None:
+    known = {f"--{name}" for name in flag_defaults("train")}
+    script = "\n".join(bash_blocks(page))
+    assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
+    for command in commands(page.read_text(), "elasticdl train"):
+        assert set(re.findall(r"(?<![\w-])--[a-z_]+", command)) <= known, command
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_the_local_tutorial_works_word_for_word(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    page = REPOSITORY / "docs" / "tutorials" / "local.md"
+    said = run_page(page, clone(tmp_path / "elasticdl"), Path(sys.executable).parent, 240, HOME=str(home))
+    assert said.count("records 1437, committed 1437, repeated 0, lost 0") >= 10, said
+    assert re.search(r"Loss = [0-9.]+, steps = \d+", said), said
+    assert "Evaluation metrics[step=450]: {'accuracy': 0.9" in said, said
+    assert "Job tutorial succeeded." in said, said
+    assert not list(home.glob(".elasticdl/jobs/*")), "the page cleans up"
