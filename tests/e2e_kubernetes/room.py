@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.e2e_kubernetes.kubectl import core, kubectl, the_node
+from tests.e2e_kubernetes.kubectl import core, the_node
 from tests.e2e_kubernetes.waiting import wait_until
 
 ROOM = "example.com/gpu"
@@ -32,17 +31,6 @@ def room(places: int) -> Iterator[None]:
         yield
     finally:
         make_room(0)
-
-
-def places_taken(namespace: str) -> int:
-    """How many pods of a namespace hold a place."""
-    pods = json.loads(kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]
-    return sum(
-        ROOM in container["resources"].get("requests", {})
-        for pod in pods
-        if pod["spec"].get("nodeName") and pod["status"]["phase"] in ("Pending", "Running")
-        for container in pod["spec"]["containers"]
-    )
 
 
 def tenant(replicas: int, image: str) -> dict[str, Any]:

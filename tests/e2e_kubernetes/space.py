@@ -16,13 +16,15 @@ from tests.e2e_kubernetes.kubectl import apply, kubectl
 from tests.e2e_kubernetes.recorder import Recorder
 
 NUM_DIGITS = 1437
-NUM_STEPS = 45  # minibatches of 32 in an epoch
 
 
 @dataclass(slots=True)
 class Space:
-    """Attributes:
-    data: data sets on this machine; pods have them as /data.
+    """An open namespace.
+
+    Attributes:
+        data: data sets on this machine; pods have them as /data.
+        directory: on this machine; each job has a directory in it as /job.
     """
 
     namespace: str
