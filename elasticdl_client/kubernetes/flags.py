@@ -28,19 +28,22 @@ class KubernetesFlags:
         "cpu=0.1,memory=1024Mi", "What the master asks for.", Group.KUBERNETES, check=check_resources
     )
     master_resource_limit: str = flag(
-        "", "What the master may use; empty: what it asks for.", Group.KUBERNETES, check=check_resources
+        "", "What the master may use; empty: what it asks for, CPUs excepted.", Group.KUBERNETES, check=check_resources
     )
     worker_resource_request: str = flag(
         "cpu=1,memory=4096Mi", "What a worker asks for.", Group.KUBERNETES, check=check_resources
     )
     worker_resource_limit: str = flag(
-        "", "What a worker may use; empty: what it asks for.", Group.KUBERNETES, check=check_resources
+        "", "What a worker may use; empty: what it asks for, CPUs excepted.", Group.KUBERNETES, check=check_resources
     )
     ps_resource_request: str = flag(
         "cpu=1,memory=4096Mi", "What a parameter server asks for.", Group.KUBERNETES, check=check_resources
     )
     ps_resource_limit: str = flag(
-        "", "What a parameter server may use; empty: what it asks for.", Group.KUBERNETES, check=check_resources
+        "",
+        "What a parameter server may use; empty: what it asks for, CPUs excepted.",
+        Group.KUBERNETES,
+        check=check_resources,
     )
     master_pod_priority: str = flag("", "PriorityClass of the master.", Group.KUBERNETES)
     worker_pod_priority: str = flag(

@@ -50,7 +50,10 @@ def parse_resources(text: str) -> dict[str, str]:
 def container_resources(
     request: str, limit: str, memory_factor: float = 1.0, max_memory: int | None = None
 ) -> Resources:
-    """The resources of a container; without a limit it is limited to what it asks for.
+    """The resources of a container.
+
+    Without a limit it is limited to what it asks for, CPUs excepted: they can be shared, and a throttled pod is only
+    slow.
 
     Args:
         request: a resource string.
@@ -62,7 +65,7 @@ def container_resources(
         FlagError: a string is wrong.
     """
     requests = parse_resources(request)
-    limits = parse_resources(limit) or dict(requests)
+    limits = parse_resources(limit) or {name: amount for name, amount in requests.items() if name != "cpu"}
     limits |= {name: amount for name, amount in requests.items() if "/" in name and name not in limits}
     for quantities in (requests, limits):
         if "memory" in quantities and memory_factor > 1.0:
