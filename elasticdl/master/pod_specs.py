@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from elasticdl.cluster.cluster import PodSpec, Role
 from elasticdl.master.core.commands import CreatePod
+from elasticdl.rpc.patience import MASTER_TIMEOUT_VARIABLE
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 
-MASTER_TIMEOUT_VARIABLE = "ELASTICDL_MASTER_TIMEOUT_S"
 _MODULES = {Role.PS: "elasticdl.ps", Role.WORKER: "elasticdl.worker"}
 _ID_VARIABLES = {Role.PS: "PS_ID", Role.WORKER: "WORKER_ID"}
 _GRACE_S = {Role.PS: 30.0, Role.WORKER: 10.0}  # a PS that is told to leave writes a checkpoint first
