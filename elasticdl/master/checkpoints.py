@@ -65,14 +65,15 @@ def directory_of(checkpoint_dir: Path, model_version: int) -> Path:
 
 
 def begin(checkpoint_dir: Path, model_version: int) -> Path:
-    """Creates the empty directory of a checkpoint; what a died master left under its name is removed.
+    """Creates the empty directory of a checkpoint; what an earlier life of the master left under its name is removed.
 
     Raises:
         CheckpointError: it cannot be created.
     """
     directory = directory_of(checkpoint_dir, model_version)
     try:
-        if directory.exists() and not (directory / MANIFEST).exists():
+        if directory.exists():
+            (directory / MANIFEST).unlink(missing_ok=True)  # first: without it, it is no checkpoint
             shutil.rmtree(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -148,6 +149,34 @@ def newest(checkpoint_dir: Path) -> Path | None:
             continue
         return path
     return None
+
+
+def check_unused(checkpoint_dir: Path) -> None:
+    """That a job which begins has the directory to itself: versions of two jobs in one place would be mixed up.
+
+    Raises:
+        CheckpointError: an earlier job's checkpoints are in it.
+    """
+    found = complete(checkpoint_dir)
+    if found:
+        raise CheckpointError(
+            f"--checkpoint_dir={checkpoint_dir} holds the checkpoints of an earlier job, {found[-1].name} the newest",
+            f"name another --checkpoint_dir, or remove that one; with "
+            f"--checkpoint_dir_for_init={found[-1]} the new job begins with that model",
+        )
+
+
+def still_there(directory: str) -> str:
+    """A checkpoint that a journal names; the journal may be late, and newer ones may have taken the old one's place.
+
+    Returns:
+        The directory, or if it is gone the newest whole one next to it; empty if there is none.
+    """
+    if not directory or (Path(directory) / MANIFEST).exists():
+        return directory
+    found = newest(Path(directory).parent)
+    logger.info("The checkpoint %s is gone; the newest one is %s", directory, found or "none")
+    return str(found or "")
 
 
 def prune(checkpoint_dir: Path, keep_max: int) -> None:

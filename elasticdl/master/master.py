@@ -145,8 +145,12 @@ class Master:
         snapshot = state.pop("core", None)
         now = time.monotonic()
         if snapshot is None:
+            if self._settings.checkpoint_dir:
+                checkpoints.check_unused(Path(self._settings.checkpoint_dir))
             return Job(self._settings, state["generation"], now)
         logger.info("Life %d of the master takes over from the journal", state["generation"])
+        written = snapshot["checkpoints"]
+        written["newest"] = checkpoints.still_there(written["newest"])
         return Job.restore(self._settings, snapshot, state["generation"], now)
 
     def _make_effects(self, inbox: Inbox, generation: int, port: int) -> Effects:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import sys
+import time
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,6 +19,9 @@ from elasticdl_client.kubernetes.pods import Manifest, owned
 from elasticdl_client.kubernetes.volumes import is_mounted, parse_volumes
 
 _TOKEN_BYTES = 32
+_NO_ACCOUNT_TOKEN = "No API token found for service account"  # servers before 1.24, right after it was made
+_ACCOUNT_TOKEN_S = 30.0
+_LOOK_S = 0.5
 
 
 def run(spec: JobSpec) -> int:
@@ -124,8 +128,15 @@ def _create(connection: api.Connection, manifest: Manifest) -> Any:
         "Pod": connection.core.create_namespaced_pod,
         "NetworkPolicy": NetworkingV1Api(connection.client).create_namespaced_network_policy,
     }
-    with connection.doing(f"create the {kind} {metadata['name']} in the namespace {metadata['namespace']}"):
-        return makers[kind](metadata["namespace"], manifest)
+    deadline = time.monotonic() + _ACCOUNT_TOKEN_S
+    while True:
+        try:
+            with connection.doing(f"create the {kind} {metadata['name']} in the namespace {metadata['namespace']}"):
+                return makers[kind](metadata["namespace"], manifest)
+        except api.ClusterError as error:
+            if _NO_ACCOUNT_TOKEN not in error.what or time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def _undo(connection: api.Connection, spec: JobSpec, uid: str) -> None:

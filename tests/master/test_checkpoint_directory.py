@@ -80,3 +80,28 @@ def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_the_job_goes_on(t
             assert "No space left on device" in log
             assert f"the last good one is {disk / 'checkpoints' / 'version-2'}" in log
             assert [path.name for path in (disk / "checkpoints").iterdir()] == ["version-2"]
+
+
+def test_a_directory_with_checkpoints_of_an_earlier_job_is_refused(tmp_path: Path) -> None:
+    checkpoints.check_unused(tmp_path / "nothing")
+    checkpoints.begin(tmp_path, 2)
+    checkpoints.check_unused(tmp_path)
+    newest = write(tmp_path, 500)
+    with pytest.raises(CheckpointError, match="version-500 the newest") as caught:
+        checkpoints.check_unused(tmp_path)
+    assert f"--checkpoint_dir_for_init={newest}" in caught.value.hint
+
+
+def test_a_checkpoint_that_a_late_journal_names_may_have_been_pruned(tmp_path: Path) -> None:
+    old, new = write(tmp_path, 10), write(tmp_path, 20)
+    assert checkpoints.still_there(str(old)) == str(old)
+    checkpoints.prune(tmp_path, 1)
+    assert checkpoints.still_there(str(old)) == str(new)
+    assert checkpoints.still_there("") == ""
+
+
+def test_a_version_that_is_written_again_replaces_the_old_one(tmp_path: Path) -> None:
+    directory = write(tmp_path, 10)
+    assert checkpoints.begin(tmp_path, 10) == directory
+    assert checkpoints.complete(tmp_path) == []
+    assert list(directory.iterdir()) == []

@@ -127,7 +127,7 @@ def test_what_has_come_in_together_is_journalled_once_and_before_it_is_answered(
     life.start()
     assert [future.result(10) for future in futures] == [PsAdmitted(1)] * _NUM_PS
     assert early == []
-    assert len(life.journal.saved) <= 2  # the pods that are wanted, and the 50 answers
+    assert len(life.journal.saved) <= 5  # the pods that are wanted, that the first ones run, and the 50 answers
 
 
 def test_pods_are_created_after_the_journal_knows_them(life: Life) -> None:

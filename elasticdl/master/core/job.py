@@ -169,7 +169,6 @@ class Job:
                 self._truth.failed(event, self._clock)
             case events.CheckpointSaved():
                 self._checkpoints.saved(event.version, event.directory)
-                self._out.persist()
                 self._out.log(f"Checkpoint of version {event.version} saved to {event.directory}")
             case events.CheckpointFailed():
                 self._checkpoints.failed()
