@@ -58,7 +58,7 @@ define run_on_cluster
 	@command -v kubectl >/dev/null || { echo "kubectl is not on PATH" >&2; exit 1; }
 	@kubectl version --request-timeout=10s >/dev/null || { echo "the cluster of KUBECONFIG does not answer" >&2; exit 1; }
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
-	@$(BIN)/python -m pytest -m $(1) --ignore tests/e2e_kubernetes
+	@$(BIN)/python -m pytest -m $(1) --ignore tests/e2e_kubernetes -n 4 --dist loadfile
 	$(call say,running whole jobs on it (about twenty minutes))
 	@$(BIN)/python -m pytest -m $(1) -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 endef

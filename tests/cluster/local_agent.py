@@ -16,7 +16,7 @@ from elasticdl.cluster.cluster import Cluster, EventType, Pod, PodEvent, PodPhas
 from elasticdl.cluster.processes import ProcessCluster
 from elasticdl_client.errors import ElasticDLError
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 class LocalAgent:
