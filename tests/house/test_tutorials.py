@@ -12,7 +12,7 @@ import pytest
 from elasticdl_client.job_spec import flag_defaults
 from tests.house.documents import REPOSITORY, bash_blocks, clone, run_page
 
-PAGES = sorted((REPOSITORY / "docs" / "tutorials").glob("*.md"))
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs" / "tutorials").glob("*.md"))]
 
 
 def commands(script: str, program: str) -> list[str]:
