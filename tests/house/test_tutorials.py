@@ -23,7 +23,7 @@ def commands(script: str, program: str) -> list[str]:
 @pytest.mark.ci
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_the_tutorials_are_sound_bash_and_their_flags_exist(page: Path) -> None:
-    known = {f"--{name}" for name in flag_defaults("train")}
+    known = {f"--{name}" for name in flag_defaults("train")} | {"--help"}
     script = "\n".join(bash_blocks(page))
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
     for command in commands(page.read_text(), "elasticdl train"):
