@@ -205,8 +205,8 @@ def _volumes(spec: JobSpec, role: str) -> tuple[list[Manifest], list[Manifest]]:
         if path not in taken:
             volumes.append({"name": name, "emptyDir": {}})
             mounts.append({"name": name, "mountPath": path})
-    # Optional, for a job that is deleted loses its Secret in any order: a kubelet that looks in vain for the Secret of a
-    # running pod takes two minutes before it lets the pod end.  A process without token says so and ends.
+    # Optional, for the objects of a job that is deleted go in any order: a kubelet that looks in vain for the Secret of
+    # a running pod takes two minutes before it lets the pod end.  A process without token says so and ends.
     token = {"secretName": names.token_object(spec.job_name), "defaultMode": 0o444, "optional": True}
     volumes.append({"name": _TOKEN_VOLUME, "secret": token})
     mounts.append({"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True})

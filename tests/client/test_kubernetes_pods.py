@@ -84,7 +84,10 @@ def test_a_pod_can_write_to_tmp_and_to_its_home_and_read_the_token(role: str) ->
     assert pod["spec"]["volumes"] == [
         {"name": "elasticdl-tmp", "emptyDir": {}},
         {"name": "elasticdl-job", "emptyDir": {}},
-        {"name": "elasticdl-token", "secret": {"secretName": "elasticdl-job-token", "defaultMode": 0o444, "optional": True}},
+        {
+            "name": "elasticdl-token",
+            "secret": {"secretName": "elasticdl-job-token", "defaultMode": 0o444, "optional": True},
+        },
     ]
     assert container(pod)["volumeMounts"] == [
         {"name": "elasticdl-tmp", "mountPath": "/tmp"},
