@@ -47,9 +47,9 @@ class PodView:
         for pod in event.pods:
             self.changed(pod)
 
-    @property
-    def any_lives(self) -> bool:
-        return any(pod.phase not in _GONE for pod in self._pods.values())
+    def living(self) -> list[str]:
+        """Names of the pods that have not ended."""
+        return [name for name, pod in self._pods.items() if pod.phase not in _GONE]
 
     def statuses(self) -> tuple[PodStatus, ...]:
         """Of servers, then of workers, each by number; pods that are gone from the cluster are left out."""

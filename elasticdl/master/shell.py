@@ -295,9 +295,9 @@ class Shell:
             self._effects.list_pods()  # for what was missed
 
     def _wait_for_pods(self) -> None:
-        """Gives pods that were told to leave the time to do so; calls are still answered."""
+        """Gives pods that were told to leave the time to do so, then none; calls are still answered."""
         deadline = time.monotonic() + _LAST_PODS_S
-        while time.monotonic() < deadline and self._pods.any_lives:
+        while time.monotonic() < deadline and self._pods.living():
             item = self._inbox.next(TICK_S)
             if isinstance(item, Leave):
                 return
@@ -305,6 +305,8 @@ class Shell:
                 logger.error("While the job ended: %r", item.error)
             elif item is not None and not isinstance(item, Listing):
                 self._handle_last(item)
+        for name in self._pods.living():
+            self._effects.delete_pod(commands.DeletePod(name))
 
     def _handle_last(self, event: events.Event) -> None:
         """After the end only calls are answered and pods deleted."""

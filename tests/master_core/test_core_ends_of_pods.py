@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from core_script import Like, Script, everything, running
+from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -332,3 +332,18 @@ def test_a_ps_that_leaves_costs_no_sample() -> None:
     assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()
     assert not any("open again" in line for line in script.log())
     assert script.last(c.SaveCheckpoint) == Like(c.SaveCheckpoint, version=4)
+
+
+def test_at_the_end_a_ps_is_told_to_stop_and_one_that_is_not_heard_is_deleted() -> None:
+    script = running()
+    train_all(script)
+    script.sets_are_read(everything(script))
+    script.pod(Role.WORKER, 0, Phase.SUCCEEDED, "Completed")
+    assert script.commands == [c.EndJob(0)]
+    assert ps_heartbeat(script, leaving=False).stop
+    silent = running()
+    train_all(silent)
+    silent.sets_are_read(everything(silent))
+    silent.job._fleet.servers.all()[0].heard_at -= 60
+    silent.pod(Role.WORKER, 0, Phase.SUCCEEDED, "Completed")
+    assert silent.commands == [c.DeletePod(f"{PS}-0"), c.EndJob(0)]

@@ -54,7 +54,7 @@ class Ending:
 
         Args:
             awaited: some worker lives and is heard.
-            pods: names of all pods that exist.
+            pods: names of those that do not end by themselves.
         """
         if self._outcome is None or self.is_over:
             return

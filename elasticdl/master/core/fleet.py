@@ -277,6 +277,14 @@ class Fleet:
             self._out.log(f"PS {record.index} is given up ({why}); it is started again", Level.WARNING)
         self.pods.succeed(record, clock)
 
+    def who_must_be_ended(self, heard_after: float) -> list[str]:
+        """Names of the pods that do not end by themselves with the job; a PS that is heard leaves at `stop`."""
+        return [
+            record.name
+            for record in self.pods.existing()
+            if record.role is Role.WORKER or not self.servers.is_heard(record.index, heard_after)
+        ]
+
     def place(self, clock: float) -> None:
         """Creates what is due."""
         if not self.pods.is_listed or self._ending.is_decided:

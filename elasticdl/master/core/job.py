@@ -331,7 +331,7 @@ class Job:
                 worker.waiting_call = None
         heard_after = self._clock - self.settings.lease_timeout
         awaited = any(worker.heard_at >= heard_after for worker in self._workers.staying())
-        self._ending.advance(self._clock, awaited, [record.name for record in self._fleet.pods.existing()])
+        self._ending.advance(self._clock, awaited, self._fleet.who_must_be_ended(heard_after))
 
     # For people and tests -------------------------------------------------------------------------------------------
 

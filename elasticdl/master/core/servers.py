@@ -90,6 +90,11 @@ class Servers:
         server.heard_at = clock
         return server
 
+    def is_heard(self, ps_id: int, after: float) -> bool:
+        """Whether the PS is there and has been heard since then."""
+        server = self.get(ps_id)
+        return server is not None and server.is_present and server.heard_at >= after
+
     def ready(self, server: Server) -> None:
         server.is_ready = True
         self._renew()
