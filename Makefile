@@ -57,6 +57,8 @@ define run_on_cluster
 	    '../shared/cluster/up && eval "$$(../shared/cluster/env)"' >&2; exit 1; }
 	@command -v kubectl >/dev/null || { echo "kubectl is not on PATH" >&2; exit 1; }
 	@kubectl version --request-timeout=10s >/dev/null || { echo "the cluster of KUBECONFIG does not answer" >&2; exit 1; }
+	$(call say,building the image of the tests (once; TensorFlow is a large download))
+	@$(BIN)/python -m tests.e2e_kubernetes.image
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
 	@$(BIN)/python -m pytest -m $(1) --ignore tests/e2e_kubernetes -n 4 --dist loadfile
 	$(call say,running whole jobs on it (about twenty minutes))

@@ -63,3 +63,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     found = [file for file in path.rglob("*") if file.is_file() and not _IGNORED & set(file.parts)]
     return [file for file in found if not any(part.endswith(".egg-info") for part in file.parts)]
+
+
+if __name__ == "__main__":
+    print(ready_image())
