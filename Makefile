@@ -60,7 +60,7 @@ define run_on_cluster
 	$(call say,building the image of the tests (once; TensorFlow is a large download))
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
-	@$(BIN)/python -m pytest -m $(1) --ignore tests/e2e_kubernetes -n 4 --dist loadfile
+	@$(BIN)/python -m pytest -m $(1) --ignore tests/e2e_kubernetes -n 2 --dist loadfile
 	$(call say,running whole jobs on it (about twenty minutes))
 	@$(BIN)/python -m pytest -m $(1) -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 endef
