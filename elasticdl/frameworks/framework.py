@@ -41,12 +41,14 @@ class Table:
     Attributes:
         initializer: Keras config as JSON, ``{"class_name": …, "config": {…}}``.
         input_dim: ids are in [0, input_dim); 0: any int64.
+        constraint: Keras config of `embeddings_constraint` as JSON, for touched rows; empty: none.
     """
 
     name: str
     dim: int
     initializer: str
     input_dim: int = 0
+    constraint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Batch:
 
     Attributes:
         size: samples in it (after the user's `filter`).
-        ids: table name to its unique ids [U], in order of `rows` below; empty without tables.
+        ids: table name to the ids [n] that the model looks up, as they come: they may repeat; empty without tables.
         data: the framework's own; only the framework looks inside.
     """
 
@@ -102,12 +104,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a minibatch yields: mean loss with regularisation, gradients, the change of non-trainable variables."""
+    """What a minibatch yields: mean loss with regularisation, gradients, the change of non-trainable variables.
+
+    Attributes:
+        not_finite: what of loss and gradients is not finite, in words for the user; empty: nothing.
+    """
 
     loss: float
     gradient: Floats  # [T]
     change: Floats  # [N]
-    row_gradients: Mapping[str, Floats]  # table to [U, dim], in the order of Batch.ids
+    row_gradients: Mapping[str, Floats]  # table to [n, dim], in the order of Batch.ids; repeated ids are not summed
+    not_finite: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +166,14 @@ class Framework(Protocol):
         ...
 
     def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
-        """Forward and backward at the given values; `rows[table]` is [U, dim] for `batch.ids[table]`.
+        """Forward and backward at the given values; `rows[table]` is [n, dim] for `batch.ids[table]`.
 
         `seed` is that of (job seed, epoch, task, n): dropout and the like depend on it alone.
         """
+        ...
+
+    def learning_rate(self, epoch: int, version: int) -> float | None:
+        """What the user's `LearningRateScheduler` says at an epoch, from 0, and a model version; None: there is none."""
         ...
 
     def train(self, batch: Batch, seed: int) -> float:

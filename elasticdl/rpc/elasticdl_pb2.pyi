@@ -28,6 +28,14 @@ class PsStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OLD_GENERATION: _ClassVar[PsStatus]
     LEASE_REFUSED: _ClassVar[PsStatus]
     UNINITIALIZED: _ClassVar[PsStatus]
+    OLD_PARTITION: _ClassVar[PsStatus]
+    TOO_STALE: _ClassVar[PsStatus]
+
+class WireType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FLOAT32: _ClassVar[WireType]
+    FLOAT16: _ClassVar[WireType]
+    BFLOAT16: _ClassVar[WireType]
 ROLE_UNSPECIFIED: Role
 MASTER: Role
 PS: Role
@@ -42,6 +50,11 @@ WRONG_INCARNATION: PsStatus
 OLD_GENERATION: PsStatus
 LEASE_REFUSED: PsStatus
 UNINITIALIZED: PsStatus
+OLD_PARTITION: PsStatus
+TOO_STALE: PsStatus
+FLOAT32: WireType
+FLOAT16: WireType
+BFLOAT16: WireType
 
 class Ack(_message.Message):
     __slots__ = ("accepted", "reason", "generation", "model_version")
@@ -64,14 +77,24 @@ class Partition(_message.Message):
     def __init__(self, version: _Optional[int] = ..., ps: _Optional[_Iterable[_Union[PsAddress, _Mapping]]] = ...) -> None: ...
 
 class PsAddress(_message.Message):
-    __slots__ = ("ps_id", "address", "incarnation")
+    __slots__ = ("ps_id", "address", "incarnation", "buckets")
     PS_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
     ps_id: int
     address: str
     incarnation: int
-    def __init__(self, ps_id: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    buckets: _containers.RepeatedCompositeFieldContainer[BucketRange]
+    def __init__(self, ps_id: _Optional[int] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., buckets: _Optional[_Iterable[_Union[BucketRange, _Mapping]]] = ...) -> None: ...
+
+class BucketRange(_message.Message):
+    __slots__ = ("start", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class AppliedTask(_message.Message):
     __slots__ = ("epoch", "task", "watermark", "extras")
@@ -140,16 +163,18 @@ class Variable(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., trainable: bool = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "dim", "initializer", "input_dim")
+    __slots__ = ("name", "dim", "initializer", "input_dim", "constraint")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
     INPUT_DIM_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     name: str
     dim: int
     initializer: str
     input_dim: int
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[str] = ..., input_dim: _Optional[int] = ...) -> None: ...
+    constraint: str
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[str] = ..., input_dim: _Optional[int] = ..., constraint: _Optional[str] = ...) -> None: ...
 
 class ShardMessage(_message.Message):
     __slots__ = ("name", "start", "end")
@@ -246,7 +271,7 @@ class Position(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., minibatch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving")
+    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +287,7 @@ class HeartbeatRequest(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     PARTITION_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     role: Role
     id: int
     incarnation: int
@@ -270,37 +296,70 @@ class HeartbeatRequest(_message.Message):
     seconds: _containers.ScalarMap[str, float]
     partition_version: int
     leaving: bool
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ...) -> None: ...
+    load: PsLoad
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ...) -> None: ...
+
+class PsLoad(_message.Message):
+    __slots__ = ("pushes", "pulls", "rows_pushed", "rows_pulled", "bytes_received", "bytes_sent", "busy_seconds", "staleness", "refused", "table_rows", "table_bytes")
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PUSHED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PULLED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    pushes: int
+    pulls: int
+    rows_pushed: int
+    rows_pulled: int
+    bytes_received: int
+    bytes_sent: int
+    busy_seconds: float
+    staleness: _containers.RepeatedScalarFieldContainer[int]
+    refused: int
+    table_rows: int
+    table_bytes: int
+    def __init__(self, pushes: _Optional[int] = ..., pulls: _Optional[int] = ..., rows_pushed: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., staleness: _Optional[_Iterable[int]] = ..., refused: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_bytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "generation", "revoked", "partition", "stop")
+    __slots__ = ("known", "generation", "revoked", "partition", "stop", "num_pushing")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    NUM_PUSHING_FIELD_NUMBER: _ClassVar[int]
     known: bool
     generation: int
     revoked: _containers.RepeatedScalarFieldContainer[int]
     partition: Partition
     stop: bool
-    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ...) -> None: ...
+    num_pushing: int
+    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., num_pushing: _Optional[int] = ...) -> None: ...
 
 class ProgressReport(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "lease", "committed", "loss", "has_loss")
+    __slots__ = ("worker_id", "incarnation", "lease", "committed", "loss", "has_loss", "skipped", "not_finite")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     HAS_LOSS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     lease: int
     committed: _containers.RepeatedScalarFieldContainer[int]
     loss: float
     has_loss: bool
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., loss: _Optional[float] = ..., has_loss: bool = ...) -> None: ...
+    skipped: _containers.RepeatedScalarFieldContainer[int]
+    not_finite: str
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., skipped: _Optional[_Iterable[int]] = ..., not_finite: _Optional[str] = ...) -> None: ...
 
 class FinishedTask(_message.Message):
     __slots__ = ("worker_id", "incarnation", "lease", "num_minibatches")
@@ -416,36 +475,100 @@ class RegisterPsReply(_message.Message):
     def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., incarnation: _Optional[int] = ..., job_spec: _Optional[str] = ..., restore_from: _Optional[str] = ..., parameters_only: bool = ...) -> None: ...
 
 class PsReadyRequest(_message.Message):
-    __slots__ = ("ps_id", "incarnation", "applied", "initialized")
+    __slots__ = ("ps_id", "incarnation", "applied", "initialized", "restored_from", "damaged", "error")
     PS_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     ps_id: int
     incarnation: int
     applied: AppliedSet
     initialized: bool
-    def __init__(self, ps_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ..., initialized: bool = ...) -> None: ...
+    restored_from: str
+    damaged: _containers.RepeatedScalarFieldContainer[str]
+    error: str
+    def __init__(self, ps_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ..., initialized: bool = ..., restored_from: _Optional[str] = ..., damaged: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("number", "names")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    names: _containers.RepeatedCompositeFieldContainer[MinibatchName]
+    def __init__(self, number: _Optional[int] = ..., names: _Optional[_Iterable[_Union[MinibatchName, _Mapping]]] = ...) -> None: ...
+
+class MinibatchName(_message.Message):
+    __slots__ = ("epoch", "task", "n")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    task: int
+    n: int
+    def __init__(self, epoch: _Optional[int] = ..., task: _Optional[int] = ..., n: _Optional[int] = ...) -> None: ...
+
+class Rounds(_message.Message):
+    __slots__ = ("coordinator", "rounds")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    rounds: _containers.RepeatedCompositeFieldContainer[Round]
+    def __init__(self, coordinator: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ...) -> None: ...
+
+class CloseRoundRequest(_message.Message):
+    __slots__ = ("incarnation", "partition_version", "lease", "name", "pulled_version", "known_round")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_ROUND_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    partition_version: int
+    lease: int
+    name: MinibatchName
+    pulled_version: int
+    known_round: int
+    def __init__(self, incarnation: _Optional[int] = ..., partition_version: _Optional[int] = ..., lease: _Optional[int] = ..., name: _Optional[_Union[MinibatchName, _Mapping]] = ..., pulled_version: _Optional[int] = ..., known_round: _Optional[int] = ...) -> None: ...
+
+class CloseRoundReply(_message.Message):
+    __slots__ = ("status", "wait", "rounds", "partition")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    status: PsStatus
+    wait: bool
+    rounds: Rounds
+    partition: Partition
+    def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., wait: bool = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
 
 class TaskStandingRequest(_message.Message):
-    __slots__ = ("incarnation", "lease", "epoch", "task")
+    __slots__ = ("incarnation", "lease", "epoch", "task", "partition_version")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_VERSION_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     lease: int
     epoch: int
     task: int
-    def __init__(self, incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ...) -> None: ...
+    partition_version: int
+    def __init__(self, incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ..., partition_version: _Optional[int] = ...) -> None: ...
 
 class TaskStandingReply(_message.Message):
-    __slots__ = ("status", "applied")
+    __slots__ = ("status", "applied", "partition")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
     status: PsStatus
     applied: AppliedTask
-    def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., applied: _Optional[_Union[AppliedTask, _Mapping]] = ...) -> None: ...
+    partition: Partition
+    def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., applied: _Optional[_Union[AppliedTask, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
 
 class PsQuestion(_message.Message):
     __slots__ = ("generation", "incarnation")
@@ -494,33 +617,45 @@ class SaveCheckpointReply(_message.Message):
     def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., error: _Optional[str] = ..., file: _Optional[str] = ..., size_bytes: _Optional[int] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("incarnation", "optimizer", "num_trainable", "num_non_trainable", "tables", "seed")
+    __slots__ = ("incarnation", "optimizer", "num_trainable", "num_non_trainable", "tables", "seed", "total_trainable", "total_non_trainable", "partition_version")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     NUM_TRAINABLE_FIELD_NUMBER: _ClassVar[int]
     NUM_NON_TRAINABLE_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TRAINABLE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NON_TRAINABLE_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_VERSION_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     optimizer: str
     num_trainable: int
     num_non_trainable: int
     tables: _containers.RepeatedCompositeFieldContainer[Table]
     seed: int
-    def __init__(self, incarnation: _Optional[int] = ..., optimizer: _Optional[str] = ..., num_trainable: _Optional[int] = ..., num_non_trainable: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
+    total_trainable: int
+    total_non_trainable: int
+    partition_version: int
+    def __init__(self, incarnation: _Optional[int] = ..., optimizer: _Optional[str] = ..., num_trainable: _Optional[int] = ..., num_non_trainable: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., seed: _Optional[int] = ..., total_trainable: _Optional[int] = ..., total_non_trainable: _Optional[int] = ..., partition_version: _Optional[int] = ...) -> None: ...
 
 class ExchangeHeader(_message.Message):
-    __slots__ = ("incarnation", "push", "pull")
+    __slots__ = ("incarnation", "push", "pull", "partition_version", "rounds", "wire_type")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_TYPE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     push: Push
     pull: Pull
-    def __init__(self, incarnation: _Optional[int] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ...) -> None: ...
+    partition_version: int
+    rounds: Rounds
+    wire_type: WireType
+    def __init__(self, incarnation: _Optional[int] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., partition_version: _Optional[int] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., wire_type: _Optional[_Union[WireType, str]] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("lease", "epoch", "task", "minibatch", "dense", "tables", "pulled_version")
+    __slots__ = ("lease", "epoch", "task", "minibatch", "dense", "tables", "pulled_version", "learning_rate", "num_records")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -528,6 +663,8 @@ class Push(_message.Message):
     DENSE_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
     lease: int
     epoch: int
     task: int
@@ -535,7 +672,9 @@ class Push(_message.Message):
     dense: bool
     tables: _containers.RepeatedScalarFieldContainer[str]
     pulled_version: int
-    def __init__(self, lease: _Optional[int] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ..., minibatch: _Optional[int] = ..., dense: bool = ..., tables: _Optional[_Iterable[str]] = ..., pulled_version: _Optional[int] = ...) -> None: ...
+    learning_rate: float
+    num_records: int
+    def __init__(self, lease: _Optional[int] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ..., minibatch: _Optional[int] = ..., dense: bool = ..., tables: _Optional[_Iterable[str]] = ..., pulled_version: _Optional[int] = ..., learning_rate: _Optional[float] = ..., num_records: _Optional[int] = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("dense", "tables", "read_only")
@@ -548,21 +687,27 @@ class Pull(_message.Message):
     def __init__(self, dense: bool = ..., tables: _Optional[_Iterable[str]] = ..., read_only: bool = ...) -> None: ...
 
 class KnownIdsHeader(_message.Message):
-    __slots__ = ("incarnation", "table")
+    __slots__ = ("incarnation", "table", "partition_version")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_VERSION_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     table: str
-    def __init__(self, incarnation: _Optional[int] = ..., table: _Optional[str] = ...) -> None: ...
+    partition_version: int
+    def __init__(self, incarnation: _Optional[int] = ..., table: _Optional[str] = ..., partition_version: _Optional[int] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
-    __slots__ = ("status", "reason", "version", "repeated_push")
+    __slots__ = ("status", "reason", "version", "repeated_push", "partition", "applied_round")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPEATED_PUSH_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_ROUND_FIELD_NUMBER: _ClassVar[int]
     status: PsStatus
     reason: str
     version: int
     repeated_push: bool
-    def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ..., repeated_push: bool = ...) -> None: ...
+    partition: Partition
+    applied_round: int
+    def __init__(self, status: _Optional[_Union[PsStatus, str]] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ..., repeated_push: bool = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., applied_round: _Optional[int] = ...) -> None: ...

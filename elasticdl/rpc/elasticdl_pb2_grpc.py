@@ -423,6 +423,11 @@ class ParameterServerStub(object):
                 request_serializer=elasticdl__pb2.TaskStandingRequest.SerializeToString,
                 response_deserializer=elasticdl__pb2.TaskStandingReply.FromString,
                 )
+        self.CloseRound = channel.unary_unary(
+                '/elasticdl.ParameterServer/CloseRound',
+                request_serializer=elasticdl__pb2.CloseRoundRequest.SerializeToString,
+                response_deserializer=elasticdl__pb2.CloseRoundReply.FromString,
+                )
         self.ReadAppliedSet = channel.unary_unary(
                 '/elasticdl.ParameterServer/ReadAppliedSet',
                 request_serializer=elasticdl__pb2.PsQuestion.SerializeToString,
@@ -448,6 +453,13 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CloseRound(self, request, context):
+        """Synchronous mode, PS 0: a pushed minibatch is held by every PS.  Waits until its round is closed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadAppliedSet(self, request, context):
         """From the master.
         """
@@ -468,6 +480,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.TaskStanding,
                     request_deserializer=elasticdl__pb2.TaskStandingRequest.FromString,
                     response_serializer=elasticdl__pb2.TaskStandingReply.SerializeToString,
+            ),
+            'CloseRound': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseRound,
+                    request_deserializer=elasticdl__pb2.CloseRoundRequest.FromString,
+                    response_serializer=elasticdl__pb2.CloseRoundReply.SerializeToString,
             ),
             'ReadAppliedSet': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadAppliedSet,
@@ -506,6 +523,23 @@ class ParameterServer(object):
         return grpc.experimental.unary_unary(request, target, '/elasticdl.ParameterServer/TaskStanding',
             elasticdl__pb2.TaskStandingRequest.SerializeToString,
             elasticdl__pb2.TaskStandingReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def CloseRound(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.ParameterServer/CloseRound',
+            elasticdl__pb2.CloseRoundRequest.SerializeToString,
+            elasticdl__pb2.CloseRoundReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

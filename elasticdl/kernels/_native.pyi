@@ -1,0 +1,126 @@
+"""C++ kernels.  Every function releases the GIL while it works; arrays are C-contiguous.
+
+Wrong shapes and types raise ValueError before anything has changed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int32]
+Halves = npt.NDArray[np.uint16]
+
+class Initializer:
+    """Values of new rows: a function of (key, id, column) alone, the same bits as `reference`.
+
+    kind: "constant" (a), "uniform" (in [a, b)), "normal" and "truncated_normal" (mean a, standard deviation b).
+    key: of the seed and the table's name (`elasticdl.ps.hashing.hash_key`).
+    """
+
+    def __init__(self, kind: str, key: int, a: float, b: float = 0.0) -> None: ...
+    def rows(self, ids: Ids, dim: int) -> Floats:
+        """[len(ids), dim]."""
+
+class Optimizer:
+    """An update rule: element-wise, without state of its own.
+
+    kind: Keras's class name, such as "Adam".
+    options: its hyperparameters by Keras's names, without the learning rate; booleans are 0 and 1.
+    """
+
+    def __init__(self, kind: str, options: Mapping[str, float]) -> None: ...
+    num_slots: int
+    def apply(
+        self, weights: Floats, slots: Sequence[Floats], gradient: Floats, scalars: Sequence[float], clip: float = 0.0
+    ) -> None:
+        """One update in place.
+
+        weights, slots, gradient: one shape, any; gradient is not changed.
+        scalars: of this step, as `OptimizerConfig.scalars` says (learning rate, bias corrections, weight decay).
+        clip: gradients are clipped to [-clip, clip]; 0: not.
+        """
+
+class Constraint:
+    """What a touched row must be after an update; along the row (Keras: axis 1).
+
+    kind: "none", "non_neg", "max_norm" (a), "unit_norm", "min_max_norm" (a, b, rate).
+    """
+
+    def __init__(self, kind: str = "none", a: float = 0.0, b: float = 0.0, rate: float = 1.0) -> None: ...
+
+class Table:
+    """An embedding table: int64 ids to rows of float32 with the optimizer's slots beside them.
+
+    Open addressing in 64 stripes, each with a lock of its own; any method may be called from any thread at any time.
+    A row is read and changed whole.  Rows are created when first needed and never removed.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        initializer: Initializer,
+        optimizer: Optimizer,
+        slot_initial: Sequence[float],
+        constraint: Constraint,
+        expected_rows: int = 0,
+    ) -> None: ...
+    dim: int
+    def __len__(self) -> int:
+        """Rows."""
+    def memory_bytes(self) -> int:
+        """All that the table has allocated."""
+    def pull(self, ids: Ids, create: bool) -> Floats:
+        """Rows [len(ids), dim]; a missing one is created, or only computed if `create` is false.  Ids may repeat."""
+    def pull_into(self, ids: Ids, create: bool, out: Floats) -> None:
+        """The same into [len(ids), dim]."""
+    def apply(self, ids: Ids, gradients: Floats, scalars: Sequence[float], clip: float = 0.0) -> None:
+        """One update of each row [dim] by its gradient of [len(ids), dim]; gradients of repeated ids are summed first,
+        in their order, then clipped.  Missing rows are created."""
+    def load(self, ids: Ids, rows: Floats, slots: Sequence[Floats | None]) -> None:
+        """Inserts rows [n, dim] that are not there yet, ids unique; a slot that is None starts fresh."""
+    def ids(self) -> Ids:
+        """All ids that have rows, in no particular order."""
+    def freeze(self) -> Frozen:
+        """The table as it is now, at the cost of a walk over its slabs; what changes later is copied first.
+
+        The caller sees to it that no `apply` is under way.  One frozen view at a time: the earlier one must be closed.
+        """
+
+class Frozen:
+    """A table at one moment."""
+
+    def __len__(self) -> int: ...
+    def chunks(self, max_rows: int) -> Iterator[tuple[Ids, Floats, list[Floats]]]:
+        """Ids [n], rows [n, dim] and each slot [n, dim] of all rows, n ≤ max_rows; each row once."""
+    def close(self) -> None:
+        """Writers need not copy any more."""
+
+def unique(ids: Ids) -> tuple[Ids, Positions]:
+    """Unique ids [U] in order of first appearance, and for each id [n] its position among them."""
+
+def gather(rows: Floats, positions: Positions, out: Floats | None = None) -> Floats:
+    """rows[positions]: [U, dim], [n] → [n, dim]; into the first n rows of `out` if given."""
+
+def sum_rows(gradients: Floats, positions: Positions, num_unique: int) -> Floats:
+    """The inverse for gradients: [n, dim] summed by position, in order, → [num_unique, dim]."""
+
+def split(ids: Ids, owners: npt.NDArray[np.uint16], num_ps: int) -> list[Positions]:
+    """For each PS the positions in `ids` of those that it owns, in order; owners [1024] by bucket (mix64(id) >> 54)."""
+
+def buckets(ids: Ids) -> npt.NDArray[np.uint16]:
+    """The bucket of each id."""
+
+def crc32c(data: Any, checksum: int = 0) -> int:
+    """Castagnoli's checksum of bytes-like data, going on from an earlier one."""
+
+def to_half(values: Floats) -> Halves:
+    """float32 to the bits of float16, to nearest even, in the same shape."""
+
+def from_half(values: Halves) -> Floats: ...
+def to_bfloat16(values: Floats) -> Halves: ...
+def from_bfloat16(values: Halves) -> Floats: ...
+def all_finite(values: Floats) -> bool: ...
