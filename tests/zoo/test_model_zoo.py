@@ -25,6 +25,7 @@ ZOO = {
     "mnist.mnist_subclass": "mnist",
     "deepfm.deepfm_functional_api": "frappe",
     "deepfm.deepfm_edl_embedding": "frappe",
+    "deepfm.deepfm_large": "clicks",
 }
 
 
@@ -44,6 +45,9 @@ def records_like(dataset: str) -> list[bytes]:
     if dataset == "frappe":
         ids = random.integers(0, 5382, (NUM_RECORDS, 10))
         return encode_examples({"feature": ids, "label": random.integers(0, 2, NUM_RECORDS)})
+    if dataset == "clicks":
+        ids, labels = random.integers(0, 1_000_000, (NUM_RECORDS, 10)), random.integers(0, 2, NUM_RECORDS)
+        return encode_examples({"ids": ids, "dense": random.uniform(size=(NUM_RECORDS, 13)), "label": labels})
     num_pixels, largest = (64, 16) if dataset == "digits" else (784, 255)
     images = random.uniform(0, largest, (NUM_RECORDS, num_pixels)).astype(np.float32)
     return encode_examples({"image": images, "label": random.integers(0, 10, NUM_RECORDS)})
@@ -64,7 +68,7 @@ def test_an_example_of_the_zoo_follows_the_contract(name: str, dataset: str, zoo
         assert sizes == [32, 32, 6]
     features, labels = next(iter(batches(module, records, "evaluation", 32)))
     (only_features,) = batches(module, records, "prediction", NUM_RECORDS)
-    assert only_features.shape[0] == NUM_RECORDS
+    assert tf.nest.flatten(only_features)[0].shape[0] == NUM_RECORDS
     assert module.loss(labels, model(features)).shape == ()
     model.compile(module.optimizer(), module.loss, metrics=list(module.eval_metrics_fn().values()))
     history = model.fit(batches(module, records, "training", 32), epochs=8, verbose=0)

@@ -1,0 +1,63 @@
+"""DeepFM on a click log with a large id space: 10 ids out of a million and 13 numbers a record.
+
+Records are `tf.train.Example` with `ids` (10 int64, each in [0, 1,000,000), all fields sharing one id space), `dense`
+(13 floats) and `label` (int64, 0 or 1).  Source: Guo et al., arXiv:1703.04247.
+"""
+
+import keras
+import tensorflow as tf
+
+from elasticdl.layers import Embedding
+
+NUM_IDS = 1_000_000
+NUM_FIELDS = 10
+NUM_DENSE = 13
+PARSE_BATCH = 512
+
+
+def custom_model(num_ids: int = NUM_IDS, embedding_dim: int = 16) -> keras.Model:
+    ids = keras.Input((NUM_FIELDS,), dtype="int64", name="ids")
+    dense = keras.Input((NUM_DENSE,), name="dense")
+    factors = Embedding(embedding_dim, input_dim=num_ids, name="factors")(ids)
+    weights = Embedding(1, input_dim=num_ids, embeddings_initializer="zeros", name="weights")(ids)
+    total = keras.ops.sum(factors, axis=1)
+    pairs = keras.ops.sum(keras.ops.square(total) - keras.ops.sum(keras.ops.square(factors), axis=1), axis=1) / 2
+    deep = keras.layers.Concatenate()([keras.layers.Flatten()(factors), dense])
+    deep = keras.layers.Dense(128, activation="relu")(deep)
+    deep = keras.layers.Dense(64, activation="relu")(deep)
+    deep = keras.layers.Dense(1)(deep)
+    logits = keras.ops.sum(weights, axis=(1, 2)) + pairs + keras.ops.squeeze(deep, axis=1)
+    return keras.Model({"ids": ids, "dense": dense}, logits, name="deepfm")
+
+
+def loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, tf.float32), logits=predictions)
+    return tf.reduce_mean(losses if sample_weight is None else losses * sample_weight)
+
+
+def optimizer() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adagrad(0.01)
+
+
+def adam() -> keras.optimizers.Optimizer:
+    """Another choice: `--optimizer=adam`."""
+    return keras.optimizers.Adam(0.001)
+
+
+def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    def parse(records: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor] | dict[str, tf.Tensor]:
+        features = {
+            "ids": tf.io.FixedLenFeature([NUM_FIELDS], tf.int64),
+            "dense": tf.io.FixedLenFeature([NUM_DENSE], tf.float32),
+        }
+        if mode == "prediction":
+            return tf.io.parse_example(records, features)
+        features["label"] = tf.io.FixedLenFeature([], tf.int64)
+        example = tf.io.parse_example(records, features)
+        return {"ids": example["ids"], "dense": example["dense"]}, example["label"]
+
+    return dataset.batch(PARSE_BATCH).map(parse).unbatch()
+
+
+def eval_metrics_fn() -> dict[str, keras.metrics.Metric]:
+    return {"auc": keras.metrics.AUC(from_logits=True)}
