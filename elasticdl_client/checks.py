@@ -6,7 +6,7 @@ import re
 
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Check
-from elasticdl_client.params import parse_envs, parse_params
+from elasticdl_client.params import parse_envs, parse_params, parse_size
 
 
 def at_least(minimum: float) -> Check:
@@ -59,6 +59,14 @@ def check_envs(text: str) -> str:
         parse_envs(text)
     except FlagError as error:
         return error.what.removeprefix("--envs: ").rstrip(".")
+    return ""
+
+
+def check_embedding_threshold(text: str) -> str:
+    try:
+        parse_size("embedding_threshold", text)
+    except FlagError as error:
+        return error.what.removeprefix(f"--embedding_threshold: '{text}' ").rstrip(".")
     return ""
 
 

@@ -35,6 +35,14 @@ class NanPolicy(StrEnum):
     SKIP = "skip"
 
 
+class WireDtype(StrEnum):
+    """How gradients, parameters and rows travel between workers and parameter servers."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
 class LogLevel(StrEnum):
     DEBUG = "DEBUG"
     INFO = "INFO"

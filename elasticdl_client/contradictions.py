@@ -15,6 +15,16 @@ _REQUIRED = {
     "evaluate": ("job_name", "model_def", "validation_data", "checkpoint_dir_for_init"),
     "predict": ("job_name", "model_def", "prediction_data", "checkpoint_dir_for_init"),
 }
+_OF_PARAMETER_SERVERS = (
+    ("use_async", True),
+    ("grads_to_wait", 1),
+    ("sync_version_tolerance", 0),
+    ("get_model_steps", 1),
+    ("max_staleness", 0),
+    ("lr_staleness_modulation", False),
+    ("wire_dtype", "float32"),
+    ("embedding_threshold", "2MB"),
+)
 _EXAMPLES = {
     "job_name": "my-job",
     "model_def": "mnist.mnist_functional_api.custom_model",
@@ -77,6 +87,13 @@ def _check_training(spec: JobSpec) -> None:
 
 
 def _check_parameter_server(spec: JobSpec) -> None:
+    if spec.distribution_strategy != "ParameterServerStrategy":
+        for name, default in _OF_PARAMETER_SERVERS:
+            if getattr(spec, name) != default:
+                raise FlagError(
+                    f"--{name} is for parameter servers, and {spec.distribution_strategy} has none.",
+                    f"Leave --{name} out, or --distribution_strategy=ParameterServerStrategy.",
+                )
     if spec.use_async and spec.grads_to_wait > 1:
         raise FlagError(
             f"--grads_to_wait={spec.grads_to_wait} is for synchronous training, and --use_async is on.",

@@ -18,6 +18,7 @@ from elasticdl_client.checks import (
     above,
     at_least,
     between,
+    check_embedding_threshold,
     check_job_name,
     check_model_def,
     check_model_params,
@@ -30,13 +31,14 @@ from elasticdl_client.choices import (
     LogLevel,
     NanPolicy,
     Runtime,
+    WireDtype,
 )
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import TRAIN_ONLY, Flag, Group, flag, flag_of, nearest
 from elasticdl_client.flags import check as check_flag
 from elasticdl_client.flags import parse as parse_flag
 from elasticdl_client.kubernetes.flags import KubernetesFlags
-from elasticdl_client.params import parse_envs, parse_params
+from elasticdl_client.params import parse_envs, parse_params, parse_size
 
 _EVALUATED = frozenset({JobType.TRAIN, JobType.EVALUATE})
 _PREDICTED = frozenset({JobType.PREDICT})
@@ -145,7 +147,7 @@ class JobSpec(KubernetesFlags):
     )
     nan_policy: NanPolicy = flag(
         NanPolicy.FAIL,
-        "On a loss that is not finite: fail the job, or skip the minibatch.",
+        "On a loss or gradient that is not finite: fail the job, or skip the minibatch.",
         Group.TRAINING,
         jobs=TRAIN_ONLY,
     )
@@ -164,34 +166,58 @@ class JobSpec(KubernetesFlags):
     keep_checkpoint_max: int = flag(
         3, "Checkpoints kept, the newest ones; 0: all.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
     )
-    checkpoint_dir_for_init: str = flag("", "A checkpoint (version directory) to start from.", Group.CHECKPOINTS)
+    checkpoint_dir_for_init: str = flag(
+        "", "A checkpoint to start from: a version directory, or a directory of versions.", Group.CHECKPOINTS
+    )
 
     # Parameter servers
     use_async: bool = flag(
         True, "Apply each gradient as it comes; false: in rounds.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY
     )
     grads_to_wait: int = flag(
-        1, "Synchronous: gradients in a round.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY, check=at_least(1)
+        1,
+        "Synchronous: gradients in a round; fewer when fewer workers train.",
+        Group.PARAMETER_SERVER,
+        jobs=TRAIN_ONLY,
+        check=at_least(1),
     )
     sync_version_tolerance: int = flag(
-        0, "Synchronous: take gradients up to N rounds old.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY, check=at_least(0)
+        0,
+        "Synchronous: take gradients up to N rounds late; later ones are computed again.",
+        Group.PARAMETER_SERVER,
+        jobs=TRAIN_ONLY,
+        check=at_least(0),
     )
     get_model_steps: int = flag(
         1,
-        "Asynchronous: fetch dense parameters every N steps.",
+        "Asynchronous: fetch dense parameters every N steps, and update the worker's copy itself between.",
         Group.PARAMETER_SERVER,
         jobs=TRAIN_ONLY,
         check=at_least(1),
     )
     max_staleness: int = flag(
         0,
-        "Asynchronous: bound of a gradient's staleness; 0: none.",
+        "Asynchronous: a gradient that misses more than N updates is computed again; 0: no bound.",
         Group.PARAMETER_SERVER,
         jobs=TRAIN_ONLY,
         check=at_least(0),
     )
     lr_staleness_modulation: bool = flag(
-        False, "Asynchronous: divide the learning rate by the staleness.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY
+        False,
+        "Asynchronous: divide the learning rate by the updates that a gradient misses.",
+        Group.PARAMETER_SERVER,
+        jobs=TRAIN_ONLY,
+    )
+    wire_dtype: WireDtype = flag(
+        WireDtype.FLOAT32,
+        "Gradients, parameters and rows on the network: float32, float16 or bfloat16.",
+        Group.PARAMETER_SERVER,
+    )
+    embedding_threshold: str = flag(
+        "2MB",
+        "Tables of keras.layers.Embedding above this size live on the parameter servers: bytes, KB, MB, GB; 0: all.",
+        Group.PARAMETER_SERVER,
+        check=check_embedding_threshold,
     )
 
     # Faults
@@ -306,6 +332,11 @@ class JobSpec(KubernetesFlags):
     def envs_dict(self) -> dict[str, str]:
         """`envs` by name."""
         return parse_envs(self.envs)
+
+    @property
+    def embedding_threshold_bytes(self) -> int:
+        """`embedding_threshold` in bytes."""
+        return parse_size("embedding_threshold", self.embedding_threshold)
 
     def _changed(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in changed_flags(self)}

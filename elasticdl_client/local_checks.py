@@ -13,6 +13,7 @@ from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.model_source import check_model_source, reads_data_itself
 
 _DATA_FLAGS = ("training_data", "validation_data", "prediction_data")
+_MANIFEST = "MANIFEST.json"
 _PATH_FLAGS = ("output", "checkpoint_dir", "checkpoint_dir_for_init")
 
 
@@ -38,9 +39,8 @@ def check_local(spec: JobSpec) -> JobSpec:
     for name in ("output", "checkpoint_dir"):
         if name in changes:
             _check_writable(name, Path(changes[name]))
-    init = changes.get("checkpoint_dir_for_init")
-    if init and not Path(init).is_dir():
-        raise FlagError(f"--checkpoint_dir_for_init={init} is not a directory.", "Name a version directory.")
+    if "checkpoint_dir_for_init" in changes:
+        _check_checkpoint(Path(changes["checkpoint_dir_for_init"]))
     if spec.master_port:
         _check_port(spec.master_port)
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
@@ -79,6 +79,19 @@ def _check_writable(name: str, path: Path) -> None:
         raise FlagError(f"--{name}: {existing} is not a directory.", f"Name another --{name}.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise FlagError(f"--{name}: {existing} cannot be written.", f"Check its permissions, or name another --{name}.")
+
+
+def _check_checkpoint(path: Path) -> None:
+    """That it is a checkpoint, or a directory with one in it; what is inside is read by the job."""
+    hint = f"Name a directory version-N with a {_MANIFEST} in it, or the directory that holds such versions."
+    if not path.is_dir():
+        raise FlagError(f"--checkpoint_dir_for_init={path} is not a directory.", hint)
+    versions = [path, *path.glob("version-*")]
+    if any((version / _MANIFEST).is_file() for version in versions):
+        return
+    incomplete = len(versions) - 1
+    found = f"its {incomplete} versions were never completed" if incomplete else "it holds no version"
+    raise FlagError(f"--checkpoint_dir_for_init={path} is no checkpoint: {found}.", hint)
 
 
 def _check_port(port: int) -> None:

@@ -1,4 +1,4 @@
-"""Small languages inside flag values: ``k=v;k2=v2`` and ``KEY=value,KEY2=value``.
+"""Small languages inside flag values: ``k=v;k2=v2``, ``KEY=value,KEY2=value`` and sizes such as ``2MB``.
 
 Nothing in here evaluates code: a value is a Python literal, or it is a string.
 """
@@ -12,6 +12,8 @@ from elasticdl_client.errors import FlagError
 
 _ENV_SEPARATOR = re.compile(r",(?=\s*[A-Za-z_][A-Za-z0-9_.-]*=)")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_params(flag_name: str, text: str) -> dict[str, object]:
@@ -61,3 +63,18 @@ def parse_envs(text: str) -> dict[str, str]:
             raise FlagError(f"--envs: '{name}' is given twice.", "Give it once.")
         envs[name] = value
     return envs
+
+
+def parse_size(flag_name: str, text: str) -> int:
+    """``"2MB"`` to 2097152: bytes, or with a unit, each 1,024 of the one before: B, KB, MB, GB, TB.
+
+    Raises:
+        FlagError: not a size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise FlagError(
+            f"--{flag_name}: '{text}' is not a size.",
+            f"Write a number of bytes, or one with a unit: --{flag_name}=2MB, 512KB, 1GB or 0.",
+        )
+    return int(float(found[1]) * _UNITS[(found[2] or "").upper()])

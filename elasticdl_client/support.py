@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy, Runtime
+from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Group
 from elasticdl_client.job_spec import JobSpec, changed_flags
@@ -31,37 +31,11 @@ def check(spec: JobSpec) -> None:
             "workers cannot form a group yet",
             "Use ParameterServerStrategy or Local.",
         )
-    if spec.nan_policy is NanPolicy.SKIP:
+    if spec.checkpoint_dir_for_init and spec.distribution_strategy is DistributionStrategy.LOCAL:
         raise _missing(
-            "--nan_policy=skip",
-            "minibatches cannot be left out yet",
-            "Leave it out: a loss that is not finite fails the job, and is never in the model.",
-        )
-    _check_parameter_server(spec)
-
-
-def _check_parameter_server(spec: JobSpec) -> None:
-    if not spec.use_async:
-        raise _missing(
-            "--use_async=false", "parameter servers do not keep rounds yet", "Leave it out: training is asynchronous."
-        )
-    if spec.get_model_steps > 1:
-        raise _missing(
-            f"--get_model_steps={spec.get_model_steps}",
-            "dense parameters are fetched in each step",
-            "Leave it out: fetching overlaps with the computation.",
-        )
-    if spec.max_staleness:
-        raise _missing(
-            f"--max_staleness={spec.max_staleness}",
-            "staleness is not bounded yet",
-            "Leave it out, or use fewer workers.",
-        )
-    if spec.lr_staleness_modulation:
-        raise _missing(
-            "--lr_staleness_modulation",
-            "the learning rate does not depend on staleness yet",
-            "Leave it out, or choose a lower learning rate.",
+            "--checkpoint_dir_for_init with --distribution_strategy=Local",
+            "the one worker begins with the model's own initial values",
+            "Use ParameterServerStrategy; one worker and one server run on one machine, too.",
         )
 
 
@@ -71,14 +45,24 @@ def _missing(flag: str, why: str, hint: str) -> FlagError:
 
 def notes(spec: JobSpec) -> list[str]:
     """What to tell the user of flags that have no effect."""
+    found = _notes_on_rounds(spec)
     if spec.runtime is Runtime.KUBERNETES:
-        return _notes_on_kubernetes(spec)
+        return found + _notes_on_kubernetes(spec)
     names = [
         f"--{name}"
         for name, found in changed_flags(spec).items()
         if found.group is Group.KUBERNETES and name not in ("envs", "restart_policy")
     ]
-    return [f"{', '.join(names)}: for Kubernetes, without effect with --runtime=local."] if names else []
+    if names:
+        found.append(f"{', '.join(names)}: for Kubernetes, without effect with --runtime=local.")
+    return found
+
+
+def _notes_on_rounds(spec: JobSpec) -> list[str]:
+    if spec.use_async or spec.grads_to_wait <= spec.num_workers:
+        return []
+    excess = f"--grads_to_wait={spec.grads_to_wait} is more than --num_workers={spec.num_workers}"
+    return [f"{excess}: a round closes when every worker that trains has sent its gradient."]
 
 
 def _notes_on_kubernetes(spec: JobSpec) -> list[str]:

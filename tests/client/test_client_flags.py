@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl_client import support
-from elasticdl_client.choices import DistributionStrategy, LogLevel, NanPolicy
+from elasticdl_client.choices import DistributionStrategy, LogLevel, NanPolicy, WireDtype
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import flag_of, split_arguments
 from elasticdl_client.job_spec import JobSpec, flag_defaults, flag_fields
@@ -37,6 +37,12 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "log_loss_steps": ("5", 5),
     "nan_policy": ("skip", NanPolicy.SKIP),
     "checkpoint_steps": ("100", 100),
+    "use_async": ("false", False),
+    "get_model_steps": ("4", 4),
+    "max_staleness": ("8", 8),
+    "lr_staleness_modulation": ("true", True),
+    "wire_dtype": ("BFloat16", WireDtype.BFLOAT16),
+    "embedding_threshold": ("512KB", "512KB"),
     "keep_checkpoint_max": ("0", 0),
     "max_task_failures": ("5", 5),
     "max_bad_records": ("2", 2),
@@ -135,6 +141,12 @@ def test_the_local_strategy_has_one_worker_and_no_servers_by_itself() -> None:
         ("worker_pod_priority", "highest", "please set priority = high/low/a fraction value"),
         ("envs", "novalue", "not of the form NAME=value"),
         ("restart_policy", "Always", "one of OnFailure, Never"),
+        ("wire_dtype", "float64", "one of float32, float16, bfloat16"),
+        ("embedding_threshold", "big", "is not a size"),
+        ("embedding_threshold", "2PB", "is not a size"),
+        ("embedding_threshold", "-1", "is not a size"),
+        ("sync_version_tolerance", "-1", "at least 0"),
+        ("get_model_steps", "0", "at least 1"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(name: str, text: str, said: str) -> None:
@@ -153,7 +165,14 @@ def test_a_wrong_value_is_refused_by_name(name: str, text: str, said: str) -> No
         ({"evaluation_steps": 10}, "--validation_data"),
         ({"grads_to_wait": 2}, "--use_async"),
         ({"use_async": False, "get_model_steps": 2}, "asynchronous"),
+        ({"use_async": False, "max_staleness": 2}, "asynchronous"),
+        ({"use_async": False, "lr_staleness_modulation": True}, "asynchronous"),
+        ({"sync_version_tolerance": 1}, "--use_async"),
         ({"get_model_steps": 4, "max_staleness": 2}, "below --get_model_steps"),
+        ({"distribution_strategy": "Local", "use_async": False}, "--use_async is for parameter servers"),
+        ({"distribution_strategy": "Local", "get_model_steps": 2}, "--get_model_steps is for parameter servers"),
+        ({"distribution_strategy": "Local", "wire_dtype": "float16"}, "--wire_dtype is for parameter servers"),
+        ({"distribution_strategy": "Local", "embedding_threshold": "1MB"}, "--embedding_threshold is for parameter"),
         ({"runtime": "kubernetes", "image_name": "i", "job_dir": "/x"}, "local runtime"),
         ({"runtime": "kubernetes"}, "--image_name"),
         ({"runtime": "kubernetes", "image_name": "i", "wait": True, "dry_run": True}, "--wait"),
@@ -174,17 +193,45 @@ def test_contradictions_are_refused(flags: dict[str, object], said: str) -> None
     ("flags", "named"),
     [
         ({"distribution_strategy": "AllReduceStrategy"}, "AllReduceStrategy"),
-        ({"use_async": False}, "--use_async=false"),
-        ({"use_async": False, "grads_to_wait": 2}, "--use_async=false"),
-        ({"get_model_steps": 2}, "--get_model_steps"),
-        ({"max_staleness": 8}, "--max_staleness"),
-        ({"lr_staleness_modulation": True}, "--lr_staleness_modulation"),
+        ({"distribution_strategy": "Local", "checkpoint_dir_for_init": "/c"}, "--checkpoint_dir_for_init"),
         ({"job_command": "python train.py"}, "--job_command"),
         ({"runtime": "kubernetes", "image_name": "i", "log_file_path": "/tmp/log"}, "--log_file_path"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(flags: dict[str, object], named: str) -> None:
     assert named in refused(**flags).what
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"use_async": False, "grads_to_wait": 2, "sync_version_tolerance": 1},
+        {"get_model_steps": 4, "max_staleness": 4, "lr_staleness_modulation": True},
+        {"wire_dtype": "bfloat16", "embedding_threshold": "0", "nan_policy": "skip"},
+        {"distribution_strategy": "Local", "nan_policy": "skip"},
+    ],
+)
+def test_every_mode_of_the_parameter_servers_can_be_asked_for(flags: dict[str, object]) -> None:
+    support.check(train(**flags))
+    assert support.notes(train(**flags)) == []
+
+
+@pytest.mark.ci
+def test_a_round_of_more_gradients_than_workers_is_noted_and_harmless() -> None:
+    spec = train(use_async=False, grads_to_wait=5, num_workers=4)
+    support.check(spec)
+    (note,) = support.notes(spec)
+    assert "--grads_to_wait=5 is more than --num_workers=4" in note
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1", 1), ("100B", 100), ("512KB", 2**19), ("2MB", 2**21), ("1.5 mb", 3 * 2**19), ("1GiB", 2**30)],
+)
+def test_a_size_is_bytes_or_has_a_unit(text: str, size: int) -> None:
+    assert train(embedding_threshold=text).embedding_threshold_bytes == size
 
 
 @pytest.mark.ci
@@ -292,6 +339,7 @@ specs = st.fixed_dictionaries(
         "shuffle": st.booleans(),
         "lease_timeout": st.floats(1e-6, 1e9),
         "log_level": st.sampled_from(list(LogLevel)),
+        "checkpoint_dir_for_init": text,
         "nan_policy": st.sampled_from(list(NanPolicy)),
         "model_params": st.dictionaries(st.from_regex("[a-z]{1,8}", fullmatch=True), st.integers(), max_size=3).map(
             lambda params: ";".join(f"{key}={value!r}" for key, value in params.items())

@@ -112,6 +112,21 @@ def test_an_output_below_a_file_is_refused(spec: JobSpec) -> None:
 
 
 @pytest.mark.ci
+def test_a_checkpoint_to_start_from_is_a_version_or_a_directory_of_versions(spec: JobSpec, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    assert "is not a directory" in refused(spec, ElasticDLError, checkpoint_dir_for_init=str(directory))
+    version = directory / "version-100"
+    directory.mkdir()
+    assert "holds no version" in refused(spec, ElasticDLError, checkpoint_dir_for_init=str(directory))
+    version.mkdir()
+    assert "1 versions were never completed" in refused(spec, ElasticDLError, checkpoint_dir_for_init=str(directory))
+    (version / "MANIFEST.json").write_text("{}")
+    for path in (directory, version):
+        checked = check_local(dataclasses.replace(spec, checkpoint_dir_for_init=str(path)))
+        assert checked.checkpoint_dir_for_init == str(path)
+
+
+@pytest.mark.ci
 def test_a_port_in_use_is_refused(spec: JobSpec) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
