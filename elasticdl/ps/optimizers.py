@@ -1,33 +1,55 @@
-"""Port `Optimizer`: how a gradient changes parameters, and its NumPy implementations (the oracle of the tests).
+"""What an optimizer does, from its Keras config: the rule's name, options and slots, and the numbers of each update.
 
-Rules are those of Keras 3, in float32 and in the same order of operations.  All of them are element-wise, so a PS
-applies them to any slice of the flat dense vector and to any set of embedding rows:
+The rules themselves are native (`elasticdl.kernels`), those of Keras 3 in float32 and in the same order of operations.
+All of them are element-wise, so a PS applies them to any slice of the flat dense vector and to any set of rows:
 
 * dense: equal to Keras on the whole variable;
 * rows: equal to the same optimizer on each touched row alone, gradients of repeated ids summed first.  Untouched rows
-  and their slots do not change.  The step count (Adam's bias correction) is the global one, the number of pushes this
-  PS has applied; every PS gets every push, so it is the same on all of them.
+  and their slots do not change: no momentum goes on, no weight decays.  The step count (bias corrections, schedules)
+  is the global one, the number of pushes this PS has applied; every PS gets every push, so it is the same on all.
 
-Norm clipping is not done here: only the worker sees a whole gradient.
+`clipvalue` is done by the rules, on the summed gradient of a row; clipping by norm is not, because only the worker
+sees a whole gradient.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import threading
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from elasticdl.frameworks.framework import Floats
+from elasticdl.ps.numpy_optimizers import SGD, Optimizer, build_optimizer
+from elasticdl.ps.schedules import F32, Constant, Schedule, build_schedule
 from elasticdl_client.errors import ModelDefinitionError
 
-_HINT = "supported now: SGD (momentum, nesterov), Adam (amsgrad), Adagrad, with a constant learning_rate and clipvalue"
-_IGNORED = frozenset({"name", "ema_momentum", "jit_compile", "is_legacy_optimizer"})
-_ZERO = np.float32(0.0)
-_ONE = np.float32(1.0)
-_EPSILON = np.float32(1e-7)
+__all__ = ["SGD", "Optimizer", "OptimizerConfig", "Slot", "build_optimizer", "check_optimizer"]
+
+_ONE = F32(1.0)
+_DEFAULTS: dict[str, dict[str, float]] = {
+    "SGD": {"momentum": 0.0, "nesterov": 0.0},
+    "Adam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": 0.0},
+    "AdamW": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": 0.0},
+    "Adamax": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
+    "Nadam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
+    "Adagrad": {"initial_accumulator_value": 0.1, "epsilon": 1e-7},
+    "RMSprop": {"rho": 0.9, "momentum": 0.0, "epsilon": 1e-7, "centered": 0.0},
+    "Adadelta": {"rho": 0.95, "epsilon": 1e-7},
+    "Ftrl": {
+        "learning_rate_power": -0.5,
+        "initial_accumulator_value": 0.1,
+        "l1_regularization_strength": 0.0,
+        "l2_regularization_strength": 0.0,
+        "l2_shrinkage_regularization_strength": 0.0,
+        "beta": 0.0,
+    },
+}
+_WITHOUT_EFFECT = frozenset({"name", "ema_momentum", "ema_overwrite_frequency", "jit_compile", "is_legacy_optimizer"})
+_HINT = f"Supported are {', '.join(_DEFAULTS)} of keras.optimizers; docs/optimizers.md has their options."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,135 +60,87 @@ class Slot:
     initial: float = 0.0
 
 
-class Optimizer(Protocol):
-    """Changes parameters by gradients."""
+@dataclass(frozen=True, slots=True)
+class OptimizerConfig:
+    """A supported optimizer.
 
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The state it needs beside each parameter."""
-        ...
+    Attributes:
+        kind: Keras's class name.
+        options: its hyperparameters by Keras's names; booleans are 0 and 1.
+        slots: what it keeps beside each parameter, in the order of the native rule.
+        clip_value: gradients are clipped to [-clip_value, clip_value]; 0: not.
+        weight_decay: before an update, w ← w − w·weight_decay·rate.
+    """
 
-    def apply(self, weights: Floats, slots: Sequence[Floats], gradient: Floats, step: int) -> None:
-        """One update, in place.
+    kind: str
+    options: Mapping[str, float]
+    slots: tuple[Slot, ...]
+    schedule: Schedule
+    clip_value: float = 0.0
+    weight_decay: float = 0.0
+    _momentum: _NadamMomentum | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, config_json: str) -> OptimizerConfig:
+        """From a Keras config, ``{"class_name": …, "config": {…}}``; empty: plain SGD with rate 0, changing nothing.
+
+        Raises:
+            ModelDefinitionError: it, or an option of it, is not supported; named.
+        """
+        if not config_json:
+            return cls("SGD", dict(_DEFAULTS["SGD"]), (), Constant(F32(0.0)))
+        described = json.loads(config_json)
+        kind, module = described["class_name"], described.get("module") or "keras"
+        if kind not in _DEFAULTS or not module.startswith("keras"):
+            raise ModelDefinitionError(f"the optimizer {kind} is not supported by the parameter server", _HINT)
+        given = {name: value for name, value in described["config"].items() if name not in _WITHOUT_EFFECT}
+        schedule = build_schedule(given.pop("learning_rate", None), kind)
+        clip_value = _number(kind, "clipvalue", given.pop("clipvalue", None) or 0.0)
+        weight_decay = _number(
+            kind, "weight_decay", given.pop("weight_decay", 0.004 if kind == "AdamW" else None) or 0.0
+        )
+        options = {name: _number(kind, name, given.pop(name, default)) for name, default in _DEFAULTS[kind].items()}
+        for name, value in given.items():
+            if value is not None and value is not False:
+                raise ModelDefinitionError(
+                    f"the option {name}={value!r} of the optimizer {kind} is not supported", _HINT
+                )
+        momentum = _NadamMomentum(options["beta_1"]) if kind == "Nadam" else None
+        return cls(kind, options, _slots(kind, options), schedule, max(clip_value, 0.0), weight_decay, momentum)
+
+    def learning_rate(self, step: int) -> float:
+        """The optimizer's own rate for update number `step`, from 1."""
+        return float(self.schedule.rate(step - 1))
+
+    def scalars(self, step: int, learning_rate: float | None = None) -> tuple[float, ...]:
+        """What the native rule needs to know of update number `step`, from 1, beside values and gradients.
+
+        The learning rate, the weight decay, then what the rule of this kind takes (see kernels/src/optimizers.hpp).
 
         Args:
-            weights: float32 of any shape; changed.
-            slots: one array of that shape for each of `self.slots`; changed.
-            gradient: of that shape; not changed.
-            step: which update it is, from 1.
+            learning_rate: instead of the optimizer's own.
         """
-        ...
+        rate = self.schedule.rate(step - 1) if learning_rate is None else F32(learning_rate)
+        return (float(rate), float(F32(self.weight_decay)), *(float(value) for value in self._of_kind(step, rate)))
 
+    def _of_kind(self, step: int, rate: np.float32) -> tuple[np.float32, ...]:
+        if self.kind in ("Adam", "AdamW"):
+            first, second = self._power("beta_1", step), self._power("beta_2", step)
+            return (rate * np.sqrt(_ONE - second) / (_ONE - first),)
+        if self.kind == "Adamax":
+            return (_ONE - self._power("beta_1", step),)
+        if self._momentum is not None:
+            now, following = self._momentum.at(step), self._momentum.at(step + 1)
+            product = self._momentum.product(step)
+            powers = _ONE - self._power("beta_2", step)
+            return following, _ONE - product * following, _ONE - now, _ONE - product, powers
+        if self.kind == "Ftrl":
+            l2, beta = F32(self.options["l2_regularization_strength"]), self.options["beta"]
+            return (F32(2.0) * (l2 + F32(beta) / (F32(2.0) * rate) if beta else l2),)
+        return ()
 
-@dataclass(frozen=True, slots=True)
-class SGD:
-    """w ← w − lr·g; with momentum v ← μv − lr·g, w ← w + v; nesterov: w ← w + μv − lr·g."""
-
-    learning_rate: np.float32
-    momentum: np.float32 = _ZERO
-    nesterov: bool = False
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("momentum"),) if self.momentum else ()
-
-    def apply(self, weights: Floats, slots: Sequence[Floats], gradient: Floats, step: int) -> None:
-        step_change = gradient * self.learning_rate
-        if not self.momentum:
-            weights -= step_change
-            return
-        velocity = slots[0]
-        velocity *= self.momentum
-        velocity -= step_change
-        weights += velocity * self.momentum - step_change if self.nesterov else velocity
-
-
-@dataclass(frozen=True, slots=True)
-class Adam:
-    """Kingma and Ba, 2014, with Keras's epsilon ("epsilon hat")."""
-
-    learning_rate: np.float32
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: np.float32 = _EPSILON
-    amsgrad: bool = False
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        names = ("momentum", "velocity", "velocity_hat") if self.amsgrad else ("momentum", "velocity")
-        return tuple(Slot(name) for name in names)
-
-    def apply(self, weights: Floats, slots: Sequence[Floats], gradient: Floats, step: int) -> None:
-        power = np.float32(step)
-        beta_1_power = np.power(np.float32(self.beta_1), power)
-        beta_2_power = np.power(np.float32(self.beta_2), power)
-        alpha = self.learning_rate * np.sqrt(_ONE - beta_2_power) / (_ONE - beta_1_power)
-        first, second = slots[0], slots[1]
-        first += (gradient - first) * np.float32(1 - self.beta_1)
-        second += (gradient * gradient - second) * np.float32(1 - self.beta_2)
-        if self.amsgrad:
-            np.maximum(slots[2], second, out=slots[2])
-            second = slots[2]
-        denominator = np.sqrt(second)
-        denominator += self.epsilon
-        change = first * alpha
-        change /= denominator
-        weights -= change
-
-
-@dataclass(frozen=True, slots=True)
-class Adagrad:
-    """Duchi et al., 2011."""
-
-    learning_rate: np.float32
-    initial_accumulator_value: float = 0.1
-    epsilon: np.float32 = _EPSILON
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("accumulator", self.initial_accumulator_value),)
-
-    def apply(self, weights: Floats, slots: Sequence[Floats], gradient: Floats, step: int) -> None:
-        accumulator = slots[0]
-        accumulator += gradient * gradient
-        change = gradient * self.learning_rate
-        change /= np.sqrt(accumulator + self.epsilon)
-        weights -= change
-
-
-@dataclass(frozen=True, slots=True)
-class ClippedByValue:
-    """Another optimizer on gradients clipped to [-limit, limit]."""
-
-    inner: Optimizer
-    limit: np.float32
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return self.inner.slots
-
-    def apply(self, weights: Floats, slots: Sequence[Floats], gradient: Floats, step: int) -> None:
-        self.inner.apply(weights, slots, np.clip(gradient, -self.limit, self.limit), step)
-
-
-def build_optimizer(config_json: str) -> Optimizer:
-    """The optimizer of a Keras config, ``{"class_name": …, "config": {…}}``.
-
-    Raises:
-        ModelDefinitionError: it, or an option of it, is not supported; named.
-    """
-    described = json.loads(config_json)
-    name, module = described["class_name"], described.get("module") or "keras"
-    if name not in ("SGD", "Adam", "Adagrad") or not module.startswith("keras"):
-        raise ModelDefinitionError(f"the optimizer {name} is not supported by the parameter server", _HINT)
-    options = {key: value for key, value in described["config"].items() if key not in _IGNORED}
-    rate = _learning_rate(name, options.pop("learning_rate", None))
-    clip_value = options.pop("clipvalue", None)
-    optimizer = _build(name, rate, options)
-    for option, value in options.items():
-        if value is not None and value is not False:
-            raise ModelDefinitionError(f"the option {option}={value!r} of the optimizer {name} is not supported", _HINT)
-    return optimizer if clip_value is None else ClippedByValue(optimizer, np.float32(clip_value))
+    def _power(self, option: str, step: int) -> np.float32:
+        return F32(np.power(F32(self.options[option]), F32(step)))
 
 
 def check_optimizer(config_json: str) -> None:
@@ -175,22 +149,64 @@ def check_optimizer(config_json: str) -> None:
     Raises:
         ModelDefinitionError: the optimizer, or an option of it, is not supported by the parameter server; named.
     """
-    build_optimizer(config_json)
+    OptimizerConfig.parse(config_json)
 
 
-def _build(name: str, rate: np.float32, options: dict[str, Any]) -> Optimizer:
-    """Takes what it knows out of `options`."""
-    if name == "SGD":
-        return SGD(rate, np.float32(options.pop("momentum", 0.0)), bool(options.pop("nesterov", False)))
-    epsilon = np.float32(options.pop("epsilon", 1e-7))
-    if name == "Adagrad":
-        return Adagrad(rate, float(options.pop("initial_accumulator_value", 0.1)), epsilon)
-    beta_1, beta_2 = float(options.pop("beta_1", 0.9)), float(options.pop("beta_2", 0.999))
-    return Adam(rate, beta_1, beta_2, epsilon, bool(options.pop("amsgrad", False)))
+class _NadamMomentum:
+    """Nadam's momentum of each step and the running product of them; any thread may ask for any step."""
+
+    _SMALLEST = 1e-12  # one minus less is one in float32
+
+    def __init__(self, beta_1: float) -> None:
+        self._beta_1 = F32(beta_1)
+        self._lock = threading.Lock()
+        self._products = array("f", [1.0])  # by step, from 0
+
+    def at(self, step: int) -> np.float32:
+        return F32(self._beta_1 * self._warm(F32(step)))
+
+    def product(self, step: int) -> np.float32:
+        """Of the momenta of the steps 1 … step."""
+        with self._lock:
+            products = self._products
+            while len(products) <= step and products[-1] > self._SMALLEST:
+                self._extend(min(step + 1 - len(products), 65536))
+            return F32(products[step]) if step < len(products) else F32(0.0)
+
+    def _extend(self, count: int) -> None:
+        factors = np.empty(2 * count + 1, np.float32)
+        factors[0] = self._products[-1]
+        factors[1::2] = self._beta_1
+        factors[2::2] = self._warm(np.arange(len(self._products), len(self._products) + count, dtype=np.float32))
+        self._products.frombytes(np.multiply.accumulate(factors)[2::2].tobytes())
+
+    @staticmethod
+    def _warm(steps: Any) -> Any:
+        return _ONE - F32(0.5) * np.power(F32(0.96), steps)
 
 
-def _learning_rate(name: str, value: float | Mapping[str, Any] | None) -> np.float32:
+def _number(kind: str, option: str, value: Any) -> float:
     if isinstance(value, int | float):
-        return np.float32(value)
-    kind = value.get("class_name", "a schedule") if isinstance(value, Mapping) else repr(value)
-    raise ModelDefinitionError(f"the option learning_rate={kind} of the optimizer {name} is not supported", _HINT)
+        return float(value)
+    raise ModelDefinitionError(f"the option {option}={value!r} of the optimizer {kind} is not a number", _HINT)
+
+
+def _slots(kind: str, options: Mapping[str, float]) -> tuple[Slot, ...]:
+    names: tuple[str, ...]
+    if kind == "SGD":
+        names = ("momentum",) if options["momentum"] else ()
+    elif kind in ("Adam", "AdamW"):
+        names = ("momentum", "velocity", "velocity_hat") if options["amsgrad"] else ("momentum", "velocity")
+    elif kind == "RMSprop":
+        momentum = ("momentum",) if options["momentum"] > 0 else ()
+        names = ("velocity", *momentum, *(("average_gradient",) if options["centered"] else ()))
+    else:
+        names = {
+            "Adamax": ("momentum", "norm"),
+            "Nadam": ("momentum", "velocity"),
+            "Adagrad": ("accumulator",),
+            "Adadelta": ("accumulated_grad", "accumulated_delta_var"),
+            "Ftrl": ("accumulator", "linear"),
+        }[kind]
+    initial = options.get("initial_accumulator_value", 0.0)
+    return tuple(Slot(name, initial if name == "accumulator" else 0.0) for name in names)
