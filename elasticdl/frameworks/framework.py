@@ -176,8 +176,11 @@ class Framework(Protocol):
         """What the user's `LearningRateScheduler` says at an epoch, from 0, and a model version; None: there is none."""
         ...
 
-    def train(self, batch: Batch, seed: int) -> float:
-        """Local strategy: one step with the user's own optimizer on the framework's own variables; the loss."""
+    def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
+        """Local strategy: one step with the user's own optimizer on the framework's own variables; the loss.
+
+        `learning_rate` None: the optimizer's own.
+        """
         ...
 
     def state(self) -> dict[str, npt.NDArray[Any]]:

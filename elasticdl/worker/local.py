@@ -90,7 +90,8 @@ class LocalStrategy:
             held.minibatch = batch.n
             seed = derive_seed(self._seed, lease.epoch, lease.task, batch.n)
             with self._clock.during(Activity.COMPUTE if self._compiled else Activity.COMPILE):
-                loss = self._framework.train(batch, seed)
+                rate = self._framework.learning_rate(lease.epoch, self._num_applies)
+                loss = self._framework.train(batch, seed, rate)
             self._compiled = True
             with self._lock:
                 self._applied.setdefault((lease.epoch, lease.task), set()).add(batch.n)

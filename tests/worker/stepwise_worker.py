@@ -39,7 +39,10 @@ class Stepwise:
             yield from (Batch(task.lease, n, size=1) for n in range(len(task.records)))
             yield Batch(task.lease, len(task.records), end=True)
 
-    def train(self, batch: Batch, seed: int) -> float:
+    def learning_rate(self, epoch: int, version: int) -> float | None:
+        return None
+
+    def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         (self._directory / f"computing-{batch.n}").touch()
         while not (self._directory / f"go-{batch.n}").exists():
             threading.Event().wait(0.01)

@@ -25,7 +25,10 @@ class Adder:
     def __init__(self) -> None:
         self.total = 0.0
 
-    def train(self, batch: Batch, seed: int) -> float:
+    def learning_rate(self, epoch: int, version: int) -> float | None:
+        return None
+
+    def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         self.total += batch.n + 1
         return self.total
 

@@ -1,7 +1,8 @@
 """The user's `callbacks()`: which of their hooks a distributed job calls, and calling them.
 
-`on_train_end` is called once, by the worker that ends the job, with the trained variables in the model.  A callback
-that relies on any other hook is refused by name: nobody would call it.
+`on_train_end` is called once, by the worker that ends the job, with the trained variables in the model.  Of Keras's own
+`LearningRateScheduler` only the schedule is used (see `learning_rates`).  A callback that relies on any other hook is
+refused by name: nobody would call it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def make_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
     return list(made)
 
 
+def has_end(callbacks: list[Any]) -> bool:
+    """Whether there is something to do in `end_training`."""
+    return any("on_train_end" in _hooks(type(callback)) for callback in callbacks)
+
+
 def end_training(callbacks: list[Any], model: Any, minibatch_size: int, output: str) -> None:
     """Calls `on_train_end`.
 
@@ -58,4 +64,6 @@ def end_training(callbacks: list[Any], model: Any, minibatch_size: int, output: 
 def _hooks(kind: type) -> set[str]:
     """The hooks that a class defines itself."""
     names = [name for name in dir(kind) if name.startswith("on_")]
-    return {name for name in names if getattr(kind, name) is not getattr(keras.callbacks.Callback, name, None)}
+    plain = keras.callbacks.LearningRateScheduler
+    known = plain if issubclass(kind, plain) else keras.callbacks.Callback
+    return {name for name in names if getattr(kind, name) is not getattr(known, name, None)}

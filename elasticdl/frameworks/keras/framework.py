@@ -21,13 +21,14 @@ from elasticdl.frameworks.framework import (
     Step,
     TaskRecords,
 )
-from elasticdl.frameworks.keras.callbacks import end_training, make_callbacks
+from elasticdl.frameworks.keras.callbacks import end_training, has_end, make_callbacks
 from elasticdl.frameworks.keras.clipping import describe_optimizer
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.examples import take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.export import export_model
 from elasticdl.frameworks.keras.feed import TracedFeed
 from elasticdl.frameworks.keras.ids import ids_function
+from elasticdl.frameworks.keras.learning_rates import LearningRates
 from elasticdl.frameworks.keras.metrics import Measure, make_measures
 from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names, user_call
 from elasticdl.frameworks.keras.pipeline import Pipeline
@@ -72,6 +73,7 @@ class KerasFramework:
         self._made_optimizer: Any = None
         self._made_measures: Measures | None = None
         self._made_callbacks: list[Any] | None = None
+        self._made_rates: LearningRates | None = None
 
     def report(self) -> ModelReport:
         """See `Framework.report`."""
@@ -80,8 +82,9 @@ class KerasFramework:
         optimizer = ""
         if self._definition.optimizer is not None:
             optimizer = describe_optimizer(self._optimizer(), self._definition.path, self._on_parameter_server)
+        self._rates().at(0, 0)
         metrics = tuple(measure.name for measure in self._measures())
-        return ModelReport(built.variables(), built.tables(), optimizer, metrics, bool(self._callbacks()))
+        return ModelReport(built.variables(), built.tables(), optimizer, metrics, has_end(self._callbacks()))
 
     def initial(self) -> Parameters:
         """See `Framework.initial`."""
@@ -107,9 +110,13 @@ class KerasFramework:
         """See `Framework.gradients`."""
         return self._steps().gradients(batch.data, self._batch_spec(batch), parameters, rows, seed)
 
-    def train(self, batch: Batch, seed: int) -> float:
+    def learning_rate(self, epoch: int, version: int) -> float | None:
+        """See `Framework.learning_rate`."""
+        return self._rates().at(epoch, version)
+
+    def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         """See `Framework.train`."""
-        return self._steps().train(batch.data, self._batch_spec(batch), seed)
+        return self._steps().train(batch.data, self._batch_spec(batch), seed, learning_rate)
 
     def predictions(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
         """The model's outputs for a minibatch of any mode, as tensors; `parameters` as in `Evaluation.update`."""
@@ -158,6 +165,11 @@ class KerasFramework:
         if self._made_callbacks is None:
             self._made_callbacks = make_callbacks(self._definition.path, self._definition.callbacks)
         return self._made_callbacks
+
+    def _rates(self) -> LearningRates:
+        if self._made_rates is None:
+            self._made_rates = LearningRates(self._definition.path, self._callbacks(), self._optimizer)
+        return self._made_rates
 
     def _built(self) -> BuiltModel:
         if self._model is None:

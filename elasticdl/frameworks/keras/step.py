@@ -68,8 +68,10 @@ class Steps:
             {name: value.numpy()[: len(rows.get(name, ()))] for name, value in row_gradients.items()},
         )
 
-    def train(self, minibatch: Minibatch, spec: Any, seed: int) -> float:
+    def train(self, minibatch: Minibatch, spec: Any, seed: int, learning_rate: float | None) -> float:
         """See `Framework.train`."""
+        if learning_rate is not None:
+            self._optimizer.learning_rate = learning_rate
         key = ("train", minibatch.mode)
         if key not in self._functions:
             self._optimizer.build(self._built.trainable)

@@ -3,6 +3,8 @@
 import keras
 import tensorflow as tf
 
+from elasticdl.api.tensorflow import LearningRateScheduler
+
 traces: list[str] = []
 
 
@@ -119,3 +121,39 @@ def batched_examples(dataset: tf.data.Dataset, mode: str, metadata: object) -> t
         return {"x": x, "name": parsed["name"]}, parsed["y"] + 1
 
     return dataset.batch(5).map(parse).unbatch()
+
+
+def by_epoch() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)]
+
+
+def by_epoch_alone() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 - 0.25 * epoch)]
+
+
+def by_version() -> list[keras.callbacks.Callback]:
+    return [LearningRateScheduler(lambda version: 0.1 / (1 + version))]
+
+
+def both() -> list[keras.callbacks.Callback]:
+    return [*by_epoch(), *by_version()]
+
+
+def raising_schedule() -> list[keras.callbacks.Callback]:
+    return [LearningRateScheduler(lambda version: {}[version])]
+
+
+def negative_schedule() -> list[keras.callbacks.Callback]:
+    return [LearningRateScheduler(lambda version: -0.1)]
+
+
+class Watcher(keras.callbacks.LearningRateScheduler):
+    def on_batch_end(self, batch: int, logs: object = None) -> None: ...
+
+
+def watching() -> list[keras.callbacks.Callback]:
+    return [Watcher(lambda epoch: 0.1)]
+
+
+def decaying() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
