@@ -16,6 +16,8 @@ import numpy as np
 
 from elasticdl.frameworks.framework import Floats, Ids, ModelReport, Parameters, Table
 from elasticdl.ps.initializers import check_table
+from elasticdl.ps.lookups import IdsOutOfRange as IdsOutOfRange
+from elasticdl.ps.lookups import Lookup, Lookups
 from elasticdl.ps.optimizers import check_optimizer
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.wire import (
@@ -70,7 +72,8 @@ class Push:
     Attributes:
         gradient: [T], flat.
         change: of the non-trainable values, [N], flat.
-        row_gradients: table to ids [U] and gradients [U, dim].
+        row_gradients: table to ids [n] and gradients [n, dim]; those of the same id are summed before they are sent.
+            The arrays of ids must not change after a call has seen them.
         pulled_versions: of the `Pulled` that the gradients were computed on.
     """
 
@@ -90,7 +93,7 @@ class Pull:
 
     Attributes:
         dense: all dense values.
-        ids: table to unique ids [U].
+        ids: table to ids [n], which may repeat and must not change after a call has seen them.
         read_only: rows that do not exist are not created; their initial values are returned.
     """
 
@@ -105,7 +108,7 @@ class Pulled:
 
     Attributes:
         parameters: None if not asked for.
-        rows: table to rows [U, dim] in the order of the ids.
+        rows: table to rows [n, dim] in the order of the ids.
         versions: pushes applied, by PS.
         repeated_push: by PS, whether the push's name was there before, so that it was ignored.
     """
@@ -143,6 +146,7 @@ class PsClient:
         self._num_trainable = _num_floats(layout, trainable=True)
         self._num_non_trainable = _num_floats(layout, trainable=False)
         self._dims = {table.name: table.dim for table in layout.tables}
+        self._lookups = Lookups(self.partition, layout.tables)
         self._timeout_s = timeout_s
         self._channels = [connect(server.address, token) for server in self.partition.servers]
         self._stubs: list[Any] = [pb_grpc.ParameterServerStub(c) for c in self._channels]  # type: ignore[no-untyped-call]
@@ -204,11 +208,11 @@ class PsClient:
             LeaseRefused: the push's lease has a successor.
             JobError: a PS holds another model.
         """
-        pushed = {name: self.partition.split(ids) for name, (ids, _) in push.row_gradients.items()} if push else {}
-        pulled = {name: self.partition.split(ids) for name, ids in pull.ids.items()} if pull else {}
+        changes = self._row_changes(push) if push is not None else {}
+        pulled = self._lookups.of(pull.ids) if pull is not None else {}
 
         def call(ps_id: int) -> tuple[pb.ExchangeReply, list[Array]]:
-            push_call = self._push_call(ps_id, push, pushed) if push is not None else None
+            push_call = self._push_call(ps_id, push, changes) if push is not None else None
             pull_call = self._pull_call(ps_id, pull, pulled) if pull is not None else None
             incarnation = self.partition.servers[ps_id].incarnation
             frame = encode_exchange(ExchangeCall(incarnation, push_call, pull_call))
@@ -231,27 +235,32 @@ class PsClient:
 
         return np.sort(np.concatenate(self._on_all(call)))
 
-    def _push_call(self, ps_id: int, push: Push, positions: Mapping[str, Sequence[Any]]) -> PushCall:
+    def _row_changes(self, push: Push) -> dict[str, tuple[Lookup, Floats]]:
+        """Table to its lookup and the gradients [U, dim] of the unique ids."""
+        lookups = self._lookups.of({name: ids for name, (ids, _) in push.row_gradients.items()})
+        return {name: (lookups[name], lookups[name].sum(rows)) for name, (_, rows) in push.row_gradients.items()}
+
+    def _push_call(self, ps_id: int, push: Push, changes: Mapping[str, tuple[Lookup, Floats]]) -> PushCall:
         header = pb.Push(
             lease=push.lease,
             epoch=push.epoch,
             task=push.task,
             minibatch=push.minibatch,
             dense=True,
-            tables=list(push.row_gradients),
+            tables=list(changes),
             pulled_version=push.pulled_versions[ps_id] if push.pulled_versions else 0,
         )
         rows = tuple(
-            (name, _part(ids, positions[name][ps_id]), _part(gradients, positions[name][ps_id]))
-            for name, (ids, gradients) in push.row_gradients.items()
+            (name, lookup.unique[lookup.part(ps_id)], gradients[lookup.part(ps_id)])
+            for name, (lookup, gradients) in changes.items()
         )
         gradient = push.gradient[self._slice(ps_id, self._num_trainable)]
         return PushCall(header, gradient, push.change[self._slice(ps_id, self._num_non_trainable)], rows)
 
     @staticmethod
-    def _pull_call(ps_id: int, pull: Pull, positions: Mapping[str, Sequence[Any]]) -> PullCall:
-        header = pb.Pull(dense=pull.dense, tables=list(pull.ids), read_only=pull.read_only)
-        return PullCall(header, tuple((name, _part(ids, positions[name][ps_id])) for name, ids in pull.ids.items()))
+    def _pull_call(ps_id: int, pull: Pull, lookups: Mapping[str, Lookup]) -> PullCall:
+        header = pb.Pull(dense=pull.dense, tables=list(lookups), read_only=pull.read_only)
+        return PullCall(header, tuple((name, it.unique[it.part(ps_id)]) for name, it in lookups.items()))
 
     def _reply_bytes(self, ps_id: int, pull: PullCall | None) -> int:
         """About how large the reply will be."""
@@ -264,7 +273,7 @@ class PsClient:
     def _assemble(
         self,
         pull: Pull | None,
-        positions: Mapping[str, Sequence[Any]],
+        lookups: Mapping[str, Lookup],
         answers: Sequence[tuple[pb.ExchangeReply, list[Array]]],
     ) -> Pulled:
         replies = [reply for reply, _ in answers]
@@ -277,15 +286,9 @@ class PsClient:
         if pull.dense:
             trainable = _concatenate([next(of_ps) for of_ps in arrays])
             parameters = Parameters(trainable, _concatenate([next(of_ps) for of_ps in arrays]))
-        rows = {}
-        for name, ids in pull.ids.items():
-            parts = [next(of_ps) for of_ps in arrays]
-            if len(parts) == 1:
-                rows[name] = parts[0]
-                continue
-            rows[name] = np.empty((len(ids), self._dims[name]), np.float32)
-            for where, part in zip(positions[name], parts, strict=True):
-                rows[name][where] = part
+        rows = {
+            name: lookup.expand(_concatenate([next(of_ps) for of_ps in arrays])) for name, lookup in lookups.items()
+        }
         return Pulled(parameters, rows, versions, repeated)
 
     def _raw(
@@ -340,10 +343,6 @@ class PsClient:
 def _urgency(error: BaseException) -> int:
     """What the caller must know first: a bug, the loss of its lease, then what will pass."""
     return {LeaseRefused: 1, PsUnavailable: 2, PsUninitialized: 3}.get(type(error), 0)
-
-
-def _part(array: Array, positions: Array | None) -> Array:
-    return array if positions is None else array[positions]
 
 
 def _concatenate(parts: Sequence[Floats]) -> Floats:

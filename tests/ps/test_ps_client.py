@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
-from elasticdl.ps.client import LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
+from elasticdl.ps.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.errors import JobError
 from tests.ps.scenes import (
@@ -73,6 +73,31 @@ def test_rows_come_in_the_order_of_the_ids() -> None:
         everything = cluster.client.exchange(None, whole_pull()).rows["deep"]
         np.testing.assert_array_equal(some.rows["deep"], everything[ids + 30])
         assert some.parameters is None
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+def test_ids_may_repeat(num_ps: int) -> None:
+    ids = np.array([5, 9, 5, -30, 9, 5], np.int64)
+    gradients = np.arange(12, dtype=np.float32).reshape(6, 2)
+    layout = ModelReport((), (Table("t", 2, config("Zeros")),), config("SGD", learning_rate=1.0), ())
+    with ps_cluster(num_ps, initialize=False) as cluster:
+        client = PsClient(cluster.partition, layout, TOKEN)
+        empty = np.zeros(0, np.float32)
+        client.initialize(Parameters(empty, empty), layout.tables, layout.optimizer, 0)
+        pulled = client.exchange(Push(1, 0, 0, 0, empty, empty, {"t": (ids, gradients)}), Pull(False, {"t": ids}))
+        sums = {5: gradients[[0, 2, 5]].sum(0), 9: gradients[[1, 4]].sum(0), -30: gradients[3]}
+        np.testing.assert_array_equal(pulled.rows["t"], [-sums[one] for one in ids.tolist()])
+        assert client.known_ids("t").tolist() == [-30, 5, 9]
+        client.close()
+
+
+def test_ids_out_of_range_name_the_layer() -> None:
+    layout = ModelReport((), (Table("movie", 2, config("Zeros"), input_dim=10),), ADAM, ())
+    with ps_cluster(1, initialize=False) as cluster:
+        client = PsClient(cluster.partition, layout, TOKEN)
+        with pytest.raises(IdsOutOfRange, match=r"'movie' .* not in \[0, 10\), its input_dim: -1, 10$"):
+            client.exchange(None, Pull(False, {"movie": np.array([3, 10, -1, 9], np.int64)}))
+        client.close()
 
 
 def test_every_ps_gets_every_name_even_without_gradients_for_it() -> None:

@@ -1,0 +1,124 @@
+"""The ids of a minibatch as the parameter servers see them: unique, and grouped by the PS that owns them.
+
+A `Lookup` is made once for each array of ids: the pull and the push of a minibatch share it, and so do tables that are
+looked up by the same ids.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.frameworks.framework import Floats, Ids, Table
+from elasticdl.ps.partition import Partition
+
+Positions = npt.NDArray[np.int32]
+
+_REMEMBERED = 64  # arrays of ids
+_ENDS = 8  # ids at both ends of an array by which equal arrays are found
+
+
+class IdsOutOfRange(ValueError):
+    """Ids that a table does not have; the message names its layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Ids [n] made unique.
+
+    Attributes:
+        unique: [U], those of PS 0 first.
+        positions: of each of the n ids in `unique`; None: they are the unique ones, in order.
+        bounds: PS k owns ``unique[bounds[k]:bounds[k + 1]]``.
+    """
+
+    unique: Ids
+    positions: Positions | None
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ids: Ids, partition: Partition) -> Lookup:
+        unique, inverse = np.unique(ids, return_inverse=True)
+        positions = inverse.astype(np.int32)
+        if partition.num_ps == 1:
+            return cls(unique, positions, (0, len(unique)))
+        parts = [np.asarray(part, np.int32) for part in partition.split(unique)]
+        order = np.concatenate(parts)
+        places = np.empty(len(unique), np.int32)
+        places[order] = np.arange(len(unique), dtype=np.int32)
+        bounds = np.cumsum([0, *(len(part) for part in parts)])
+        return cls(unique[order], places[positions], tuple(bounds.tolist()))
+
+    def part(self, ps_id: int) -> slice:
+        """What of `unique` a PS owns."""
+        return slice(self.bounds[ps_id], self.bounds[ps_id + 1])
+
+    def expand(self, rows: Floats) -> Floats:
+        """[U, dim] → [n, dim]."""
+        return rows if self.positions is None else rows[self.positions]
+
+    def sum(self, gradients: Floats) -> Floats:
+        """[n, dim] → [U, dim]: gradients of the same id are added in their order."""
+        if self.positions is None:
+            return gradients
+        total = np.zeros((len(self.unique), *gradients.shape[1:]), np.float32)
+        np.add.at(total, self.positions, gradients)
+        return total
+
+    def check_range(self, table: str, input_dim: int) -> None:
+        """
+        Raises:
+            IdsOutOfRange: some id is not in [0, input_dim).
+        """
+        if not len(self.unique) or (self.unique.min() >= 0 and self.unique.max() < input_dim):
+            return
+        wrong = self.unique[(self.unique < 0) | (self.unique >= input_dim)]
+        shown = ", ".join(str(one) for one in np.sort(wrong)[:5].tolist())
+        raise IdsOutOfRange(
+            f"embedding layer {table!r} was given ids that are not in [0, {input_dim}), its input_dim: {shown}"
+            f"{' …' if len(wrong) > 5 else ''}"
+        )
+
+
+class Lookups:
+    """Makes lookups for one partition and remembers the newest.  Thread-safe."""
+
+    def __init__(self, partition: Partition, tables: tuple[Table, ...]) -> None:
+        self._partition = partition
+        self._input_dims = {table.name: table.input_dim for table in tables if table.input_dim}
+        self._lock = threading.Lock()
+        self._known: deque[tuple[Ids, Lookup]] = deque(maxlen=_REMEMBERED)
+
+    def of(self, ids: Mapping[str, Ids]) -> dict[str, Lookup]:
+        """By table.
+
+        Raises:
+            IdsOutOfRange: ids that a table does not have.
+        """
+        found: dict[str, Lookup] = {}
+        alike: dict[bytes, list[tuple[Ids, Lookup]]] = {}
+        for name, of_table in ids.items():
+            found[name] = self._remembered(of_table) or self._made(of_table, alike)
+            if name in self._input_dims:
+                found[name].check_range(name, self._input_dims[name])
+        return found
+
+    def _remembered(self, ids: Ids) -> Lookup | None:
+        with self._lock:
+            return next((lookup for known, lookup in self._known if known is ids), None)
+
+    def _made(self, ids: Ids, alike: dict[bytes, list[tuple[Ids, Lookup]]]) -> Lookup:
+        key = len(ids).to_bytes(8, "little") + ids[:_ENDS].tobytes() + ids[-_ENDS:].tobytes()
+        others = alike.setdefault(key, [])
+        lookup = next((lookup for other, lookup in others if np.array_equal(other, ids)), None)
+        if lookup is None:
+            lookup = Lookup.of(ids, self._partition)
+        others.append((ids, lookup))
+        with self._lock:
+            self._known.append((ids, lookup))
+        return lookup
