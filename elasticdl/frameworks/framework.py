@@ -173,7 +173,7 @@ class Framework(Protocol):
         ...
 
     def learning_rate(self, epoch: int, version: int) -> float | None:
-        """What the user's `LearningRateScheduler` says at an epoch, from 0, and a model version; None: there is none."""
+        """What the user's `LearningRateScheduler` says at an epoch, from 0, and a model version; None: no such."""
         ...
 
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:

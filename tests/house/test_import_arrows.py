@@ -37,6 +37,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.data": SHARED,
     "elasticdl.model_def": (*SHARED, "elasticdl.data"),
     "elasticdl.frameworks": (*SHARED, "elasticdl.data", "elasticdl.model_def", "elasticdl.layers"),
+    "elasticdl.frameworks.keras.learning_rates": (  # knows the user's callback when it sees it
+        *SHARED,
+        "elasticdl.frameworks",
+        "elasticdl.api.tensorflow",
+    ),
     "elasticdl.collective": (*SHARED, "elasticdl.rpc"),
     "elasticdl.layers": SHARED,
     "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers"),
