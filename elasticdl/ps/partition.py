@@ -1,29 +1,34 @@
-"""Which PS holds what: slices of the flat dense vectors, buckets of the id space.
+"""Which PS holds what: each owns buckets, of the id space of every table and of the flat dense vectors alike.
 
 Everything that a client needs is the partition message and the model's sizes; nothing here talks to anybody.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.frameworks.framework import Ids
+from elasticdl.frameworks.framework import Floats, Ids
 from elasticdl.ps.hashing import mix64
+from elasticdl.ps.snapshot import Buckets
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 NUM_BUCKETS = 1024
-_BUCKET_SHIFT = np.uint64(54)  # the top ten bits; tables of rows use the lowest
+ALL_BUCKETS: Buckets = ((0, NUM_BUCKETS),)
+Owners = npt.NDArray[np.uint16]
+_BUCKET_SHIFT = np.uint64(54)  # the top ten bits; tables of rows use others
 
 
 @dataclass(frozen=True, slots=True)
 class PsServer:
-    """One life of one PS."""
+    """One life of one PS, and what it owns."""
 
     address: str
     incarnation: int
+    buckets: Buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,42 +38,119 @@ class Partition:
     Attributes:
         version: grows with every change; 0: not every PS is ready yet.
         servers: by PS id.
+        owners: [1024], by bucket.
     """
 
     version: int
     servers: tuple[PsServer, ...]
+    owners: Owners = field(repr=False, compare=False)
 
     @classmethod
     def from_message(cls, message: pb.Partition) -> Partition:
+        """A message without buckets means that they are divided evenly.
+
+        Raises:
+            ValueError: a bucket has no owner, or two.
+        """
         ordered = sorted(message.ps, key=lambda ps: ps.ps_id)
-        return cls(message.version, tuple(PsServer(ps.address, ps.incarnation) for ps in ordered))
+        servers = tuple(
+            PsServer(
+                ps.address,
+                ps.incarnation,
+                tuple((r.start, r.end) for r in ps.buckets) or even_buckets(ps_id, len(ordered)),
+            )
+            for ps_id, ps in enumerate(ordered)
+        )
+        return cls(message.version, servers, owners_of([server.buckets for server in servers]))
 
     @property
     def num_ps(self) -> int:
         return len(self.servers)
 
+    def dense_slices(self, ps_id: int, size: int) -> tuple[slice, ...]:
+        """The parts of a flat vector of `size` floats that a PS holds, in order."""
+        return dense_slices(self.servers[ps_id].buckets, size)
+
     def dense_slice(self, ps_id: int, size: int) -> slice:
-        """The part of a flat vector of `size` floats that a PS holds."""
-        return dense_slice(ps_id, self.num_ps, size)
+        """The same of a PS whose buckets lie together."""
+        (part,) = self.dense_slices(ps_id, size)
+        return part
+
+    def dense_part(self, ps_id: int, vector: Floats) -> Floats:
+        """The elements of a flat vector that a PS holds; a view if they lie together."""
+        return joined([vector[part] for part in self.dense_slices(ps_id, len(vector))])
+
+    def dense_whole(self, parts: Sequence[Floats], size: int) -> Floats:
+        """The flat vector of `size` floats, from what each PS holds of it."""
+        if len(parts) == 1:
+            return parts[0]
+        vector = np.empty(size, np.float32)
+        for ps_id, part in enumerate(parts):
+            taken = 0
+            for place in self.dense_slices(ps_id, size):
+                vector[place] = part[taken : taken + place.stop - place.start]
+                taken += place.stop - place.start
+        return vector
 
     def split(self, ids: Ids) -> list[npt.NDArray[np.intp] | None]:
         """For each PS the positions in `ids` of those that it owns, in order; None: all of them."""
         if self.num_ps == 1:
             return [None]
-        owners = bucket_owners(self.num_ps)[buckets(ids)]
+        owners = self.owners[buckets(ids)]
         return [np.flatnonzero(owners == ps_id) for ps_id in range(self.num_ps)]
 
 
-def dense_slice(ps_id: int, num_ps: int, size: int) -> slice:
-    """PS k of M holds [k·size // M, (k + 1)·size // M)."""
-    return slice(ps_id * size // num_ps, (ps_id + 1) * size // num_ps)
+def even_buckets(ps_id: int, num_ps: int) -> Buckets:
+    """PS k of M owns [k·1024 // M, (k + 1)·1024 // M)."""
+    return ((ps_id * NUM_BUCKETS // num_ps, (ps_id + 1) * NUM_BUCKETS // num_ps),)
+
+
+def owners_of(shares: Sequence[Buckets]) -> Owners:
+    """The position among `shares` of the one that has each bucket, [1024].
+
+    Raises:
+        ValueError: a bucket has no owner, or two.
+    """
+    owners = np.full(NUM_BUCKETS, len(shares), np.uint16)
+    for owner, share in enumerate(shares):
+        for start, end in share:
+            if not 0 <= start <= end <= NUM_BUCKETS or (owners[start:end] != len(shares)).any():
+                raise ValueError(f"the buckets {start} … {end - 1} of PS {owner} are not its own")
+            owners[start:end] = owner
+    if shares and (owners == len(shares)).any():
+        raise ValueError(f"the bucket {int(np.argmax(owners))} has no owner")
+    return owners
+
+
+def dense_slices(share: Buckets, size: int) -> tuple[slice, ...]:
+    """The elements of a flat vector of `size` floats that are in the buckets of `share`."""
+    return tuple(slice(start * size // NUM_BUCKETS, end * size // NUM_BUCKETS) for start, end in share)
+
+
+def num_floats(share: Buckets, size: int) -> int:
+    """How many elements of a flat vector of `size` floats are in the buckets of `share`."""
+    return sum(part.stop - part.start for part in dense_slices(share, size))
+
+
+def slices_within(share: Buckets, own: Buckets, size: int) -> tuple[slice, ...]:
+    """The same as `dense_slices`, counted in the vector of the elements of `own` alone, of which `share` is a part."""
+    found = []
+    before = 0
+    for own_start, own_end in own:
+        first = own_start * size // NUM_BUCKETS
+        for start, end in share:
+            start, end = max(start, own_start), min(end, own_end)
+            if start < end:
+                shift = before - first
+                found.append(slice(start * size // NUM_BUCKETS + shift, end * size // NUM_BUCKETS + shift))
+        before += own_end * size // NUM_BUCKETS - first
+    return tuple(found)
+
+
+def joined(parts: Sequence[Floats]) -> Floats:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def buckets(ids: Ids) -> npt.NDArray[np.int64]:
     """The bucket, 0 … 1023, of each id."""
     return (mix64(ids) >> _BUCKET_SHIFT).view(np.int64)
-
-
-def bucket_owners(num_ps: int) -> npt.NDArray[np.int64]:
-    """The PS that owns each bucket."""
-    return np.arange(NUM_BUCKETS, dtype=np.int64) * num_ps // NUM_BUCKETS

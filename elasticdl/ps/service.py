@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from elasticdl.ps.checkpoint import Part, write_part
+from elasticdl.ps.load import Load
 from elasticdl.ps.state import PsState, StateDamagedError
 from elasticdl.ps.wire import (
     SERVICE,
@@ -45,9 +46,42 @@ class PsService:
         self.ps_id = ps_id
         self.state = state
         self.incarnation = 0
+        self.load_counters = Load()
+        self._num_pushing: int | None = None
+        self._partition = pb.Partition()
+        self._partition_lock = threading.Lock()
         self._generation = 0
         self._generation_lock = threading.Lock()
         self._saving = threading.Lock()
+
+    @property
+    def num_pushing(self) -> int | None:
+        """Workers that hold training leases, as the master has said it; None: it has not."""
+        return self._num_pushing
+
+    @num_pushing.setter
+    def num_pushing(self, number: int) -> None:
+        self._num_pushing = number
+
+    @property
+    def is_round_waiting(self) -> bool:
+        """Whether a round is open that may close as soon as fewer workers push."""
+        return False
+
+    @property
+    def partition(self) -> pb.Partition:
+        """The newest one known; version 0: none."""
+        return self._partition
+
+    def accept_partition(self, message: pb.Partition) -> None:
+        """From the master: who holds what.  An older one than is known is ignored."""
+        with self._partition_lock:
+            if message.version > self._partition.version:
+                self._partition = message
+
+    def load(self) -> pb.PsLoad:
+        """What this PS has done in this life."""
+        return self.load_counters.message(0, 0)
 
     @property
     def generation(self) -> int:

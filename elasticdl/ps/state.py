@@ -13,6 +13,9 @@ from elasticdl.frameworks.framework import Floats, Ids
 from elasticdl.ps.applied import AppliedSet, Fences, MinibatchName
 from elasticdl.ps.checkpoint import Part
 from elasticdl.ps.model import ModelPart, ModelSnapshot, adopt, initial_snapshot
+from elasticdl.ps.partition import ALL_BUCKETS
+from elasticdl.ps.settings import Updates
+from elasticdl.ps.snapshot import Buckets
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 
@@ -34,7 +37,14 @@ class Exchanged:
 class PsState:
     """Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, updates: Updates | None = None, buckets: Buckets = ALL_BUCKETS) -> None:
+        """
+        Args:
+            updates: how they are taken.
+            buckets: what this PS owns.
+        """
+        self._updates = updates or Updates()
+        self._buckets = buckets
         self._lock = threading.Lock()
         self._applied = AppliedSet()
         self._fences = Fences()
