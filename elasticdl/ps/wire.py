@@ -63,11 +63,13 @@ class PullCall:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCall:
-    """A push, a pull, or both; the push is applied first."""
+    """A push, a pull, or both; rounds are applied first, then the push."""
 
     incarnation: int
     push: PushCall | None
     pull: PullCall | None
+    partition_version: int = 0
+    rounds: pb.Rounds | None = None
 
 
 def encode_initialize(call: InitializeCall) -> bytes:
@@ -89,7 +91,9 @@ def decode_initialize(frame: bytes) -> InitializeCall:
 
 
 def encode_exchange(call: ExchangeCall) -> bytes:
-    header = pb.ExchangeHeader(incarnation=call.incarnation)
+    header = pb.ExchangeHeader(
+        incarnation=call.incarnation, partition_version=call.partition_version, rounds=call.rounds
+    )
     arrays: list[Array] = []
     if call.push is not None:
         header.push.CopyFrom(call.push.header)
@@ -125,7 +129,8 @@ def decode_exchange(frame: bytes) -> ExchangeCall:
     if header.HasField("pull"):
         pull = PullCall(header.pull, tuple((table, taken.ids()) for table in header.pull.tables))
     taken.check_end()
-    return ExchangeCall(header.incarnation, push, pull)
+    rounds = header.rounds if header.HasField("rounds") else None
+    return ExchangeCall(header.incarnation, push, pull, header.partition_version, rounds)
 
 
 def encode_known_ids(incarnation: int, table: str) -> bytes:
