@@ -1,58 +1,59 @@
-"""One PS's part of a checkpoint: a file of our own format, described in docs/checkpoint.md.
+"""One PS's part of a checkpoint as a file, written and read in blocks: docs/checkpoint.md describes the format.
 
-A part is written under a temporary name, synced, and renamed; whatever interrupts that leaves no part.  This module
-owns the file; the manifest that makes parts a checkpoint is written by the master, and only read here.
+A part is written under a temporary name, synced, and renamed; whatever interrupts that leaves no part.  Neither side
+ever holds more of a table than a block.  The manifest that makes parts a checkpoint is written by the master.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import struct
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.frameworks.framework import Table
-from elasticdl.ps.model import ModelSnapshot
-from elasticdl.ps.parameters import DenseSnapshot, TableSnapshot
-from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.frameworks.framework import Floats
+from elasticdl.ps.checkpoint_v1 import Part as Part
+from elasticdl.ps.checkpoint_v1 import PartFile
+from elasticdl.ps.checkpoint_v1 import read_part as read_part
+from elasticdl.ps.checkpoint_v1 import restore_part as restore_part
+from elasticdl.ps.checkpoint_v1 import write_part as old_write_part
+from elasticdl.ps.part_layout import (
+    FLOATS,
+    FORMAT,
+    IDS,
+    INTS,
+    MAGIC,
+    OLD_MAGIC,
+    TAIL,
+    Block,
+    Blocks,
+    PartIndex,
+    PieceIndex,
+    TableIndex,
+    applied_arrays,
+    piece_of,
+    row_bytes,
+)
+from elasticdl.ps.snapshot import PartSnapshot, Piece, TableChunk
 from elasticdl_client.errors import CheckpointError
+
+try:
+    from elasticdl.kernels._native import crc32c
+except ImportError:
+    from zlib import crc32 as crc32c
 
 Array = npt.NDArray[Any]
 
-FORMAT = 1
-MANIFEST = "MANIFEST.json"
-_PREFIX = struct.Struct("<8sII")  # magic, size and crc32 of the header
-_MAGIC = b"ELDLPS01"
-_DTYPES = ("<f4", "<i8", "<i4")
-_HINT = "take another checkpoint, or train again from the beginning"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one PS puts into a checkpoint: its part of the model, and the names that are in it."""
-
-    ps_id: int
-    num_ps: int
-    incarnation: int
-    model: ModelSnapshot
-    applied: pb.AppliedSet = field(default_factory=pb.AppliedSet)
-
-
-@dataclass(frozen=True, slots=True)
-class PartFile:
-    """A part on disk, as the manifest names it."""
-
-    file: str
-    size_bytes: int
-    crc32: int
+BLOCK_BYTES = 8 << 20
+_SYNC_BYTES = 256 << 20  # what is written is brought to the disk in portions, so that the last one is no long wait
+_MAX_INDEX_BYTES = 1 << 30
+HINT = "take another checkpoint, or train again from the beginning"
 
 
 def file_name(ps_id: int, num_ps: int) -> str:
@@ -60,213 +61,266 @@ def file_name(ps_id: int, num_ps: int) -> str:
     return f"variables-{ps_id}-of-{num_ps}.ckpt"
 
 
-def write_part(directory: Path, part: Part) -> PartFile:
-    """Writes a part into an existing directory.
+def write_part(directory: Path, *of: Any) -> PartFile:
+    """For callers of both formats."""
+    return old_write_part(directory, *of) if len(of) == 1 else _write_part(directory, *of)
+
+
+def _write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snapshot: PartSnapshot) -> PartFile:
+    """Writes a part into an existing directory; the snapshot is left open.
 
     Raises:
         CheckpointError: it cannot be written; no file of ours is left.
     """
-    name = file_name(part.ps_id, part.num_ps)
-    temporary = directory / f".{name}.{part.incarnation}.tmp"
+    name = file_name(ps_id, num_ps)
+    temporary = directory / f".{name}.{incarnation}.tmp"
     try:
         with open(temporary, "wb") as file:
-            size_bytes, checksum = _write(file, part)
+            written = _Writer(file).write(ps_id, num_ps, incarnation, snapshot)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, directory / name)
         _sync_directory(directory)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise CheckpointError(
             f"the checkpoint {directory / name} cannot be written: {error.strerror}",
             "free or enlarge the volume of --checkpoint_dir and see that the job may write to it",
         ) from error
-    return PartFile(name, size_bytes, checksum)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return PartFile(name, *written)
 
 
-def read_part(path: Path, expected: PartFile | None = None) -> Part:
-    """Reads a part, and the whole of it.
+class _Writer:
+    """One part into one open file."""
 
-    Args:
-        path: the file.
-        expected: its size and checksum as the manifest says; None: only its own checksums are compared.
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._offset = 0
+        self._unsynced = 0
 
-    Raises:
-        CheckpointError: missing, truncated, damaged, or of another version; names the file.
-    """
-    try:
-        with open(path, "rb") as file:
-            return _read(file, path, expected)
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint part {path} cannot be read: {error.strerror}", _HINT) from error
-    except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise CheckpointError(f"the checkpoint part {path} is damaged: {error}", _HINT) from error
-
-
-def restore_part(directory: Path, ps_id: int, num_ps: int) -> Part:
-    """The part of a PS in a committed checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint is not whole, or was written by another number of PS.
-    """
-    manifest = _read_manifest(directory / MANIFEST)
-    try:
-        parts = {part["ps_id"]: part for part in manifest["parts"]}
-        if len(parts) != num_ps:
-            raise CheckpointError(
-                f"the checkpoint {directory} was written by {len(parts)} parameter servers, this job has {num_ps}",
-                f"set --num_ps_pods={len(parts)}",
-            )
-        described = parts[ps_id]
-        expected = PartFile(described["file"], described["size_bytes"], described["crc32"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{directory / MANIFEST} is damaged: {error!r}", _HINT) from error
-    part = read_part(directory / expected.file, expected)
-    if (part.ps_id, part.num_ps) != (ps_id, num_ps):
-        raise CheckpointError(
-            f"{directory / expected.file} holds the part {part.ps_id} of {part.num_ps}, not {ps_id} of {num_ps}", _HINT
+    def write(self, ps_id: int, num_ps: int, incarnation: int, part: PartSnapshot) -> tuple[int, int]:
+        """Size of the file and checksum of its index."""
+        self._put(memoryview(MAGIC))
+        index = PartIndex(
+            ps_id,
+            num_ps,
+            incarnation,
+            part.optimizer,
+            part.seed,
+            part.total_trainable,
+            part.total_non_trainable,
+            tuple(self._piece(piece) for piece in part.pieces),
+            self._numbers(part.trainable, FLOATS),
+            {slot: self._numbers(values, FLOATS) for slot, values in part.trainable_slots.items()},
+            self._numbers(part.non_trainable, FLOATS),
+            tuple(self._table(part, number) for number in range(len(part.tables))),
         )
-    return part
+        encoded = index.encode()
+        checksum: int = crc32c(encoded)
+        self._put(memoryview(encoded))
+        self._put(memoryview(TAIL.pack(len(encoded), checksum, FORMAT, MAGIC)))
+        return self._offset, checksum
 
-
-def _read_manifest(path: Path) -> Mapping[str, Any]:
-    try:
-        manifest = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}", _HINT) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}", _HINT) from error
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{path} is damaged: not an object", _HINT)
-    return manifest
-
-
-def _write(file: BinaryIO, part: Part) -> tuple[int, int]:
-    """Size and checksum of all that was written."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in _arrays(part)}
-    header = _header(part) | {
-        "arrays": [
-            {"name": name, "dtype": array.dtype.str, "shape": array.shape, "crc32": zlib.crc32(_bytes(array))}
-            for name, array in arrays.items()
-        ]
-    }
-    text = json.dumps(header).encode()
-    start = _PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)) + text
-    file.write(start)
-    size_bytes, checksum = len(start), zlib.crc32(start)
-    for array in arrays.values():
-        file.write(_bytes(array))
-        size_bytes += array.nbytes
-        checksum = zlib.crc32(_bytes(array), checksum)
-    return size_bytes, checksum
-
-
-def _header(part: Part) -> dict[str, Any]:
-    model = part.model
-    return {
-        "format": FORMAT,
-        "ps_id": part.ps_id,
-        "num_ps": part.num_ps,
-        "incarnation": part.incarnation,
-        "version": model.version,
-        "num_applies": part.applied.num_applies,
-        "optimizer": model.optimizer,
-        "seed": model.seed,
-        "tables": [
-            {"name": t.name, "dim": t.dim, "initializer": t.initializer, "input_dim": t.input_dim} for t in model.tables
-        ],
-    }
-
-
-def _arrays(part: Part) -> Iterator[tuple[str, Array]]:
-    tasks = part.applied.tasks
-    yield (
-        "applied",
-        np.array([(t.epoch, t.task, t.watermark, len(t.extras)) for t in tasks], np.int32).reshape(-1, 4),
-    )
-    yield "applied/extras", np.array([n for t in tasks for n in t.extras], np.int32)
-    model = part.model
-    yield "trainable", model.dense.values
-    for slot, array in model.dense.slots.items():
-        yield f"trainable/{slot}", array
-    yield "non_trainable", model.non_trainable
-    for number, table in enumerate(model.tables):
-        snapshot = model.table_snapshots[table.name]
-        yield f"table-{number}/ids", snapshot.ids
-        yield f"table-{number}/rows", snapshot.rows
-        for slot, array in snapshot.slots.items():
-            yield f"table-{number}/rows/{slot}", array
-
-
-def _read(file: BinaryIO, path: Path, expected: PartFile | None) -> Part:
-    size_bytes = os.fstat(file.fileno()).st_size
-    if expected is not None and size_bytes != expected.size_bytes:
-        raise ValueError(f"it has {size_bytes} bytes, the manifest says {expected.size_bytes}")
-    prefix = file.read(_PREFIX.size)
-    magic, header_size, header_checksum = _PREFIX.unpack(prefix)
-    if magic != _MAGIC:
-        raise ValueError("it does not begin like one")
-    text = file.read(header_size) if header_size <= size_bytes else b""
-    if len(text) != header_size or zlib.crc32(text) != header_checksum:
-        raise ValueError("the checksum of its header does not match")
-    header = json.loads(text)
-    if header["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {header['format']}; this version reads {FORMAT}", _HINT)
-    checksum = zlib.crc32(text, zlib.crc32(prefix))
-    arrays = {}
-    for described in header["arrays"]:
-        array = _read_array(file, described, size_bytes)
-        checksum = zlib.crc32(_bytes(array), checksum)
-        arrays[described["name"]] = array
-    if file.read(1):
-        raise ValueError("it is longer than its header says")
-    if expected is not None and checksum != expected.crc32:
-        raise ValueError("its checksum is not the one in the manifest")
-    return _part(header, arrays)
-
-
-def _read_array(file: BinaryIO, described: Mapping[str, Any], limit: int) -> Array:
-    if described["dtype"] not in _DTYPES:
-        raise ValueError(f"array {described['name']} has the type {described['dtype']}")
-    array: Array = np.empty(0, described["dtype"])
-    count = int(np.prod(described["shape"], dtype=np.int64))
-    if count * array.itemsize <= limit:
-        array = np.fromfile(file, array.dtype, count)
-    if len(array) != count:
-        raise ValueError(f"it ends within the array {described['name']}")
-    if zlib.crc32(_bytes(array)) != described["crc32"]:
-        raise ValueError(f"the checksum of the array {described['name']} does not match")
-    return array.reshape(described["shape"])
-
-
-def _part(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Part:
-    tables = tuple(Table(**table) for table in header["tables"])
-    snapshots = {
-        table.name: TableSnapshot(
-            arrays[f"table-{number}/ids"], arrays[f"table-{number}/rows"], _slots(arrays, f"table-{number}/rows/")
+    def _piece(self, piece: Piece) -> PieceIndex:
+        tasks, extras = applied_arrays(piece.applied)
+        return PieceIndex(
+            piece.buckets,
+            piece.version,
+            piece.applied.num_applies,
+            self._numbers(tasks.reshape(-1), INTS),
+            self._numbers(extras, INTS),
         )
-        for number, table in enumerate(tables)
-    }
-    model = ModelSnapshot(
-        header["optimizer"],
-        header["seed"],
-        header["version"],
-        DenseSnapshot(arrays["trainable"], _slots(arrays, "trainable/")),
-        arrays["non_trainable"],
-        tables,
-        snapshots,
-    )
-    applied = pb.AppliedSet(num_applies=header["num_applies"])
-    extras = iter(arrays["applied/extras"].tolist())
-    for epoch, task, watermark, num_extras in arrays["applied"].tolist():
-        of_task = [next(extras) for _ in range(num_extras)]
-        applied.tasks.add(epoch=epoch, task=task, watermark=watermark, extras=of_task)
-    return Part(header["ps_id"], header["num_ps"], header["incarnation"], model, applied)
+
+    def _numbers(self, numbers: Array, dtype: np.dtype[Any]) -> Blocks:
+        step = BLOCK_BYTES // dtype.itemsize
+        return tuple(
+            self._block(len(numbers[start : start + step]), [(numbers[start : start + step], dtype)])
+            for start in range(0, len(numbers), step)
+        )
+
+    def _table(self, part: PartSnapshot, number: int) -> TableIndex:
+        table = part.tables[number]
+        blocks: list[Block] = []
+        slots: tuple[str, ...] | None = None
+        for chunk in part.chunks[table.name]() if table.name in part.chunks else ():
+            slots = tuple(chunk.slots) if slots is None else slots
+            step = max(1, BLOCK_BYTES // row_bytes(table.dim, len(slots)))
+            for start in range(0, len(chunk.ids), step):
+                rows = slice(start, start + step)
+                floats = [chunk.rows, *(chunk.slots[slot] for slot in slots)]
+                arrays = [(chunk.ids[rows], IDS), *((array[rows], FLOATS) for array in floats)]
+                blocks.append(self._block(len(chunk.ids[rows]), arrays))
+        return TableIndex(table, slots or (), tuple(blocks))
+
+    def _block(self, count: int, arrays: Sequence[tuple[Array, np.dtype[Any]]]) -> Block:
+        offset, checksum = self._offset, 0
+        for array, dtype in arrays:
+            data = _bytes(np.ascontiguousarray(array, dtype))
+            checksum = crc32c(data, checksum)
+            self._put(data)
+        return Block(offset, count, checksum)
+
+    def _put(self, data: memoryview) -> None:
+        self._file.write(data)
+        self._offset += data.nbytes
+        self._unsynced += data.nbytes
+        if self._unsynced >= _SYNC_BYTES:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._unsynced = 0
 
 
-def _slots(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+class PartReader:
+    """An open part.  Its index is whole when this object is there; each block is looked at when it is read.
+
+    Every method raises CheckpointError, which names the file, for what is damaged.
+    """
+
+    def __init__(self, path: Path, expected: PartFile | None = None) -> None:
+        """
+        Args:
+            path: the file.
+            expected: its size and checksum as the manifest says; None: only its own checksums are compared.
+
+        Raises:
+            CheckpointError: missing, truncated, damaged, or of another version.
+        """
+        self.path = path
+        with self._naming_the_file():
+            self._descriptor = os.open(path, os.O_RDONLY)
+        try:
+            with self._naming_the_file():
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+                self.index = self._read_index(expected)
+        except BaseException:
+            self.close()
+            raise
+
+    def pieces(self) -> list[Piece]:
+        with self._naming_the_file():
+            return [
+                piece_of(piece, self._all(piece.tasks, INTS), self._all(piece.extras, INTS))
+                for piece in self.index.pieces
+            ]
+
+    def dense(self, blocks: Blocks, start: int, out: Floats) -> None:
+        """Numbers start … start + len(out) - 1 of those in blocks."""
+        with self._naming_the_file():
+            self._copy(blocks, start, out, FLOATS)
+
+    def chunks(self, table: TableIndex) -> Iterator[TableChunk]:
+        """All rows of a table, block by block."""
+        for block in table.blocks:
+            ids = np.empty(block.count, IDS)
+            floats = [np.empty((block.count, table.table.dim), FLOATS) for _ in range(1 + len(table.slots))]
+            with self._naming_the_file():
+                self._read(block, [ids, *floats])
+            yield TableChunk(ids, floats[0], dict(zip(table.slots, floats[1:], strict=True)))
+
+    def verify(self) -> None:
+        """Reads everything.
+
+        Raises:
+            CheckpointError: something is damaged.
+        """
+        with self._naming_the_file():
+            for block, size_bytes in self.index.blocks():
+                self._read(block, [np.empty(size_bytes, np.uint8)])
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint part {self.path} cannot be read: {error.strerror}", HINT) from error
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error, MemoryError) as error:
+            raise CheckpointError(f"the checkpoint part {self.path} is damaged: {error}", HINT) from error
+
+    def _read_index(self, expected: PartFile | None) -> PartIndex:
+        size_bytes = os.fstat(self._descriptor).st_size
+        magic = os.pread(self._descriptor, len(MAGIC), 0)
+        if magic == OLD_MAGIC:
+            raise CheckpointError(f"{self.path} has format 1; this version reads {FORMAT}", HINT)
+        if expected is not None and size_bytes != expected.size_bytes:
+            raise ValueError(f"it has {size_bytes} bytes, the manifest says {expected.size_bytes}")
+        if magic != MAGIC:
+            raise ValueError("it does not begin like one")
+        end = size_bytes - TAIL.size
+        if end < len(MAGIC):
+            raise ValueError("it is too short")
+        index_size, checksum, number, magic = TAIL.unpack(os.pread(self._descriptor, TAIL.size, end))
+        if magic != MAGIC or index_size > min(end - len(MAGIC), _MAX_INDEX_BYTES):
+            raise ValueError("it does not end like one")
+        encoded = np.empty(index_size, np.uint8)
+        self._fill([encoded], end - index_size)
+        if crc32c(encoded) != checksum:
+            raise ValueError("the checksum of its index does not match")
+        if number != FORMAT:
+            raise ValueError(f"it says that it has format {number}, and begins like {FORMAT}")
+        if expected is not None and checksum != expected.crc32:
+            raise ValueError("its checksum is not the one in the manifest")
+        index = PartIndex.decode(encoded.tobytes())
+        _check_gapless(index, len(MAGIC), end - index_size)
+        return index
+
+    def _all(self, blocks: Blocks, dtype: np.dtype[Any]) -> Array:
+        numbers = np.empty(sum(block.count for block in blocks), dtype)
+        self._copy(blocks, 0, numbers, dtype)
+        return numbers
+
+    def _copy(self, blocks: Blocks, start: int, out: Array, dtype: np.dtype[Any]) -> None:
+        first = 0
+        for block in blocks:
+            low, high = max(first, start), min(first + block.count, start + len(out))
+            if low < high:
+                numbers = np.empty(block.count, dtype)
+                self._read(block, [numbers])
+                out[low - start : high - start] = numbers[low - first : high - first]
+            first += block.count
+        if first < start + len(out):
+            raise ValueError("it holds fewer numbers than its buckets have")
+
+    def _read(self, block: Block, arrays: Sequence[Array]) -> None:
+        self._fill(arrays, block.offset)
+        checksum = 0
+        for array in arrays:
+            checksum = crc32c(_bytes(array), checksum)
+        if checksum != block.checksum:
+            raise ValueError(f"the checksum of the block at {block.offset} does not match")
+
+    def _fill(self, arrays: Sequence[Array], offset: int) -> None:
+        for array in arrays:
+            left = _bytes(array)
+            while left.nbytes:
+                num_read = os.preadv(self._descriptor, [left], offset)
+                if num_read == 0:
+                    raise ValueError("it ends too early")
+                left, offset = left[num_read:], offset + num_read
+
+
+def _check_gapless(index: PartIndex, start: int, end: int) -> None:
+    """Every byte between the magic and the index belongs to one block."""
+    for block, size_bytes in index.blocks():
+        if block.offset != start or block.count < 0:
+            raise ValueError(f"its blocks do not follow each other at {start}")
+        start += size_bytes
+    if start != end:
+        raise ValueError(f"nothing describes its bytes from {start}")
 
 
 def _bytes(array: Array) -> memoryview:
@@ -274,7 +328,7 @@ def _bytes(array: Array) -> memoryview:
 
 
 def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
