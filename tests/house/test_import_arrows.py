@@ -37,8 +37,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.data": SHARED,
     "elasticdl.model_def": (*SHARED, "elasticdl.data"),
     "elasticdl.frameworks": (*SHARED, "elasticdl.data", "elasticdl.model_def", "elasticdl.layers"),
-    "elasticdl.frameworks.keras.learning_rates": (  # knows the user's callback when it sees it
+    "elasticdl.frameworks.keras": (  # knows the user's own callback when it sees it
         *SHARED,
+        "elasticdl.data",
+        "elasticdl.model_def",
+        "elasticdl.layers",
         "elasticdl.frameworks",
         "elasticdl.api.tensorflow",
     ),
