@@ -17,17 +17,17 @@ PARSE_BATCH = 512
 
 def custom_model(num_ids: int = NUM_IDS, embedding_dim: int = 16) -> keras.Model:
     ids = keras.Input((NUM_FIELDS,), dtype="int64", name="ids")
-    dense = keras.Input((NUM_DENSE,), name="dense")
+    numbers = keras.Input((NUM_DENSE,), name="numbers")
     factors = Embedding(embedding_dim, input_dim=num_ids, name="factors")(ids)
     weights = Embedding(1, input_dim=num_ids, embeddings_initializer="zeros", name="weights")(ids)
     total = keras.ops.sum(factors, axis=1)
     pairs = keras.ops.sum(keras.ops.square(total) - keras.ops.sum(keras.ops.square(factors), axis=1), axis=1) / 2
-    deep = keras.layers.Concatenate()([keras.layers.Flatten()(factors), dense])
+    deep = keras.layers.Concatenate()([keras.layers.Flatten()(factors), numbers])
     deep = keras.layers.Dense(128, activation="relu")(deep)
     deep = keras.layers.Dense(64, activation="relu")(deep)
     deep = keras.layers.Dense(1)(deep)
     logits = keras.ops.sum(weights, axis=(1, 2)) + pairs + keras.ops.squeeze(deep, axis=1)
-    return keras.Model({"ids": ids, "dense": dense}, logits, name="deepfm")
+    return keras.Model({"ids": ids, "numbers": numbers}, logits, name="deepfm")
 
 
 def loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
@@ -50,11 +50,11 @@ def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Datas
             "ids": tf.io.FixedLenFeature([NUM_FIELDS], tf.int64),
             "dense": tf.io.FixedLenFeature([NUM_DENSE], tf.float32),
         }
-        if mode == "prediction":
-            return tf.io.parse_example(records, features)
-        features["label"] = tf.io.FixedLenFeature([], tf.int64)
+        if mode != "prediction":
+            features["label"] = tf.io.FixedLenFeature([], tf.int64)
         example = tf.io.parse_example(records, features)
-        return {"ids": example["ids"], "dense": example["dense"]}, example["label"]
+        inputs = {"ids": example["ids"], "numbers": example["dense"]}
+        return inputs if mode == "prediction" else (inputs, example["label"])
 
     return dataset.batch(PARSE_BATCH).map(parse).unbatch()
 
