@@ -181,7 +181,15 @@ def metric_state_message(value: MetricState) -> pb.MetricState:
 def partition_message(value: Partition | None) -> pb.Partition | None:
     if value is None:
         return None
-    addresses = [pb.PsAddress(ps_id=ps.ps_id, address=ps.address, incarnation=ps.incarnation) for ps in value.ps]
+    addresses = [
+        pb.PsAddress(
+            ps_id=ps.ps_id,
+            address=ps.address,
+            incarnation=ps.incarnation,
+            buckets=[pb.BucketRange(start=owned.start, end=owned.end) for owned in ps.buckets],
+        )
+        for ps in value.ps
+    ]
     return pb.Partition(version=value.version, ps=addresses)
 
 
@@ -211,13 +219,14 @@ def lease_reply(answer: commands.Answer, generation: int) -> pb.LeaseReply:
 
 def heartbeat_reply(answer: commands.Answer, generation: int) -> pb.HeartbeatReply:
     match answer:
-        case commands.HeartbeatAnswer(known, revoked, partition, stop):
+        case commands.HeartbeatAnswer(known, revoked, partition, stop, num_pushing):
             return pb.HeartbeatReply(
                 known=known,
                 generation=generation,
                 revoked=revoked,
                 partition=partition_message(partition),
                 stop=stop,
+                num_pushing=num_pushing,
             )
     raise AssertionError(f"{answer} does not answer Heartbeat")
 

@@ -7,7 +7,8 @@ from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Phase, PsAddress, Role
+from elasticdl.master.core.servers import owned
+from elasticdl.master.core.values import BucketRange, Phase, PsAddress, Role, TaskType
 
 pytestmark = pytest.mark.ci
 
@@ -166,14 +167,59 @@ def test_the_partition_is_handed_out_only_while_every_ps_is_ready() -> None:
     assert script.worker_starts() == c.Registered(None)
     script.ps_starts(1)
     partition = script.heartbeat(0).partition
-    assert partition.ps == (PsAddress(0, "address-0", 1), PsAddress(1, "address-1", 1))
+    assert partition.ps == (
+        PsAddress(0, "address-0", 1, (BucketRange(0, 512),)),
+        PsAddress(1, "address-1", 1, (BucketRange(512, 1024),)),
+    )
     assert script.heartbeat(0, partition_version=partition.version).partition is None
     script.ps_dies(1)
     assert script.heartbeat(0).partition is None
     script.ps_starts(1, life=2)
     newer = script.heartbeat(0, partition_version=partition.version).partition
     assert newer.version > partition.version
-    assert newer.ps[1] == PsAddress(1, "address-1", 2)
+    assert newer.ps[1] == PsAddress(1, "address-1", 2, (BucketRange(512, 1024),))
+
+
+def test_a_ps_learns_the_partition_from_its_heartbeat() -> None:
+    script = Script(num_ps=2)
+    script.ps_starts(0)
+    assert script.ask(e.HeartbeatReceived, Role.PS, 0, 1).partition is None
+    script.ps_starts(1)
+    partition = script.ask(e.HeartbeatReceived, Role.PS, 0, 1).partition
+    assert [ps.incarnation for ps in partition.ps] == [1, 1]
+    assert script.ask(e.HeartbeatReceived, Role.PS, 0, 1, partition_version=partition.version).partition is None
+    script.ps_dies(1)
+    script.ps_starts(1, life=2)
+    newer = script.ask(e.HeartbeatReceived, Role.PS, 0, 1, partition_version=partition.version).partition
+    assert [ps.incarnation for ps in newer.ps] == [1, 2]
+
+
+@pytest.mark.parametrize("num_ps", [1, 3, 7, 1024])
+def test_every_bucket_has_one_owner_and_shares_differ_by_one_at_most(num_ps: int) -> None:
+    ranges = [one for ps_id in range(num_ps) for one in owned(ps_id, num_ps)]
+    assert [bucket for one in ranges for bucket in range(one.start, one.end)] == list(range(1024))
+    sizes = [one.end - one.start for one in ranges]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_ps_is_told_how_many_workers_train_now() -> None:
+    script = running(3, has_validation_data=True, evaluation_steps=2, records=60)
+
+    def num_pushing() -> int:
+        return int(script.ask(e.HeartbeatReceived, Role.PS, 0, 1).num_pushing)
+
+    assert num_pushing() == 0
+    first = script.lease(0)
+    assert num_pushing() == 1
+    script.lease(1)
+    assert num_pushing() == 2
+    script.finish(first)  # an evaluation is due
+    assert [script.lease(0).type for _ in range(2)] == [TaskType.EVALUATION] * 2
+    assert num_pushing() == 1
+    assert [script.lease(2).type for _ in range(2)] == [TaskType.EVALUATION, TaskType.TRAINING]
+    assert num_pushing() == 1  # the next one to be worked off is an evaluation
+    script.kill(1)
+    assert num_pushing() == 0
 
 
 def test_a_repeated_registration_of_a_ps_gets_the_same_incarnation() -> None:

@@ -61,12 +61,14 @@ class HeartbeatAnswer:
         revoked: of the leases named in the heartbeat.
         partition: only when newer than the one seen.
         stop: leave now.
+        num_pushing: to a PS: workers that train now.
     """
 
     known: bool
     revoked: tuple[int, ...] = ()
     partition: Partition | None = None
     stop: bool = False
+    num_pushing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
 from elasticdl.master.core.servers import Server, Servers
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.truth import Truth
-from elasticdl.master.core.values import Level, Role
+from elasticdl.master.core.values import Level, Partition, Role, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker, Workers
 
@@ -52,11 +52,7 @@ class Fleet:
 
     def heartbeat(self, event: HeartbeatReceived, clock: float) -> None:
         if event.role is Role.PS:
-            server = self.servers.known(event.id, event.incarnation, clock)
-            if server is not None and event.leaving:
-                self._ps_leaves(server)
-            stop = self._ending.is_over or (server is not None and self._may_leave(server))
-            self._out.reply(event.call, HeartbeatAnswer(server is not None, stop=stop))
+            self._ps_heartbeat(event, clock)
             return
         worker = self._workers.known(event.id, event.incarnation, clock)
         stop = self._ending.has_failed
@@ -67,10 +63,25 @@ class Fleet:
             self._worker_leaves(worker)
         revoked = self._work.leases.renew(worker.id, event.positions, clock)
         self._workers.heard(worker, event.positions, event.activity, event.seconds, clock)
+        known = worker.has_joined or worker.is_leaving
+        self._out.reply(event.call, HeartbeatAnswer(known, revoked, self._news_of_partition(event), stop))
+
+    def _ps_heartbeat(self, event: HeartbeatReceived, clock: float) -> None:
+        server = self.servers.known(event.id, event.incarnation, clock)
+        if server is None:
+            self._out.reply(event.call, HeartbeatAnswer(False, stop=self._ending.is_over))
+            return
+        if event.leaving:
+            self._ps_leaves(server)
+        stop = self._ending.is_over or self._may_leave(server)
+        num_pushing = self._work.leases.num_busy(TaskType.TRAINING)
+        partition = self._news_of_partition(event)
+        self._out.reply(event.call, HeartbeatAnswer(True, partition=partition, stop=stop, num_pushing=num_pushing))
+
+    def _news_of_partition(self, event: HeartbeatReceived) -> Partition | None:
+        """The partition, if it is newer than the one that the caller has seen."""
         partition = self.servers.partition
-        if partition is not None and partition.version <= event.partition_version:
-            partition = None
-        self._out.reply(event.call, HeartbeatAnswer(worker.has_joined or worker.is_leaving, revoked, partition, stop))
+        return None if partition is None or partition.version <= event.partition_version else partition
 
     def _worker_leaves(self, worker: Worker) -> None:
         if not worker.is_leaving:

@@ -81,6 +81,15 @@ class Leases:
     def of_type(self, task_type: TaskType) -> list[Lease]:
         return [holding.lease for holding in self._holdings.values() if holding.lease.type is task_type]
 
+    def num_busy(self, task_type: TaskType) -> int:
+        """Workers the oldest of whose leases is of a type: they work leases off in the order of their grant."""
+        oldest: dict[int, Lease] = {}
+        for holding in self._holdings.values():
+            known = oldest.get(holding.worker_id)
+            if known is None or holding.lease.id < known.id:
+                oldest[holding.worker_id] = holding.lease
+        return sum(lease.type is task_type for lease in oldest.values())
+
     def answered_by(self, call: int) -> Lease | None:
         """The lease that was the answer to a call."""
         return next((h.lease for h in self._holdings.values() if h.call == call), None)

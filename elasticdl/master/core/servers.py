@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticdl.master.core.commands import PsAdmitted, Refused
 from elasticdl.master.core.events import PsJoined
-from elasticdl.master.core.values import Partition, PsAddress
+from elasticdl.master.core.values import NUM_BUCKETS, BucketRange, Partition, PsAddress
 
 
 @dataclass(slots=True)
@@ -34,6 +34,11 @@ class Server:
     is_lost: bool = False
     heard_at: float = 0.0
     leaving_version: int | None = None
+
+
+def owned(ps_id: int, num_ps: int) -> tuple[BucketRange, ...]:
+    """What a PS owns of an even division: k of M the buckets k·1024 // M … (k+1)·1024 // M - 1."""
+    return (BucketRange(ps_id * NUM_BUCKETS // num_ps, (ps_id + 1) * NUM_BUCKETS // num_ps),)
 
 
 class Servers:
@@ -110,7 +115,10 @@ class Servers:
         return server
 
     def _renew(self) -> None:
-        addresses = tuple(PsAddress(server.id, server.address, server.incarnation) for server in self._servers)
+        addresses = tuple(
+            PsAddress(server.id, server.address, server.incarnation, owned(server.id, len(self._servers)))
+            for server in self._servers
+        )
         if not self.is_complete or not addresses:
             self._partition = None
         elif self._partition is None or self._partition.ps != addresses:
@@ -128,5 +136,10 @@ class Servers:
 
     def validate(self) -> None:
         assert (self._partition is not None) == (self.is_complete and bool(self._servers))
+        if self._partition is not None:
+            ranges = sorted((b.start, b.end) for ps in self._partition.ps for b in ps.buckets)
+            ends = [end for _, end in ranges]
+            assert [start for start, _ in ranges] == [0, *ends[:-1]], ranges
+            assert ends[-1] == NUM_BUCKETS
         for server in self._servers:
             assert not (server.is_lost and (server.is_present or server.is_ready)), server

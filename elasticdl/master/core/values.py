@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+NUM_BUCKETS = 1024  # of the id space of every table, and of the flat dense vectors
+
 
 class Role(StrEnum):
     """What a pod does; same words as the port `Cluster`."""
@@ -120,15 +122,29 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketRange:
+    """Buckets `start` (inclusive) to `end` (exclusive) of `NUM_BUCKETS`."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class PsAddress:
+    """One parameter server, and what it owns."""
+
     ps_id: int
     address: str
     incarnation: int
+    buckets: tuple[BucketRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """All parameter servers in order of id, every one of them ready.  Versions grow over all lives of the master."""
+    """All parameter servers in order of id, every one of them ready.  Versions grow over all lives of the master.
+
+    Each bucket is owned by exactly one of them.
+    """
 
     version: int
     ps: tuple[PsAddress, ...]
