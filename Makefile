@@ -86,7 +86,7 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 
 bench: $(STAMP)
-	@for benchmark in recordio local_train; do \
+	@for benchmark in recordio local_train ps_training frappe large_table; do \
 	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
 
 $(VENV)/.builder: | $(BIN)/python

@@ -17,12 +17,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl_client.job_status import JobStatus
+from benchmarks.measured_job import POLL_S, ROOT, read_status, running_job, story
+from benchmarks.peers.environment import environment
 
-ROOT = Path(__file__).resolve().parents[1]
 BATCH = 512
 RECORDS_PER_SHARD = 100_000
-POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,45 +50,42 @@ def make_data(directory: Path, records: int) -> tuple[Path, Path]:
 
 def peer(name: str, tfrecord: Path, seconds: float) -> float:
     """Samples per second of a peer."""
-    command = [sys.executable, "-m", f"benchmarks.peers.{name}", str(tfrecord), str(BATCH), str(seconds)]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    argv = [sys.executable, "-m", f"benchmarks.peers.{name}", str(tfrecord), f"--batch={BATCH}", f"--seconds={seconds}"]
+    done = subprocess.run(
+        argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+    )
     return float(json.loads(done.stdout.strip().splitlines()[-1])["samples_per_second"])
 
 
 def our_job(directory: Path, recordio: Path, epochs: int) -> dict[str, float]:
     """Runs the job; samples per second in the steady state and over the whole life of the command."""
     job_dir = directory / "job"
-    command = [
-        sys.executable, "-m", "elasticdl_client.main", "train", "--runtime=local", "--job_name=local-train-benchmark",
-        f"--job_dir={job_dir}", f"--model_zoo={ROOT / 'benchmarks' / 'zoo'}",
-        "--model_def=deepfm_clicks.custom_model", f"--training_data={recordio}",
-        "--distribution_strategy=ParameterServerStrategy", "--num_ps_pods=1", "--num_workers=1",
-        f"--num_epochs={epochs}", f"--minibatch_size={BATCH}", "--num_minibatches_per_task=32", "--seed=1",
-    ]  # fmt: skip
+    flags = {
+        "job_name": "local-train-benchmark",
+        "model_zoo": ROOT / "benchmarks",
+        "model_def": "zoo.deepfm_clicks.custom_model",
+        "training_data": recordio,
+        "num_ps_pods": 1,
+        "num_workers": 1,
+        "num_epochs": epochs,
+        "minibatch_size": BATCH,
+        "num_minibatches_per_task": 32,
+        "seed": 1,
+    }
     began = time.perf_counter()
     points: list[tuple[float, int]] = []
     total = 0
-    with (
-        (directory / "job.out").open("w") as output,
-        subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT) as job,
-    ):
+    with running_job(job_dir, flags) as job:
         while job.poll() is None:
-            if status := _read_status(job_dir / "status.json"):
+            if status := read_status(job_dir):
                 total = max(total, status.records_total)
                 if not points or status.updated_at > points[-1][0]:
                     points.append((status.updated_at, status.records_done))
             time.sleep(POLL_S)
     elapsed = time.perf_counter() - began
     if job.returncode != 0:
-        raise SystemExit(f"the job failed:\n{(directory / 'job.out').read_text()[-3000:]}")
+        raise SystemExit(f"the job failed:\n{story(job_dir)}")
     return {"steady": _steady(points, total), "whole_job": total / elapsed}
-
-
-def _read_status(path: Path) -> JobStatus | None:
-    try:
-        return JobStatus.from_json(path.read_text())
-    except FileNotFoundError:
-        return None
 
 
 def _steady(points: list[tuple[float, int]], total: int) -> float:
@@ -106,7 +102,7 @@ def measure(size: Size, directory: Path) -> dict[str, float]:
     recordio, tfrecord = make_data(directory, size.records)
     ours = our_job(directory, recordio, size.epochs)
     fit = peer("keras_fit", tfrecord, size.peer_seconds)
-    strategy = peer("parameter_server_strategy", tfrecord, size.peer_seconds)
+    strategy = peer("strategy_loop", tfrecord, size.peer_seconds)
     return {
         "elasticdl_samples_per_second": ours["steady"],
         "elasticdl_whole_job_samples_per_second": ours["whole_job"],

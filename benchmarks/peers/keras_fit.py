@@ -1,25 +1,21 @@
-"""Peer: the same Keras model in one process, by `model.fit`.
+"""Peer: the same model in one process, by `model.fit` of the TensorFlow that runs this.
 
-    python -m benchmarks.peers.keras_fit TFRECORD_DIR BATCH SECONDS
+    python -m benchmarks.peers.keras_fit TFRECORD_DIR --batch N --seconds S [--optimizer NAME]
 
-Prints one JSON object with `samples_per_second` of the steady state.  It reads TFRecord files, the format that
-TensorFlow reads fastest, with whole minibatches parsed at once.
+Prints one JSON object with `samples_per_second` of the steady state.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import keras
-import tensorflow as tf
+from benchmarks.peers.deepfm import compiled, dataset, keras
+from benchmarks.peers.options import parse_options
 
-from benchmarks.zoo import deepfm_clicks
-
-WARM_UP_STEPS = 20
+STEPS_PER_EXECUTION = 10
+WARM_UP_S = 3.0
 
 
 class _Clock(keras.callbacks.Callback):  # type: ignore[misc]
@@ -28,34 +24,30 @@ class _Clock(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
-        self.steps = 0
-        self.began = 0.0
-        self.elapsed = 0.0
+        self.first_at = self.began = self.ended = 0.0
+        self.first_batch = self.last_batch = -1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch + 1 == WARM_UP_STEPS:
-            self.began = time.perf_counter()
-        elif batch + 1 > WARM_UP_STEPS:
-            self.steps += 1
-            self.elapsed = time.perf_counter() - self.began
-            if self.elapsed >= self.seconds:
-                self.model.stop_training = True
+        now = time.perf_counter()
+        self.first_at = self.first_at or now
+        if self.first_batch < 0:
+            if now - self.first_at >= WARM_UP_S:
+                self.first_batch, self.began = batch, now
+            return
+        self.last_batch, self.ended = batch, now
+        if now - self.began >= self.seconds:
+            self.model.stop_training = True
 
 
-def dataset(directory: str, batch: int) -> tf.data.Dataset:
-    """Endless minibatches of the files of a directory."""
-    files = sorted(str(path) for path in Path(directory).glob("*.tfrecord"))
-    records = tf.data.TFRecordDataset(files).repeat().batch(batch, drop_remainder=True)
-    return records.map(deepfm_clicks.parse).prefetch(tf.data.AUTOTUNE)
-
-
-def main(directory: str, batch: int, seconds: float) -> None:
-    model = deepfm_clicks.custom_model(plain=True)
-    model.compile(optimizer=deepfm_clicks.optimizer(), loss=deepfm_clicks.loss)
-    clock = _Clock(seconds)
-    model.fit(dataset(directory, batch), steps_per_epoch=1_000_000, epochs=1, verbose=0, callbacks=[clock])
-    print(json.dumps({"samples_per_second": clock.steps * batch / clock.elapsed, "steps": clock.steps}))
+def main() -> None:
+    options = parse_options()
+    model = compiled(options.optimizer, STEPS_PER_EXECUTION)
+    clock = _Clock(options.seconds)
+    model.fit(dataset(options.tfrecord, options.batch), steps_per_epoch=1_000_000, verbose=0, callbacks=[clock])
+    steps = clock.last_batch - clock.first_batch
+    rate = steps * options.batch / (clock.ended - clock.began)
+    print(json.dumps({"samples_per_second": rate, "steps": steps}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    main()

@@ -1,4 +1,4 @@
-"""DeepFM on the synthetic click log: the model of benchmarks/local_train.py, the same for every one that runs it.
+"""DeepFM on a click log, its rows on parameter servers: our side of local_train.py and ps_training.py.
 
 A table of 1 M × 16 and a wide one of 1 M × 1, 10 ids and 13 numbers a sample, a dense network of 128 and 64.
 """
@@ -8,33 +8,18 @@ import tensorflow as tf
 
 from elasticdl.layers import Embedding
 
-NUM_IDS = 1_000_000
-DIM = 16
-FIELDS = 10
-NUMBERS = 13
-HIDDEN = (128, 64)
-LEARNING_RATE = 0.05
+from .clicks import DIM, FIELDS, HIDDEN, LEARNING_RATE, NUM_IDS, NUMBERS, loss, parse
+
+__all__ = ["adam", "custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
+
 PARSE_BATCH = 512
 
-FEATURES = {
-    "ids": tf.io.FixedLenFeature([FIELDS], tf.int64),
-    "dense": tf.io.FixedLenFeature([NUMBERS], tf.float32),
-    "label": tf.io.FixedLenFeature([], tf.int64),
-}
 
-
-def custom_model(plain: bool = False) -> keras.Model:
-    """With `plain`, the tables are Keras's own; else those of elasticdl, whose rows may live on parameter servers."""
-
-    def table(dim: int, name: str) -> keras.layers.Layer:
-        if plain:
-            return keras.layers.Embedding(NUM_IDS, dim, name=name)
-        return Embedding(dim, input_dim=NUM_IDS, name=name)
-
+def custom_model() -> keras.Model:
     ids = keras.Input((FIELDS,), dtype="int64", name="ids")
     dense = keras.Input((NUMBERS,), name="dense")
-    factors = table(DIM, "factors")(ids)
-    weights = table(1, "weights")(ids)
+    factors = Embedding(DIM, input_dim=NUM_IDS, name="factors")(ids)
+    weights = Embedding(1, input_dim=NUM_IDS, name="weights")(ids)
     total = keras.ops.sum(factors, axis=1)
     pairs = keras.ops.sum(keras.ops.square(total) - keras.ops.sum(keras.ops.square(factors), axis=1), axis=1) / 2
     deep = keras.layers.Concatenate()([keras.layers.Flatten()(factors), dense])
@@ -45,19 +30,12 @@ def custom_model(plain: bool = False) -> keras.Model:
     return keras.Model({"ids": ids, "dense": dense}, logits, name="deepfm_clicks")
 
 
-def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    labels = tf.cast(labels, tf.float32)
-    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=predictions))
-
-
 def optimizer() -> keras.optimizers.Optimizer:
-    return keras.optimizers.Adagrad(LEARNING_RATE)
+    return keras.optimizers.Adagrad(LEARNING_RATE["Adagrad"])
 
 
-def parse(records: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """A vector of serialized records as one minibatch."""
-    example = tf.io.parse_example(records, FEATURES)
-    return {"ids": example["ids"], "dense": example["dense"]}, example["label"]
+def adam() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(LEARNING_RATE["Adam"])
 
 
 def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
