@@ -19,7 +19,7 @@ from typing import Any
 from elasticdl.master.file_journal import replace_file, sync_directory
 from elasticdl_client.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "MANIFEST.json"
 _PREFIX = "version-"
 
@@ -28,13 +28,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one PS wrote."""
+    """What one PS wrote.
+
+    Attributes:
+        file: name within the directory.
+        index_crc32c: checksum of the index at the part's end, which holds the checksums of everything else in it.
+        buckets: ranges [start, end) of 1,024 that it holds.
+    """
 
     ps_id: int
-    file: str  # name within the directory
+    file: str
     size_bytes: int
-    crc32: int
+    index_crc32c: int
     incarnation: int
+    buckets: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +118,11 @@ def read(directory: Path) -> Manifest:
     try:
         values = json.loads(path.read_bytes())
         if values.get("format") != FORMAT:
-            raise CheckpointError(f"{path} has format {values.get('format')!r}; this version reads {FORMAT}")
-        values["parts"] = tuple(Part(**part) for part in values["parts"])
+            raise CheckpointError(
+                f"{path} has format {values.get('format')!r}; this version reads {FORMAT}",
+                "read it with the version that wrote it, or begin without it",
+            )
+        values["parts"] = tuple(_part(part) for part in values["parts"])
         values["variables"] = tuple(values["variables"])
         values["tables"] = tuple(values["tables"])
         manifest = Manifest(**values)
@@ -132,6 +142,22 @@ def read(directory: Path) -> Manifest:
             found = "missing" if size_bytes < 0 else f"{size_bytes} bytes"
             raise CheckpointError(f"{file} is {found}, its manifest says {part.size_bytes} bytes")
     return manifest
+
+
+def initial(path: Path) -> Path:
+    """What --checkpoint_dir_for_init names: a checkpoint, or a directory of them, of which the newest whole one counts.
+
+    Raises:
+        CheckpointError: it is neither, or damaged.
+    """
+    if (path / MANIFEST).exists() or not complete(path):
+        read(path)
+        return path
+    found = newest(path)
+    if found is None:
+        raise CheckpointError(f"no checkpoint in {path} is whole", "name a whole one with --checkpoint_dir_for_init")
+    logger.info("The newest whole checkpoint in %s is %s", path, found.name)
+    return found
 
 
 def complete(checkpoint_dir: Path) -> list[Path]:
@@ -180,10 +206,19 @@ def still_there(directory: str) -> str:
 
 
 def prune(checkpoint_dir: Path, keep_max: int) -> None:
-    """Keeps the newest `keep_max` complete checkpoints, at least one; 0 keeps all."""
+    """Keeps the newest `keep_max` complete checkpoints, at least one; 0 keeps all.
+
+    What became no checkpoint and is older than the newest goes, too: a master or PS that was killed left it.
+    """
+    whole = complete(checkpoint_dir)
+    for _, path in sorted(_versions(checkpoint_dir)):
+        if not whole or path == whole[-1]:
+            break
+        if path not in whole:
+            _remove(path)
     if keep_max <= 0:
         return
-    for path in complete(checkpoint_dir)[:-keep_max]:
+    for path in whole[:-keep_max]:
         # Without its manifest it is no checkpoint any more, whatever interrupts the rest.
         try:
             (path / MANIFEST).unlink()
@@ -191,6 +226,11 @@ def prune(checkpoint_dir: Path, keep_max: int) -> None:
             logger.warning("The old checkpoint %s cannot be removed: %s", path, error.strerror)
             continue
         _remove(path)
+
+
+def _part(values: dict[str, Any]) -> Part:
+    buckets = tuple((int(start), int(end)) for start, end in values["buckets"])
+    return Part(**(values | {"buckets": buckets}))
 
 
 def _versions(checkpoint_dir: Path) -> Iterator[tuple[int, Path]]:

@@ -55,7 +55,6 @@ class Master:
         self._spec = place.spec
         self._place = place
         self._settings = settings_of(place.spec)
-        _check_initial_checkpoint(self._settings)
         self._journal = place.journal
         self._shell: Shell | None = None
         self._stopped_by = ""
@@ -94,6 +93,9 @@ class Master:
 
     def _run(self, saved: dict[str, Any] | None) -> int:
         state = _next_state(self._place, saved)
+        if saved is None:
+            state["initial_checkpoint"] = _initial_checkpoint(self._settings)
+        self._settings = dataclasses.replace(self._settings, checkpoint_dir_for_init=state["initial_checkpoint"])
         generation: int = state["generation"]
         for line in describe(self._spec):
             logger.info("%s", line)
@@ -217,9 +219,11 @@ def _change_status(place: Place, **changes: Any) -> None:
         logger.error("%s", error)
 
 
-def _check_initial_checkpoint(settings: JobSettings) -> None:
+def _initial_checkpoint(settings: JobSettings) -> str:
+    """What the job begins with, chosen once: there may be a newer one in the next life of the master."""
     if settings.checkpoint_dir_for_init and settings.strategy is Strategy.PARAMETER_SERVER:
-        checkpoints.read(Path(settings.checkpoint_dir_for_init))
+        return str(checkpoints.initial(Path(settings.checkpoint_dir_for_init)))
+    return settings.checkpoint_dir_for_init
 
 
 def _next_state(place: Place, saved: Mapping[str, Any] | None) -> dict[str, Any]:

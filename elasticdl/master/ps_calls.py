@@ -74,7 +74,8 @@ class PsCalls:
             reply = self._call(address, "SaveCheckpoint", request, _SAVE_TIMEOUT_S)
             if reply.error:
                 raise CheckpointError(f"PS {address.ps_id} could not write its part: {reply.error}")
-            return Part(address.ps_id, reply.file, reply.size_bytes, reply.crc32, address.incarnation)
+            buckets = tuple((owned.start, owned.end) for owned in address.buckets)
+            return Part(address.ps_id, reply.file, reply.size_bytes, reply.crc32, address.incarnation, buckets)
 
         return tuple(self._all(save, ps))
 

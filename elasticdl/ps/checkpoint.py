@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Floats
 from elasticdl.ps.checkpoint_v1 import Part as Part
-from elasticdl.ps.checkpoint_v1 import PartFile
+from elasticdl.ps.checkpoint_v1 import PartFile as PartFile
 from elasticdl.ps.checkpoint_v1 import read_part as read_part
 from elasticdl.ps.checkpoint_v1 import restore_part as restore_part
 from elasticdl.ps.checkpoint_v1 import write_part as old_write_part
@@ -46,9 +46,10 @@ from elasticdl_client.errors import CheckpointError
 try:
     from elasticdl.kernels._native import crc32c
 except ImportError:
-    from zlib import crc32 as crc32c
+    from zlib import crc32 as crc32c  # type: ignore[assignment]
 
 Array = npt.NDArray[Any]
+_Typed = tuple[Array, np.dtype[Any]]
 
 BLOCK_BYTES = 8 << 20
 _SYNC_BYTES = 256 << 20  # what is written is brought to the disk in portions, so that the last one is no long wait
@@ -150,17 +151,18 @@ class _Writer:
             for start in range(0, len(chunk.ids), step):
                 rows = slice(start, start + step)
                 floats = [chunk.rows, *(chunk.slots[slot] for slot in slots)]
-                arrays = [(chunk.ids[rows], IDS), *((array[rows], FLOATS) for array in floats)]
+                arrays: list[_Typed] = [(chunk.ids[rows], IDS)]
+                arrays += [(array[rows], FLOATS) for array in floats]
                 blocks.append(self._block(len(chunk.ids[rows]), arrays))
         return TableIndex(table, slots or (), tuple(blocks))
 
-    def _block(self, count: int, arrays: Sequence[tuple[Array, np.dtype[Any]]]) -> Block:
+    def _block(self, num_items: int, arrays: Sequence[_Typed]) -> Block:
         offset, checksum = self._offset, 0
         for array, dtype in arrays:
             data = _bytes(np.ascontiguousarray(array, dtype))
             checksum = crc32c(data, checksum)
             self._put(data)
-        return Block(offset, count, checksum)
+        return Block(offset, num_items, checksum)
 
     def _put(self, data: memoryview) -> None:
         self._file.write(data)
@@ -213,8 +215,8 @@ class PartReader:
     def chunks(self, table: TableIndex) -> Iterator[TableChunk]:
         """All rows of a table, block by block."""
         for block in table.blocks:
-            ids = np.empty(block.count, IDS)
-            floats = [np.empty((block.count, table.table.dim), FLOATS) for _ in range(1 + len(table.slots))]
+            ids = np.empty(block.num_items, IDS)
+            floats = [np.empty((block.num_items, table.table.dim), FLOATS) for _ in range(1 + len(table.slots))]
             with self._naming_the_file():
                 self._read(block, [ids, *floats])
             yield TableChunk(ids, floats[0], dict(zip(table.slots, floats[1:], strict=True)))
@@ -279,19 +281,19 @@ class PartReader:
         return index
 
     def _all(self, blocks: Blocks, dtype: np.dtype[Any]) -> Array:
-        numbers = np.empty(sum(block.count for block in blocks), dtype)
+        numbers = np.empty(sum(block.num_items for block in blocks), dtype)
         self._copy(blocks, 0, numbers, dtype)
         return numbers
 
     def _copy(self, blocks: Blocks, start: int, out: Array, dtype: np.dtype[Any]) -> None:
         first = 0
         for block in blocks:
-            low, high = max(first, start), min(first + block.count, start + len(out))
+            low, high = max(first, start), min(first + block.num_items, start + len(out))
             if low < high:
-                numbers = np.empty(block.count, dtype)
+                numbers = np.empty(block.num_items, dtype)
                 self._read(block, [numbers])
                 out[low - start : high - start] = numbers[low - first : high - first]
-            first += block.count
+            first += block.num_items
         if first < start + len(out):
             raise ValueError("it holds fewer numbers than its buckets have")
 
@@ -316,7 +318,7 @@ class PartReader:
 def _check_gapless(index: PartIndex, start: int, end: int) -> None:
     """Every byte between the magic and the index belongs to one block."""
     for block, size_bytes in index.blocks():
-        if block.offset != start or block.count < 0:
+        if block.offset != start or block.num_items < 0:
             raise ValueError(f"its blocks do not follow each other at {start}")
         start += size_bytes
     if start != end:

@@ -119,7 +119,7 @@ def restore_part(directory: Path, ps_id: int, num_ps: int) -> Part:
                 f"set --num_ps_pods={len(parts)}",
             )
         described = parts[ps_id]
-        expected = PartFile(described["file"], described["size_bytes"], described["crc32"])
+        expected = PartFile(described["file"], described["size_bytes"], described["index_crc32c"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{directory / MANIFEST} is damaged: {error!r}", _HINT) from error
     part = read_part(directory / expected.file, expected)
@@ -235,7 +235,7 @@ def _read_array(file: BinaryIO, described: Mapping[str, Any], limit: int) -> Arr
         array = np.fromfile(file, array.dtype, count)
     if len(array) != count:
         raise ValueError(f"it ends within the array {described['name']}")
-    if zlib.crc32(_bytes(array)) != described["crc32"]:
+    if zlib.crc32(_bytes(array)) != described["index_crc32c"]:
         raise ValueError(f"the checksum of the array {described['name']} does not match")
     return array.reshape(described["shape"])
 

@@ -32,12 +32,12 @@ class Block(NamedTuple):
 
     Attributes:
         offset: from the beginning of the file.
-        count: of numbers, or of rows.
+        num_items: numbers, or rows.
         checksum: crc32c.
     """
 
     offset: int
-    count: int
+    num_items: int
     checksum: int
 
 
@@ -54,7 +54,7 @@ class TableIndex:
 
     @property
     def num_rows(self) -> int:
-        return sum(block.count for block in self.blocks)
+        return sum(block.num_items for block in self.blocks)
 
     @property
     def row_bytes(self) -> int:
@@ -98,9 +98,9 @@ class PartIndex:
         """Every block with its size in bytes, as they lie in the file."""
         ints = [block for piece in self.pieces for block in (*piece.tasks, *piece.extras)]
         dense = (self.trainable, *self.trainable_slots.values(), self.non_trainable)
-        sized = [(block, block.count * INTS.itemsize) for block in ints]
-        sized += [(block, block.count * FLOATS.itemsize) for blocks in dense for block in blocks]
-        sized += [(block, block.count * table.row_bytes) for table in self.tables for block in table.blocks]
+        sized = [(block, block.num_items * INTS.itemsize) for block in ints]
+        sized += [(block, block.num_items * FLOATS.itemsize) for blocks in dense for block in blocks]
+        sized += [(block, block.num_items * table.row_bytes) for table in self.tables for block in table.blocks]
         return sorted(sized)
 
     def encode(self) -> bytes:

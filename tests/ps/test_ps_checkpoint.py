@@ -42,7 +42,10 @@ def save(cluster: Cluster, directory: Path) -> list[PartFile]:
         reply = service.save_checkpoint(request)
         assert (reply.status, reply.error) == (pb.OK, "")
         files.append(PartFile(reply.file, reply.size_bytes, reply.crc32))
-    parts = [asdict(file) | {"ps_id": ps_id, "incarnation": 10 + ps_id} for ps_id, file in enumerate(files)]
+    parts = [
+        asdict(file) | {"index_crc32c": file.crc32, "ps_id": ps_id, "incarnation": 10 + ps_id}
+        for ps_id, file in enumerate(files)
+    ]
     (directory / "MANIFEST.json").write_text(json.dumps({"num_ps": len(parts), "parts": parts}))
     return files
 

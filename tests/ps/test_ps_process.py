@@ -65,7 +65,7 @@ def save(master: OnePsMaster, directory: Path) -> None:
         )
         reply = pb_grpc.ParameterServerStub(channel).SaveCheckpoint(request, timeout=20)
     assert reply.error == ""
-    part = {"ps_id": 0, "file": reply.file, "size_bytes": reply.size_bytes, "crc32": reply.crc32}
+    part = {"ps_id": 0, "file": reply.file, "size_bytes": reply.size_bytes, "index_crc32c": reply.crc32}
     (directory / "MANIFEST.json").write_text(json.dumps({"parts": [part]}))
 
 
@@ -234,7 +234,7 @@ def test_a_damaged_checkpoint_is_named(stack: ExitStack, tmp_path: Path) -> None
     directory = tmp_path / "version-1"
     directory.mkdir()
     (directory / "variables-0-of-1.ckpt").write_bytes(b"half")
-    part = {"ps_id": 0, "file": "variables-0-of-1.ckpt", "size_bytes": 400, "crc32": 0}
+    part = {"ps_id": 0, "file": "variables-0-of-1.ckpt", "size_bytes": 400, "index_crc32c": 0}
     (directory / "MANIFEST.json").write_text(json.dumps({"parts": [part]}))
     master = OnePsMaster(restore_from=str(directory))
     process = start(stack, stack.enter_context(serving(master)), tmp_path)
