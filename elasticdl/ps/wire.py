@@ -10,12 +10,14 @@ Exchange            ExchangeHeader           push: gradient [t] and change [n] i
 KnownIds            KnownIdsHeader           none → ids [U]
 ==================  =======================  ==========================================================================
 
-Floats are float32, ids int64.  ``<method>Stream`` is the same in chunks, for what is larger than 4 MiB.
+Ids are int64.  Floats are float32; with another wire type those of Exchange travel as the bits of float16 or bfloat16,
+to nearest even, and what does not fit into float16 as its largest number.  Here alone they are converted: who encodes
+and who decodes sees float32.  ``<method>Stream`` is the same in chunks, for what is larger than 4 MiB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,8 @@ from elasticdl.rpc.frames import decode, encode
 
 Array = npt.NDArray[Any]
 SERVICE = "elasticdl.ParameterServer"
+
+_LARGEST_HALF = np.float32(65504.0)
 
 
 class RequestError(ValueError):
@@ -63,13 +67,19 @@ class PullCall:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCall:
-    """A push, a pull, or both; rounds are applied first, then the push."""
+    """A push, a pull, or both; rounds are applied first, then the push.
+
+    Attributes:
+        rounds: synchronous mode: those that the PS may lack; None: none.
+        wire_type: of the floats of the call and of its reply.
+    """
 
     incarnation: int
     push: PushCall | None
     pull: PullCall | None
     partition_version: int = 0
     rounds: pb.Rounds | None = None
+    wire_type: pb.WireType = pb.FLOAT32
 
 
 def encode_initialize(call: InitializeCall) -> bytes:
@@ -92,19 +102,23 @@ def decode_initialize(frame: bytes) -> InitializeCall:
 
 def encode_exchange(call: ExchangeCall) -> bytes:
     header = pb.ExchangeHeader(
-        incarnation=call.incarnation, partition_version=call.partition_version, rounds=call.rounds
+        incarnation=call.incarnation,
+        partition_version=call.partition_version,
+        push=None if call.push is None else call.push.header,
+        pull=None if call.pull is None else call.pull.header,
+        rounds=call.rounds,
+        wire_type=call.wire_type,
     )
+    pack = _PACK[call.wire_type]
     arrays: list[Array] = []
     if call.push is not None:
-        header.push.CopyFrom(call.push.header)
         if call.push.header.dense:
             assert call.push.gradient is not None
             assert call.push.change is not None
-            arrays += [call.push.gradient, call.push.change]
+            arrays += [pack(call.push.gradient), pack(call.push.change)]
         for _, ids, gradients in call.push.rows:
-            arrays += [ids, gradients]
+            arrays += [ids, pack(gradients)]
     if call.pull is not None:
-        header.pull.CopyFrom(call.pull.header)
         arrays += [ids for _, ids in call.pull.ids]
     return encode(header.SerializeToString(), arrays)
 
@@ -118,7 +132,9 @@ def decode_exchange(frame: bytes) -> ExchangeCall:
     """
     header_bytes, arrays = decode(frame)
     header = pb.ExchangeHeader.FromString(header_bytes)
-    taken = _Taken(arrays)
+    if header.wire_type not in _UNPACK:
+        raise RequestError(f"this PS does not know the wire type {header.wire_type}")
+    taken = _Taken(arrays, header.wire_type)
     push = pull = None
     if header.HasField("push"):
         dense = header.push.dense
@@ -130,11 +146,12 @@ def decode_exchange(frame: bytes) -> ExchangeCall:
         pull = PullCall(header.pull, tuple((table, taken.ids()) for table in header.pull.tables))
     taken.check_end()
     rounds = header.rounds if header.HasField("rounds") else None
-    return ExchangeCall(header.incarnation, push, pull, header.partition_version, rounds)
+    return ExchangeCall(header.incarnation, push, pull, header.partition_version, rounds, header.wire_type)
 
 
-def encode_known_ids(incarnation: int, table: str) -> bytes:
-    return encode(pb.KnownIdsHeader(incarnation=incarnation, table=table).SerializeToString(), [])
+def encode_known_ids(incarnation: int, table: str, partition_version: int = 0) -> bytes:
+    header = pb.KnownIdsHeader(incarnation=incarnation, table=table, partition_version=partition_version)
+    return encode(header.SerializeToString(), [])
 
 
 def decode_known_ids(frame: bytes) -> pb.KnownIdsHeader:
@@ -146,36 +163,47 @@ def decode_known_ids(frame: bytes) -> pb.KnownIdsHeader:
     return pb.KnownIdsHeader.FromString(decode(frame)[0])
 
 
-def encode_reply(reply: pb.ExchangeReply, arrays: Sequence[Array] = ()) -> bytes:
-    return encode(reply.SerializeToString(), arrays)
+def encode_reply(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type: pb.WireType = pb.FLOAT32) -> bytes:
+    """Arrays that are not float32 stay as they are."""
+    pack = _PACK[wire_type]
+    return encode(reply.SerializeToString(), [pack(a) if a.dtype == np.float32 else a for a in arrays])
 
 
-def decode_reply(frame: bytes) -> tuple[pb.ExchangeReply, list[Array]]:
+def decode_reply(frame: bytes, wire_type: pb.WireType = pb.FLOAT32) -> tuple[pb.ExchangeReply, list[Array]]:
     """The inverse.
 
     Raises:
         FrameError: damaged.
     """
     header, arrays = decode(frame)
-    return pb.ExchangeReply.FromString(header), arrays
+    unpack = _UNPACK[wire_type]
+    return pb.ExchangeReply.FromString(header), [unpack(a) if a.dtype == np.uint16 else a for a in arrays]
 
 
 def table_message(table: Table) -> pb.Table:
-    return pb.Table(name=table.name, dim=table.dim, initializer=table.initializer, input_dim=table.input_dim)
+    return pb.Table(
+        name=table.name,
+        dim=table.dim,
+        initializer=table.initializer,
+        input_dim=table.input_dim,
+        constraint=table.constraint,
+    )
 
 
 def table_from_message(message: pb.Table) -> Table:
-    return Table(message.name, message.dim, message.initializer, message.input_dim)
+    return Table(message.name, message.dim, message.initializer, message.input_dim, message.constraint)
 
 
 class _Taken:
     """The arrays of a frame, taken one after the other."""
 
-    def __init__(self, arrays: list[Array]) -> None:
+    def __init__(self, arrays: list[Array], wire_type: pb.WireType = pb.FLOAT32) -> None:
         self._arrays = iter(arrays)
+        self._float = np.dtype(np.float32 if wire_type == pb.FLOAT32 else np.uint16)
+        self._unpack = _UNPACK[wire_type]
 
     def floats(self, num_dimensions: int) -> Floats:
-        return self._take(np.dtype(np.float32), num_dimensions)
+        return self._unpack(self._take(self._float, num_dimensions))
 
     def ids(self) -> Ids:
         return self._take(np.dtype(np.int64), 1)
@@ -190,3 +218,38 @@ class _Taken:
     def check_end(self) -> None:
         if next(self._arrays, None) is not None:
             raise RequestError("the frame has more arrays than its header says")
+
+
+def _as_is(values: Array) -> Array:
+    return values
+
+
+def _to_half(values: Floats) -> Array:
+    if values.size and not (values.max() <= _LARGEST_HALF and values.min() >= -_LARGEST_HALF):
+        values = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF)  # NaN stays NaN
+    return values.astype(np.float16).view(np.uint16)
+
+
+def _from_half(bits: Array) -> Floats:
+    return bits.view(np.float16).astype(np.float32)
+
+
+def _to_bfloat16(values: Floats) -> Array:
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _from_bfloat16(bits: Array) -> Floats:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+_PACK: dict[int, Callable[[Floats], Array]] = {
+    pb.FLOAT32: _as_is,
+    pb.FLOAT16: _to_half,
+    pb.BFLOAT16: _to_bfloat16,
+}
+_UNPACK: dict[int, Callable[[Array], Floats]] = {
+    pb.FLOAT32: _as_is,
+    pb.FLOAT16: _from_half,
+    pb.BFLOAT16: _from_bfloat16,
+}

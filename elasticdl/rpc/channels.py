@@ -67,8 +67,16 @@ class _TokenInterceptor(
 
 def connect(address: str, token: str) -> grpc.Channel:
     """A channel to ``host:port``.  Returns at once; the connection is made by the first call."""
-    channel = grpc.insecure_channel(address, options=OPTIONS)
-    return grpc.intercept_channel(channel, _TokenInterceptor(token))
+    return grpc.intercept_channel(open_channel(address), _TokenInterceptor(token))
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """The same for callers that give `token_metadata` to every call themselves, as ``metadata=``: a little faster."""
+    return grpc.insecure_channel(address, options=OPTIONS)
+
+
+def token_metadata(token: str) -> Sequence[tuple[str, str]]:
+    return ((TOKEN_KEY, token),)
 
 
 def is_transient(error: grpc.RpcError) -> bool:

@@ -201,7 +201,7 @@ def test_another_model_is_refused_whole() -> None:
         with pytest.raises(JobError, match="another model is here: 40 trainable"):
             client.initialize(Parameters(np.zeros(8, np.float32), np.zeros(0, np.float32)), TABLES, ADAM, 0)
         with pytest.raises(JobError, match="have shapes"):
-            client.exchange(make_push(0), None)
+            client.exchange(Push(1, 0, 0, 0, np.zeros(8, np.float32), np.zeros(0, np.float32)), None)
         with pytest.raises(JobError, match="no table 'nonsense'"):
             client.known_ids("nonsense")
         client.close()
