@@ -69,7 +69,7 @@ def test_frappe_deepfm_on_ps_is_as_good_as_plain_keras_in_one_process(tmp_path: 
     auc = train(FRAPPE, tmp_path)["auc"]
     assert auc >= 0.93
     data = tmp_path / "frappe"
-    argv = [sys.executable, "-m", "tests.e2e.plain_keras_deepfm", data / "train", data / "validation"]
+    argv = [sys.executable, "-m", "benchmarks.peers.frappe_fit", data / "train", data / "validation"]
     argv += [str(FRAPPE.num_epochs), str(FRAPPE.minibatch_size)]
     printed = subprocess.run(argv, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert printed.returncode == 0, printed.stderr[-2000:]

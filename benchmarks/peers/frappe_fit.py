@@ -1,6 +1,6 @@
 """The DeepFM of the zoo trained by plain Keras in one process: prints its AUC.
 
-Usage: plain_keras_deepfm.py TRAIN_DIR VALIDATION_DIR EPOCHS MINIBATCH_SIZE
+python -m benchmarks.peers.frappe_fit TRAIN_DIR VALIDATION_DIR EPOCHS MINIBATCH_SIZE
 """
 
 from __future__ import annotations
