@@ -7,7 +7,7 @@ Embedding rows that live on the parameter servers cross it as one array of uniqu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -127,6 +127,19 @@ class MetricState:
     num_states: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """The rows of one table, for export.  With an `input_dim` all of them, in order of id.
+
+    Attributes:
+        chunks: ids [n] and rows [n, dim], `num_rows` ids in all; read once, before the next table.
+    """
+
+    name: str
+    num_rows: int
+    chunks: Iterator[tuple[Ids, Floats]]
+
+
 class FeedError(Exception):
     """User code raised while a minibatch was made; the cause is ``__cause__``.
 
@@ -195,11 +208,8 @@ class Framework(Protocol):
         """Freshly reset metrics."""
         ...
 
-    def export(self, path: str, parameters: Parameters | None, rows: Mapping[str, tuple[Ids, Floats]]) -> None:
-        """Writes a SavedModel to the directory `path`.  `parameters` None: the framework's own variables.
-
-        `rows[table]` is (ids [U], values [U, dim]); tables with an `input_dim` come whole and in order of id.
-        """
+    def export(self, path: str, parameters: Parameters | None, tables: Iterable[TableRows]) -> None:
+        """Writes a SavedModel to the directory `path`.  `parameters` None: the framework's own variables."""
         ...
 
     def end_training(self, parameters: Parameters | None, output: str) -> None:

@@ -42,8 +42,7 @@ def _export(
     temporary = final.with_name(f".{final.name}.{held.id}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
-    rows = {name: (ids, table_rows) for name, ids, table_rows in strategy.tables(held)}
-    framework.export(str(temporary), parameters, rows)
+    framework.export(str(temporary), parameters, strategy.tables(held))
     if not link.confirm(held.id):
         shutil.rmtree(temporary, ignore_errors=True)
         raise LeaseLost

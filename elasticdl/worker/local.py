@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elasticdl.frameworks.framework import Floats, Framework, Ids
+from elasticdl.frameworks.framework import Framework, TableRows
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import TaskBatches
@@ -102,7 +102,7 @@ class LocalStrategy:
     def values(self, held: HeldLease) -> Values:
         return Values(None, lambda batch: {})
 
-    def tables(self, held: HeldLease) -> Iterator[tuple[str, Ids, Floats]]:
+    def tables(self, held: HeldLease) -> Iterator[TableRows]:
         return iter(())
 
     def close(self) -> None:

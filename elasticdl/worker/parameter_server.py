@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from elasticdl.frameworks.framework import Batch, Floats, Framework, Ids, ModelReport, Step
+from elasticdl.frameworks.framework import Batch, Floats, Framework, Ids, ModelReport, Step, Table, TableRows
 from elasticdl.ps.client import LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Pulled, Push
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import LeaseLost, TaskBatches
@@ -28,7 +28,7 @@ from elasticdl.worker.strategy import Commit, Values
 
 _log = logging.getLogger("elasticdl.worker")
 _PARTITION_WAIT_S = 0.5
-_EXPORT_ROWS = 100_000
+_EXPORT_BYTES = 16 << 20  # of one chunk of an exported table
 
 Answer = TypeVar("Answer")
 
@@ -104,17 +104,20 @@ class ParameterServerStrategy:
 
         return Values(dense.parameters, rows)
 
-    def tables(self, held: HeldLease) -> Iterator[tuple[str, Ids, Floats]]:
+    def tables(self, held: HeldLease) -> Iterator[TableRows]:
         for table in self._report.tables:
             if table.input_dim:
-                ids = np.arange(table.input_dim, dtype=np.int64)
+                yield TableRows(table.name, table.input_dim, self._chunks(held, table, range(table.input_dim)))
             else:
                 ids = self._on_ps(held, lambda ps, name=table.name: ps.known_ids(name))  # type: ignore[misc]
-            parts = [
-                self._exchange(held, None, Pull(dense=False, ids={table.name: part}, read_only=True)).rows[table.name]
-                for part in np.array_split(ids, max(1, -(-len(ids) // _EXPORT_ROWS)))
-            ]
-            yield table.name, ids, np.concatenate(parts)
+                yield TableRows(table.name, len(ids), self._chunks(held, table, ids))
+
+    def _chunks(self, held: HeldLease, table: Table, ids: Ids | range) -> Iterator[tuple[Ids, Floats]]:
+        step = max(1, _EXPORT_BYTES // (4 * table.dim))
+        for start in range(0, len(ids), step):
+            part = np.array(ids[start : start + step], np.int64)
+            pull = Pull(dense=False, ids={table.name: part}, read_only=True)
+            yield part, self._exchange(held, None, pull).rows[table.name]
 
     def close(self) -> None:
         self._calls.shutdown()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from elasticdl.frameworks.framework import Batch, Floats, Ids, Parameters
+from elasticdl.frameworks.framework import Batch, Floats, Parameters, TableRows
 from elasticdl.worker.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
 
@@ -36,8 +36,8 @@ class Strategy(Protocol):
         """The living model, for evaluation."""
         ...
 
-    def tables(self, held: HeldLease) -> Iterator[tuple[str, Ids, Floats]]:
-        """Embedding tables, for export: name, ids [U], rows [U, dim]."""
+    def tables(self, held: HeldLease) -> Iterator[TableRows]:
+        """Embedding tables, for export; read while it lasts, chunk by chunk."""
         ...
 
     def close(self) -> None:

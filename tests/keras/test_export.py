@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Mode, TaskRecords
+from elasticdl.frameworks.framework import Mode, TableRows, TaskRecords
 
 pytestmark = pytest.mark.ci
 
@@ -54,6 +54,12 @@ def _table(dim: int) -> Any:
     return np.random.default_rng(0).normal(size=(40, dim)).astype("f4")
 
 
+def _rows(name: str, ids: Any, values: Any, chunk: int = 7) -> TableRows:
+    return TableRows(
+        name, len(ids), ((ids[at : at + chunk], values[at : at + chunk]) for at in range(0, len(ids), chunk))
+    )
+
+
 @pytest.mark.parametrize("symbol", ["custom_model", "CustomModel", "sequential_model"])
 def test_a_model_without_tables(framework: Any, rows_of: Any, tmp_path: Path, symbol: str) -> None:
     tested = framework(f"conv.{symbol}")
@@ -62,7 +68,7 @@ def test_a_model_without_tables(framework: Any, rows_of: Any, tmp_path: Path, sy
     batch, _ = tested.batches(Mode.PREDICTION, iter([TaskRecords(1, 0, records)]))
     parameters = tested.initial()
     expected = tested.predictions(batch, parameters, {}).numpy()
-    tested.export(str(tmp_path / "model"), parameters, {})
+    tested.export(str(tmp_path / "model"), parameters, [])
     found = _reload(tmp_path / "model", batch.data.element.numpy())
     np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)
 
@@ -75,7 +81,7 @@ def test_a_model_with_whole_tables(framework: Any, minibatches: Any, tmp_path: P
     tables = {table.name: _table(table.dim) for table in tested.report().tables}
     rows = {name: table[batch.ids[name]] for name, table in tables.items()}
     expected = tested.predictions(batch, parameters, rows).numpy()
-    tested.export(str(tmp_path / "model"), parameters, {n: (np.arange(40), table) for n, table in tables.items()})
+    tested.export(str(tmp_path / "model"), parameters, [_rows(n, np.arange(40), table) for n, table in tables.items()])
     features = batch.data.element[0].numpy()
     found = _reload(tmp_path / "model", features.astype("U") if symbol == "looked_up" else features)
     np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)
@@ -84,14 +90,14 @@ def test_a_model_with_whole_tables(framework: Any, minibatches: Any, tmp_path: P
 def test_ids_that_were_never_trained_get_zeros(framework: Any, tmp_path: Path) -> None:
     tested = framework("tables.unbounded")
     ids, rows = np.array([5, -7, 2**60]), np.array([[1, 1], [10, 10], [100, 100]], "f4")
-    tested.export(str(tmp_path / "model"), tested.initial(), {"unbounded": (ids, rows)})
+    tested.export(str(tmp_path / "model"), tested.initial(), [_rows("unbounded", ids, rows, 2)])
     found = _reload(tmp_path / "model", np.array([[5, 5, 6, 6, 6, 6], [-7, 2**60, 6, 0, 0, 0]]))
     np.testing.assert_allclose(found["output"], [4, 220])
 
 
 def test_a_model_with_named_outputs(framework: Any, rows_of: Any, tmp_path: Path) -> None:
     tested = framework("scored.custom_model")
-    tested.export(str(tmp_path / "model"), tested.initial(), {})
+    tested.export(str(tmp_path / "model"), tested.initial(), [])
     found = _reload(tmp_path / "model", np.ones((2, 3), "f4"))
     assert set(found) == {"logits", "probability"}
     np.testing.assert_allclose(found["probability"], tf.sigmoid(found["logits"]), rtol=1e-6)
@@ -102,6 +108,6 @@ def test_the_local_strategy_exports_its_own_variables(framework: Any, minibatche
     (batch,) = minibatches(tested, [b"1 1 2 3 4 5 6", b"0 7 8 9 10 11 12"])
     tested.train(batch, 0)
     expected = tested.predictions(batch, None, {}).numpy()
-    tested.export(str(tmp_path / "model"), None, {})
+    tested.export(str(tmp_path / "model"), None, [])
     found = _reload(tmp_path / "model", batch.data.element[0].numpy())
     np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)

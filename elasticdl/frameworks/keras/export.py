@@ -5,13 +5,13 @@ Owns the shape of the exported object; who renames the directory is not its busi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Floats, Ids
+from elasticdl.frameworks.framework import TableRows
 from elasticdl.layers.placement import Placement, Served, TableSpec
 
 Tensor = Any
@@ -20,18 +20,23 @@ Tensor = Any
 class ServedTable(tf.Module):  # type: ignore[misc]
     """The rows of one table.  With an `input_dim` an id is a row number; without, an id never trained gets zeros."""
 
-    def __init__(self, table: TableSpec, ids: Ids, rows: Floats) -> None:
+    def __init__(self, table: TableSpec, rows: TableRows | None) -> None:
         super().__init__(name=table.name)
+        num_known = 0 if rows is None else rows.num_rows
+        num_rows = table.input_dim or num_known + 1  # the last one is that of all others
+        self._rows = tf.Variable(tf.zeros([num_rows, table.dim]), trainable=False, name="rows")
+        ids = np.arange(num_known)
+        start = 0
+        for part, values in () if rows is None else rows.chunks:
+            ids[start : start + len(part)] = part
+            self._rows[start : start + len(part)].assign(values)
+            start += len(part)
         if table.input_dim:
-            whole = rows if len(rows) == table.input_dim else _scattered(table, ids, rows)
             self._index = None
         else:
-            whole = np.concatenate([rows, np.zeros((1, table.dim), np.float32)])
-            contents = tf.lookup.KeyValueTensorInitializer(
-                tf.constant(ids, tf.int64), tf.range(len(ids), dtype=tf.int64)
-            )
-            self._index = tf.lookup.StaticHashTable(contents, default_value=len(ids))
-        self._rows = tf.Variable(whole, trainable=False, name="rows")
+            numbers = tf.range(num_known, dtype=tf.int64)
+            contents = tf.lookup.KeyValueTensorInitializer(tf.constant(ids, tf.int64), numbers)
+            self._index = tf.lookup.StaticHashTable(contents, default_value=num_known)
 
     def __call__(self, ids: Tensor) -> Tensor:
         return tf.gather(self._rows, ids if self._index is None else self._index.lookup(ids))
@@ -56,19 +61,17 @@ class ServedModel(tf.Module):  # type: ignore[misc]
         self.__call__ = self.serve
 
 
-def export_model(
-    path: str, model: Any, placement: Placement | None, rows: Mapping[str, tuple[Ids, Floats]], spec: Any
-) -> None:
+def export_model(path: str, model: Any, placement: Placement | None, tables: Iterable[TableRows], spec: Any) -> None:
     """Writes the SavedModel.
 
     Args:
-        rows: table to its ids [U] and values [U, dim].
+        tables: the rows of the tables of the placement; one that is left out has none.
         spec: of batched features.
     """
     specs = {} if placement is None else placement.tables
-    empty = {name: (np.zeros(0, np.int64), np.zeros((0, table.dim), np.float32)) for name, table in specs.items()}
-    tables = {name: ServedTable(table, *(rows.get(name) or empty[name])) for name, table in specs.items()}
-    served = ServedModel(model, tables, placement, spec)
+    served_tables = {rows.name: ServedTable(specs[rows.name], rows) for rows in tables}
+    empty = {name: ServedTable(table, None) for name, table in specs.items() if name not in served_tables}
+    served = ServedModel(model, {**served_tables, **empty}, placement, spec)
     tf.saved_model.save(served, path, signatures={"serving_default": _signature(served.serve, spec)})
 
 
@@ -95,9 +98,3 @@ def _numbered(name: str, count: int) -> list[str]:
 
 def _named_spec(leaf: Any, name: str) -> Any:
     return tf.TensorSpec(leaf.shape, leaf.dtype, name) if isinstance(leaf, tf.TensorSpec) else leaf
-
-
-def _scattered(table: TableSpec, ids: Ids, rows: Floats) -> Floats:
-    whole = np.zeros((table.input_dim, table.dim), np.float32)
-    whole[ids] = rows
-    return whole

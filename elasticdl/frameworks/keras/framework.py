@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from elasticdl.frameworks.framework import (
     Batch,
     Evaluation,
     Floats,
-    Ids,
     Mode,
     ModelReport,
     Parameters,
     Step,
+    TableRows,
     TaskRecords,
 )
 from elasticdl.frameworks.keras.callbacks import end_training, has_end, make_callbacks
@@ -148,12 +148,12 @@ class KerasFramework:
         """See `Framework.evaluation`."""
         return KerasEvaluation(self._measures(), self.predictions)
 
-    def export(self, path: str, parameters: Parameters | None, rows: Mapping[str, tuple[Ids, Floats]]) -> None:
+    def export(self, path: str, parameters: Parameters | None, tables: Iterable[TableRows]) -> None:
         """See `Framework.export`.  An id of a table without `input_dim` that has no row gets zeros."""
         built = self._built()
         if parameters is not None:
             self._steps().assign(parameters)
-        export_model(path, built.model, built.placement, rows, self._features())
+        export_model(path, built.model, built.placement, tables, self._features())
 
     def end_training(self, parameters: Parameters | None, output: str) -> None:
         """See `Framework.end_training`.  Rows of tables on the parameter servers are not in the model."""
