@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+NATIVE := $(VENV)/.native
 DEMO := build/demo
 CHAOS ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -34,20 +35,25 @@ $(STAMP): setup.py pyproject.toml elasticdl_client/pyproject.toml | $(BIN)/pytho
 	$(call say,filling $(VENV) (once; TensorFlow is a large download, so this takes a few minutes))
 	$(call say,installing the client$(comma) the runtime$(comma) TensorFlow and the tools of the developer)
 	@$(BIN)/python -m pip install --quiet --editable ./elasticdl_client --editable '.[tensorflow,dev]'
-	@touch $@
+	@touch $@ $(NATIVE)
 comma := ,
 
-setup: $(STAMP)
+$(NATIVE): $(wildcard elasticdl/kernels/src/*) | $(STAMP)
+	$(call say,building the native kernels)
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+setup: $(NATIVE)
 	$(call say,ready: $(BIN)/elasticdl --help)
 
-demo: $(STAMP)
+demo: $(NATIVE)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh $(DEMO)
 
-test: $(STAMP)
+test: $(NATIVE)
 	$(call say,running the tests marked ci (a few minutes))
 	@$(BIN)/python -m pytest -m ci
 
-test-full: $(STAMP)
+test-full: $(NATIVE)
 	$(call say,running all tests that need no cluster)
 	@$(BIN)/python -m pytest -m "not cluster" --timeout 1800
 
@@ -65,17 +71,17 @@ define run_on_cluster
 	@$(BIN)/python -m pytest -m $(1) -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 endef
 
-e2e: $(STAMP)
+e2e: $(NATIVE)
 	$(call run_on_cluster,"cluster and not full")
 
-e2e-full: $(STAMP)
+e2e-full: $(NATIVE)
 	$(call run_on_cluster,"cluster")
 
-chaos: $(STAMP)
+chaos: $(NATIVE)
 	$(call say,killing workers$(comma) parameter servers and masters of real jobs)
 	@$(BIN)/python -m tests.chaos $(CHAOS)
 
-lint: $(STAMP)
+lint: $(NATIVE)
 	$(call say,ruff check$(comma) ruff format --check$(comma) mypy --strict)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -85,12 +91,12 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP)
+bench: $(NATIVE)
 	@for benchmark in recordio local_train ps_training frappe large_table; do \
 	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
 
-$(VENV)/.builder: | $(BIN)/python
-	@$(BIN)/python -m pip install --quiet 'setuptools>=70.1'
+$(VENV)/.builder: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet 'setuptools>=70.1' 'pybind11>=2.12,<4'
 	@touch $@
 
 wheels: $(VENV)/.builder

@@ -1,5 +1,15 @@
 """Native kernels (C++): embedding tables, optimizers, and what moves rows between ids and tensors.
 
 Nothing in here knows of jobs, leases or the wire.  The module `_native` is built with the package and is required; its
-oracle in NumPy, for the tests alone, is `elasticdl.kernels.reference`.
+oracles in NumPy are with the tests.
 """
+
+try:
+    import elasticdl.kernels._native
+except ModuleNotFoundError as error:
+    if error.name != "elasticdl.kernels._native":
+        raise
+    raise ImportError(
+        "The native kernels of elasticdl are not built for this Python.\n"
+        "  Install the wheel of elasticdl, or in a checkout: make setup (or python setup.py build_ext --inplace)."
+    ) from None
