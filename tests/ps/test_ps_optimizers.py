@@ -13,7 +13,6 @@ from elasticdl.kernels import _native
 from elasticdl.ps.optimizers import OptimizerConfig, check_optimizer
 from elasticdl_client.errors import ModelDefinitionError
 from tests.ps.reference_optimizers import apply_reference, fresh_slots
-from tests.ps.scenes import config
 
 COSINE = {"class_name": "CosineDecay", "config": {"initial_learning_rate": 0.1, "decay_steps": 30, "alpha": 0.1}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,6 +36,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 EACH = pytest.mark.parametrize("name", CASES)
 pytestmark = pytest.mark.ci
+
+
+def config(class_name: str, **options: Any) -> str:
+    return json.dumps({"module": "keras.optimizers", "class_name": class_name, "config": options})
 
 
 def parsed(name: str) -> OptimizerConfig:
