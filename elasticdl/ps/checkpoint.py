@@ -10,6 +10,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -18,11 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Floats
-from elasticdl.ps.checkpoint_v1 import Part as Part
-from elasticdl.ps.checkpoint_v1 import PartFile as PartFile
-from elasticdl.ps.checkpoint_v1 import read_part as read_part
-from elasticdl.ps.checkpoint_v1 import restore_part as restore_part
-from elasticdl.ps.checkpoint_v1 import write_part as old_write_part
 from elasticdl.ps.part_layout import (
     FLOATS,
     FORMAT,
@@ -57,6 +53,28 @@ _MAX_INDEX_BYTES = 1 << 30
 HINT = "take another checkpoint, or train again from the beginning"
 
 
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A part on disk, as the manifest names it.
+
+    Attributes:
+        crc32: crc32c of the index, which holds the checksums of everything else.
+    """
+
+    file: str
+    size_bytes: int
+    crc32: int
+
+
+def __getattr__(name: str) -> Any:
+    """The first format, until nobody uses it."""
+    if name in ("Part", "read_part", "restore_part"):
+        from elasticdl.ps import checkpoint_v1
+
+        return getattr(checkpoint_v1, name)
+    raise AttributeError(name)
+
+
 def file_name(ps_id: int, num_ps: int) -> str:
     """The name of a part within its directory."""
     return f"variables-{ps_id}-of-{num_ps}.ckpt"
@@ -64,7 +82,12 @@ def file_name(ps_id: int, num_ps: int) -> str:
 
 def write_part(directory: Path, *of: Any) -> PartFile:
     """For callers of both formats."""
-    return old_write_part(directory, *of) if len(of) == 1 else _write_part(directory, *of)
+    if len(of) == 1:
+        from elasticdl.ps import checkpoint_v1
+
+        written = checkpoint_v1.write_part(directory, *of)
+        return PartFile(written.file, written.size_bytes, written.crc32)
+    return _write_part(directory, *of)
 
 
 def _write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snapshot: PartSnapshot) -> PartFile:
