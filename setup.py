@@ -53,7 +53,7 @@ setup(
             "elasticdl.kernels._native",
             [str(path) for path in sorted(KERNELS.glob("*.cpp"))],
             cxx_std=17,
-            depends=HEADERS,
+            depends=[*HEADERS, "setup.py"],
             extra_compile_args=COMPILE,
             extra_link_args=["-Wl,--strip-all"] if sys.platform == "linux" else [],
         )
