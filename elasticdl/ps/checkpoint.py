@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Floats
+from elasticdl.kernels._native import crc32c
 from elasticdl.ps.part_layout import (
     FLOATS,
     FORMAT,
@@ -38,11 +39,6 @@ from elasticdl.ps.part_layout import (
 )
 from elasticdl.ps.snapshot import PartSnapshot, Piece, TableChunk
 from elasticdl_client.errors import CheckpointError
-
-try:
-    from elasticdl.kernels._native import crc32c
-except ImportError:
-    from zlib import crc32 as crc32c  # type: ignore[assignment]
 
 Array = npt.NDArray[Any]
 _Typed = tuple[Array, np.dtype[Any]]

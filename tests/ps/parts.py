@@ -40,7 +40,7 @@ def floats_of(table: Table, ids: Ids, slot: str = "") -> Floats:
     """The rows of ids, or a slot beside them: a function of both."""
     shift = float(1 + list(SLOTS[table.name]).index(slot)) if slot else 0.0
     first = (ids % 1009).astype(np.float32)[:, None] / np.float32(7)
-    return first + np.arange(table.dim, dtype=np.float32) + np.float32(shift)
+    return np.asarray(first + np.arange(table.dim, dtype=np.float32) + np.float32(shift), np.float32)
 
 
 def dense_of(kind: str, total: int) -> Floats:

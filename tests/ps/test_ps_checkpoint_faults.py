@@ -1,4 +1,4 @@
-"""Volumes that are full, read-only or stuck, and writers that are killed: said, cleaned up, and the next one is whole."""
+"""Volumes that are full, read-only or stuck, writers that are killed: said, cleaned up, and the next part is whole."""
 
 from __future__ import annotations
 

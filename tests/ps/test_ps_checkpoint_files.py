@@ -18,7 +18,7 @@ from elasticdl.ps.checkpoint import BLOCK_BYTES, PartFile, PartReader, write_par
 from elasticdl.ps.part_layout import TAIL
 from elasticdl.ps.partition import ALL_BUCKETS
 from elasticdl.ps.restoring import open_checkpoint
-from elasticdl.ps.snapshot import Chunks, PartSnapshot, TableChunk
+from elasticdl.ps.snapshot import PartSnapshot, TableChunk
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import applied_set, assert_is, flip, part, write_checkpoint
 
@@ -49,6 +49,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 def read_all(path: Path, expected: PartFile | None) -> None:
     with PartReader(path, expected) as reader:
         reader.verify()
+
+
+def restore_all(directory: Path) -> None:
+    snapshot = open_checkpoint(directory, ALL_BUCKETS)
+    try:
+        for chunks in snapshot.chunks.values():
+            assert all(len(chunk.ids) for chunk in chunks())
+    finally:
+        snapshot.close()
 
 
 @pytest.mark.ci
@@ -103,13 +112,7 @@ def test_damage_in_each_region_stops_a_restore(written: Written, tmp_path: Path,
     }[region]
     flip(path, position)
     with pytest.raises(CheckpointError, match=r"variables-0-of-1\.ckpt is damaged"):
-        snapshot = open_checkpoint(directory, ALL_BUCKETS)
-        try:
-            for chunks in snapshot.chunks.values():
-                for _ in chunks():
-                    pass
-        finally:
-            snapshot.close()
+        restore_all(directory)
 
 
 @pytest.mark.ci
@@ -128,7 +131,7 @@ def test_a_part_of_the_first_format_is_refused_by_number(tmp_path: Path) -> None
         PartReader(tmp_path / "old.ckpt")
 
 
-def large_table(num_chunks: int, rows: int, dim: int) -> tuple[PartSnapshot, Chunks]:
+def large_table(num_chunks: int, rows: int, dim: int) -> PartSnapshot:
     """A part with one table that never exists as a whole."""
     table = Table("deep", dim, "{}")
 
@@ -137,12 +140,12 @@ def large_table(num_chunks: int, rows: int, dim: int) -> tuple[PartSnapshot, Chu
             ids = np.arange(number * rows, (number + 1) * rows, dtype=np.int64)
             yield TableChunk(ids, np.full((rows, dim), number, np.float32), {})
 
-    return replace(part(ALL_BUCKETS), tables=(table,), chunks={"deep": chunks}), chunks
+    return replace(part(ALL_BUCKETS), tables=(table,), chunks={"deep": chunks})
 
 
 @pytest.mark.ci
 def test_no_more_than_some_blocks_are_in_memory_at_a_time(tmp_path: Path) -> None:
-    snapshot, _ = large_table(num_chunks=100, rows=16_000, dim=16)  # 115 MB
+    snapshot = large_table(num_chunks=100, rows=16_000, dim=16)  # 115 MB
     tracemalloc.start()
     try:
         file = write_part(tmp_path, 0, 1, 10, snapshot)
@@ -158,7 +161,7 @@ def test_no_more_than_some_blocks_are_in_memory_at_a_time(tmp_path: Path) -> Non
 
 @pytest.mark.ci
 def test_a_large_chunk_and_a_large_vector_are_cut_into_blocks(tmp_path: Path) -> None:
-    snapshot, _ = large_table(num_chunks=1, rows=600_000, dim=8)
+    snapshot = large_table(num_chunks=1, rows=600_000, dim=8)
     values = np.arange(5_000_000, dtype=np.float32)
     snapshot = replace(snapshot, trainable=values, total_trainable=len(values))
     file = write_part(tmp_path, 0, 1, 10, snapshot)
@@ -174,14 +177,14 @@ def test_a_large_chunk_and_a_large_vector_are_cut_into_blocks(tmp_path: Path) ->
 
 @pytest.mark.full
 def test_a_part_beyond_four_gibibytes_comes_back(tmp_path: Path) -> None:
-    snapshot, chunks = large_table(num_chunks=600, rows=64_000, dim=30)
+    snapshot = large_table(num_chunks=600, rows=64_000, dim=30)
     file = write_part(tmp_path, 0, 1, 10, snapshot)
     assert file.size_bytes > 1 << 32
     with PartReader(tmp_path / file.file, file) as reader:
         assert reader.index.tables[0].num_rows == 600 * 64_000
         blocks = reader.index.tables[0].blocks
         assert blocks[-1].offset > 1 << 32
-        last = list(reader.chunks(replace(reader.index.tables[0], blocks=blocks[-1:])))[0]
+        (last,) = reader.chunks(replace(reader.index.tables[0], blocks=blocks[-1:]))
         assert last.rows[-1, 0] == 599
     (tmp_path / file.file).unlink()
 

@@ -176,12 +176,10 @@ def test_each_checkpoint_that_is_passed_over_is_said(tmp_path: Path) -> None:
     assert restored.directory == tmp_path / "version-8"
     assert [reason.split(":")[0] for reason in restored.damaged] == ["version-20", "version-9"]
     damage_rows(tmp_path / "version-8")
-    with pytest.raises(
-        CheckpointError, match="no checkpoint in .* can be restored: version-20: .*; version-9: .*"
-    ) as e:
+    with pytest.raises(CheckpointError, match=r"can be restored: version-20: .*; version-9: ") as error:
         restore(tmp_path / "version-20", ALL_BUCKETS, take_it)
-    assert "version-8: " in e.value.what
-    assert "mend or put back one of them" in e.value.hint
+    assert "version-8: " in error.value.what
+    assert "mend or put back one of them" in error.value.hint
 
 
 def test_a_checkpoint_that_was_pruned_meanwhile_has_a_newer_one_beside_it(tmp_path: Path) -> None:
