@@ -15,6 +15,7 @@ import numpy as np
 from elasticdl.frameworks.framework import Floats, Ids, ModelReport, Parameters, Table
 from elasticdl.ps.carried_rounds import CarriedRounds
 from elasticdl.ps.connection import PsConnection, PsUnavailable
+from elasticdl.ps.dense_copy import DenseCopy
 from elasticdl.ps.exchanges import LeaseRefused, PsUninitialized, Pull, Pulled, Push, TooStale
 from elasticdl.ps.initializers import check_table
 from elasticdl.ps.lookups import IdsOutOfRange, Lookup, Lookups
@@ -35,6 +36,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import STREAM_FROM_BYTES, Array, FrameError
 
 __all__ = [
+    "DenseCopy",
     "IdsOutOfRange",
     "LeaseRefused",
     "PsClient",
@@ -86,7 +88,7 @@ class PsClient:
         self._num_trainable = _num_floats(layout, trainable=True)
         self._num_non_trainable = _num_floats(layout, trainable=False)
         self._dims = {table.name: table.dim for table in layout.tables}
-        self._wire_type = _WIRE_TYPES[wire_dtype]
+        self._wire_type: pb.WireType = _WIRE_TYPES[wire_dtype]
         self._lookups = Lookups(self.partition, layout.tables)
         self._rounds = CarriedRounds(self.partition.num_ps)
         self._connections = [
@@ -161,7 +163,9 @@ class PsClient:
             JobError: a PS holds another model.
         """
         changes = self._row_changes(push) if push is not None else {}
-        pulled = self._lookups.of(pull.ids) if pull is not None else {}
+        pulled = self._lookups.of(pull.ids, remember=not pull.read_only) if pull is not None else {}
+        # What is read for evaluation and export is exact.
+        wire_type = pb.FLOAT32 if pull is not None and pull.read_only else self._wire_type
 
         def call(ps_id: int) -> tuple[pb.ExchangeReply, list[Array]]:
             push_call = self._push_call(ps_id, push, changes) if push is not None else None
@@ -172,10 +176,10 @@ class PsClient:
                 pull_call,
                 self.partition.version,
                 self._rounds.for_ps(ps_id),
-                self._wire_type,
+                wire_type,
             )
-            lease = push.lease if push is not None else 0
-            answer = self._raw(ps_id, "Exchange", encode_exchange(exchange), self._reply_bytes(ps_id, pull_call), lease)
+            frame, reply_bytes = encode_exchange(exchange), self._reply_bytes(ps_id, pull_call)
+            answer = self._raw(ps_id, "Exchange", frame, reply_bytes, push.lease if push else 0, wire_type)
             self._rounds.applied(ps_id, answer[0].applied_round)
             return answer
 
@@ -285,11 +289,17 @@ class PsClient:
         return Pulled(parameters, rows, versions, repeated)
 
     def _raw(
-        self, ps_id: int, method: str, frame: bytes, reply_bytes: int, lease: int = 0
+        self,
+        ps_id: int,
+        method: str,
+        frame: bytes,
+        reply_bytes: int,
+        lease: int = 0,
+        wire_type: pb.WireType = pb.FLOAT32,
     ) -> tuple[pb.ExchangeReply, list[Array]]:
         answer = self._connections[ps_id].raw(method, frame, reply_bytes)
         try:
-            reply, arrays = decode_reply(answer, self._wire_type)
+            reply, arrays = decode_reply(answer, wire_type)
         except FrameError as error:
             raise PsUnavailable(ps_id, f"PS {ps_id}: its reply is damaged: {error}") from error
         self._check(ps_id, reply.status, reply.reason, lease, reply.partition)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Floats, Ids, Table
+from elasticdl.kernels import _native
 from elasticdl.ps.partition import Partition
 
 Positions = npt.NDArray[np.int32]
@@ -43,11 +44,10 @@ class Lookup:
 
     @classmethod
     def of(cls, ids: Ids, partition: Partition) -> Lookup:
-        unique, inverse = np.unique(ids, return_inverse=True)
-        positions = inverse.astype(np.int32)
+        unique, positions = _native.unique(np.ascontiguousarray(ids))
         if partition.num_ps == 1:
-            return cls(unique, positions, (0, len(unique)))
-        parts = [np.asarray(part, np.int32) for part in partition.split(unique)]
+            return cls(unique, None if len(unique) == len(ids) else positions, (0, len(unique)))
+        parts = _native.split(unique, partition.owners, partition.num_ps)
         order = np.concatenate(parts)
         places = np.empty(len(unique), np.int32)
         places[order] = np.arange(len(unique), dtype=np.int32)
@@ -60,15 +60,13 @@ class Lookup:
 
     def expand(self, rows: Floats) -> Floats:
         """[U, dim] → [n, dim]."""
-        return rows if self.positions is None else rows[self.positions]
+        return rows if self.positions is None else _native.gather(rows, self.positions)
 
     def sum(self, gradients: Floats) -> Floats:
         """[n, dim] → [U, dim]: gradients of the same id are added in their order."""
         if self.positions is None:
             return gradients
-        total = np.zeros((len(self.unique), *gradients.shape[1:]), np.float32)
-        np.add.at(total, self.positions, gradients)
-        return total
+        return _native.sum_rows(np.ascontiguousarray(gradients), self.positions, len(self.unique))
 
     def check_range(self, table: str, input_dim: int) -> None:
         """
@@ -94,8 +92,11 @@ class Lookups:
         self._lock = threading.Lock()
         self._known: deque[tuple[Ids, Lookup]] = deque(maxlen=_REMEMBERED)
 
-    def of(self, ids: Mapping[str, Ids]) -> dict[str, Lookup]:
+    def of(self, ids: Mapping[str, Ids], remember: bool = True) -> dict[str, Lookup]:
         """By table.
+
+        Args:
+            remember: the same arrays will come again.
 
         Raises:
             IdsOutOfRange: ids that a table does not have.
@@ -104,6 +105,9 @@ class Lookups:
         alike: dict[bytes, list[tuple[Ids, Lookup]]] = {}
         for name, of_table in ids.items():
             found[name] = self._remembered(of_table) or self._made(of_table, alike)
+            if remember:
+                with self._lock:
+                    self._known.append((of_table, found[name]))
             if name in self._input_dims:
                 found[name].check_range(name, self._input_dims[name])
         return found
@@ -119,6 +123,4 @@ class Lookups:
         if lookup is None:
             lookup = Lookup.of(ids, self._partition)
         others.append((ids, lookup))
-        with self._lock:
-            self._known.append((ids, lookup))
         return lookup

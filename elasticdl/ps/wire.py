@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Floats, Ids, Table
+from elasticdl.kernels import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import decode, encode
 
@@ -227,20 +228,11 @@ def _as_is(values: Array) -> Array:
 def _to_half(values: Floats) -> Array:
     if values.size and not (values.max() <= _LARGEST_HALF and values.min() >= -_LARGEST_HALF):
         values = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF)  # NaN stays NaN
-    return values.astype(np.float16).view(np.uint16)
-
-
-def _from_half(bits: Array) -> Floats:
-    return bits.view(np.float16).astype(np.float32)
+    return _native.to_half(np.ascontiguousarray(values))
 
 
 def _to_bfloat16(values: Floats) -> Array:
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def _from_bfloat16(bits: Array) -> Floats:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return _native.to_bfloat16(np.ascontiguousarray(values))
 
 
 _PACK: dict[int, Callable[[Floats], Array]] = {
@@ -250,6 +242,6 @@ _PACK: dict[int, Callable[[Floats], Array]] = {
 }
 _UNPACK: dict[int, Callable[[Array], Floats]] = {
     pb.FLOAT32: _as_is,
-    pb.FLOAT16: _from_half,
-    pb.BFLOAT16: _from_bfloat16,
+    pb.FLOAT16: _native.from_half,
+    pb.BFLOAT16: _native.from_bfloat16,
 }

@@ -3,7 +3,7 @@
 A frame is a protobuf header followed by arrays, little-endian and C-ordered, each starting at a multiple of 8 bytes
 so that the receiver uses them in place, without a copy::
 
-    u32 magic  u32 crc32 of all that follows  u32 header size  u32 number of arrays
+    u32 magic  u32 crc32c of all that follows  u32 header size  u32 number of arrays
     per array: u8 dtype, u8 dimensions, u16 0, u32 0, then i64 per dimension
     header, padding, then per array: bytes, padding
 
@@ -13,12 +13,13 @@ gRPC handlers and stubs of these methods pass bytes through; nothing here knows 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from elasticdl.kernels import _native
 
 MAGIC = 0x4C444C45  # "ELDL"
 CHUNK_BYTES = 1 << 20
@@ -54,7 +55,7 @@ def encode(header: bytes, arrays: Sequence[Array]) -> bytes:
         position += -position % 8 + array.nbytes
     checksum = 0
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = _native.crc32c(part, checksum)
     return b"".join((_PREFIX.pack(MAGIC, checksum, len(header), len(arrays)), *parts))
 
 
@@ -69,7 +70,7 @@ def decode(frame: bytes) -> tuple[bytes, list[Array]]:
     magic, checksum, header_size, num_arrays = _PREFIX.unpack_from(frame)
     if magic != MAGIC:
         raise FrameError(f"not a frame: magic {magic:#x}")
-    if zlib.crc32(memoryview(frame)[_PREFIX.size :]) != checksum:
+    if _native.crc32c(memoryview(frame)[_PREFIX.size :]) != checksum:
         raise FrameError("the checksum of a frame does not match")
     try:
         return _decode_body(frame, header_size, num_arrays)

@@ -13,6 +13,14 @@ class LeaseLost(Exception):
     """The lease being worked on is no longer ours: whatever was computed under it is dropped."""
 
 
+class NotFinite(ArithmeticError):
+    """A minibatch whose gradient would spoil the model: it is not pushed, and the job ends."""
+
+    def __init__(self, minibatch: int, what: str) -> None:
+        super().__init__(what)
+        self.minibatch = minibatch
+
+
 class TaskBatches(Iterator[Batch]):
     """Iterates over the minibatches of one lease, up to and without its closing element.
 

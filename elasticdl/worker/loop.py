@@ -14,7 +14,7 @@ import grpc
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.batches import LeaseLost, TaskBatches
+from elasticdl.worker.batches import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.evaluation import evaluate_task, merged_results
 from elasticdl.worker.export import end_training
 from elasticdl.worker.leases import HeldLease
@@ -125,6 +125,8 @@ class WorkerLoop:
         except LeaseLost:
             _log.info("Lease %d (%s) is lost; its minibatches go to another worker", held.id, held.task_name)
             self._link.leases.revoke((held.id,))
+        except NotFinite as error:
+            self._end_job(held, error)
         except (FeedError, JobError, grpc.RpcError):
             raise
         except Exception as error:  # noqa: BLE001  the user's model, loss and metrics run in here
@@ -192,6 +194,12 @@ class WorkerLoop:
         if held is not None:
             self._link.fail(held.id, error.n, str(error), details, list(bad_records))
             self._close(held)
+
+    def _end_job(self, held: HeldLease, error: NotFinite) -> None:
+        _log.error("Minibatch %d of %s: %s", error.minibatch, held.task_name, error)
+        self._reporter.drain()
+        self._link.report_progress(held.id, [], None, not_finite=f"{error}, in minibatch {error.minibatch}")
+        self._link.leases.remove(held.id)
 
     def _user_code_failed(self, held: HeldLease, error: Exception) -> None:
         details = traceback.format_exc()

@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -76,7 +76,7 @@ class MasterLink:
             )
         if not reply.accepted:
             raise JobError(f"the master does not accept worker {self.worker_id}: {reply.reason}")
-        self._learn(reply.partition)
+        self.learn_partition(reply.partition)
         return reply
 
     def start_heartbeat(self) -> None:
@@ -140,7 +140,9 @@ class MasterLink:
         report.worker_id, report.incarnation = self.worker_id, self._incarnation
         return self._told(self._stub.ReportModel, report)
 
-    def report_progress(self, lease: int, committed: list[int], loss: float | None) -> pb.Ack:
+    def report_progress(
+        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
+    ) -> pb.Ack:
         message = pb.ProgressReport(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
@@ -148,6 +150,8 @@ class MasterLink:
             committed=committed,
             loss=loss or 0.0,
             has_loss=loss is not None,
+            skipped=skipped,
+            not_finite=not_finite,
         )
         return self._told(self._stub.ReportProgress, message)
 
@@ -195,7 +199,8 @@ class MasterLink:
             self._partition_changed.wait_for(lambda: self._partition.version > newer_than, timeout_s)
             return self._partition
 
-    def _learn(self, partition: pb.Partition) -> None:
+    def learn_partition(self, partition: pb.Partition) -> None:
+        """Of the master or of a PS; older ones are ignored."""
         with self._partition_changed:
             if partition.version > self._partition.version:
                 self._partition = partition
@@ -235,4 +240,4 @@ class MasterLink:
             return
         for held in self.leases.revoke(reply.revoked):
             _log.info("Lease %d (%s) was taken back by the master", held.id, held.task_name)
-        self._learn(reply.partition)
+        self.learn_partition(reply.partition)

@@ -24,15 +24,19 @@ from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.tokens import read_token
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.gradients import Gradients
 from elasticdl.worker.local import LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.parameter_server import ParameterServerStrategy
+from elasticdl.worker.parameter_server import ParameterServerStrategy, Training
+from elasticdl.worker.pipelined import PipelinedTraining
+from elasticdl.worker.ps_session import PsSession
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
+from elasticdl.worker.synchronous import SynchronousTraining
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
-from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.choices import DistributionStrategy, NanPolicy
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -104,7 +108,7 @@ class Worker:
     def _strategy(self, report: ModelReport) -> Strategy:
         spec = self._spec
         if self._on_ps():
-            return ParameterServerStrategy(self._link, self._framework, report, self._token, spec.seed, self._clock)
+            return self._parameter_server_strategy(report)
         local = LocalStrategy(
             self._framework,
             spec.job_name,
@@ -118,6 +122,16 @@ class Worker:
         self._link.carry_ledger(local.ledger)
         self._link.register()
         return local
+
+    def _parameter_server_strategy(self, report: ModelReport) -> Strategy:
+        spec = self._spec
+        session = PsSession(self._link, self._framework, report, self._token, spec.seed, spec.wire_dtype.value)
+        skips = spec.nan_policy is NanPolicy.SKIP
+        gradients = Gradients(self._framework, self._link, spec.seed, skips, self._clock)
+        training: Training = SynchronousTraining(session, gradients, self._clock)
+        if spec.use_async:
+            training = PipelinedTraining(session, gradients, spec.get_model_steps, self._clock)
+        return ParameterServerStrategy(self._link, session, training)
 
     def _on_ps(self) -> bool:
         return self._spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
@@ -139,7 +153,9 @@ class Worker:
         message = pb.ModelReport(
             variables=[pb.Variable(name=v.name, shape=v.shape, trainable=v.trainable) for v in report.variables],
             tables=[
-                pb.Table(name=t.name, dim=t.dim, initializer=t.initializer, input_dim=t.input_dim)
+                pb.Table(
+                    name=t.name, dim=t.dim, initializer=t.initializer, input_dim=t.input_dim, constraint=t.constraint
+                )
                 for t in report.tables
             ],
             optimizer=report.optimizer,
