@@ -12,11 +12,8 @@ import threading
 import traceback
 
 from elasticdl.cluster.standby import report_ready
-from elasticdl.data.custom import adapt_reader
-from elasticdl.data.factory import create_reader
-from elasticdl.data.reader import Reader
-from elasticdl.frameworks.framework import Framework, ModelReport
-from elasticdl.frameworks.keras import KerasFramework, first_op
+from elasticdl.frameworks.framework import ModelReport
+from elasticdl.frameworks.keras import first_op
 from elasticdl.model_def import load_model_definition
 from elasticdl.ps.client import check_model
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -25,6 +22,7 @@ from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.tokens import read_token
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.gradients import Gradients
+from elasticdl.worker.loading import Readers, load_framework, on_parameter_servers
 from elasticdl.worker.local import LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
@@ -36,7 +34,7 @@ from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.synchronous import SynchronousTraining
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
-from elasticdl_client.choices import DistributionStrategy, NanPolicy
+from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -58,7 +56,6 @@ class Worker:
             self._clock,
             read_master_timeout_s(),
         )
-        self._readers: dict[int, Reader] = {}
 
     def run(self) -> None:
         """Registers, loads the user's module, works until the job is over."""
@@ -69,9 +66,10 @@ class Worker:
         _log.info("Starting worker %d", self._link.worker_id)
         try:
             self._definition = load_model_definition(self._spec)
-            self._framework = self._load_framework()
+            self._readers = Readers(self._spec, self._definition)
+            self._framework = load_framework(self._spec, self._definition, self._readers)
             report = self._framework.report()
-            if self._on_ps():
+            if on_parameter_servers(self._spec):
                 check_model(report)
             message = self._describe(report)
         except ElasticDLError as error:
@@ -79,7 +77,9 @@ class Worker:
             raise
         strategy = self._strategy(report)
         self._link.report_model(message)
-        tasks = TaskStream(self._link, self._reader, strategy.begin, self._spec.seed, self._spec.shuffle, self._clock)
+        tasks = TaskStream(
+            self._link, self._readers.of, strategy.begin, self._spec.seed, self._spec.shuffle, self._clock
+        )
         reporter = Reporter(self._link, self._spec.log_loss_steps)
         loop = WorkerLoop(
             self._link,
@@ -96,18 +96,9 @@ class Worker:
         loop.run()
         _log.info("Worker %d is done", self._link.worker_id)
 
-    def _load_framework(self) -> Framework:
-        return KerasFramework(
-            self._definition,
-            minibatch_size=self._spec.minibatch_size,
-            seed=self._spec.seed,
-            metadata=self._reader(pb.TRAINING).metadata(),
-            on_parameter_server=self._on_ps(),
-        )
-
     def _strategy(self, report: ModelReport) -> Strategy:
         spec = self._spec
-        if self._on_ps():
+        if on_parameter_servers(self._spec):
             return self._parameter_server_strategy(report)
         local = LocalStrategy(
             self._framework,
@@ -133,22 +124,6 @@ class Worker:
             training = PipelinedTraining(session, gradients, spec.get_model_steps, self._clock)
         return ParameterServerStrategy(self._link, session, training)
 
-    def _on_ps(self) -> bool:
-        return self._spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
-
-    def _reader(self, task_type: pb.TaskType) -> Reader:
-        if task_type not in self._readers:
-            origins = {pb.TRAINING: self._spec.training_data, pb.EVALUATION: self._spec.validation_data}
-            self._readers[task_type] = self._open(origins[task_type])
-        return self._readers[task_type]
-
-    def _open(self, origin: str) -> Reader:
-        params = self._spec.data_reader_params_dict()
-        if self._definition.custom_data_reader is None:
-            return create_reader(origin, params, self._spec.seed)
-        records_per_task = self._spec.minibatch_size * self._spec.num_minibatches_per_task
-        return adapt_reader(self._definition.custom_data_reader, origin, records_per_task, params, self._spec.seed)
-
     def _describe(self, report: ModelReport) -> pb.ModelReport:
         message = pb.ModelReport(
             variables=[pb.Variable(name=v.name, shape=v.shape, trainable=v.trainable) for v in report.variables],
@@ -171,7 +146,7 @@ class Worker:
         return message
 
     def _shards(self, task_type: pb.TaskType) -> list[pb.ShardMessage]:
-        return [pb.ShardMessage(name=s.name, start=s.start, end=s.end) for s in self._reader(task_type).shards()]
+        return [pb.ShardMessage(name=s.name, start=s.start, end=s.end) for s in self._readers.of(task_type).shards()]
 
     def _refuse(self, error: ElasticDLError) -> None:
         cause = error.__cause__
