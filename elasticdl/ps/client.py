@@ -170,17 +170,18 @@ class PsClient:
         def call(ps_id: int) -> tuple[pb.ExchangeReply, list[Array]]:
             push_call = self._push_call(ps_id, push, changes) if push is not None else None
             pull_call = self._pull_call(ps_id, pull, pulled) if pull is not None else None
+            rounds = self._rounds.for_ps(ps_id)
             exchange = ExchangeCall(
                 self.partition.servers[ps_id].incarnation,
                 push_call,
                 pull_call,
                 self.partition.version,
-                self._rounds.for_ps(ps_id),
+                rounds,
                 wire_type,
             )
             frame, reply_bytes = encode_exchange(exchange), self._reply_bytes(ps_id, pull_call)
             answer = self._raw(ps_id, "Exchange", frame, reply_bytes, push.lease if push else 0, wire_type)
-            self._rounds.applied(ps_id, answer[0].applied_round)
+            self._rounds.delivered(ps_id, rounds, answer[0].applied_round)
             return answer
 
         return self._assemble(pull, pulled, self._on_all(call))
