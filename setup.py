@@ -1,4 +1,4 @@
-"""Builds the runtime distribution `elasticdl`: its native kernels; what else it is made of is said in pyproject.toml."""
+"""Builds the runtime distribution `elasticdl`: the native kernels; what else it is made of says pyproject.toml."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BuildKernels(build_ext):
         if shutil.which(compiler) is None:
             sys.exit(
                 f"elasticdl: its native kernels need a C++17 compiler, and there is no '{compiler}' here.\n"
-                "  Install one (Debian, Ubuntu: apt-get install g++), or install the wheel of elasticdl, which needs none."
+                "  Install one (Debian, Ubuntu: apt-get install g++), or install the wheel of elasticdl."
             )
         include = Path(sysconfig.get_path("include"))
         if not (include / "Python.h").exists():

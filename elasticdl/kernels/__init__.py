@@ -5,7 +5,7 @@ oracles in NumPy are with the tests.
 """
 
 try:
-    import elasticdl.kernels._native
+    import elasticdl.kernels._native  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "elasticdl.kernels._native":
         raise

@@ -29,7 +29,7 @@ def mix64(values: npt.NDArray[Any]) -> Hashes:
     return mixed
 
 
-def hash_key(*parts: str | int) -> Hashes:
-    """A key [1] of a sequence of names and numbers."""
+def hash_key(*parts: str | int) -> int:
+    """A key, of 64 bits, of a sequence of names and numbers."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
-    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], "<u8").astype(np.uint64)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

@@ -1,27 +1,23 @@
 """Initial values of embedding rows: each element is a function of (seed, table, id, column) alone.
 
-So a row is the same whoever creates it, when, and in which batch.  Names and configs are Keras's.  Distributions are
-made from one counter-based hash per element with nothing but additions, multiplications, divisions and square roots,
-each correctly rounded: the values are the same bits on every machine and in every implementation.
+So a row is the same whoever creates it, when, and in which batch.  Names and configs are Keras's; the values are made
+by the native kernels, from additions, multiplications, divisions and square roots alone, each correctly rounded: the
+same bits on every machine.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from elasticdl.frameworks.framework import Floats, Ids, Table
-from elasticdl.ps.hashing import GOLDEN, hash_key, mix64
-from elasticdl.ps.quantiles import TWO_SIGMA_TAIL, normal_quantile
+from elasticdl.frameworks.framework import Table
+from elasticdl.kernels import _native
+from elasticdl.ps.hashing import hash_key
 from elasticdl_client.errors import ModelDefinitionError
 
-Doubles = npt.NDArray[np.float64]
+Distribution = tuple[str, float, float]  # as `_native.Initializer` takes it
 
 _TRUNCATED_STDDEV = 0.87962566103423978  # of a standard normal cut off at two sigma; as in Keras
 _SCALING: Mapping[str, tuple[float, str, str]] = {
@@ -38,33 +34,7 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Initializer:
-    """Values of new rows of one table.
-
-    Attributes:
-        transform: uniform numbers in (0, 1) to values; None: the constant.
-    """
-
-    key: npt.NDArray[np.uint64]
-    dim: int
-    constant: float
-    transform: Callable[[Doubles], Doubles] | None
-
-    def rows(self, ids: Ids) -> Floats:
-        """Rows [len(ids), dim] of the ids, float32."""
-        if self.transform is None:
-            return np.full((len(ids), self.dim), self.constant, np.float32)
-        row_keys = mix64(mix64(ids) ^ self.key)
-        columns = np.arange(self.dim, dtype=np.uint64) * GOLDEN
-        hashes = mix64(row_keys[:, None] + columns[None, :])
-        uniform = (hashes >> np.uint64(11)).astype(np.float64)
-        uniform += 0.5
-        uniform *= 2.0**-53
-        return self.transform(uniform).astype(np.float32)
-
-
-def build_initializer(table: Table, seed: int) -> Initializer:
+def build_initializer(table: Table, seed: int) -> _native.Initializer:
     """The initializer of a table, from its Keras config.
 
     An integer seed of the config is mixed into the job's; a seed generator is not: rows have no order to draw in.
@@ -83,8 +53,9 @@ def build_initializer(table: Table, seed: int) -> Initializer:
     if name in constants:
         if not isinstance(constants[name], int | float):
             raise _unsupported(table, f"{name} with an array as value")
-        return Initializer(key, table.dim, float(constants[name]), None)
-    return Initializer(key, table.dim, 0.0, _transform(table, name, config))
+        return _native.Initializer("constant", key, float(constants[name]))
+    kind, a, b = _distribution(table, name, config)
+    return _native.Initializer(kind, key, a, b)
 
 
 def check_table(table: Table) -> None:
@@ -96,13 +67,13 @@ def check_table(table: Table) -> None:
     build_initializer(table, 0)
 
 
-def _transform(table: Table, name: str, config: Mapping[str, Any]) -> Callable[[Doubles], Doubles]:
+def _distribution(table: Table, name: str, config: Mapping[str, Any]) -> Distribution:
     if name == "RandomUniform":
-        return _uniform(config.get("minval", -0.05), config.get("maxval", 0.05))
+        return "uniform", float(config.get("minval", -0.05)), float(config.get("maxval", 0.05))
     if name == "RandomNormal":
-        return _normal(config.get("mean", 0.0), config.get("stddev", 0.05))
+        return "normal", float(config.get("mean", 0.0)), float(config.get("stddev", 0.05))
     if name == "TruncatedNormal":
-        return _truncated_normal(config.get("mean", 0.0), config.get("stddev", 0.05))
+        return "truncated_normal", float(config.get("mean", 0.0)), float(config.get("stddev", 0.05))
     if name == "VarianceScaling":
         kind = config.get("distribution", "truncated_normal")
         scale, mode = config.get("scale", 1.0), config.get("mode", "fan_in")
@@ -115,10 +86,10 @@ def _transform(table: Table, name: str, config: Mapping[str, Any]) -> Callable[[
     variance = scale / max(1.0, _fan(table, name, mode))
     if kind == "uniform":
         limit = math.sqrt(3.0 * variance)
-        return _uniform(-limit, limit)
+        return "uniform", -limit, limit
     if kind == "untruncated_normal":
-        return _normal(0.0, math.sqrt(variance))
-    return _truncated_normal(0.0, math.sqrt(variance) / _TRUNCATED_STDDEV)
+        return "normal", 0.0, math.sqrt(variance)
+    return "truncated_normal", 0.0, math.sqrt(variance) / _TRUNCATED_STDDEV
 
 
 def _fan(table: Table, name: str, mode: str) -> float:
@@ -131,20 +102,6 @@ def _fan(table: Table, name: str, mode: str) -> float:
             "give the layer an input_dim, or choose RandomUniform or RandomNormal",
         )
     return float(table.input_dim) if mode == "fan_in" else (table.input_dim + table.dim) / 2.0
-
-
-def _uniform(low: float, high: float) -> Callable[[Doubles], Doubles]:
-    return lambda uniform: low + (high - low) * uniform
-
-
-def _normal(mean: float, stddev: float) -> Callable[[Doubles], Doubles]:
-    return lambda uniform: mean + stddev * normal_quantile(uniform)
-
-
-def _truncated_normal(mean: float, stddev: float) -> Callable[[Doubles], Doubles]:
-    """Cut off at two standard deviations, as Keras does."""
-    kept = 1.0 - 2.0 * TWO_SIGMA_TAIL
-    return lambda uniform: mean + stddev * normal_quantile(TWO_SIGMA_TAIL + kept * uniform)
 
 
 def _unsupported(table: Table, name: str) -> ModelDefinitionError:
