@@ -1,147 +1,147 @@
-"""One PS's part of a model: dense slice, non-trainable slice, tables, the optimizer that changes them.
+"""One PS's part of a model: dense values, tables, and the optimizer that changes them.
 
-It checks what it is given, and then changes everything or nothing.  It knows no names, leases or locks.
+It checks what it is given; after that nothing may fail.  Updates and pulls of several threads run side by side.  It
+knows no names, leases or pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from elasticdl.frameworks.framework import Floats, Ids, Table
-from elasticdl.ps.optimizers import SGD, build_optimizer
-from elasticdl.ps.parameters import DenseSlice, DenseSnapshot, EmbeddingTable, NumpyTable, TableSnapshot
+from elasticdl.kernels import _native
+from elasticdl.ps.optimizers import OptimizerConfig
+from elasticdl.ps.parameters import DenseCopy, DenseValues, build_table
+from elasticdl.ps.partition import NUM_BUCKETS, Owners, joined_buckets, num_floats, slices_within
+from elasticdl.ps.snapshot import Buckets, Chunks, PartSnapshot, Piece, TableChunk
 from elasticdl.ps.wire import InitializeCall, PullCall, PushCall, RequestError, table_from_message
+from elasticdl.rpc import elasticdl_pb2 as pb
+
+_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSnapshot:
-    """A copy of one PS's part of a model, and all that is needed to go on from it.
+class Update:
+    """What one update does to a model.
 
     Attributes:
-        optimizer: Keras config as JSON; empty: the model is only read.
-        version: pushes applied: the optimizer's step count.
+        gradient, change: of this PS's dense values; None: they stay.
+        rows: table, ids [U], gradients [U, dim]; ids may repeat.
+        learning_rate: 0: the optimizer's own.
     """
 
-    optimizer: str
-    seed: int
-    version: int
-    dense: DenseSnapshot
-    non_trainable: Floats
-    tables: tuple[Table, ...] = ()
-    table_snapshots: Mapping[str, TableSnapshot] = field(default_factory=dict)
+    gradient: Floats | None
+    change: Floats | None
+    rows: tuple[tuple[str, Ids, Floats], ...]
+    learning_rate: float = 0.0
+
+    @classmethod
+    def of(cls, push: PushCall) -> Update:
+        return cls(push.gradient, push.change, push.rows, push.header.learning_rate)
 
 
-def initial_snapshot(call: InitializeCall) -> ModelSnapshot:
-    """A model before its first update, from what a worker says of it.
-
-    Raises:
-        RequestError: the header and the arrays disagree.
-    """
-    header = call.header
-    if (len(call.trainable), len(call.non_trainable)) != (header.num_trainable, header.num_non_trainable):
-        raise RequestError("the sizes of the initial values are not those of the header")
-    tables = tuple(table_from_message(table) for table in header.tables)
-    return ModelSnapshot(header.optimizer, header.seed, 0, DenseSnapshot(call.trainable), call.non_trainable, tables)
-
-
-def adopt(restored: ModelSnapshot, wanted: ModelSnapshot) -> ModelSnapshot:
-    """The values of another job's checkpoint under the optimizer, seed and initializers of this job's model.
-
-    Slots of the same name are kept.
-
-    Raises:
-        RequestError: they are not the same model.
-    """
-    check_same_model(restored, wanted)
-    return ModelSnapshot(
-        wanted.optimizer or restored.optimizer,
-        wanted.seed,
-        restored.version,
-        restored.dense,
-        restored.non_trainable,
-        wanted.tables,
-        restored.table_snapshots,
-    )
-
-
-def check_same_model(ours: ModelSnapshot, theirs: ModelSnapshot) -> None:
-    """Sizes and tables agree.
-
-    Raises:
-        RequestError: they do not; both are said.
-    """
-    if _shape(ours) != _shape(theirs):
-        raise RequestError(f"another model is here: {_shape(ours)}, the caller's has {_shape(theirs)}")
+def is_empty(push: PushCall) -> bool:
+    """Whether it only brings its name, because its minibatch was skipped: no update, so the step count stays."""
+    return not push.header.dense and not push.rows
 
 
 class ModelPart:
     """Values that change."""
 
-    def __init__(self, snapshot: ModelSnapshot) -> None:
-        """Takes a snapshot over; it is not kept.
+    def __init__(self, snapshot: PartSnapshot) -> None:
+        """Takes a snapshot over; it is not kept, nor closed.
 
         Raises:
-            ModelDefinitionError: the optimizer or an initializer is not supported.
+            ModelDefinitionError: the optimizer, an initializer or a constraint is not supported.
+            CheckpointError: the snapshot's rows cannot be read.
         """
-        self._optimizer_json = snapshot.optimizer
-        self._seed = snapshot.seed
+        self._origin = snapshot.optimizer, snapshot.seed, snapshot.total_trainable, snapshot.total_non_trainable
         self._described = snapshot.tables
-        self.version = snapshot.version
-        optimizer = build_optimizer(snapshot.optimizer) if snapshot.optimizer else SGD(np.float32(0.0))
-        self._dense = DenseSlice(snapshot.dense, optimizer)
-        self._non_trainable = np.array(snapshot.non_trainable, np.float32)
-        self._tables: dict[str, EmbeddingTable] = {}
-        self._dims = {table.name: table.dim for table in snapshot.tables}
+        self._buckets = joined_buckets(span for piece in snapshot.pieces for span in piece.buckets)
+        self._config = OptimizerConfig.parse(snapshot.optimizer)
+        self._dense = DenseValues(snapshot.trainable, snapshot.trainable_slots, snapshot.non_trainable, self._config)
+        self._tables: dict[str, _native.Table] = {}
         for table in snapshot.tables:
-            self._tables[table.name] = NumpyTable(table, optimizer, snapshot.seed)
-            if table.name in snapshot.table_snapshots:
-                self._tables[table.name].load(snapshot.table_snapshots[table.name])
+            native = build_table(table, self._config, snapshot.seed, snapshot.num_rows.get(table.name, 0))
+            self._tables[table.name] = native
+            for chunk in snapshot.chunks[table.name]() if table.name in snapshot.chunks else ():
+                slots = [chunk.slots.get(slot.name) for slot in self._config.slots]
+                native.load(chunk.ids, chunk.rows, slots)
 
-    def prepare(self, push: PushCall) -> list[Ids]:
-        """Everything of a push that may fail: no value of the model has changed when it does.
+    @property
+    def shape(self) -> str:
+        """In words: equal ones are of the same model."""
+        return _shape(self._origin[2], self._origin[3], self._described)
 
-        Returns:
-            For `apply`: the row numbers of each table in ``push.rows``.
+    @property
+    def num_rows(self) -> int:
+        """Of all tables."""
+        return sum(len(table) for table in self._tables.values())
 
-        Raises:
-            RequestError: the push does not fit the model.
+    @property
+    def table_bytes(self) -> int:
+        """What all tables have allocated."""
+        return sum(table.memory_bytes() for table in self._tables.values())
+
+    def check_push(self, push: PushCall) -> None:
         """
-        if not self._optimizer_json:
+        Raises:
+            RequestError: the push does not fit the model, or would spoil it.
+        """
+        if not self._origin[0]:
             raise RequestError("the model was initialised without an optimizer, to be read only")
         if push.gradient is not None and push.change is not None:
             shapes = push.gradient.shape, push.change.shape
-            if shapes != (self._dense.values.shape, self._non_trainable.shape):
-                raise RequestError(f"dense gradient and change have shapes {shapes}, not those of this PS's slices")
+            if shapes != (self._dense.trainable.shape, self._dense.non_trainable.shape):
+                raise RequestError(f"dense gradient and change have shapes {shapes}, not those of this PS's part")
+            if not (_native.all_finite(push.gradient) and _native.all_finite(push.change)):
+                raise RequestError("the gradient or change of the dense values is not finite")
         for name, ids, gradients in push.rows:
-            if gradients.shape != (len(ids), self._dim(name)):
+            table = self._table(name)
+            if gradients.shape != (len(ids), table.dim):
                 raise RequestError(f"row gradients of table {name} have shape {gradients.shape} for {len(ids)} ids")
-        return [self._tables[name].reserve(ids) for name, ids, _ in push.rows]
-
-    def apply(self, push: PushCall, row_numbers: Sequence[Ids]) -> None:
-        """One update by a push and what `prepare` has returned for it."""
-        step = self.version + 1
-        if push.gradient is not None and push.change is not None:
-            self._dense.apply(push.gradient, step)
-            self._non_trainable += push.change
-        for (name, _, gradients), numbers in zip(push.rows, row_numbers, strict=True):
-            if len(numbers):
-                self._tables[name].apply(numbers, gradients, step)
-        self.version = step
+            _check_ids(table, ids)
+            if not _native.all_finite(gradients):
+                raise RequestError(f"the row gradients of table {name} are not finite")
 
     def check_pull(self, pull: PullCall) -> None:
         """
         Raises:
-            RequestError: it asks for a table that is not there.
+            RequestError: it asks for a table or an id that cannot be there.
         """
-        for name, _ in pull.ids:
-            self._dim(name)
+        for name, ids in pull.ids:
+            _check_ids(self._table(name), ids)
+
+    def apply(self, update: Update, work: Sequence[tuple[Buckets, int]], staleness: int) -> None:
+        """One update of the values in some buckets.
+
+        Args:
+            work: buckets, and which update it is for them, from 1.
+            staleness: the learning rate is divided by it, if it is more than 1.
+        """
+        scalars = [self._config.scalars(step, self._rate(update, step, staleness)) for _, step in work]
+        if update.gradient is not None and update.change is not None:
+            num_trainable, num_non_trainable = self._origin[2:]
+            own = self._buckets
+            parts = [
+                (slices_within(share, own, num_trainable), slices_within(share, own, num_non_trainable), numbers)
+                for (share, _), numbers in zip(work, scalars, strict=True)
+            ]
+            self._dense.apply(update.gradient, update.change, parts)
+        owners = _owners(work, self._buckets)
+        for name, ids, gradients in update.rows:
+            if owners is None:
+                self._tables[name].apply(ids, gradients, scalars[0], self._config.clip_value)
+                continue
+            for positions, numbers in zip(_native.split(ids, owners, len(work) + 1)[:-1], scalars, strict=True):
+                self._tables[name].apply(ids[positions], gradients[positions], numbers, self._config.clip_value)
 
     def pull(self, pull: PullCall) -> list[Floats]:
         """The arrays of the reply."""
-        arrays = [self._dense.values.copy(), self._non_trainable.copy()] if pull.header.dense else []
+        arrays = self._dense.read() if pull.header.dense else []
         create = not pull.header.read_only
         return arrays + [self._tables[name].pull(ids, create) for name, ids in pull.ids]
 
@@ -151,35 +151,138 @@ class ModelPart:
         Raises:
             RequestError: there is no such table.
         """
-        self._dim(table)
+        self._table(table)
         return self._tables[table].ids()
 
-    def snapshot(self) -> ModelSnapshot:
-        """A copy."""
-        return ModelSnapshot(
-            self._optimizer_json,
-            self._seed,
-            self.version,
-            self._dense.snapshot(),
-            self._non_trainable.copy(),
+    def dense_buffers(self) -> DenseCopy:
+        """For `freeze`; made before, because it takes longer."""
+        return self._dense.buffers()
+
+    def freeze(self, dense: DenseCopy, pieces: tuple[Piece, ...] = ()) -> PartSnapshot:
+        """Everything as it is now; no update may be under way.  The one before must have been closed."""
+        self._dense.copy_into(dense)
+        frozen = {name: table.freeze() for name, table in self._tables.items()}
+        slots = [slot.name for slot in self._config.slots]
+
+        def chunks(table: Table) -> Chunks:
+            max_rows = max(1, _CHUNK_BYTES // (8 + 4 * table.dim * (1 + len(slots))))
+
+            def read() -> Iterator[TableChunk]:
+                for ids, rows, of_rows in frozen[table.name].chunks(max_rows):
+                    yield TableChunk(ids, rows, dict(zip(slots, of_rows, strict=True)))
+
+            return read
+
+        def close() -> None:
+            for table in frozen.values():
+                table.close()
+
+        return PartSnapshot(
+            *self._origin[:2],
+            pieces,
+            *self._origin[2:],
+            dense.trainable,
+            dict(zip(slots, dense.slots, strict=True)),
+            dense.non_trainable,
             self._described,
-            {name: table.snapshot() for name, table in self._tables.items()},
+            {table.name: chunks(table) for table in self._described},
+            {name: len(table) for name, table in frozen.items()},
+            close,
         )
 
-    def check_same_model(self, wanted: ModelSnapshot) -> None:
-        """
-        Raises:
-            RequestError: a caller's model is not the one here.
-        """
-        ours = ModelSnapshot("", 0, 0, DenseSnapshot(self._dense.values), self._non_trainable, self._described)
-        check_same_model(ours, wanted)
+    def _rate(self, update: Update, step: int, staleness: int) -> float | None:
+        if staleness <= 1:
+            return update.learning_rate or None
+        return (update.learning_rate or self._config.learning_rate(step)) / staleness
 
-    def _dim(self, table: str) -> int:
-        if table not in self._dims:
-            raise RequestError(f"this PS has no table {table!r}, only {sorted(self._dims)}")
-        return self._dims[table]
+    def _table(self, name: str) -> Table:
+        for table in self._described:
+            if table.name == name:
+                return table
+        raise RequestError(f"this PS has no table {name!r}, only {sorted(self._tables)}")
 
 
-def _shape(snapshot: ModelSnapshot) -> str:
-    tables = ", ".join(f"{t.name} × {t.dim}" for t in sorted(snapshot.tables, key=lambda t: t.name)) or "none"
-    return f"{len(snapshot.dense.values)} trainable and {len(snapshot.non_trainable)} other floats, tables: {tables}"
+def initial_snapshot(call: InitializeCall, buckets: Buckets) -> PartSnapshot:
+    """A model before its first update, from what a worker says of it.
+
+    Raises:
+        RequestError: sizes disagree.
+    """
+    header = call.header
+    totals = header.total_trainable, header.total_non_trainable
+    owned = tuple(num_floats(buckets, total) for total in totals)
+    told = header.num_trainable, header.num_non_trainable
+    if not (len(call.trainable), len(call.non_trainable)) == told == owned:
+        raise RequestError(
+            f"of {totals[0]} trainable and {totals[1]} other floats this PS holds {owned[0]} and {owned[1]}, "
+            f"the call has {len(call.trainable)} and {len(call.non_trainable)}"
+        )
+    tables = tuple(table_from_message(table) for table in header.tables)
+    piece = Piece(buckets, 0, pb.AppliedSet())
+    return PartSnapshot(
+        header.optimizer, header.seed, (piece,), *totals, call.trainable, {}, call.non_trainable, tables
+    )
+
+
+def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
+    """The values of another job's checkpoint under the optimizer, seed and initializers of this job's model.
+
+    Slots of the same name are kept.  The step count goes on from the newest part's.
+
+    Raises:
+        RequestError: they are not the same model.
+    """
+    check_same_model(shape_of(restored), shape_of(wanted))
+    version = max(piece.version for piece in restored.pieces)
+    return PartSnapshot(
+        wanted.optimizer or restored.optimizer,
+        wanted.seed,
+        tuple(Piece(piece.buckets, version, pb.AppliedSet()) for piece in wanted.pieces),
+        wanted.total_trainable,
+        wanted.total_non_trainable,
+        restored.trainable,
+        restored.trainable_slots,
+        restored.non_trainable,
+        wanted.tables,
+        restored.chunks,
+        restored.num_rows,
+        restored.close,
+    )
+
+
+def check_same_model(ours: str, theirs: str) -> None:
+    """Of two shapes.
+
+    Raises:
+        RequestError: they differ; both are said.
+    """
+    if ours != theirs:
+        raise RequestError(f"another model is here: {ours}, the caller's has {theirs}")
+
+
+def shape_of(snapshot: PartSnapshot) -> str:
+    """The same words as `ModelPart.shape`."""
+    return _shape(snapshot.total_trainable, snapshot.total_non_trainable, snapshot.tables)
+
+
+def _shape(num_trainable: int, num_non_trainable: int, tables: Sequence[Table]) -> str:
+    named = ", ".join(f"{t.name} × {t.dim}" for t in sorted(tables, key=lambda t: t.name)) or "none"
+    return f"{num_trainable} trainable and {num_non_trainable} other floats, tables: {named}"
+
+
+def _owners(work: Sequence[tuple[Buckets, int]], own: Buckets) -> Owners | None:
+    """Position in `work` by bucket, [1024]; None: one share that is all there is."""
+    if len(work) == 1 and work[0][0] == own:
+        return None
+    owners = np.full(NUM_BUCKETS, len(work), np.uint16)
+    for position, (share, _) in enumerate(work):
+        for start, end in share:
+            owners[start:end] = position
+    return owners
+
+
+def _check_ids(table: Table, ids: Ids) -> None:
+    if table.input_dim and len(ids):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        if not 0 <= wrong < table.input_dim:
+            raise RequestError(f"the id {wrong} of table {table.name} is not in [0, {table.input_dim})")

@@ -5,7 +5,7 @@ Everything that a client needs is the partition message and the model's sizes; n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -145,6 +145,17 @@ def slices_within(share: Buckets, own: Buckets, size: int) -> tuple[slice, ...]:
                 found.append(slice(start * size // NUM_BUCKETS + shift, end * size // NUM_BUCKETS + shift))
         before += own_end * size // NUM_BUCKETS - first
     return tuple(found)
+
+
+def joined_buckets(spans: Iterable[tuple[int, int]]) -> Buckets:
+    """Ranges in order, those that touch as one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return tuple(joined)
 
 
 def joined(parts: Sequence[Floats]) -> Floats:

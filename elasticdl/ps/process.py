@@ -11,16 +11,20 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from elasticdl.ps.checkpoint import restore_part
 from elasticdl.ps.departure import TERMINATED, Departure
-from elasticdl.ps.master_link import Left, MasterLink, PsIdentity
+from elasticdl.ps.master_link import Beginning, Left, MasterLink, PsIdentity
+from elasticdl.ps.partition import even_buckets
+from elasticdl.ps.restoring import NoneIsWhole, restore, restore_other
 from elasticdl.ps.service import PsService, register_service
+from elasticdl.ps.settings import Updates
+from elasticdl.ps.snapshot import Buckets
 from elasticdl.ps.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.memory import keep_large_buffers
@@ -82,8 +86,8 @@ class PsProcess:
     def __init__(self, settings: Settings, token: str) -> None:
         self._settings = settings
         self._token = token
-        self._state = PsState()
-        self._service = PsService(settings.ps_id, self._state)
+        self._service = PsService(settings.ps_id, PsState())
+        self._beginning = Beginning()
         self._departure = Departure()
         self._ready = threading.Event()
 
@@ -130,11 +134,17 @@ class PsProcess:
         admitted = link.register()
         spec = JobSpec.from_json(admitted.job_spec)
         logging.getLogger().setLevel(spec.log_level)
-        restoring = threading.Thread(target=self._restore, args=(link, admitted, spec.num_ps_pods), daemon=True)
-        restoring.start()
+        service, own = self._service, even_buckets(identity.ps_id, spec.num_ps_pods)
+        service.state = PsState(_updates(spec), own)
+        threading.Thread(target=self._begin, args=(link, admitted, own), daemon=True).start()
         _log.info("PS %d serves at %s, incarnation %d", identity.ps_id, identity.address, link.incarnation)
-        while not link.wait():
-            reply = link.beat("serving" if self._ready.is_set() else "restoring")
+        while not link.wait(lambda: service.is_round_waiting):
+            activity = "serving" if self._ready.is_set() else "restoring"
+            reply = link.beat(activity, service.partition.version, service.load())
+            if reply.HasField("partition"):
+                service.accept_partition(reply.partition)
+            if reply.known:
+                service.num_pushing = reply.num_pushing
             if reply.stop:
                 _log.info("The master said stop")
                 self._departure.leave_in_order()
@@ -144,29 +154,66 @@ class PsProcess:
                 if self._ready.is_set():
                     self._report_ready(link)
 
-    def _restore(self, link: MasterLink, admitted: pb.RegisterPsReply, num_ps: int) -> None:
+    def _begin(self, link: MasterLink, admitted: pb.RegisterPsReply, own: Buckets) -> None:
         """In a thread of its own, so that heartbeats go on."""
         try:
-            if admitted.restore_from:
-                part = restore_part(Path(admitted.restore_from), self._settings.ps_id, num_ps)
-                self._state.restore(part, admitted.parameters_only)
-                _log.info("Restored version %d from %s", part.model.version, admitted.restore_from)
-            self._service.incarnation = link.incarnation
-            self._ready.set()
+            try:
+                self._beginning = self._restore(admitted, own)
+            except ElasticDLError as error:
+                _log.error("%s", error)
+                damaged = error.damaged if isinstance(error, NoneIsWhole) else ()
+                for reason in damaged:
+                    _log.error("%s", reason)
+                self._beginning = Beginning("", damaged, error.what)
+            else:
+                self._service.incarnation = link.incarnation
+                self._ready.set()
             self._report_ready(link)
+            if self._beginning.error:
+                self._departure.leave(1)
         except Left:
             pass
         except ElasticDLError as error:
             _log.error("%s", error)
             self._departure.leave(1)
 
+    def _restore(self, admitted: pb.RegisterPsReply, own: Buckets) -> Beginning:
+        """
+        Raises:
+            ElasticDLError: what was to be restored cannot be.
+        """
+        if not admitted.restore_from:
+            return Beginning()
+        begun = time.monotonic()
+        wanted, state = Path(admitted.restore_from), self._service.state
+        if admitted.parameters_only:
+            restored = restore_other(wanted, own, lambda snapshot: state.restore(snapshot, parameters_only=True))
+        else:
+            restored = restore(wanted, own, lambda snapshot: state.restore(snapshot, parameters_only=False))
+        for reason in restored.damaged:
+            _log.warning("A damaged checkpoint is passed over: %s", reason)
+        _, _, version = state.applied()
+        seconds = time.monotonic() - begun
+        _log.info("Restored %s in %.1f s, version %d of this PS", restored.directory, seconds, version)
+        return Beginning(str(restored.directory), restored.damaged)
+
     def _report_ready(self, link: MasterLink) -> None:
-        applied, initialized, _ = self._state.applied()
-        link.report_ready(applied, initialized)
+        applied, initialized, _ = self._service.state.applied()
+        link.report_ready(applied, initialized, self._beginning)
 
     def _damaged(self) -> None:
         _log.error("An update failed in its middle: leaving, to be restored from the last checkpoint")
         self._departure.leave(1)
+
+
+def _updates(spec: JobSpec) -> Updates:
+    return Updates(
+        use_async=spec.use_async,
+        grads_to_wait=spec.grads_to_wait,
+        sync_version_tolerance=spec.sync_version_tolerance,
+        max_staleness=spec.max_staleness,
+        lr_staleness_modulation=spec.lr_staleness_modulation,
+    )
 
 
 def main() -> int:

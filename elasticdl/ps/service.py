@@ -9,13 +9,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
-from elasticdl.ps.checkpoint import Part, write_part
-from elasticdl.ps.load import Load
-from elasticdl.ps.state import PsState, StateDamagedError
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.ps.checkpoint import write_part
+from elasticdl.ps.claims import StateDamagedError
+from elasticdl.ps.state import PsState
 from elasticdl.ps.wire import (
     SERVICE,
     RequestError,
@@ -33,12 +34,17 @@ from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 _log = logging.getLogger(__name__)
 
 RawMethod = Callable[[bytes], bytes]
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+_LONG_POLL_S = 1.0
 
 
 class PsService:
     """One life of one PS.
 
     Attributes:
+        state: may be replaced until `incarnation` is set.
         incarnation: 0 until the master has named it and the state is restored; every call is refused until then.
     """
 
@@ -46,42 +52,11 @@ class PsService:
         self.ps_id = ps_id
         self.state = state
         self.incarnation = 0
-        self.load_counters = Load()
         self._num_pushing: int | None = None
         self._partition = pb.Partition()
-        self._partition_lock = threading.Lock()
         self._generation = 0
-        self._generation_lock = threading.Lock()
+        self._lock = threading.Lock()
         self._saving = threading.Lock()
-
-    @property
-    def num_pushing(self) -> int | None:
-        """Workers that hold training leases, as the master has said it; None: it has not."""
-        return self._num_pushing
-
-    @num_pushing.setter
-    def num_pushing(self, number: int) -> None:
-        self._num_pushing = number
-
-    @property
-    def is_round_waiting(self) -> bool:
-        """Whether a round is open that may close as soon as fewer workers push."""
-        return False
-
-    @property
-    def partition(self) -> pb.Partition:
-        """The newest one known; version 0: none."""
-        return self._partition
-
-    def accept_partition(self, message: pb.Partition) -> None:
-        """From the master: who holds what.  An older one than is known is ignored."""
-        with self._partition_lock:
-            if message.version > self._partition.version:
-                self._partition = message
-
-    def load(self) -> pb.PsLoad:
-        """What this PS has done in this life."""
-        return self.load_counters.message(0, 0)
 
     @property
     def generation(self) -> int:
@@ -90,36 +65,80 @@ class PsService:
 
     def accept_generation(self, generation: int) -> bool:
         """Notes a newer generation; False: this one has a successor."""
-        with self._generation_lock:
+        with self._lock:
             if generation < self._generation:
                 return False
             self._generation = generation
             return True
 
+    @property
+    def num_pushing(self) -> int | None:
+        """Workers that hold training leases, as the master has said it; None: it has not."""
+        return self._num_pushing
+
+    @num_pushing.setter
+    def num_pushing(self, number: int) -> None:
+        if number != self._num_pushing:
+            self._num_pushing = number
+            self.state.wake()
+
+    @property
+    def is_round_waiting(self) -> bool:
+        """Whether a round is open that may close as soon as fewer workers push."""
+        return self.state.is_round_waiting
+
+    @property
+    def partition(self) -> pb.Partition:
+        """The newest one known; version 0: none."""
+        return self._partition
+
+    def accept_partition(self, message: pb.Partition) -> None:
+        """From the master: who holds what.  An older one than is known is ignored."""
+        with self._lock:
+            if message.version <= self._partition.version:
+                return
+            self._partition = message
+        self.state.accept_coordinator(min(message.ps, key=lambda ps: ps.ps_id).incarnation)
+
+    def load(self) -> pb.PsLoad:
+        """What this PS has done in this life."""
+        return self.state.load_message()
+
     def initialize(self, frame: bytes) -> bytes:
         """Raw method Initialize."""
         call = decode_initialize(frame)
-        if self._is_another(call.header.incarnation):
-            return self._wrong_incarnation(call.header.incarnation)
+        refusal = self._refusal(call.header.incarnation, call.header.partition_version)
+        if refusal is not None:
+            return encode_reply(refusal)
         self.state.initialize(call)
         return encode_reply(pb.ExchangeReply(status=pb.OK))
 
     def exchange(self, frame: bytes) -> bytes:
         """Raw method Exchange."""
-        call = decode_exchange(frame)
-        if self._is_another(call.incarnation):
-            return self._wrong_incarnation(call.incarnation)
-        done = self.state.exchange(call)
-        reply = pb.ExchangeReply(status=done.status, version=done.version, repeated_push=done.repeated_push)
-        if done.status == pb.LEASE_REFUSED and call.push is not None:
-            reply.reason = f"lease {call.push.header.lease} of task {call.push.header.task} has a successor"
-        return encode_reply(reply, done.arrays)
+        with self.state.load.call(len(frame)):
+            call = decode_exchange(frame)
+            refusal = self._refusal(call.incarnation, call.partition_version)
+            if refusal is not None:
+                return encode_reply(refusal)
+            done = self.state.exchange(call)
+            reply = pb.ExchangeReply(
+                status=done.status,
+                version=done.version,
+                repeated_push=done.repeated_push,
+                applied_round=done.applied_round,
+            )
+            if done.status == pb.LEASE_REFUSED and call.push is not None:
+                reply.reason = f"lease {call.push.header.lease} of task {call.push.header.task} has a successor"
+            encoded = encode_reply(reply, done.arrays, call.wire_type)
+            self.state.load.sent(len(encoded))
+            return encoded
 
     def known_ids(self, frame: bytes) -> bytes:
         """Raw method KnownIds."""
         header = decode_known_ids(frame)
-        if self._is_another(header.incarnation):
-            return self._wrong_incarnation(header.incarnation)
+        refusal = self._refusal(header.incarnation, header.partition_version)
+        if refusal is not None:
+            return encode_reply(refusal)
         ids = self.state.known_ids(header.table)
         if ids is None:
             return encode_reply(pb.ExchangeReply(status=pb.UNINITIALIZED))
@@ -127,12 +146,33 @@ class PsService:
 
     def task_standing(self, request: pb.TaskStandingRequest) -> pb.TaskStandingReply:
         """Where a task stands; older leases of it are refused from now on."""
-        if self._is_another(request.incarnation):
-            return pb.TaskStandingReply(status=pb.WRONG_INCARNATION)
+        refusal = self._refusal(request.incarnation, request.partition_version)
+        if refusal is not None:
+            return pb.TaskStandingReply(status=refusal.status, partition=_partition_in(refusal))
         applied = self.state.standing(request.lease, request.epoch, request.task)
         if applied is None:
             return pb.TaskStandingReply(status=pb.LEASE_REFUSED)
         return pb.TaskStandingReply(status=pb.OK, applied=applied)
+
+    def close_round(self, request: pb.CloseRoundRequest) -> pb.CloseRoundReply:
+        """Every PS holds a minibatch: waits, but not for long, until its round is closed.
+
+        Raises:
+            RequestError: this is not PS 0, or updates are not made in rounds.
+        """
+        if self.ps_id != 0 or not self.state.is_synchronous:
+            raise RequestError("rounds are closed by PS 0, with --use_async=false")
+        refusal = self._refusal(request.incarnation, request.partition_version)
+        if refusal is not None:
+            return pb.CloseRoundReply(status=refusal.status, partition=_partition_in(refusal))
+        name = MinibatchName(request.name.epoch, request.name.task, request.name.n)
+        confirmed = self.state.confirm(
+            request.lease, name, request.pulled_version, request.known_round, lambda: self._num_pushing, _LONG_POLL_S
+        )
+        rounds = pb.Rounds(coordinator=self.incarnation, rounds=confirmed.rounds)
+        return pb.CloseRoundReply(
+            status=confirmed.status, wait=confirmed.wait, rounds=rounds if confirmed.rounds else None
+        )
 
     def read_applied_set(self, request: pb.PsQuestion) -> pb.AppliedSetReply:
         """From the master: which names the values here hold."""
@@ -151,23 +191,32 @@ class PsService:
             snapshot = self.state.snapshot()
             if snapshot is None:
                 return pb.SaveCheckpointReply(status=pb.UNINITIALIZED, error="this PS holds no parameters yet")
-            part = Part(self.ps_id, request.num_ps, self.incarnation, *snapshot)
             try:
-                written = write_part(Path(request.directory), part)
+                written = write_part(Path(request.directory), self.ps_id, request.num_ps, self.incarnation, snapshot)
             except CheckpointError as error:
                 _log.error("%s", error)
                 return pb.SaveCheckpointReply(status=pb.OK, error=error.what)
+            finally:
+                snapshot.close()
         _log.info("Saved the checkpoint part %s/%s, %d bytes", request.directory, written.file, written.size_bytes)
         return pb.SaveCheckpointReply(
             status=pb.OK, file=written.file, size_bytes=written.size_bytes, crc32=written.crc32
         )
 
+    def _refusal(self, incarnation: int, partition_version: int) -> pb.ExchangeReply | None:
+        """Of a call by a worker for another life of this PS, or by an old partition; with the newer one, if known."""
+        known = self._partition
+        newer = known if known.version > partition_version else None
+        if self._is_another(incarnation):
+            reason = f"PS {self.ps_id} has incarnation {self.incarnation}, the call was for {incarnation}"
+            return pb.ExchangeReply(status=pb.WRONG_INCARNATION, reason=reason, partition=newer)
+        if newer is not None:
+            reason = f"the partition has version {known.version}, the call was by {partition_version}"
+            return pb.ExchangeReply(status=pb.OLD_PARTITION, reason=reason, partition=newer)
+        return None
+
     def _is_another(self, incarnation: int) -> bool:
         return self.incarnation == 0 or incarnation != self.incarnation
-
-    def _wrong_incarnation(self, incarnation: int) -> bytes:
-        reason = f"PS {self.ps_id} has incarnation {self.incarnation}, the call was for {incarnation}"
-        return encode_reply(pb.ExchangeReply(status=pb.WRONG_INCARNATION, reason=reason))
 
     def _refusal_of_master(self, generation: int, incarnation: int) -> pb.PsStatus | None:
         if not self.accept_generation(generation):
@@ -175,20 +224,28 @@ class PsService:
         return pb.WRONG_INCARNATION if self._is_another(incarnation) else None
 
 
+def _partition_in(refusal: pb.ExchangeReply) -> pb.Partition | None:
+    return refusal.partition if refusal.HasField("partition") else None
+
+
 class _ControlCalls(pb_grpc.ParameterServerServicer):
     """gRPC's way to the methods whose messages are protobuf."""
 
-    def __init__(self, service: PsService) -> None:
+    def __init__(self, service: PsService, answer: _Answer) -> None:
         self._service = service
+        self._answer = answer
 
     def TaskStanding(self, request: pb.TaskStandingRequest, context: Any) -> pb.TaskStandingReply:  # noqa: N802
-        return self._service.task_standing(request)
+        return self._answer(self._service.task_standing, request, context)
+
+    def CloseRound(self, request: pb.CloseRoundRequest, context: Any) -> pb.CloseRoundReply:  # noqa: N802
+        return self._answer(self._service.close_round, request, context)
 
     def ReadAppliedSet(self, request: pb.PsQuestion, context: Any) -> pb.AppliedSetReply:  # noqa: N802
-        return self._service.read_applied_set(request)
+        return self._answer(self._service.read_applied_set, request, context)
 
     def SaveCheckpoint(self, request: pb.SaveCheckpointRequest, context: Any) -> pb.SaveCheckpointReply:  # noqa: N802
-        return self._service.save_checkpoint(request)
+        return self._answer(self._service.save_checkpoint, request, context)
 
 
 def register_service(server: grpc.Server, service: PsService, on_damage: Callable[[], None]) -> None:
@@ -197,39 +254,41 @@ def register_service(server: grpc.Server, service: PsService, on_damage: Callabl
     Args:
         on_damage: called when the state is worth nothing any more; the process must end.
     """
+    answer = _Answer(service, on_damage)
     methods = {"Initialize": service.initialize, "Exchange": service.exchange, "KnownIds": service.known_ids}
 
-    def guarded(method: RawMethod) -> Callable[[bytes, Any], bytes]:
-        def answer(frame: bytes, context: Any) -> bytes:
-            try:
-                return _answer(method, frame, context)
-            finally:
-                if service.state.is_damaged:
-                    on_damage()
-
-        return answer
+    def unary(method: RawMethod) -> Callable[[bytes, Any], bytes]:
+        return lambda frame, context: answer(method, frame, context)
 
     def streamed(method: RawMethod) -> Callable[[Iterator[bytes], Any], Iterator[bytes]]:
-        def answer(parts: Iterator[bytes], context: Any) -> Iterator[bytes]:
-            yield from chunks(guarded(method)(join(parts), context))
+        return lambda parts, context: chunks(answer(method, join(parts), context))
 
-        return answer
-
-    unary = {name: guarded(method) for name, method in methods.items()}
+    unaries = {name: unary(method) for name, method in methods.items()}
     streams = {f"{name}Stream": streamed(method) for name, method in methods.items()}
-    server.add_generic_rpc_handlers((raw_handlers(SERVICE, unary, streams),))
-    pb_grpc.add_ParameterServerServicer_to_server(_ControlCalls(service), server)  # type: ignore[no-untyped-call]
+    server.add_generic_rpc_handlers((raw_handlers(SERVICE, unaries, streams),))
+    control = _ControlCalls(service, answer)
+    pb_grpc.add_ParameterServerServicer_to_server(control, server)  # type: ignore[no-untyped-call]
 
 
-def _answer(method: RawMethod, frame: bytes, context: Any) -> bytes:
-    try:
-        return method(frame)
-    except FrameError as error:
-        context.abort(grpc.StatusCode.DATA_LOSS, str(error))
-        raise
-    except (RequestError, ModelDefinitionError) as error:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        raise
-    except StateDamagedError as error:
-        context.abort(grpc.StatusCode.INTERNAL, str(error))
-        raise
+class _Answer:
+    """Errors of a method as gRPC tells them."""
+
+    def __init__(self, service: PsService, on_damage: Callable[[], None]) -> None:
+        self._service = service
+        self._on_damage = on_damage
+
+    def __call__(self, method: Callable[[Request], Reply], request: Request, context: Any) -> Reply:
+        try:
+            return method(request)
+        except FrameError as error:
+            context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+            raise
+        except (RequestError, ModelDefinitionError, CheckpointError) as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+        except StateDamagedError as error:
+            context.abort(grpc.StatusCode.INTERNAL, str(error))
+            raise
+        finally:
+            if self._service.state.is_damaged:
+                self._on_damage()

@@ -11,7 +11,9 @@ import numpy as np
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
 from elasticdl.ps.client import PsClient, Pull, Push
+from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.service import PsService, register_service
+from elasticdl.ps.settings import Updates
 from elasticdl.ps.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
@@ -76,8 +78,8 @@ class Cluster:
 
 
 @contextmanager
-def ps_cluster(num_ps: int, initialize: bool = True) -> Iterator[Cluster]:
-    services = tuple(PsService(ps_id, PsState()) for ps_id in range(num_ps))
+def ps_cluster(num_ps: int, initialize: bool = True, updates: Updates | None = None) -> Iterator[Cluster]:
+    services = tuple(PsService(ps_id, PsState(updates, even_buckets(ps_id, num_ps))) for ps_id in range(num_ps))
     servers = []
     partition = pb.Partition(version=1)
     for service in services:

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from elasticdl.ps.checkpoint import Part
 from elasticdl.ps.service import PsService
+from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.ps.state import PsState
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall, decode_reply, encode_exchange, encode_initialize
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -49,12 +49,17 @@ class ParameterServers(RuleBasedStateMachine):
         for service in self.services:
             service.incarnation = 1
             self.begin(service)
-        self.saved: list[Part | None] = [None] * NUM_PS
+        self.saved: list[PartSnapshot | None] = [None] * NUM_PS
         self.fences: list[dict[int, int]] = [{} for _ in range(NUM_PS)]
 
     def begin(self, service: PsService) -> None:
         header = pb.InitializeHeader(
-            incarnation=service.incarnation, optimizer=SGD, num_trainable=2, num_non_trainable=NUM_NAMES
+            incarnation=service.incarnation,
+            optimizer=SGD,
+            num_trainable=2,
+            total_trainable=2,
+            num_non_trainable=NUM_NAMES,
+            total_non_trainable=NUM_NAMES,
         )
         call = InitializeCall(header, np.zeros(2, np.float32), np.zeros(NUM_NAMES, np.float32))
         assert decode_reply(service.initialize(encode_initialize(call)))[0].status == pb.OK
@@ -62,7 +67,8 @@ class ParameterServers(RuleBasedStateMachine):
     def counts(self, ps_id: int) -> Any:
         snapshot = self.services[ps_id].state.snapshot()
         assert snapshot is not None
-        return snapshot[0].non_trainable
+        snapshot.close()
+        return snapshot.non_trainable
 
     @rule(target=leases, task=st.integers(0, NUM_TASKS - 1))
     def grant(self, task: int) -> tuple[int, int]:
@@ -123,7 +129,8 @@ class ParameterServers(RuleBasedStateMachine):
         service = self.services[ps_id]
         snapshot = service.state.snapshot()
         assert snapshot is not None
-        self.saved[ps_id] = Part(ps_id, NUM_PS, service.incarnation, *snapshot)
+        snapshot.close()
+        self.saved[ps_id] = snapshot
 
     @rule(ps_id=PS)
     def die_and_restore(self, ps_id: int) -> None:
