@@ -6,11 +6,28 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from elasticdl.cluster.cluster import Role
+from elasticdl.cluster.cluster import Pod, Role
 from tests.chaos.job import LocalJob
+
+_LOOK_S = 0.001
+_CHECKPOINT_S = 60.0
+
+
+class Fault(Protocol):
+    """Something bad that happens once `at_version` minibatches are committed."""
+
+    @property
+    def at_version(self) -> int: ...
+
+    def strike(self, job: LocalJob) -> int:
+        """Returns how many pods it has killed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +39,24 @@ class Kill:
 
     def strike(self, job: LocalJob) -> int:
         job.wait_until(f"a running {self.role}", lambda: bool(job.pods(self.role)))
-        victim = job.pods(self.role)[-1]
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim.pid, signal.SIGKILL)
-        job.wait_until(
-            f"the end of {victim.name}",
-            lambda: all((pod.uid, pod.restarts) != (victim.uid, victim.restarts) for pod in job.pods(self.role)),
-        )
+        _kill(job, job.pods(self.role)[-1])
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class KillInCheckpoint:
+    """SIGKILL of a running PS once a checkpoint has been begun, after `at_version`, that has no manifest yet."""
+
+    at_version: int
+    index: int = 0
+
+    def strike(self, job: LocalJob) -> int:
+        job.wait_until("a running server", lambda: any(pod.index == self.index for pod in job.pods(Role.PS)))
+        victim = next(pod for pod in job.pods(Role.PS) if pod.index == self.index)
+        checkpoints, pause, deadline = job.job_dir / "checkpoints", threading.Event(), time.monotonic() + _CHECKPOINT_S
+        while not _is_being_written(checkpoints) and job.running() and time.monotonic() < deadline:
+            pause.wait(_LOOK_S)
+        _kill(job, victim)
         return 1
 
 
@@ -49,10 +77,26 @@ class Freeze:
         return 0
 
 
-def run_life(job: LocalJob, life: Sequence[Kill | Freeze]) -> int:
+def run_life(job: LocalJob, life: Sequence[Fault]) -> int:
     """Returns the number of kills."""
     kills = 0
     for fault in sorted(life, key=lambda fault: fault.at_version):
         job.wait_for_version(fault.at_version)
         kills += fault.strike(job)
     return kills
+
+
+def _kill(job: LocalJob, victim: Pod) -> None:
+    """Returns when the pod's process has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(victim.pid, signal.SIGKILL)
+    job.wait_until(
+        f"the end of {victim.name}",
+        lambda: all((pod.uid, pod.restarts) != (victim.uid, victim.restarts) for pod in job.pods(victim.role)),
+    )
+
+
+def _is_being_written(checkpoints: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return any(not (version / "MANIFEST.json").exists() for version in checkpoints.glob("version-*"))
+    return False

@@ -24,6 +24,14 @@ def life_of(job: RealJob, worker_kills: int = 6) -> list[Kill | Freeze]:
     return life
 
 
+def assert_exact(job: LocalJob, of: RealJob) -> None:
+    """Every record of every epoch is in the model once."""
+    coverage = coverage_of(job)
+    assert len(coverage) == of.num_epochs
+    for epoch in coverage:
+        assert (epoch.records, epoch.committed, epoch.repeated, epoch.lost) == (of.num_train, of.num_train, 0, 0)
+
+
 def coverage_of(job: LocalJob) -> tuple[EpochCoverage, ...]:
     status = job.status()
     assert status is not None, job.story()

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +134,11 @@ class KubernetesJob:
         found = (self.directory / "checkpoints").glob("version-*/MANIFEST.json")
         return sorted(int(path.parent.name.removeprefix("version-")) for path in found)
 
+    def has_open_checkpoint(self) -> bool:
+        """Whether a checkpoint has been begun that has no manifest yet."""
+        versions = (self.directory / "checkpoints").glob("version-*")
+        return any(not (version / "MANIFEST.json").exists() for version in versions)
+
     # --- What it waits for ------------------------------------------------------------------------------------------
 
     def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
@@ -165,6 +171,13 @@ class KubernetesJob:
     def wait_for_loss(self, pod_name: str, timeout_s: float = 90.0) -> float:
         """Until a worker has computed something."""
         return self.wait_until(f"a loss in the log of {pod_name}", lambda: "Loss = " in self.log(pod_name), timeout_s)
+
+    def wait_for_open_checkpoint(self, timeout_s: float = 60.0) -> None:
+        """Until servers are writing one; looks often, because that takes them some milliseconds."""
+        deadline = time.monotonic() + timeout_s
+        while not self.has_open_checkpoint():
+            assert time.monotonic() < deadline, f"no checkpoint is begun\n{self.story()}"
+            time.sleep(0.001)
 
     def wait_for_end(self, timeout_s: float = 180.0) -> JobStatus:
         def ended() -> bool:

@@ -68,6 +68,26 @@ def test_a_deleted_parameter_server_comes_back_under_its_id_with_its_checkpoint(
     job.assert_ends_exactly()
 
 
+def test_ten_kills_of_parameter_servers_lose_nothing(open_space: OpenSpace) -> None:
+    job = open_space("kills").job("digits", num_epochs=12, checkpoint_steps=10).submit()
+    job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
+    for number in range(10):
+        server = job.server(number % 2)
+        before = job.the_pod(server).uid
+        if number >= 5:
+            job.wait_for_open_checkpoint()
+        host.kill(before, signal.SIGKILL)
+        job.wait_until(
+            f"life {number // 2 + 2} of {server}",
+            lambda server=server, before=before: (
+                (pod := job.pod(server)) is not None and pod.uid != before and pod.running
+            ),
+        )
+        job.wait_for_progress(1)
+    job.assert_ends_exactly()
+    assert job.metrics()["accuracy"] >= 0.9
+
+
 def test_a_killed_master_restarts_in_place_and_a_deleted_one_is_resumed(open_space: OpenSpace) -> None:
     job = open_space("master").job("digits", num_epochs=10).submit()
     job.wait_for_progress(20, 120)

@@ -1,0 +1,51 @@
+"""Parameter servers are killed under load, in the middle of checkpoints too: nothing is lost, the model is as good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.cluster import Role
+from tests.chaos.jobs import DIGITS, FRAPPE, RealJob
+from tests.chaos.kills import Fault, Kill, KillInCheckpoint, run_life
+from tests.chaos.scenarios import assert_exact
+
+
+def killed(job: RealJob, life: list[Fault], tmp_path: Path, **flags: object) -> dict[str, float]:
+    """Runs a job through a life of kills to its end; its final metrics."""
+    data = job.make_data(tmp_path)
+    running = job.local_job(tmp_path / "killed", data, **flags).start()
+    try:
+        assert run_life(running, life) == len(life), running.story()
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
+    assert_exact(running, job)
+    return running.metrics()
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_two_servers_killed_in_turn_and_in_a_checkpoint_lose_nothing(tmp_path: Path) -> None:
+    job = replace(DIGITS, num_epochs=60, num_ps_pods=2)
+    life = [KillInCheckpoint(150, index=0), Kill(Role.PS, 500), KillInCheckpoint(900, index=1)]
+    assert killed(job, life, tmp_path, checkpoint_steps=20)["accuracy"] >= 0.95
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_ten_kills_of_servers_cost_no_quality(tmp_path: Path) -> None:
+    if not FRAPPE.available():
+        pytest.skip(f"the data of {FRAPPE.dataset} is not here")
+    job = FRAPPE.lengthened()
+    undisturbed = job.local_job(tmp_path / "undisturbed", job.make_data(tmp_path)).start()
+    assert undisturbed.wait() == 0, undisturbed.story()
+    at = [job.num_steps * share // 12 for share in range(1, 11)]
+    life = [
+        KillInCheckpoint(version, index=number % 4 // 2) if number % 2 else Kill(Role.PS, version)
+        for number, version in enumerate(at)
+    ]
+    metrics = killed(job, life, tmp_path, checkpoint_steps=60)
+    assert metrics["auc"] == pytest.approx(undisturbed.metrics()["auc"], abs=0.005)

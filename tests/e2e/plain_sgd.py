@@ -1,0 +1,109 @@
+"""Jobs with plain SGD whose minibatches are the records in order, and the same training by plain Keras.
+
+The first half is what a job's flags name (``--feed=tests.e2e.plain_sgd.frappe_feed``); run as a program, the module is
+the plain Keras of tests/e2e/test_equality.py:
+
+    python -m tests.e2e.plain_sgd {mnist|frappe} RECORD_FILE MINIBATCH_SIZE STEPS SEED OUTPUT.npz
+
+It begins with the values that the job begins with, and saves those it ends with.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.data.factory import create_reader
+from elasticdl.frameworks.keras.framework import KerasFramework
+from elasticdl.model_def import load
+from elasticdl.ps.initializers import build_initializer
+from model_zoo.deepfm import deepfm_functional_api
+from model_zoo.deepfm.frappe import NUM_IDS
+from model_zoo.deepfm.frappe import feed as zoo_frappe_feed
+from model_zoo.deepfm.frappe import loss as frappe_loss
+from model_zoo.mnist import mnist_functional_api
+from model_zoo.mnist.images import feed as zoo_mnist_feed
+from model_zoo.mnist.images import loss as mnist_loss
+
+
+def optimizer() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.05)
+
+
+def frappe_feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    return zoo_frappe_feed(dataset, "evaluation", metadata)  # that mode alone does not shuffle
+
+
+def mnist_feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    return zoo_mnist_feed(dataset, "evaluation", metadata)
+
+
+MODELS = {
+    "mnist": (
+        "mnist.mnist_functional_api.custom_model",
+        {"dropout": 0.0},
+        mnist_functional_api,
+        mnist_feed,
+        mnist_loss,
+    ),
+    "frappe": ("deepfm.deepfm_edl_embedding.custom_model", {}, deepfm_functional_api, frappe_feed, frappe_loss),
+}
+
+
+def main() -> None:
+    name, file, size, steps, seed, output = sys.argv[1:]
+    model_def, params, module, feed, loss = MODELS[name]
+    framework = KerasFramework(
+        load("model_zoo", model_def, params), int(size), int(seed), None, on_parameter_server=True
+    )
+    initial, tables = framework.initial(), framework.report().tables
+    model = module.custom_model(**params)
+    embeddings = {layer.name: layer for layer in model.layers if isinstance(layer, keras.layers.Embedding)}
+    for table in tables:
+        rows = build_initializer(table, int(seed)).rows(np.arange(NUM_IDS), table.dim)
+        embeddings[table.name].set_weights([rows])
+    tabled = [id(layer.embeddings) for layer in embeddings.values()]
+    dense = [variable for variable in model.trainable_variables if id(variable) not in tabled]
+    _assign(dense, initial.trainable)
+    _assign(model.non_trainable_variables, initial.non_trainable)
+
+    reader = create_reader(file)
+    (shard,) = reader.shards()
+    made = optimizer()
+
+    @tf.function
+    def step(features: tf.Tensor, labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(features, training=True))
+        made.apply_gradients(
+            zip(tape.gradient(value, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+
+    made.build(model.trainable_variables)
+    records = tf.data.Dataset.from_tensor_slices(list(reader.read(shard)))
+    for features, labels in feed(records, "training", None).batch(int(size)).take(int(steps)):
+        step(features, labels)
+    np.savez(
+        output,
+        trainable=np.concatenate([np.ravel(variable.numpy()) for variable in dense]),
+        non_trainable=np.concatenate(
+            [np.zeros(0), *(np.ravel(variable.numpy()) for variable in model.non_trainable_variables)]
+        ),
+        **{f"table/{layer}": embeddings[layer].get_weights()[0] for layer in embeddings},
+    )
+
+
+def _assign(variables: list[keras.Variable], flat: np.ndarray) -> None:
+    start = 0
+    for variable in variables:
+        count = int(np.prod(variable.shape))
+        variable.assign(flat[start : start + count].reshape(variable.shape))
+        start += count
+    assert start == len(flat)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Numbers that are not finite, ids that no table has, optimizers that no server knows: each with its message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.job import LocalJob
+from tests.chaos.jobs import DIGITS, zoo_with
+from tests.chaos.scenarios import coverage_of
+
+UGLY = """
+good_feed = feed
+
+def feed(dataset, mode, metadata):
+    def spoil(image, label):
+        ugly = tf.logical_and(tf.equal(label, 7), tf.equal(image[21], 3.0))
+        return tf.where(ugly, image * float("nan"), image) if mode == "training" else image, label
+
+    return good_feed(dataset, mode, metadata).map(spoil)
+"""
+EMBEDDED = """
+from elasticdl.layers import Embedding
+
+def custom_model():
+    image = keras.Input((64,), name="image")
+    ids = keras.ops.cast(image, "int64") + OFFSET
+    codes = keras.layers.Flatten()(Embedding(4, input_dim=17, name="shades")(ids))
+    return keras.Model(image, keras.layers.Dense(10)(codes))
+"""
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return DIGITS.make_data(tmp_path_factory.mktemp("data"))
+
+
+def job_with(code: str, tmp_path: Path, digits: Path, **flags: object) -> LocalJob:
+    zoo = zoo_with(tmp_path, code)
+    return DIGITS.local_job(tmp_path / "job", digits, model_zoo=zoo, model_def="model.custom_model", **flags)
+
+
+def refused(running: LocalJob) -> str:
+    """What the client of a failing job printed."""
+    assert running.start().wait(120) == 1, running.story()
+    text = "\n".join(running.output)
+    assert "Traceback" not in text, text
+    return text
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_gradients_that_are_not_finite_fail_the_job_and_say_where(tmp_path: Path, digits: Path) -> None:
+    running = job_with(UGLY, tmp_path, digits)
+    text = refused(running)
+    assert "nan" in text.lower(), running.story()
+    assert "minibatch" in text
+    assert "--nan_policy" in text
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_minibatches_that_are_not_finite_are_skipped_counted_and_reported(tmp_path: Path, digits: Path) -> None:
+    running = job_with(UGLY, tmp_path, digits, nan_policy="skip").start()
+    assert running.wait() == 0, running.story()
+    coverage = coverage_of(running)
+    assert len(coverage) == DIGITS.num_epochs
+    for epoch in coverage:
+        assert 0 < epoch.skipped < epoch.records / 2, running.story()
+        assert epoch.committed + epoch.skipped == epoch.records == DIGITS.num_train
+        assert (epoch.repeated, epoch.lost) == (0, 0)
+    assert f"skipped {coverage[0].skipped}" in "\n".join(running.output)
+    assert running.metrics()["accuracy"] >= 0.9
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("offset", "named"), [(1, "17"), (-1, "-1")], ids=["beyond", "negative"])
+def test_ids_that_no_table_has_name_the_layer(offset: int, named: str, tmp_path: Path, digits: Path) -> None:
+    running = job_with(EMBEDDED.replace("OFFSET", str(offset)), tmp_path, digits, max_task_failures=1)
+    text = refused(running)
+    assert "shades" in text, running.story()
+    assert named in text
+    assert "17" in text
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        ("keras.optimizers.Adam(0.001, use_ema=True)", "use_ema"),
+        ("keras.optimizers.Lion(0.001)", "Lion"),
+        ("keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)", "gradient_accumulation_steps"),
+    ],
+)
+def test_an_optimizer_that_servers_do_not_know_fails_by_name_before_any_update(
+    made: str, named: str, tmp_path: Path, digits: Path
+) -> None:
+    running = job_with(f"def optimizer():\n    return {made}\n", tmp_path, digits)
+    assert named in refused(running), running.story()
+    status = running.status()
+    assert status is not None
+    assert status.model_version == 0
