@@ -55,6 +55,20 @@ class PodStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PsStatus:
+    """What one parameter server did in the last seconds; rates are per second."""
+
+    id: int
+    pushes_per_second: float = 0.0
+    pulls_per_second: float = 0.0
+    received_per_second: float = 0.0  # bytes
+    sent_per_second: float = 0.0
+    busy: float = 0.0  # seconds of its threads in calls, per second: 1.5 are one and a half threads
+    rows: int = 0  # of all its embedding tables
+    table_bytes: int = 0  # that those take
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """A snapshot of a job.  Times are seconds since the Unix epoch, rates are per second."""
 
@@ -64,7 +78,8 @@ class JobStatus:
     generation: int = 0
     epoch: int = 0  # the newest that has begun, from 1; 0 before the first
     num_epochs: int = 0
-    records_done: int = 0  # committed, over all epochs
+    records_done: int = 0  # committed or skipped, over all epochs
+    records_skipped: int = 0  # left out by --nan_policy=skip
     records_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     records_per_second: float = 0.0
     workers_alive: int = 0
@@ -79,6 +94,9 @@ class JobStatus:
     tasks_done: int = 0  # committed, over all epochs
     tasks_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     pods: tuple[PodStatus, ...] = ()  # master, servers, workers; those that have ended too while the cluster shows them
+    ps: tuple[PsStatus, ...] = ()
+    staleness: tuple[int, ...] = ()  # gradients by the updates that they missed: 0, 1, 2, 3-4, 5-8, … over all servers
+    gradients_refused: int = 0  # too stale, or too late for their round: computed again
     exit_code: int | None = None
     started_at: float = 0.0
     updated_at: float = 0.0
@@ -101,6 +119,8 @@ class JobStatus:
         values["phase"] = JobPhase(values.get("phase", JobPhase.PENDING))
         values["coverage"] = tuple(EpochCoverage(**_known(EpochCoverage, one)) for one in values.get("coverage", ()))
         values["pods"] = tuple(PodStatus(**_known(PodStatus, one)) for one in values.get("pods", ()))
+        values["ps"] = tuple(PsStatus(**_known(PsStatus, one)) for one in values.get("ps", ()))
+        values["staleness"] = tuple(values.get("staleness", ()))
         return cls(**values)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
 
-FORMAT = 1
+FORMAT = 2
 _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 5.0
 
@@ -95,7 +95,11 @@ def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("snapshot"), dict):
         raise damaged(where, "it holds no snapshot", remedy)
     if document.get("format") != FORMAT:
-        raise damaged(where, f"its format is {document.get('format')!r}, this version reads {FORMAT}", remedy)
+        raise JobError(
+            f"the journal {where} was written by another version of ElasticDL: "
+            f"its format is {document.get('format')!r}, this one reads {FORMAT}",
+            f"let the job go on with the version that began it, or {remedy} to train from the beginning",
+        )
     snapshot: dict[str, Any] = document["snapshot"]
     return snapshot
 

@@ -17,6 +17,7 @@ from elasticdl.master.core.values import (
     MetricState,
     Partition,
     Position,
+    PsLoad,
     Role,
     Shard,
     TaskType,
@@ -97,13 +98,35 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         dict(message.seconds),
         message.partition_version,
         message.leaving,
+        ps_load(message.load) if message.HasField("load") else None,
+    )
+
+
+def ps_load(message: pb.PsLoad) -> PsLoad:
+    return PsLoad(
+        pushes=message.pushes,
+        pulls=message.pulls,
+        bytes_received=message.bytes_received,
+        bytes_sent=message.bytes_sent,
+        busy_seconds=message.busy_seconds,
+        staleness=tuple(message.staleness),
+        refused=message.refused,
+        table_rows=message.table_rows,
+        table_bytes=message.table_bytes,
     )
 
 
 def progress_reported(call: int, message: pb.ProgressReport) -> events.ProgressReported:
     loss = message.loss if message.has_loss else None
     return events.ProgressReported(
-        call, message.worker_id, message.incarnation, message.lease, tuple(message.committed), loss
+        call,
+        message.worker_id,
+        message.incarnation,
+        message.lease,
+        tuple(message.committed),
+        loss,
+        tuple(message.skipped),
+        message.not_finite,
     )
 
 
@@ -142,7 +165,16 @@ def ps_joined(call: int, message: pb.RegisterPsRequest) -> events.PsJoined:
 
 
 def ps_ready(call: int, message: pb.PsReadyRequest) -> events.PsReady:
-    return events.PsReady(call, message.ps_id, message.incarnation, applied_set(message.applied), message.initialized)
+    return events.PsReady(
+        call,
+        message.ps_id,
+        message.incarnation,
+        applied_set(message.applied),
+        message.initialized,
+        message.restored_from,
+        tuple(message.damaged),
+        message.error,
+    )
 
 
 def model_layout(message: pb.ModelReport) -> dict[str, object]:

@@ -6,7 +6,7 @@ import dataclasses
 import time
 
 from elasticdl.master.core.status import Status
-from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodStatus
+from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
 
 
 def to_job_status(job_name: str, started_at: float, status: Status, pods: tuple[PodStatus, ...] = ()) -> JobStatus:
@@ -16,4 +16,5 @@ def to_job_status(job_name: str, started_at: float, status: Status, pods: tuple[
     values["phase"] = JobPhase(status.phase)
     values["metrics"] = dict(status.metrics)
     values["coverage"] = tuple(EpochCoverage(**dataclasses.asdict(one)) for one in status.coverage)
+    values["ps"] = tuple(PsStatus(**dataclasses.asdict(one)) for one in status.ps)
     return JobStatus(job_name=job_name, started_at=started_at, updated_at=time.time(), pods=pods, **values)

@@ -89,7 +89,16 @@ def test_a_status_alone_leaves_the_snapshot_as_it_is(journals: Journals) -> None
     journal.close()
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": 1}', b'{"format": 99, "snapshot": {}}', b"\x00\x01"])
+def test_the_journal_of_another_version_is_refused_by_its_format(journals: Journals) -> None:
+    journals.damage(b'{"format": 1, "snapshot": {}}')
+    journal = journals.open()
+    with pytest.raises(JobError, match="written by another version of ElasticDL: its format is 1") as caught:
+        journal.load()
+    assert "the version that began it" in caught.value.hint
+    journal.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": 1}', b"\x00\x01"])
 def test_a_damaged_journal_is_an_error_never_a_fresh_start(journals: Journals, data: bytes) -> None:
     journals.damage(data)
     journal = journals.open()

@@ -112,12 +112,12 @@ class Script:
 
     # Parameter servers ----------------------------------------------------------------------------------------------
 
-    def ps_starts(self, ps_id: int = 0, life: int = 1, sets: Sets | None = None) -> Any:
+    def ps_starts(self, ps_id: int = 0, life: int = 1, sets: Sets | None = None, **restored: Any) -> Any:
         """A PS process starts and becomes ready; the answer to its registration."""
         self.pod(Role.PS, ps_id, Phase.RUNNING, life=life)
         answer = self.ps_joins(ps_id, life)
         if isinstance(answer, c.PsAdmitted):
-            self.ask(e.PsReady, ps_id, answer.incarnation, applied(sets or {}))
+            self.ask(e.PsReady, ps_id, answer.incarnation, applied(sets or {}), **restored)
         return answer
 
     def ps_joins(self, ps_id: int = 0, life: int = 1, held: int = 0) -> Any:
@@ -171,8 +171,16 @@ class Script:
         positions = tuple(Position(lease, minibatch) for lease in leases)
         return self.ask(e.HeartbeatReceived, Role.WORKER, worker_id, 7, positions, **fields)
 
-    def progress(self, lease: Lease, *committed: int, worker_id: int = 0, loss: float | None = None) -> Any:
-        return self.ask(e.ProgressReported, worker_id, 7, lease.id, committed, loss)
+    def progress(
+        self, lease: Lease, *committed: int, worker_id: int = 0, loss: float | None = None, **fields: Any
+    ) -> Any:
+        return self.ask(e.ProgressReported, worker_id, 7, lease.id, committed, loss, **fields)
+
+    def skip(self, lease: Lease, *skipped: int, worker_id: int = 0) -> Any:
+        """A worker tells what it leaves out, then that it is committed."""
+        answer = self.progress(lease, worker_id=worker_id, skipped=skipped, not_finite="The gradient is not finite")
+        self.progress(lease, *skipped, worker_id=worker_id)
+        return answer
 
     def finish(self, lease: Lease, worker_id: int = 0, num_minibatches: int = 2) -> Any:
         return self.ask(e.TaskFinished, worker_id, 7, lease.id, num_minibatches)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.job import Job
 from elasticdl.master.core.values import Phase, Role
 
 pytestmark = pytest.mark.ci
@@ -47,22 +44,6 @@ def test_slots_outlive_the_master() -> None:
     script.tell(e.PodsListed((e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", Phase.RUNNING),)))
     slots = {one.index: one.slot for one in script.told(c.CreatePod) if one.role is Role.WORKER}
     assert slots == {4: 2, 5: 1}
-
-
-def test_a_journal_without_slots_is_restored() -> None:
-    script = running(3)
-    script.kill(0)
-    snapshot = json.loads(json.dumps(script.job.snapshot()))
-    for record in snapshot["pods"]["records"]:
-        record.pop()
-    for server in snapshot["servers"]:
-        server.pop()
-    for worker in snapshot["workers"]["workers"]:
-        worker.pop()
-    del snapshot["pods"]["memory_factors"], snapshot["pods"]["has_run"]
-    job = Job.restore(script.settings, snapshot, 2, script.now)
-    job.validate_state()
-    assert sorted(record.slot for record in job._fleet.pods.living(Role.WORKER)) == [0, 1, 2]
 
 
 def test_many_workers_lost_at_once_all_have_successors_at_once() -> None:

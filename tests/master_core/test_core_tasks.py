@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import Applied, AppliedSet, intersection
-from elasticdl.master.core.settings import JobSettings, NanPolicy, Strategy
-from elasticdl.master.core.tasks import Tasks, cut, permutation
+from elasticdl.master.core.epoch import permutation
+from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.tasks import Tasks, cut
 from elasticdl.master.core.values import Phase, Role, Shard, TaskType
 
 pytestmark = pytest.mark.ci
@@ -212,22 +211,6 @@ def test_lost_leases_are_never_failures() -> None:
         script.pass_time(61)
         script.worker_starts(worker_id + 1)
     assert script.job.status().phase == "Running"
-
-
-def test_a_nan_loss_fails_the_job_and_says_where() -> None:
-    script = running()
-    lease = script.lease()
-    script.progress(lease, 0, loss=1.0)
-    script.progress(lease, 1, loss=math.nan)
-    assert script.job.status().phase == "Failed"
-    assert f"The loss is nan at epoch 1, task {lease.task}, minibatch 1" in script.job.status().message
-
-
-def test_a_nan_loss_is_only_warned_of_when_it_may_be_skipped() -> None:
-    script = running(nan_policy=NanPolicy.SKIP)
-    script.progress(script.lease(), 0, loss=math.nan)
-    assert script.job.status().phase == "Running"
-    assert any("The loss is nan" in line for line in script.log())
 
 
 def test_a_model_that_cannot_be_trained_fails_the_job_by_name() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticdl.master.core.applied import AppliedSet
-from elasticdl.master.core.values import DataKind, HeldLease, MetricState, Phase, Position, Role, Shard
+from elasticdl.master.core.values import DataKind, HeldLease, MetricState, Phase, Position, PsLoad, Role, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class HeartbeatReceived:
         partition_version: newest seen.
         leaving: it was told to end by somebody else: a worker has given up its leases and leaves now; a PS leaves when
             the answer says `stop`, after a checkpoint.
+        load: of a PS.
     """
 
     call: int
@@ -92,6 +93,7 @@ class HeartbeatReceived:
     seconds: Mapping[str, float] = field(default_factory=dict)
     partition_version: int = 0
     leaving: bool = False
+    load: PsLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class ProgressReported:
 
     Attributes:
         loss: of the newest minibatch among them; may be NaN.
+        skipped: left out of the model; told before they are committed.
+        not_finite: what was not finite, and where; empty: nothing.
     """
 
     call: int
@@ -108,6 +112,8 @@ class ProgressReported:
     lease: int
     committed: tuple[int, ...]
     loss: float | None = None
+    skipped: tuple[int, ...] = ()
+    not_finite: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +190,22 @@ class PsJoined:
 
 @dataclass(frozen=True, slots=True)
 class PsReady:
-    """PsReady: restored, serving.  Answers: `Accepted`, `Refused` (leave)."""
+    """PsReady: restored, serving; or that it cannot be.  Answers: `Accepted`, `Refused` (leave).
+
+    Attributes:
+        restored_from: directory of the checkpoint taken; empty: none.
+        damaged: checkpoints passed over: what is wrong with each.
+        error: not empty: no checkpoint can be restored.
+    """
 
     call: int
     ps_id: int
     incarnation: int
     applied: AppliedSet
     initialized: bool = False
+    restored_from: str = ""
+    damaged: tuple[str, ...] = ()
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import Accepted, DeletePod, HeartbeatAnswer, PsAdmitted, Refused
 from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.events import HeartbeatReceived, PodChanged, PodNotCreated, PodsListed, PsJoined, PsReady
+from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
 from elasticdl.master.core.servers import Server, Servers
@@ -33,6 +34,7 @@ class Fleet:
         charges: Charges,
         checkpoints: Checkpoints,
         truth: Truth,
+        loads: Loads,
         ending: Ending,
         out: Outbox,
     ) -> None:
@@ -42,6 +44,7 @@ class Fleet:
         self._charges = charges
         self._checkpoints = checkpoints
         self._truth = truth
+        self._loads = loads
         self._ending = ending
         self._out = out
         self.pods = Pods(settings)
@@ -71,6 +74,8 @@ class Fleet:
         if server is None:
             self._out.reply(event.call, HeartbeatAnswer(False, stop=self._ending.is_over))
             return
+        if event.load is not None:
+            self._loads.heard(server.id, server.incarnation, event.load, clock)
         if event.leaving:
             self._ps_leaves(server)
         stop = self._ending.is_over or self._may_leave(server)
@@ -124,13 +129,32 @@ class Fleet:
         if server is None:
             self._out.reply(event.call, Refused(f"PS {event.ps_id} must register first, or was replaced"))
             return
-        if not server.is_ready:
-            self.servers.ready(server)
+        if event.error:
+            self._ps_cannot_restore(server, event)
+        elif not server.is_ready:
+            self._tell_restored(server, event)
+            self.servers.ready(server, self._work.tasks.model_version)
             self._work.model_was_lost()
             self._truth.doubt()
             self._out.persist()
             self._out.log(f"PS {server.id} is ready (incarnation {server.incarnation}, {server.address})")
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+
+    def _ps_cannot_restore(self, server: Server, event: PsReady) -> None:
+        passed = "".join(f"\n{text}" for text in event.damaged)
+        advice = (
+            "mend or remove what is damaged and start the job again, from a checkpoint that is whole "
+            "(--checkpoint_dir_for_init) or without one"
+        )
+        self._ending.fail(f"PS {server.id} cannot restore its part of the model: {event.error}{passed}\n  → {advice}")
+
+    def _tell_restored(self, server: Server, event: PsReady) -> None:
+        if event.damaged:
+            passed = "; ".join(event.damaged)
+            taken = event.restored_from or "no checkpoint: it begins with initial values"
+            self._out.log(f"PS {server.id} restored its part from {taken}: {passed}", Level.WARNING)
+        elif event.restored_from:
+            self._out.log(f"PS {server.id} restored its part from {event.restored_from}")
 
     # The cluster ----------------------------------------------------------------------------------------------------
 
@@ -191,12 +215,13 @@ class Fleet:
     def _ps_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
         server = self.servers.get(record.index)
         was_leaving = server is not None and server.leaving_version is not None
-        was_ready = server is not None and server.is_ready
+        version = self._work.tasks.model_version
+        has_served = server is not None and server.is_ready and version > server.ready_version
         self.servers.lose(record.index)
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
             self._out.log(f"PS {record.index} is lost ({_why(event)}); it is started again", Level.WARNING)
-            self._succeed(record, event, was_leaving, was_ready, clock)
+            self._succeed(record, event, was_leaving, has_served, clock)
 
     def _succeed(
         self, record: PodRecord, event: PodChanged, was_leaving: bool, has_committed: bool, clock: float

@@ -28,6 +28,7 @@ from elasticdl.master.core.data import Data
 from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.evaluation import Evaluations
 from elasticdl.master.core.fleet import Fleet
+from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.settings import JobSettings, Strategy
 from elasticdl.master.core.status import Coverage, Rate, Status
@@ -57,7 +58,8 @@ class Job:
         self._checkpoints = Checkpoints(settings, self._clock)
         self._ending = Ending(self._out)
         self._work = Work(settings, generation, self._workers, self._charges, self._ending, self._out)
-        self._truth = Truth(settings, self._work, self._out)
+        self._loads = Loads()
+        self._truth = Truth(settings, self._work, self._loads, self._out)
         self._fleet = Fleet(
             settings,
             generation,
@@ -66,6 +68,7 @@ class Job:
             self._charges,
             self._checkpoints,
             self._truth,
+            self._loads,
             self._ending,
             self._out,
         )
@@ -313,10 +316,8 @@ class Job:
         work = self._work
         is_saved = self._checkpoints.is_settled(work.tasks.model_version)
         if work.is_evaluated and not work.needs_export and is_saved:
-            quarantined = self._work.tasks.quarantined()
-            if quarantined:
-                names = ", ".join(f"{shard}:{record}" for shard, record in quarantined)
-                self._out.log(f"Quarantined records: {names}", Level.WARNING)
+            for remark in work.remarks():
+                self._out.log(remark, Level.WARNING)
             line = self._workers.time_line()
             if line:
                 self._out.log(line)
@@ -364,6 +365,10 @@ class Job:
             tasks_done=work.tasks.num_done,
             tasks_total=work.tasks.planned_tasks,
             coverage=tuple(Coverage.of(epoch) for epoch in work.tasks.epochs if epoch.covered),
+            records_skipped=work.tasks.skipped_records,
+            ps=self._loads.servers(),
+            staleness=self._loads.staleness,
+            gradients_refused=self._loads.refused,
             exit_code=outcome.exit_code if outcome is not None and self._ending.is_over else None,
         )
 

@@ -232,18 +232,13 @@ class Pods:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what an earlier life knew; workers of journals without slots get any."""
+        """Takes over what an earlier life knew."""
         self._next_worker_id = saved["next_worker_id"]
         self._gone_uids = {name: list(uids) for name, uids in saved["gone_uids"].items()}
-        for name, role, index, uid, gone_uids, is_leaving, *slot in saved["records"]:
-            if slot or role == Role.PS:
-                number = slot[0] if slot else index
-            else:
-                filled = self._filled(Role.WORKER)
-                number = next(free for free in range(len(filled) + 1) if free not in filled)
-            self._records[name] = PodRecord(name, Role(role), index, number, uid, list(gone_uids), is_leaving)
-        self._memory_factors = {(Role(role), slot): f for role, slot, f in saved.get("memory_factors", [])}
-        self._has_run = {Role(role) for role in saved.get("has_run", [])}
+        for name, role, index, uid, gone_uids, is_leaving, slot in saved["records"]:
+            self._records[name] = PodRecord(name, Role(role), index, slot, uid, list(gone_uids), is_leaving)
+        self._memory_factors = {(Role(role), slot): factor for role, slot, factor in saved["memory_factors"]}
+        self._has_run = {Role(role) for role in saved["has_run"]}
 
     def validate(self) -> None:
         ids = [record.index for record in self._records.values() if record.role is Role.WORKER]

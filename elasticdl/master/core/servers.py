@@ -22,6 +22,7 @@ class Server:
         incarnation: of its newest life; 0: it has never joined.
         is_present: that life has joined in this life of the master and is not lost.
         is_lost: that life is over and never comes back, whatever it says.
+        ready_version: the model version when that life became ready.
         leaving_version: the model version when that life was told to end by somebody else; None: it was not.
     """
 
@@ -33,6 +34,7 @@ class Server:
     is_present: bool = False
     is_lost: bool = False
     heard_at: float = 0.0
+    ready_version: int = 0
     leaving_version: int | None = None
 
 
@@ -100,8 +102,9 @@ class Servers:
         server = self.get(ps_id)
         return server is not None and server.is_present and server.heard_at >= after
 
-    def ready(self, server: Server) -> None:
-        server.is_ready = True
+    def ready(self, server: Server, version: int) -> None:
+        """It has what it restores, at this model version."""
+        server.is_ready, server.ready_version = True, version
         self._renew()
 
     def lose(self, ps_id: int) -> Server | None:
@@ -126,12 +129,15 @@ class Servers:
             self._partition = Partition(self._version, addresses)
 
     def snapshot(self) -> list[list[Any]]:
-        return [[s.incarnation, s.nonce, s.address, s.is_ready, s.is_lost, s.leaving_version] for s in self._servers]
+        return [
+            [s.incarnation, s.nonce, s.address, s.is_ready, s.is_lost, s.ready_version, s.leaving_version]
+            for s in self._servers
+        ]
 
     def restore(self, saved: list[Any], clock: float) -> None:
         for server, values in zip(self._servers, saved, strict=True):
-            server.incarnation, server.nonce, server.address, server.is_ready, server.is_lost, *leaving_version = values
-            server.leaving_version = leaving_version[0] if leaving_version else None
+            server.incarnation, server.nonce, server.address, server.is_ready, server.is_lost = values[:5]
+            server.ready_version, server.leaving_version = values[5:]
             server.heard_at = clock
 
     def validate(self) -> None:

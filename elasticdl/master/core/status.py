@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticdl.master.core.tasks import Epoch
+from elasticdl.master.core.epoch import Epoch
+from elasticdl.master.core.load import ServerLoad
 
 WINDOW = 30.0  # seconds over which a rate is taken
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What became of the records of one epoch, counted from 1."""
+    """What became of the records of one epoch, counted from 1; `committed` leaves the skipped ones out."""
 
     epoch: int
     records: int
@@ -21,18 +22,21 @@ class Coverage:
     repeated: int
     lost: int
     quarantined: int
+    skipped: int
     unplanned: int
 
     @classmethod
     def of(cls, epoch: Epoch) -> Coverage:
-        committed, quarantined, planned = epoch.committed_records, epoch.num_quarantined, epoch.planned_records
+        skipped, quarantined, planned = epoch.skipped_records, epoch.num_quarantined, epoch.planned_records
+        committed = epoch.committed_records - skipped
         return cls(
             epoch=epoch.number + 1,
             records=epoch.records,
             committed=committed,
             repeated=epoch.num_repeated,
-            lost=planned - quarantined - committed,
+            lost=planned - quarantined - skipped - committed,
             quarantined=quarantined,
+            skipped=skipped,
             unplanned=epoch.records - planned,
         )
 
@@ -40,6 +44,7 @@ class Coverage:
         line = f"Epoch {self.epoch}: records {self.records}, committed {self.committed}, "
         line += f"repeated {self.repeated}, lost {self.lost}"
         line += f", quarantined {self.quarantined}" if self.quarantined else ""
+        line += f", skipped {self.skipped}" if self.skipped else ""
         return line + (f", unplanned {self.unplanned}" if self.unplanned else "")
 
 
@@ -54,6 +59,8 @@ class Status:
         records_total: planned over all epochs; 0 while unknown or endless.
         coverage: of the epochs whose line is printed.
         tasks_total: planned over all epochs; 0 while unknown or endless.
+        records_done: committed or skipped, over all epochs.
+        staleness: gradients taken by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
     """
 
     phase: str
@@ -75,6 +82,10 @@ class Status:
     coverage: tuple[Coverage, ...]
     tasks_done: int
     tasks_total: int
+    records_skipped: int
+    ps: tuple[ServerLoad, ...]
+    staleness: tuple[int, ...]
+    gradients_refused: int
     exit_code: int | None
 
 

@@ -2,6 +2,7 @@
 
 In doubt (a PS has a new life, or the master has) nothing is handed out until the model has answered.  It is asked too
 when an epoch seems to be complete.  A job without PS, or one that does not train, takes the master's ledger for it.
+With the coverage it is said how the parameter servers have fared.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from elasticdl.master.core.applied import intersection
 from elasticdl.master.core.commands import ReadAppliedSets
 from elasticdl.master.core.events import AppliedSetsRead, AppliedSetsUnreadable
+from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.settings import JobSettings, Strategy
 from elasticdl.master.core.status import Coverage
@@ -21,9 +23,10 @@ RETRY = 1.0
 class Truth:
     """At most one question at a time."""
 
-    def __init__(self, settings: JobSettings, work: Work, out: Outbox) -> None:
+    def __init__(self, settings: JobSettings, work: Work, loads: Loads, out: Outbox) -> None:
         self._settings = settings
         self._work = work
+        self._loads = loads
         self._out = out
         self.is_asked = settings.strategy is Strategy.PARAMETER_SERVER and settings.trains
         self.in_doubt = self.is_asked
@@ -66,9 +69,11 @@ class Truth:
 
     def _cover(self, num_repeated: int) -> None:
         """Prints the coverage of complete epochs; repeats since the last time go to the first of them."""
-        for epoch in self._work.tasks.epochs:
-            if epoch.complete and not epoch.covered:
-                epoch.num_repeated += max(0, num_repeated - self.num_repeated) * self._settings.minibatch_size
-                self.num_repeated = max(num_repeated, self.num_repeated)
-                epoch.covered = True
-                self._out.log(str(Coverage.of(epoch)))
+        complete = [epoch for epoch in self._work.tasks.epochs if epoch.complete and not epoch.covered]
+        for epoch in complete:
+            epoch.num_repeated += max(0, num_repeated - self.num_repeated) * self._settings.minibatch_size
+            self.num_repeated = max(num_repeated, self.num_repeated)
+            epoch.covered = True
+            self._out.log(str(Coverage.of(epoch)))
+        for line in self._loads.lines() if complete else []:
+            self._out.log(line)

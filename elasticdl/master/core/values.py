@@ -130,6 +130,27 @@ class BucketRange:
 
 
 @dataclass(frozen=True, slots=True)
+class PsLoad:
+    """What a PS has done in this life; all but the last two only grow.
+
+    Attributes:
+        busy_seconds: of its threads, in calls.
+        staleness: applied pushes by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
+        refused: pushes that were too stale or too late.
+    """
+
+    pushes: int = 0
+    pulls: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    busy_seconds: float = 0.0
+    staleness: tuple[int, ...] = ()
+    refused: int = 0
+    table_rows: int = 0
+    table_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PsAddress:
     """One parameter server, and what it owns."""
 

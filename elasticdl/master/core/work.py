@@ -30,6 +30,7 @@ from elasticdl.master.core.workers import Worker, Workers
 
 LeaseEvent = ProgressReported | TaskFinished | TaskFailed | EvaluationReported | LeaseQuestioned
 TRAIN_END_KEY: TaskKey = (TaskType.TRAIN_END, 0, 0)
+MAX_SKIPS_TOLD = 20  # one by one; after that every so many
 
 
 class Work:
@@ -55,7 +56,8 @@ class Work:
         self.evaluations = Evaluations(0, ())
         self.has_exported = False
         self.has_callbacks = False
-        self.loss: float | None = None
+        self.loss: float | None = None  # the newest that was finite
+        self._num_skips = 0  # reported in this life
 
     # Handing out ----------------------------------------------------------------------------------------------------
 
@@ -75,6 +77,18 @@ class Work:
     def is_evaluated(self) -> bool:
         """All is covered, and the final evaluation, if there is one, is made."""
         return self.is_covered and self.evaluations.is_over
+
+    def remarks(self) -> list[str]:
+        """What the model was not trained on, for the end of the job."""
+        remarks = []
+        quarantined = self.tasks.quarantined()
+        if quarantined:
+            names = ", ".join(f"{shard}:{record}" for shard, record in quarantined)
+            remarks.append(f"Quarantined records: {names}")
+        if self.tasks.num_skipped:
+            counts = f"{self.tasks.num_skipped} ({self.tasks.skipped_records} records)"
+            remarks.append(f"Minibatches left out by --nan_policy=skip: {counts}")
+        return remarks
 
     def begin_round_if_due(self) -> None:
         begun = self.evaluations.begin_if_due(self.tasks.model_version, self.is_covered)
@@ -232,18 +246,35 @@ class Work:
     def _progress(self, event: ProgressReported, lease: Lease, worker: Worker) -> None:
         if lease.type is not TaskType.TRAINING:
             return
-        if self.tasks.commit((lease.epoch, lease.task), event.committed):
+        name = (lease.epoch, lease.task)
+        is_new = self.tasks.skip(name, event.skipped) > 0
+        if is_new:
+            self._out.persist()
+        if self.tasks.commit(name, event.committed):
             self._has_committed(worker)
-        if event.loss is None:
-            return
-        self.loss = event.loss
-        if math.isnan(event.loss) or math.isinf(event.loss):
-            where = f"epoch {lease.epoch + 1}, task {lease.task}, minibatch {max(event.committed, default=0)}"
-            message = f"The loss is {event.loss} at {where} (records {lease.shard.name}:{lease.shard.start})"
-            if self._settings.nan_policy is NanPolicy.FAIL:
-                self._ending.fail(f"{message}. Lower the learning rate, or look at these records.")
-            else:
-                self._out.log(message, Level.WARNING)
+        loss_is_finite = event.loss is None or math.isfinite(event.loss)
+        if event.loss is not None and loss_is_finite:
+            self.loss = event.loss
+        if event.not_finite or not loss_is_finite:
+            self._not_finite(event, lease, is_new)
+
+    def _not_finite(self, event: ProgressReported, lease: Lease, is_new: bool) -> None:
+        """Ends the job or, if the minibatch is left out, says so: of many only some, with the number so far."""
+        minibatch = max(event.skipped or event.committed, default=None)
+        is_skipped = minibatch is not None and self.tasks.epochs[lease.epoch].is_skipped(lease.task, minibatch)
+        where = f"epoch {lease.epoch + 1}, task {lease.task}"
+        where += "" if minibatch is None else f", minibatch {minibatch}"
+        where += f", records {lease.shard.name}:{lease.shard.start}-{lease.shard.end - 1}"
+        what = f"{event.not_finite or f'The loss is {event.loss}'} ({where})"
+        if self._settings.nan_policy is NanPolicy.FAIL:
+            advice = "Lower the learning rate, or look at these records; --nan_policy=skip leaves such minibatches out."
+            self._ending.fail(f"{what}\n  → {advice}")
+        elif is_new:
+            self._num_skips += 1
+            if self._num_skips <= MAX_SKIPS_TOLD or self._num_skips % MAX_SKIPS_TOLD == 0:
+                self._out.log(f"{what}; it is left out of the model, number {self._num_skips}", Level.WARNING)
+        elif not is_skipped:
+            self._out.log(what, Level.WARNING)
 
     def _finished(self, event: TaskFinished, lease: Lease, worker: Worker) -> None:
         self._end_well(lease, worker)

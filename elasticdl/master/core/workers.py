@@ -117,7 +117,7 @@ class Workers:
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
         self._ended_seconds = dict(saved["ended_seconds"])
-        for worker_id, incarnation, has_committed, *is_leaving in saved["workers"]:
+        for worker_id, incarnation, has_committed, is_leaving in saved["workers"]:
             worker = Worker(worker_id, incarnation, clock, clock, has_joined=False, has_committed=has_committed)
-            worker.is_leaving = any(is_leaving)
+            worker.is_leaving = is_leaving
             self._workers[worker_id] = worker

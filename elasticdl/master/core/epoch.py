@@ -1,0 +1,209 @@
+"""Epoch: one pass over the data: its tasks, which of their minibatches are committed, and which were left out.
+
+A task is todo, leased or done; leases themselves are in leases.py.  What the numbers mean for the job is said by
+tasks.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from elasticdl.master.core.applied import NOTHING, Applied
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.values import Shard
+
+UNKNOWN = -1  # number of minibatches of a task that is not done
+
+
+def permutation(seed: int, epoch: int, num_tasks: int) -> list[int]:
+    """The order in which the tasks of an epoch are granted: the same for any number of workers."""
+    order = list(range(num_tasks))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def _pack(values: array[int]) -> str:
+    return base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
+
+
+def _unpack(text: str) -> array[int]:
+    values = array("i")
+    values.frombytes(zlib.decompress(base64.b64decode(text)))
+    return values
+
+
+class Epoch:
+    """One pass over the data.  Tasks beyond the budget of minibatches are not planned; the last one is cut short."""
+
+    def __init__(self, number: int, slices: Sequence[Shard], settings: JobSettings, budget: int | None) -> None:
+        self.number = number
+        self._slices = slices
+        self._minibatch_size = settings.minibatch_size
+        self._shortened: dict[int, Shard] = {}
+        self.order = self._plan(permutation(settings.seed, number, len(slices)), budget)
+        self.planned_records = sum(len(self.slice(task)) for task in self.order)
+        self.records = sum(len(shard) for shard in slices)
+        self.todo = deque(self.order)
+        self.leased: set[int] = set()
+        self.covered = False  # its coverage line is printed
+        self.num_repeated = 0  # records of minibatches that were applied twice, as far as seen
+        self.num_done = 0
+        self.committed_records = 0  # skipped ones among them
+        self.num_skipped = 0  # minibatches that are committed and empty
+        self.skipped_records = 0
+        self._watermarks = array("i", [0]) * len(slices)
+        self._sizes = array("i", [UNKNOWN]) * len(slices)
+        self._extras: dict[int, frozenset[int]] = {}
+        self._excluded: dict[int, frozenset[int]] = {}
+        self._skipped: dict[int, frozenset[int]] = {}  # minibatches that are, or are about to be, empty in the model
+        self._saved: dict[str, Any] | None = None
+
+    def _plan(self, order: list[int], budget: int | None) -> list[int]:
+        if budget is None:
+            return order
+        planned = []
+        for task in order:
+            if budget <= 0:
+                break
+            records = budget * self._minibatch_size
+            shard = self._slices[task]
+            if len(shard) > records:
+                self._shortened[task] = Shard(shard.name, shard.start, shard.start + records)
+            budget -= -(-len(shard) // self._minibatch_size)
+            planned.append(task)
+        return planned
+
+    def slice(self, task: int) -> Shard:
+        return self._shortened.get(task, self._slices[task])
+
+    def excluded(self, task: int) -> frozenset[int]:
+        """Quarantined records of a task, by record number in the shard."""
+        return self._excluded.get(task, frozenset())
+
+    @property
+    def num_quarantined(self) -> int:
+        return sum(len(self.excluded(task)) for task in self.order)
+
+    def exclude(self, task: int, records: Iterable[int]) -> None:
+        """Changes what an untouched task consists of; one with a minibatch in the model stays as it is."""
+        shard = self.slice(task)
+        if not self.is_done(task) and self.applied(task) == NOTHING:
+            inside = (record for record in records if shard.start <= record < shard.end)
+            self._excluded[task] = self.excluded(task).union(inside)
+            self._skipped.pop(task, None)
+            self._saved = None
+
+    def skip(self, task: int, minibatches: Iterable[int]) -> int:
+        """Notes minibatches that are left out of the model; how many were not known to be."""
+        known = self._skipped.get(task, frozenset())
+        after = known.union(minibatches)
+        if after != known:
+            self._count(task, -1)
+            self._skipped[task] = after
+            self._count(task, 1)
+            self._saved = None
+        return len(after) - len(known)
+
+    def is_skipped(self, task: int, minibatch: int) -> bool:
+        return minibatch in self._skipped.get(task, ())
+
+    def _skipped_in(self, task: int) -> list[int]:
+        """Committed minibatches of a task that are empty in the model."""
+        if task not in self._skipped:
+            return []
+        applied = self.applied(task)
+        return [n for n in self._skipped[task] if n in applied]
+
+    def _count(self, task: int, sign: int) -> None:
+        """Adds a task to the sums of the epoch, or takes it out of them."""
+        skipped = self._skipped_in(task)
+        self.num_done += sign * self.is_done(task)
+        self.committed_records += sign * self.records_in(task)
+        self.num_skipped += sign * len(skipped)
+        self.skipped_records += sign * sum(self._size_of(task, n) for n in skipped)
+
+    def _size_of(self, task: int, n: int) -> int:
+        """Records of a minibatch."""
+        records = len(self.slice(task)) - len(self.excluded(task))
+        return max(0, min(self._minibatch_size, records - n * self._minibatch_size))
+
+    def applied(self, task: int) -> Applied:
+        return Applied(self._watermarks[task], self._extras.get(task, frozenset()))
+
+    def is_done(self, task: int) -> bool:
+        """Its size is known and all of its minibatches are committed."""
+        return 0 <= self._sizes[task] <= self._watermarks[task]
+
+    @property
+    def complete(self) -> bool:
+        return self.num_done == len(self.order)
+
+    def change(self, task: int, applied: Applied, size: int | None = None) -> None:
+        """Notes what is committed of a task, and its size once that is known; never moves it between the lists.
+
+        A skipped minibatch that is not in the model any more is computed again, and may not be skipped then.
+        """
+        before = self.applied(task)
+        self._count(task, -1)
+        if task in self._skipped:
+            self._skipped[task] = frozenset(n for n in self._skipped[task] if n in applied or n not in before)
+        self._watermarks[task] = applied.watermark
+        self._extras.pop(task, None)
+        if applied.extras:
+            self._extras[task] = applied.extras
+        if size is not None:
+            self._sizes[task] = size
+        self._count(task, 1)
+        self._saved = None
+
+    def records_in(self, task: int) -> int:
+        """Records of the committed minibatches of a task; all of them once it is done (a `filter` may drop some)."""
+        records = len(self.slice(task)) - len(self.excluded(task))
+        if self.is_done(task):
+            return records
+        return sum(self._size_of(task, n) for n in self.applied(task))
+
+    def snapshot(self) -> dict[str, Any]:
+        if self._saved is None:
+            self._saved = {
+                "watermarks": _pack(self._watermarks),
+                "sizes": _pack(self._sizes),
+                "extras": {str(task): sorted(extras) for task, extras in self._extras.items()},
+                "excluded": {str(task): sorted(excluded) for task, excluded in self._excluded.items()},
+                "skipped": {str(task): sorted(skipped) for task, skipped in self._skipped.items() if skipped},
+            }
+        return {**self._saved, "covered": self.covered, "num_repeated": self.num_repeated}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        watermarks, sizes = _unpack(saved["watermarks"]), _unpack(saved["sizes"])
+        self._excluded = {int(task): frozenset(records) for task, records in saved["excluded"].items()}
+        self._skipped = {int(task): frozenset(skipped) for task, skipped in saved["skipped"].items()}
+        self.num_repeated = saved["num_repeated"]
+        for task in self.order:
+            applied = Applied.of(watermarks[task], saved["extras"].get(str(task), ()))
+            if applied != NOTHING or sizes[task] != UNKNOWN:
+                self.change(task, applied, sizes[task])
+        self.todo = deque(task for task in self.order if not self.is_done(task))
+        self.covered = saved["covered"]
+
+    def validate(self) -> None:
+        """Every planned task is todo, leased or done exactly once.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        done = {task for task in self.order if self.is_done(task)}
+        groups = [*self.todo, *self.leased, *done]
+        assert sorted(groups) == sorted(self.order), (self.number, self.todo, self.leased, done)
+        assert self.num_done == len(done)
+        assert self.committed_records == sum(self.records_in(task) for task in self.order)
+        assert 0 <= self.committed_records <= self.planned_records - self.num_quarantined <= self.records
+        assert self.num_skipped == sum(len(self._skipped_in(task)) for task in self.order)
+        assert 0 <= self.skipped_records <= self.committed_records
+        assert not self.covered or self.complete

@@ -1,0 +1,160 @@
+"""Load: what the parameter servers do, from their heartbeats: rates for the status, two lines at the end of an epoch.
+
+It is for people alone: nothing is decided by it, and none of it is journalled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from elasticdl.master.core.values import PsLoad
+
+WINDOW = 10.0  # seconds over which a rate is taken
+SPACING = 1.0  # between two samples; heartbeats may come faster
+SHOWN = 8  # so many servers are told one by one
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """One PS lately, rates per second.
+
+    Attributes:
+        busy: seconds of its threads in calls, per second; 1.5: one and a half threads.
+        rows: of all its tables; `table_bytes` is what they take.
+    """
+
+    id: int
+    pushes_per_second: float
+    pulls_per_second: float
+    received_per_second: float
+    sent_per_second: float
+    busy: float
+    rows: int
+    table_bytes: int
+
+
+@dataclass(slots=True)
+class _Life:
+    """One process, as far as it was heard in this life of the master."""
+
+    incarnation: int
+    newest: PsLoad
+    heard_at: float
+    told: tuple[float, PsLoad]  # when an epoch ended, or when it was first heard
+    samples: deque[tuple[float, PsLoad]] = field(default_factory=deque)
+
+    def heard(self, load: PsLoad, clock: float) -> None:
+        if not self.samples or clock - self.samples[-1][0] >= SPACING:
+            self.samples.append((clock, load))
+        while clock - self.samples[0][0] > WINDOW:
+            self.samples.popleft()
+        self.newest, self.heard_at = load, clock
+
+    def rate(self, of: Callable[[PsLoad], float], since: tuple[float, PsLoad] | None = None) -> float:
+        """How fast something grows, since the oldest sample if nothing else is said."""
+        at, load = since or self.samples[0]
+        return max(0.0, of(self.newest) - of(load)) / (self.heard_at - at) if self.heard_at > at else 0.0
+
+
+class Loads:
+    """The newest load of every PS, and what all of them have done."""
+
+    def __init__(self) -> None:
+        self._lives: dict[int, _Life] = {}
+        self._ended_staleness: list[int] = []  # of lives that are over
+        self._ended_refused = 0
+        self._told_staleness: list[int] = []  # when an epoch ended
+        self._told_refused = 0
+
+    def heard(self, ps_id: int, incarnation: int, load: PsLoad, clock: float) -> None:
+        """With a heartbeat."""
+        life = self._lives.get(ps_id)
+        if life is None or life.incarnation != incarnation:
+            if life is not None:
+                self._ended_staleness = _add(self._ended_staleness, life.newest.staleness)
+                self._ended_refused += life.newest.refused
+            life = self._lives[ps_id] = _Life(incarnation, load, clock, (clock, load))
+        life.heard(load, clock)
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """Gradients taken by the updates that they missed, summed over all PS: 0, 1, 2, 3-4, 5-8, 9-16, …"""
+        total = self._ended_staleness
+        for life in self._lives.values():
+            total = _add(total, life.newest.staleness)
+        return tuple(total)
+
+    @property
+    def refused(self) -> int:
+        """Gradients refused as too stale or too late."""
+        return self._ended_refused + sum(life.newest.refused for life in self._lives.values())
+
+    def servers(self) -> tuple[ServerLoad, ...]:
+        """In order of id."""
+        return tuple(
+            ServerLoad(
+                id=ps_id,
+                pushes_per_second=life.rate(lambda load: load.pushes),
+                pulls_per_second=life.rate(lambda load: load.pulls),
+                received_per_second=life.rate(lambda load: load.bytes_received),
+                sent_per_second=life.rate(lambda load: load.bytes_sent),
+                busy=life.rate(lambda load: load.busy_seconds),
+                rows=life.newest.table_rows,
+                table_bytes=life.newest.table_bytes,
+            )
+            for ps_id, life in sorted(self._lives.items())
+        )
+
+    def lines(self) -> list[str]:
+        """What to say at the end of an epoch, of the time since the last one; nothing if nothing was heard."""
+        staleness, refused = self.staleness, self.refused
+        counts = [now - before for now, before in zip_longest(staleness, self._told_staleness, fillvalue=0)]
+        lines = (
+            [_staleness_line(counts, refused - self._told_refused)]
+            if sum(counts) or refused > self._told_refused
+            else []
+        )
+        if self._lives:
+            lines.append(self._load_line())
+        self._told_staleness, self._told_refused = list(staleness), refused
+        for life in self._lives.values():
+            life.told = (life.heard_at, life.newest)
+        return lines
+
+    def _load_line(self) -> str:
+        lives = [life for _, life in sorted(self._lives.items())]
+        busy = [life.rate(lambda load: load.busy_seconds, life.told) for life in lives]
+        rows = [float(life.newest.table_rows) for life in lives]
+        sizes = [float(life.newest.table_bytes) for life in lives]
+        parts = [f"busy {_each(busy, lambda share: f'{share:.0%}')}"]
+        if any(rows):
+            parts.append(f"rows {_each(rows, lambda count: f'{count:,.0f}')}")
+            parts.append(f"tables {_each(sizes, lambda size: f'{size / 1e6:,.0f} MB')}")
+        return f"PS load: {', '.join(parts)}"
+
+
+def _each(values: list[float], text: Callable[[float], str]) -> str:
+    """Every value, or of many the mean and the largest."""
+    if len(values) <= SHOWN:
+        return " ".join(map(text, values))
+    largest = max(range(len(values)), key=values.__getitem__)
+    return f"{text(sum(values) / len(values))} mean, {text(values[largest])} at most (PS {largest})"
+
+
+def _staleness_line(counts: list[int], refused: int) -> str:
+    total = max(1, sum(counts))
+    shares = ", ".join(f"{_label(i)} {count / total:.0%}" for i, count in enumerate(counts) if count)
+    line = f"Staleness of gradients: {shares or 'none taken'}"
+    return line + (f"; refused {refused:,}" if refused else "")
+
+
+def _label(position: int) -> str:
+    """Of a place in the histogram: 0, 1, 2, 3-4, 5-8, …"""
+    return str(position) if position < 3 else f"{2 ** (position - 2) + 1}-{2 ** (position - 1)}"
+
+
+def _add(left: Iterable[int], right: Iterable[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(left, right, fillvalue=0)]
