@@ -97,6 +97,7 @@ def _kill(job: LocalJob, victim: Pod) -> None:
 
 
 def _is_being_written(checkpoints: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return any(not (version / "MANIFEST.json").exists() for version in checkpoints.glob("version-*"))
-    return False
+    """Whether the newest checkpoint has been begun and has no manifest yet."""
+    versions = checkpoints.glob("version-*")
+    newest = max(versions, key=lambda path: int(path.name.removeprefix("version-")), default=None)
+    return newest is not None and not (newest / "MANIFEST.json").exists()

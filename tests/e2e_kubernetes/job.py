@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,9 +134,10 @@ class KubernetesJob:
         return sorted(int(path.parent.name.removeprefix("version-")) for path in found)
 
     def has_open_checkpoint(self) -> bool:
-        """Whether a checkpoint has been begun that has no manifest yet."""
+        """Whether the newest checkpoint has been begun and has no manifest yet."""
         versions = (self.directory / "checkpoints").glob("version-*")
-        return any(not (version / "MANIFEST.json").exists() for version in versions)
+        newest = max(versions, key=lambda path: int(path.name.removeprefix("version-")), default=None)
+        return newest is not None and not (newest / "MANIFEST.json").exists()
 
     # --- What it waits for ------------------------------------------------------------------------------------------
 
@@ -172,12 +172,9 @@ class KubernetesJob:
         """Until a worker has computed something."""
         return self.wait_until(f"a loss in the log of {pod_name}", lambda: "Loss = " in self.log(pod_name), timeout_s)
 
-    def wait_for_open_checkpoint(self, timeout_s: float = 60.0) -> None:
-        """Until servers are writing one; looks often, because that takes them some milliseconds."""
-        deadline = time.monotonic() + timeout_s
-        while not self.has_open_checkpoint():
-            assert time.monotonic() < deadline, f"no checkpoint is begun\n{self.story()}"
-            time.sleep(0.001)
+    def wait_for_open_checkpoint(self) -> None:
+        """Until servers are writing one, which takes them some milliseconds."""
+        wait_until("a checkpoint being written", self.has_open_checkpoint, 60, self.story, look_s=0.001)
 
     def wait_for_end(self, timeout_s: float = 180.0) -> JobStatus:
         def ended() -> bool:

@@ -14,7 +14,11 @@ class Overdue(AssertionError):
 
 
 def wait_until(
-    what: str, condition: Callable[[], bool], timeout_s: float = 60.0, story: Callable[[], str] = lambda: ""
+    what: str,
+    condition: Callable[[], bool],
+    timeout_s: float = 60.0,
+    story: Callable[[], str] = lambda: "",
+    look_s: float = LOOK_S,
 ) -> float:
     """Looks until a condition holds.
 
@@ -29,7 +33,7 @@ def wait_until(
     while not condition():
         if time.monotonic() - started > timeout_s:
             raise Overdue(f"waited {timeout_s:g} s for: {what}\n{story()}")
-        pause.wait(LOOK_S)
+        pause.wait(look_s)
     return time.monotonic() - started
 
 
