@@ -23,8 +23,8 @@ inline bool is_aligned(const py::array& array) {
 // Throws ValueError if `object` is not a C-contiguous array of T with so many dimensions.
 template <typename T>
 py::array checked_array(const py::handle& object, const char* name, int num_dimensions) {
-  const std::string type = py::str(py::dtype::of<T>());
   if (!py::isinstance<py::array_t<T>>(object)) {
+    const std::string type = py::str(py::dtype::of<T>());  // here only: it takes microseconds
     throw py::value_error(std::string(name) + " is not an array of " + type);
   }
   auto array = py::reinterpret_borrow<py::array>(object);
