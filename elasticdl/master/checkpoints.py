@@ -11,17 +11,21 @@ import json
 import logging
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from elasticdl.kernels._native import crc32c
 from elasticdl.master.file_journal import replace_file, sync_directory
 from elasticdl_client.errors import CheckpointError
 
 FORMAT = 2
 MANIFEST = "MANIFEST.json"
 _PREFIX = "version-"
+_TAIL = struct.Struct("<QII8s")  # of a part: size and checksum of the index before it, format, magic
+_MAGIC = b"ELDLPS02"
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +116,7 @@ def read(directory: Path) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or a part is missing or of another size.
+        CheckpointError: there is none, it is damaged, or a part is missing, of another size or without its index.
     """
     path = directory / MANIFEST
     try:
@@ -136,11 +140,7 @@ def read(directory: Path) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     for part in manifest.parts:
-        file = directory / part.file
-        size_bytes = file.stat().st_size if file.exists() else -1
-        if size_bytes != part.size_bytes:
-            found = "missing" if size_bytes < 0 else f"{size_bytes} bytes"
-            raise CheckpointError(f"{file} is {found}, its manifest says {part.size_bytes} bytes")
+        _look_at(directory / part.file, part)
     return manifest
 
 
@@ -226,6 +226,33 @@ def prune(checkpoint_dir: Path, keep_max: int) -> None:
             logger.warning("The old checkpoint %s cannot be removed: %s", path, error.strerror)
             continue
         _remove(path)
+
+
+def _look_at(file: Path, part: Part) -> None:
+    """That a part is there, of the right size, and ends in the index that the manifest knows; the rest is not read.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    try:
+        with open(file, "rb") as opened:
+            size_bytes = os.fstat(opened.fileno()).st_size
+            if size_bytes != part.size_bytes:
+                raise CheckpointError(f"{file} is {size_bytes} bytes, its manifest says {part.size_bytes} bytes")
+            opened.seek(max(0, size_bytes - _TAIL.size))
+            index_size, _, _, magic = _TAIL.unpack(opened.read())
+            if magic != _MAGIC:
+                raise CheckpointError(f"{file} is damaged: it does not end like a part")
+            opened.seek(max(0, size_bytes - _TAIL.size - index_size))
+            index = opened.read(min(index_size, size_bytes))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file} is missing, its manifest says {part.size_bytes} bytes") from error
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except struct.error as error:
+        raise CheckpointError(f"{file} is damaged: it is too short") from error
+    if crc32c(index) != part.index_crc32c:
+        raise CheckpointError(f"{file} is damaged: the checksum of its index is not the one in the manifest")
 
 
 def _part(values: dict[str, Any]) -> Part:

@@ -62,31 +62,12 @@ class PartFile:
     crc32: int
 
 
-def __getattr__(name: str) -> Any:
-    """The first format, until nobody uses it."""
-    if name in ("Part", "read_part", "restore_part"):
-        from elasticdl.ps import checkpoint_v1
-
-        return getattr(checkpoint_v1, name)
-    raise AttributeError(name)
-
-
 def file_name(ps_id: int, num_ps: int) -> str:
     """The name of a part within its directory."""
     return f"variables-{ps_id}-of-{num_ps}.ckpt"
 
 
-def write_part(directory: Path, *of: Any) -> PartFile:
-    """For callers of both formats."""
-    if len(of) == 1:
-        from elasticdl.ps import checkpoint_v1
-
-        written = checkpoint_v1.write_part(directory, *of)
-        return PartFile(written.file, written.size_bytes, written.crc32)
-    return _write_part(directory, *of)
-
-
-def _write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snapshot: PartSnapshot) -> PartFile:
+def write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snapshot: PartSnapshot) -> PartFile:
     """Writes a part into an existing directory; the snapshot is left open.
 
     Raises:

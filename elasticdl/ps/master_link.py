@@ -25,7 +25,7 @@ from elasticdl_client.errors import JobError
 _log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
-_LEAVING_HEARTBEAT_S = 0.2
+_URGENT_HEARTBEAT_S = 0.2
 _CALL_TIMEOUT_S = 10.0
 _LAST_CALLS_S = 3.0  # after SIGTERM a master that does not answer is not waited for
 _FIRST_BACKOFF_S = 0.1
@@ -49,6 +49,21 @@ class PsIdentity:
     ps_id: int
     pod_name: str
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a PS began with.
+
+    Attributes:
+        restored_from: directory of the checkpoint; empty: none.
+        damaged: what is wrong with each checkpoint that was passed over.
+        error: why it cannot begin at all; empty: it can.
+    """
+
+    restored_from: str = ""
+    damaged: tuple[str, ...] = ()
+    error: str = ""
 
 
 class MasterLink:
@@ -100,21 +115,31 @@ class MasterLink:
         self._note_generation(reply.generation)
         return reply
 
-    def report_ready(self, applied: pb.AppliedSet, initialized: bool) -> None:
-        """Says that this PS serves, and which names its values hold.
+    def report_ready(self, applied: pb.AppliedSet, initialized: bool, beginning: Beginning) -> None:
+        """Says that this PS serves and which names its values hold, or that it cannot.
 
         Raises:
             Refused, MasterGone, Left: it must end.
         """
         request = pb.PsReadyRequest(
-            ps_id=self._identity.ps_id, incarnation=self.incarnation, applied=applied, initialized=initialized
+            ps_id=self._identity.ps_id,
+            incarnation=self.incarnation,
+            applied=applied,
+            initialized=initialized,
+            restored_from=beginning.restored_from,
+            damaged=beginning.damaged,
+            error=beginning.error,
         )
         reply: pb.Ack = self._call(self._stub.PsReady, request)
         if not reply.accepted:
             raise Refused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
 
-    def beat(self, activity: str) -> pb.HeartbeatReply:
+    def beat(self, activity: str, partition_version: int, load: pb.PsLoad) -> pb.HeartbeatReply:
         """One heartbeat.
+
+        Args:
+            partition_version: the newest partition known here.
+            load: what this PS has done.
 
         Raises:
             MasterGone, Left: it must end.
@@ -125,6 +150,8 @@ class MasterLink:
             incarnation=self.incarnation,
             activity=activity,
             leaving=self._departure.asked_at is not None,
+            partition_version=partition_version,
+            load=load,
         )
         reply: pb.HeartbeatReply = self._call(self._stub.Heartbeat, request)
         return reply
@@ -133,9 +160,17 @@ class MasterLink:
         """Whether the master that answered does not know this PS yet."""
         return reply.generation > self._generation or (not reply.known and reply.generation == self._generation)
 
-    def wait(self) -> bool:
-        """Until the next heartbeat is due; True: leave."""
-        return self._departure.wait(_HEARTBEAT_S if self._departure.asked_at is None else _LEAVING_HEARTBEAT_S)
+    def wait(self, is_urgent: Callable[[], bool]) -> bool:
+        """Until the next heartbeat is due; True: leave.
+
+        Args:
+            is_urgent: whether the master's answer is waited for.
+        """
+        due = time.monotonic() + _HEARTBEAT_S
+        while not self._departure.wait(_URGENT_HEARTBEAT_S):
+            if self._departure.asked_at is not None or is_urgent() or time.monotonic() >= due:
+                return False
+        return True
 
     def _note_generation(self, generation: int) -> None:
         self._generation = max(self._generation, generation)

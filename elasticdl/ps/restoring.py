@@ -20,7 +20,7 @@ import numpy as np
 from elasticdl.frameworks.framework import Floats, Table
 from elasticdl.ps.checkpoint import HINT, PartFile, PartReader
 from elasticdl.ps.part_layout import Blocks, TableIndex
-from elasticdl.ps.partition import NUM_BUCKETS, buckets, num_floats, slices_within
+from elasticdl.ps.partition import NUM_BUCKETS, buckets, joined_buckets, num_floats, slices_within
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
 from elasticdl_client.errors import CheckpointError
 
@@ -37,6 +37,21 @@ class Restored:
     damaged: tuple[str, ...]
 
 
+class NoneIsWhole(CheckpointError):
+    """No checkpoint of this job can be restored.
+
+    Attributes:
+        damaged: what is wrong with each.
+    """
+
+    def __init__(self, checkpoint_dir: Path, damaged: Sequence[str]) -> None:
+        super().__init__(
+            f"no checkpoint in {checkpoint_dir} can be restored",
+            "mend or put back one of them, or begin again in another --checkpoint_dir",
+        )
+        self.damaged = tuple(damaged)
+
+
 def restore(wanted: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> Restored:
     """Gives the state what its buckets own of a checkpoint of this job, or if it is damaged of the next older one.
 
@@ -45,7 +60,7 @@ def restore(wanted: Path, own: Buckets, take: Callable[[PartSnapshot], None]) ->
         take: keeps nothing of what it was given if it ends in an error, which may come with any chunk of rows.
 
     Raises:
-        CheckpointError: none is whole; says what is wrong with each.
+        NoneIsWhole: says what is wrong with each.
     """
     damaged: list[str] = []
     for directory in _candidates(wanted):
@@ -55,10 +70,7 @@ def restore(wanted: Path, own: Buckets, take: Callable[[PartSnapshot], None]) ->
             damaged.append(f"{directory.name}: {error.what}")
             continue
         return Restored(directory, tuple(damaged))
-    raise CheckpointError(
-        f"no checkpoint in {wanted.parent} can be restored: {'; '.join(damaged)}",
-        "mend or put back one of them, or begin again in another --checkpoint_dir",
-    )
+    raise NoneIsWhole(wanted.parent, damaged)
 
 
 def restore_other(directory: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> Restored:
@@ -182,7 +194,7 @@ def _clipped(readers: Sequence[PartReader], own: Buckets) -> Iterator[Piece]:
     for reader in readers:
         for piece in reader.pieces():
             if common := _common(piece.buckets, own):
-                yield replace(piece, buckets=_joined_buckets(common))
+                yield replace(piece, buckets=joined_buckets(common))
 
 
 def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
@@ -191,7 +203,7 @@ def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     for piece in pieces:
         for number, other in enumerate(merged):
             if (other.version, other.applied) == (piece.version, piece.applied):
-                merged[number] = replace(other, buckets=_joined_buckets(other.buckets, piece.buckets))
+                merged[number] = replace(other, buckets=joined_buckets((*other.buckets, *piece.buckets)))
                 break
         else:
             merged.append(piece)
@@ -241,17 +253,6 @@ def _common(one: Buckets, other: Buckets) -> Buckets:
     """What is in both, ascending; each range lies within one of each."""
     pairs = ((max(start, low), min(end, high)) for start, end in one for low, high in other)
     return tuple(sorted((start, end) for start, end in pairs if start < end))
-
-
-def _joined_buckets(*several: Buckets) -> Buckets:
-    """Ascending, neighbours as one range."""
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(span for spans in several for span in spans):
-        if joined and joined[-1][1] == start:
-            joined[-1] = joined[-1][0], end
-        else:
-            joined.append((start, end))
-    return tuple(joined)
 
 
 def _size(spans: Buckets) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,23 +11,25 @@ import pytest
 from elasticdl.master import checkpoints
 from elasticdl.master.checkpoints import Manifest, Part
 from elasticdl_client.errors import CheckpointError
-from tests.master.actors import MasterJob, running, wait_until
+from tests.master.actors import END_OF_PART, MasterJob, running, wait_until
 from tests.master.small_disk import small_disk
 
 pytestmark = pytest.mark.ci
 
 
+PART = Part(0, "ps-0", 12 + len(END_OF_PART), 0, 1, ((0, 1024),))
+
+
 def write(checkpoint_dir: Path, version: int) -> Path:
     directory = checkpoints.begin(checkpoint_dir, version)
-    (directory / "ps-0").write_bytes(b"12345")
-    part = Part(0, "ps-0", 5, 0, 1)
-    checkpoints.commit(directory, Manifest("digits", "f", version, 0, 1, (part,)))
+    (directory / "ps-0").write_bytes(b"twelve bytes" + END_OF_PART)
+    checkpoints.commit(directory, Manifest("digits", "f", version, 0, 1, (PART,)))
     return directory
 
 
 def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
     manifest = checkpoints.read(write(tmp_path, 3))
-    assert (manifest.model_version, manifest.parts) == (3, (Part(0, "ps-0", 5, 0, 1),))
+    assert (manifest.format, manifest.model_version, manifest.parts) == (2, 3, (PART,))
 
 
 def test_a_directory_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
@@ -37,10 +41,61 @@ def test_a_directory_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None
         checkpoints.read(tmp_path / "version-20")
 
 
-def test_a_checkpoint_with_a_short_part_is_passed_over(tmp_path: Path) -> None:
+def lose_the_part(directory: Path) -> None:
+    (directory / "ps-0").unlink()
+
+
+def cut_the_part(directory: Path) -> None:
+    (directory / "ps-0").write_bytes(b"1")
+
+
+def wipe_the_part(directory: Path) -> None:
+    """Of the right size, but never brought to the disk."""
+    (directory / "ps-0").write_bytes(bytes(PART.size_bytes))
+
+
+def cut_the_manifest(directory: Path) -> None:
+    path = directory / "MANIFEST.json"
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def write_the_manifest_of_the_first_format(directory: Path) -> None:
+    (directory / "MANIFEST.json").write_text('{"format": 1, "parts": []}')
+
+
+DAMAGES = {
+    lose_the_part: "ps-0 is missing, its manifest says 36 bytes",
+    cut_the_part: "ps-0 is 1 bytes, its manifest says 36 bytes",
+    wipe_the_part: "ps-0 is damaged: it does not end like a part",
+    cut_the_manifest: "MANIFEST.json is damaged",
+    write_the_manifest_of_the_first_format: "has format 1; this version reads 2",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
     good, bad = write(tmp_path, 9), write(tmp_path, 10)
-    (bad / "ps-0").write_bytes(b"1")
+    damage(bad)
     assert checkpoints.newest(tmp_path) == good
+    assert f"{bad} is skipped: " in caplog.text
+    assert DAMAGES[damage] in caplog.text
+    with pytest.raises(CheckpointError, match=re.escape(DAMAGES[damage])):
+        checkpoints.initial(bad)
+    assert checkpoints.initial(good) == good
+    assert checkpoints.initial(tmp_path) == good
+
+
+def test_a_directory_of_versions_without_a_whole_one_is_no_beginning(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        checkpoints.initial(tmp_path)
+    checkpoints.begin(tmp_path, 3)
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        checkpoints.initial(tmp_path)
+    cut_the_part(write(tmp_path, 4))
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+        checkpoints.initial(tmp_path)
 
 
 @pytest.mark.parametrize(("keep_max", "kept"), [(0, [1, 9, 10, 11]), (1, [11]), (2, [10, 11]), (9, [1, 9, 10, 11])])
@@ -57,6 +112,17 @@ def test_an_incomplete_newer_directory_does_not_push_out_a_complete_one(tmp_path
     checkpoints.begin(tmp_path, 2)
     checkpoints.prune(tmp_path, 1)
     assert checkpoints.complete(tmp_path) == [good]
+
+
+def test_what_never_became_a_checkpoint_is_removed_once_there_is_a_newer_one(tmp_path: Path) -> None:
+    for version in (1, 3, 5):
+        (checkpoints.begin(tmp_path, version) / ".variables-0-of-1.ckpt.1.tmp").write_bytes(b"1")
+    checkpoints.prune(tmp_path, 0)
+    assert len(list(tmp_path.iterdir())) == 3  # without a checkpoint nobody knows which one is being written
+    write(tmp_path, 2)
+    write(tmp_path, 4)
+    checkpoints.prune(tmp_path, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-2", "version-4", "version-5"]
 
 
 def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_the_job_goes_on(tmp_path: Path) -> None:
