@@ -32,11 +32,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl_client": ("elasticdl_client.local_job",),
     "elasticdl_client.local_job": ("elasticdl_client", "elasticdl.cluster"),  # starts the agent, with --runtime=local
     "elasticdl": (),
-    "elasticdl.rpc": SHARED,
+    "elasticdl.kernels": (),
+    "elasticdl.rpc": (*SHARED, "elasticdl.kernels"),
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
     "elasticdl.data": SHARED,
     "elasticdl.model_def": (*SHARED, "elasticdl.data"),
-    "elasticdl.frameworks": (*SHARED, "elasticdl.data", "elasticdl.model_def", "elasticdl.layers"),
+    "elasticdl.frameworks": (*SHARED, "elasticdl.kernels", "elasticdl.data", "elasticdl.model_def", "elasticdl.layers"),
     "elasticdl.frameworks.keras": (  # knows the user's own callback when it sees it
         *SHARED,
         "elasticdl.data",
@@ -52,8 +53,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.master.__main__": (*SHARED, "elasticdl.master", "elasticdl.master.kubernetes"),  # chooses the runtime
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
     "elasticdl.master.core": (),
-    "elasticdl.ps": (*SHARED, *BELOW),
-    "elasticdl.worker": (*SHARED, *BELOW, "elasticdl.frameworks", "elasticdl.ps.client"),
+    "elasticdl.ps": (*SHARED, *BELOW, "elasticdl.kernels"),
+    "elasticdl.worker": (*SHARED, *BELOW, "elasticdl.kernels", "elasticdl.frameworks", "elasticdl.ps.client"),
     "elasticdl_preprocessing": (),
     "model_zoo": ("elasticdl.layers", "elasticdl.api", "elasticdl_preprocessing"),
 }
@@ -164,6 +165,8 @@ def test_every_import_goes_down() -> None:
         ("elasticdl/master/shell.py", "from elasticdl.frameworks.keras import model"),
         ("elasticdl/master/shell.py", "from elasticdl.ps import client"),
         ("elasticdl/ps/service.py", "def f():\n    import torch"),
+        ("elasticdl/kernels/rows.py", "from elasticdl.rpc import channels"),
+        ("elasticdl/master/shell.py", "from elasticdl.kernels import _native"),
         ("elasticdl/data/csv.py", "import importlib\nimportlib.import_module('elasticdl.rpc')"),
         ("elasticdl_client/main.py", "import grpc"),
         ("elasticdl_client/main.py", "import numpy as np"),
@@ -189,6 +192,7 @@ def test_an_arrow_that_goes_up_is_found(tmp_path: Path, file: str, line: str) ->
         ("elasticdl/master/shell.py", "from .core.job import Job"),
         ("elasticdl/master/core/job.py", "from . import events\nimport heapq"),
         ("elasticdl/worker/loop.py", "from elasticdl.ps.client import Client\nimport numpy"),
+        ("elasticdl/ps/wire.py", "from elasticdl.kernels import _native"),
         ("elasticdl/worker/__main__.py", "from elasticdl.frameworks.keras.adapter import KerasFramework"),
         ("elasticdl/frameworks/keras/model.py", "import keras\nfrom elasticdl.layers import Embedding"),
         ("elasticdl_client/main.py", "import yaml\nfrom elasticdl_client.kubernetes import pods"),

@@ -28,6 +28,16 @@ def mix64(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     return mixed
 
 
+def unmix64(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The inverse of `mix64`."""
+    values = hashes ^ hashes >> np.uint64(31) ^ hashes >> np.uint64(62)
+    values = values * np.uint64(0x319642B2D24D8EC3)
+    values = values ^ values >> np.uint64(27) ^ values >> np.uint64(54)
+    values = values * np.uint64(0x96DE1B173F119089)
+    values = values ^ values >> np.uint64(30) ^ values >> np.uint64(60)
+    return values - GOLDEN
+
+
 def initial_rows(kind: str, key: int, a: float, b: float, ids: Ids, dim: int) -> Floats:
     """What `Initializer(kind, key, a, b).rows(ids, dim)` is, bit by bit."""
     if kind == "constant":

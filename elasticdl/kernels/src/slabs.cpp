@@ -7,7 +7,7 @@ namespace elasticdl {
 namespace {
 
 constexpr int64_t kFewestRows = 16;
-constexpr int64_t kSavedRows = 64;
+constexpr uint64_t kSavedRows = 64;
 
 }  // namespace
 
@@ -52,9 +52,9 @@ void Slabs::thaw() {
   for (Slab& slab : slabs_) {
     slab.num_frozen = 0;
     slab.saved_at.reset();
-    slab.saved.clear();
-    slab.num_saved = 0;
   }
+  saved_.clear();
+  num_saved_ = 0;
   num_frozen_ = 0;
 }
 
@@ -64,10 +64,10 @@ const float* Slabs::next_frozen(Cursor* cursor, int64_t* id) const {
     if (cursor->row >= slab.num_frozen) continue;
     const int64_t row = cursor->row++;
     *id = slab.ids[row];
-    const uint32_t saved = slab.saved_at ? slab.saved_at[row] : 0;
+    const uint64_t saved = slab.saved_at ? slab.saved_at[row] : 0;
     if (saved == 0) return slab.rows + row * stride_;
-    const auto* block = reinterpret_cast<const float*>(slab.saved[(saved - 1) / kSavedRows].data());
-    return block + (saved - 1) % kSavedRows * stride_;
+    const auto* block = reinterpret_cast<const float*>(saved_[(saved - 1) / kSavedRows].data());
+    return block + static_cast<int64_t>((saved - 1) % kSavedRows) * stride_;
   }
   return nullptr;
 }
@@ -76,13 +76,12 @@ void Slabs::save(const float* row) {
   Slab& slab = slab_of(row);
   const int64_t number = (row - slab.rows) / stride_;
   if (number >= slab.num_frozen) return;
-  if (!slab.saved_at) slab.saved_at = std::make_unique<uint32_t[]>(slab.num_frozen);
+  if (!slab.saved_at) slab.saved_at = std::make_unique<uint64_t[]>(slab.num_frozen);
   if (slab.saved_at[number] != 0) return;
   const size_t row_bytes = static_cast<size_t>(stride_) * sizeof(float);
-  if (slab.num_saved == slab.saved.size() * kSavedRows) slab.saved.emplace_back(kSavedRows * row_bytes, memory_bytes_);
-  const int64_t place = slab.num_saved % kSavedRows;
-  std::memcpy(slab.saved.back().data() + place * row_bytes, row, row_bytes);
-  slab.saved_at[number] = ++slab.num_saved;
+  if (num_saved_ == saved_.size() * kSavedRows) saved_.emplace_back(kSavedRows * row_bytes, memory_bytes_);
+  std::memcpy(saved_.back().data() + num_saved_ % kSavedRows * row_bytes, row, row_bytes);
+  slab.saved_at[number] = ++num_saved_;
 }
 
 Slabs::Slab& Slabs::slab_of(const float* row) {

@@ -52,9 +52,7 @@ class Slabs {
     int64_t capacity;
     int64_t num_rows = 0;
     int64_t num_frozen = 0;
-    std::unique_ptr<uint32_t[]> saved_at;  // by row, from 1; 0: not saved
-    std::vector<Memory> saved;             // kSavedRows each
-    uint32_t num_saved = 0;
+    std::unique_ptr<uint64_t[]> saved_at;  // by row, from 1; 0: not saved
   };
 
   void add_slab();
@@ -66,6 +64,8 @@ class Slabs {
   int64_t num_rows_ = 0;
   int64_t num_expected_ = 0;
   int64_t num_frozen_ = 0;
+  uint64_t num_saved_ = 0;
+  std::vector<Memory> saved_;  // rows as they were when frozen, kSavedRows in each
   std::vector<Slab> slabs_;
   std::vector<std::pair<const float*, size_t>> by_address_;  // where slabs begin, ascending
 };
