@@ -1,0 +1,277 @@
+"""The state of PS against the same model in NumPy: pushes, repetitions, refusals, staleness."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticdl.frameworks.framework import Table
+from elasticdl.ps.load import staleness_bin
+from elasticdl.ps.parameters import build_constraint
+from elasticdl.ps.settings import Updates
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, RequestError
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl_client.errors import ModelDefinitionError
+from tests.ps.fleet import (
+    NUM_TRAINABLE,
+    SUMS,
+    Fleet,
+    Minibatch,
+    Oracle,
+    assert_close,
+    assert_equal,
+    empty,
+    integers,
+    reals,
+    sums,
+)
+from tests.ps.scenes import config
+
+OPTIMIZERS = {
+    "sgd": config("SGD", learning_rate=0.1),
+    "momentum": config("SGD", learning_rate=0.1, momentum=0.9, nesterov=True),
+    "adam": config("Adam", learning_rate=0.01, amsgrad=True),
+    "adagrad": config("Adagrad", learning_rate=0.1, clipvalue=0.5),
+    "scheduled": config(
+        "Adam",
+        learning_rate={
+            "module": "keras.optimizers.schedules",
+            "class_name": "ExponentialDecay",
+            "config": {"initial_learning_rate": 0.1, "decay_steps": 3, "decay_rate": 0.5},
+        },
+    ),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("num_ps", [1, 3])
+def test_values_are_those_of_the_model_in_one_place(optimizer: str, num_ps: int) -> None:
+    fleet, oracle = Fleet.begin(num_ps, optimizer), Oracle(optimizer)
+    for n in range(25):
+        fleet.push(reals(n))
+        oracle.push(reals(n))
+        if n % 5 == 0:
+            assert_close(fleet.read(), oracle.read())
+    assert_close(fleet.read(), oracle.read())
+
+
+@pytest.mark.ci
+@given(pushed=st.lists(st.tuples(st.integers(0, 8), st.sets(st.integers(0, 2))), max_size=30))
+@settings(max_examples=40)
+def test_each_ps_holds_each_name_once_whatever_is_repeated(pushed: list[tuple[int, set[int]]]) -> None:
+    fleet = Fleet.begin(3)
+    seen: list[set[int]] = [set() for _ in range(3)]
+    for n, to in pushed:
+        done = fleet.push(integers(n), to=sorted(to))
+        assert [one.repeated_push for one in done] == [n in seen[ps_id] for ps_id in sorted(to)]
+        for ps_id in to:
+            seen[ps_id].add(n)
+    for ps_id in range(3):
+        assert {name.n for name in fleet.names(ps_id)} == seen[ps_id]
+    for n in range(9):
+        fleet.push(integers(n))
+    assert_equal(fleet.read(), sums(integers(n) for n in range(9)))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_two_ps_are_bit_equal_to_one(optimizer: str) -> None:
+    one, two, many = (Fleet.begin(num_ps, optimizer) for num_ps in (1, 2, 5))
+    for n in range(30):
+        for fleet in (one, two, many):
+            fleet.push(reals(n))
+    assert_equal(two.read(), one.read())
+    assert_equal(many.read(), one.read())
+
+
+@pytest.mark.ci
+def test_a_skipped_minibatch_is_applied_but_no_update() -> None:
+    adam = OPTIMIZERS["adam"]
+    fleet, oracle = Fleet.begin(2, adam), Oracle(adam)
+    for n in range(6):
+        done = fleet.push(empty(n) if n in (0, 3) else reals(n))
+        if n not in (0, 3):
+            oracle.push(reals(n))
+        assert [one.version for one in done] == [oracle.step] * 2
+    assert_close(fleet.read(), oracle.read())
+    assert [name.n for name in fleet.names(0)] == [0, 1, 2, 3, 4, 5]
+    assert fleet.push(empty(3))[1].repeated_push
+
+
+@pytest.mark.ci
+def test_the_users_learning_rate_takes_the_optimizers_place() -> None:
+    adam = OPTIMIZERS["adam"]
+    fleet, oracle = Fleet.begin(2, adam), Oracle(adam)
+    for n in range(4):
+        fleet.push(reals(n), learning_rate=0.5 / (n + 1))
+        oracle.push(reals(n), learning_rate=0.5 / (n + 1))
+    assert_close(fleet.read(), oracle.read())
+
+
+@pytest.mark.ci
+def test_staleness_divides_the_learning_rate_when_asked_to() -> None:
+    optimizer = OPTIMIZERS["scheduled"]
+    fleet = Fleet.begin(2, optimizer, Updates(lr_staleness_modulation=True))
+    oracle = Oracle(optimizer)
+    for n in range(5):  # nothing is read: push n misses n updates
+        fleet.push(reals(n))
+        oracle.push(reals(n), learning_rate=oracle.config.learning_rate(n + 1) / max(1, n))
+    assert_close(fleet.read(), oracle.read())
+
+
+@pytest.mark.ci
+def test_a_gradient_that_is_too_stale_is_refused_and_counted() -> None:
+    fleet = Fleet.begin(1, SUMS, Updates(max_staleness=2))
+    statuses = [fleet.push(integers(n))[0].status for n in range(4)]
+    assert statuses == [pb.OK, pb.OK, pb.OK, pb.TOO_STALE]
+    assert fleet.push(integers(1))[0].repeated_push  # is here: its staleness does not matter
+    fleet.read()
+    assert fleet.push(integers(3))[0].status == pb.OK
+    load = fleet.states[0].load_message()
+    assert list(load.staleness) == [2, 1, 1]
+    assert (load.pushes, load.refused, load.rows_pushed) == (4, 1, 4 * 24)
+    assert_equal(fleet.read(), sums(integers(n) for n in range(4)))
+
+
+@pytest.mark.ci
+def test_staleness_is_counted_in_powers_of_two() -> None:
+    bins = [staleness_bin(staleness) for staleness in range(18)]
+    assert bins == [0, 1, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5, 6]
+
+
+@pytest.mark.ci
+def test_load_counts_reads_and_tables() -> None:
+    fleet = Fleet.begin(1)
+    assert fleet.states[0].load_message().table_rows == 0
+    fleet.push(integers(0))
+    fleet.read()
+    load = fleet.states[0].load_message()
+    assert (load.pulls, load.rows_pulled) == (1, 110)
+    assert load.table_rows == sum(len(set(ids)) for ids, _ in integers(0).rows.values())
+    assert load.table_bytes > 0
+
+
+def spoiled(minibatch: Minibatch, what: str, value: float) -> Minibatch:
+    gradient, change, rows = minibatch.gradient.copy(), minibatch.change.copy(), dict(minibatch.rows)
+    if what == "rows":
+        ids, gradients = rows["wide"]
+        gradients = gradients.copy()
+        gradients[3] = value
+        rows["wide"] = ids, gradients
+    else:
+        (gradient if what == "gradient" else change)[-1] = value
+    return replace(minibatch, gradient=gradient, change=change, rows=rows)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("what", ["gradient", "change", "rows"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused_and_changes_nothing(what: str, value: float) -> None:
+    fleet = Fleet.begin(1)
+    with pytest.raises(RequestError, match="finite"):
+        fleet.push(spoiled(integers(0), what, value))
+    assert fleet.names(0) == []
+    fleet.push(integers(0))
+    assert_equal(fleet.read(), sums([integers(0)]))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("wrong", [-1, 50, 2**62])
+def test_an_id_that_the_table_cannot_have_is_refused_by_name(wrong: int) -> None:
+    fleet = Fleet.begin(1)
+    ids = np.array([3, wrong, 4], np.int64)
+    rows = {"deep": (ids, np.ones((3, 4), np.float32))}
+    with pytest.raises(RequestError, match=f"id {wrong} of table deep"):
+        fleet.push(replace(integers(0), rows=rows))
+    pull = PullCall(pb.Pull(tables=["deep"]), (("deep", ids),))
+    with pytest.raises(RequestError, match=f"id {wrong} of table deep"):
+        fleet.states[0].exchange(ExchangeCall(0, None, pull))
+    assert fleet.states[0].load_message().table_rows == 0
+
+
+@pytest.mark.ci
+def test_a_push_that_does_not_fit_is_refused() -> None:
+    fleet = Fleet.begin(1)
+    good = integers(0)
+    for bad, said in (
+        (replace(good, gradient=good.gradient[1:]), "shapes"),
+        (replace(good, change=good.change[1:]), "shapes"),
+        (replace(good, rows={"deep": (good.rows["deep"][0], np.ones((12, 3), np.float32))}), "table deep"),
+        (replace(good, rows={"other": good.rows["deep"]}), "no table 'other'"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            fleet.push(bad)
+    assert fleet.names(0) == []
+
+
+@pytest.mark.ci
+def test_initial_values_must_be_what_the_ps_owns() -> None:
+    fleet = Fleet.begin(2, initialized=False)
+    call = fleet.initialize_call(0)
+    short = InitializeCall(call.header, call.trainable[:-1], call.non_trainable)
+    with pytest.raises(RequestError, match="750"):
+        fleet.states[0].initialize(short)
+    header = pb.InitializeHeader()
+    header.CopyFrom(call.header)
+    header.total_trainable = 2 * NUM_TRAINABLE
+    with pytest.raises(RequestError, match=str(2 * NUM_TRAINABLE)):
+        fleet.states[0].initialize(InitializeCall(header, call.trainable, call.non_trainable))
+    assert fleet.states[0].exchange(ExchangeCall(0, None, None)).status == pb.UNINITIALIZED
+    fleet.states[0].initialize(call)
+    fleet.states[0].initialize(call)
+    header.total_trainable = NUM_TRAINABLE
+    header.tables[0].dim = 5
+    with pytest.raises(RequestError, match="deep × 5"):
+        fleet.states[0].initialize(InitializeCall(header, call.trainable, call.non_trainable))
+
+
+@pytest.mark.ci
+def test_another_jobs_values_are_trained_on_by_this_jobs_optimizer() -> None:
+    momentum, adam = OPTIMIZERS["momentum"], OPTIMIZERS["adam"]
+    before = Fleet.begin(1, adam)
+    for n in range(3):
+        before.push(reals(n))
+    snapshot = before.states[0].snapshot()
+    assert snapshot is not None
+    after = Fleet.begin(1, initialized=False)
+    after.states[0].restore(snapshot, parameters_only=True)
+    assert after.states[0].applied()[1:] == (True, 0)
+    assert after.states[0].exchange(ExchangeCall(0, None, None)).status == pb.UNINITIALIZED
+    after.states[0].initialize(after.initialize_call(0, momentum))
+    assert_equal(after.read(), before.read())
+    assert after.names(0) == []
+    adopted = after.states[0].snapshot()
+    assert adopted is not None
+    np.testing.assert_array_equal(adopted.trainable_slots["momentum"], snapshot.trainable_slots["momentum"])
+    assert set(adopted.trainable_slots) == {"momentum"}
+    assert (adopted.optimizer, adopted.pieces[0].version) == (momentum, 3)
+    adopted.close()
+    after.push(reals(0))
+    assert [name.n for name in after.names(0)] == [0]
+
+
+@pytest.mark.ci
+def test_a_constraint_that_needs_other_rows_is_refused_by_name() -> None:
+    for class_name, options in (("MaxNorm", {"max_value": 2, "axis": 0}), ("UnitNorm", {}), ("Mine", {"axis": 1})):
+        table = Table("t", 4, config("Zeros"), 0, config(class_name, **options))
+        with pytest.raises(ModelDefinitionError, match=f"{class_name}.* of the embedding t"):
+            build_constraint(table)
+    for class_name in ("NonNeg", "MaxNorm", "UnitNorm", "MinMaxNorm"):
+        build_constraint(Table("t", 4, config("Zeros"), 0, config(class_name, axis=1)))
+
+
+@pytest.mark.ci
+def test_touched_rows_obey_their_constraint() -> None:
+    fleet = Fleet.begin(1, initialized=False)
+    call = fleet.initialize_call(0)
+    call.header.tables[0].constraint = config("MaxNorm", max_value=1.0, axis=1)
+    fleet.states[0].initialize(call)
+    ids = np.array([7], np.int64)
+    rows = {"deep": (ids, np.array([[3.0, 0.0, -4.0, 0.0]], np.float32))}
+    fleet.push(replace(integers(0), rows=rows))
+    np.testing.assert_allclose(fleet.read().rows["deep"][7], [-0.6, 0.0, 0.8, 0.0], rtol=1e-5)

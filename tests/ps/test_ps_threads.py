@@ -1,0 +1,156 @@
+"""Many workers at one PS: no update is lost, none is applied twice, and a snapshot is exactly what it says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.ps.applied import AppliedSet
+from elasticdl.ps.claims import StateDamagedError
+from elasticdl.ps.model import ModelPart
+from elasticdl.ps.settings import Updates
+from elasticdl.ps.snapshot import PartSnapshot
+from elasticdl.rpc import elasticdl_pb2 as pb
+from tests.ps.fleet import ALL_IDS, TABLES, Fleet, Values, assert_equal, integers, sums
+
+NUM_THREADS, NUM_NAMES = 6, 60
+
+
+def values_of(snapshot: PartSnapshot) -> Values:
+    rows = {}
+    for table in TABLES:
+        of_ids = np.zeros((len(ALL_IDS[table.name]), table.dim), np.float32)  # the initializer's
+        for chunk in snapshot.chunks[table.name]():
+            of_ids[chunk.ids - ALL_IDS[table.name][0]] = chunk.rows
+        rows[table.name] = of_ids
+    return Values(snapshot.trainable, snapshot.non_trainable, rows)
+
+
+def assert_holds_its_names(snapshot: PartSnapshot) -> int:
+    (piece,) = snapshot.pieces
+    applied = AppliedSet.from_message(piece.applied)
+    assert piece.version == applied.num_applies == applied.num_names
+    assert_equal(values_of(snapshot), sums(integers(name.n) for name in applied))
+    return piece.version
+
+
+def in_threads(work: Callable[[int], Any]) -> None:
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        for done in [threads.submit(work, number) for number in range(NUM_THREADS)]:
+            done.result()
+
+
+@pytest.mark.ci
+def test_names_pushed_by_many_threads_enter_once_and_snapshots_are_whole() -> None:
+    """Every name is pushed by three threads, and one more takes snapshots all the time."""
+    fleet = Fleet.begin(1)
+    state = fleet.states[0]
+    started = threading.Barrier(NUM_THREADS)
+    ended = threading.Event()
+    versions: list[int] = []
+    fresh = [0] * NUM_THREADS
+
+    def work(number: int) -> None:
+        started.wait(30)
+        if number == 0:
+            while not ended.is_set():
+                snapshot = state.snapshot()
+                assert snapshot is not None
+                versions.append(assert_holds_its_names(snapshot))
+                snapshot.close()
+            return
+        for n in np.random.default_rng(number).permutation(NUM_NAMES).tolist():
+            if (n + number) % 5 < 3:
+                fresh[number] += not fleet.push(integers(n))[0].repeated_push
+        ended.set() if sum(fresh) == NUM_NAMES else None
+
+    in_threads(work)
+    assert sum(fresh) == NUM_NAMES
+    assert_equal(fleet.read(), sums(integers(n) for n in range(NUM_NAMES)))
+    assert [name.n for name in fleet.names(0)] == list(range(NUM_NAMES))
+    assert versions == sorted(versions)
+    assert sum(state.load_message().staleness) == NUM_NAMES
+
+
+@pytest.mark.ci
+def test_a_repetition_waits_for_the_name_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet.begin(1)
+    entered, go_on = threading.Event(), threading.Event()
+    apply = ModelPart.apply
+
+    def slow(self: ModelPart, *arguments: Any) -> None:
+        entered.set()
+        assert go_on.wait(30)
+        apply(self, *arguments)
+
+    monkeypatch.setattr(ModelPart, "apply", slow)
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(fleet.push, integers(0))
+        assert entered.wait(30)
+        second = threads.submit(fleet.push, integers(0))
+        snapshot = threads.submit(fleet.states[0].snapshot)
+        assert not fleet.read().trainable.any()  # whoever reads is not held up
+        standing = fleet.states[0].standing(1, 0, 0)
+        assert standing is not None
+        assert standing.watermark == 0
+        assert not second.done()
+        assert not snapshot.done()
+        go_on.set()
+        assert not first.result(30)[0].repeated_push
+        assert second.result(30)[0].repeated_push
+        taken = snapshot.result(30)
+    assert taken is not None
+    assert_holds_its_names(taken)
+    taken.close()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("use_async", [True, False])
+def test_an_update_that_fails_in_its_middle_ends_the_state(monkeypatch: pytest.MonkeyPatch, use_async: bool) -> None:
+    fleet = Fleet.begin(1, updates=Updates(use_async=use_async))
+    state = fleet.states[0]
+    fleet.push(integers(0))
+
+    def broken(self: ModelPart, *arguments: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ModelPart, "apply", broken)
+    update = (
+        (lambda: fleet.push(integers(1)))
+        if use_async
+        else (lambda: state.confirm(1, integers(0).name, 0, 0, lambda: 1, 0.0))
+    )
+    with pytest.raises(MemoryError):
+        update()
+    assert state.is_damaged
+    monkeypatch.undo()
+    for call in (lambda: fleet.push(integers(2)), state.snapshot, fleet.read):
+        with pytest.raises(StateDamagedError):
+            call()
+
+
+@pytest.mark.ci
+def test_leases_fence_while_pushes_are_under_way() -> None:
+    """A successor asks where the task stands; whatever older leases push from then on is refused."""
+    fleet = Fleet.begin(1)
+    asked = threading.Barrier(NUM_THREADS)
+    held: list[pb.AppliedTask | None] = []
+
+    def work(number: int) -> None:
+        for n in range(10):
+            fleet.push(integers(n), lease=1)
+        asked.wait(30)
+        if number == 0:
+            held.append(fleet.states[0].standing(2, 0, 0))
+        asked.wait(30)
+        for n in range(10, 20):
+            assert fleet.push(integers(n), lease=1)[0].status == pb.LEASE_REFUSED
+
+    in_threads(work)
+    assert [task.watermark for task in held if task is not None] == [10]
+    assert_equal(fleet.read(), sums(integers(n) for n in range(10)))
