@@ -12,6 +12,7 @@ gRPC handlers and stubs of these methods pass bytes through; nothing here knows 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -27,7 +28,9 @@ STREAM_FROM_BYTES = 4 << 20  # larger calls go as a stream of chunks
 
 _PREFIX = struct.Struct("<IIII")
 _ARRAY = struct.Struct("<BBHI")
+_SHAPES = tuple(struct.Struct(f"<{num_dimensions}q") for num_dimensions in range(8))
 _DTYPES = tuple(np.dtype(d) for d in ("<f4", "<i8", "<f8", "<i4", "<f2", "<u2"))
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 Array = npt.NDArray[Any]
 
@@ -45,14 +48,18 @@ def encode(header: bytes, arrays: Sequence[Array]) -> bytes:
     """
     described = bytearray()
     for array in arrays:
-        described += _ARRAY.pack(_DTYPES.index(array.dtype), array.ndim, 0, 0)
-        described += struct.pack(f"<{array.ndim}q", *array.shape)
-    parts: list[Any] = [bytes(described), header]
-    position = _PREFIX.size + len(described) + len(header)
+        described += _ARRAY.pack(_CODES[array.dtype], array.ndim, 0, 0)
+        described += _SHAPES[array.ndim].pack(*array.shape)
+    described += header
+    parts: list[Any] = [described]
+    position = _PREFIX.size + len(described)
     for array in arrays:
-        parts.append(bytes(-position % 8))
-        parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        position += -position % 8 + array.nbytes
+        padding = -position % 8
+        if padding:
+            parts.append(bytes(padding))
+        if array.size:
+            parts.append(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)
+        position += padding + array.nbytes
     checksum = 0
     for part in parts:
         checksum = _native.crc32c(part, checksum)
@@ -84,15 +91,17 @@ def _decode_body(frame: bytes, header_size: int, num_arrays: int) -> tuple[bytes
     for _ in range(num_arrays):
         dtype, num_dimensions, _, _ = _ARRAY.unpack_from(frame, position)
         position += _ARRAY.size
-        shape = struct.unpack_from(f"<{num_dimensions}q", frame, position)
+        shape = _SHAPES[num_dimensions].unpack_from(frame, position)
         position += 8 * num_dimensions
+        if min(shape, default=0) < 0:
+            raise ValueError(f"an array of shape {shape}")
         described.append((_DTYPES[dtype], shape))
     header = frame[position : position + header_size]
     position += header_size
-    arrays = []
+    arrays: list[Array] = []
     for dtype, shape in described:
         position += -position % 8
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         arrays.append(np.frombuffer(frame, dtype, count, position).reshape(shape))
         position += count * dtype.itemsize
     return header, arrays
