@@ -136,6 +136,7 @@ class TableRows:
     """
 
     name: str
+    dim: int
     num_rows: int
     chunks: Iterator[tuple[Ids, Floats]]
 
@@ -208,8 +209,16 @@ class Framework(Protocol):
         """Freshly reset metrics."""
         ...
 
-    def export(self, path: str, parameters: Parameters | None, tables: Iterable[TableRows]) -> None:
-        """Writes a SavedModel to the directory `path`.  `parameters` None: the framework's own variables."""
+    def export(
+        self, path: str, parameters: Parameters | None, tables: Iterable[TableRows], model_file: bool = True
+    ) -> None:
+        """Writes a SavedModel to the directory `path`.
+
+        Args:
+            parameters: None: the framework's own variables.
+            tables: all rows that live elsewhere.
+            model_file: write the framework's own file of the model beside it, too, if it has one for such a model.
+        """
         ...
 
     def end_training(self, parameters: Parameters | None, output: str) -> None:

@@ -14,7 +14,6 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +101,8 @@ class LocalStrategy:
     def values(self, held: HeldLease) -> Values:
         return Values(None, lambda batch: {})
 
-    def tables(self, held: HeldLease) -> Iterator[TableRows]:
-        return iter(())
+    def tables(self, held: HeldLease) -> list[TableRows]:
+        return []
 
     def close(self) -> None:
         if self._directory is not None and self._num_applies > self._saved_at[0]:

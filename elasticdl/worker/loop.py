@@ -16,7 +16,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.evaluation import evaluate_task, merged_results
-from elasticdl.worker.export import end_training
+from elasticdl.worker.export import Exporter
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.quarantine import BadRecords, inspected
@@ -42,7 +42,7 @@ class WorkerLoop:
         strategy: Strategy,
         reporter: Reporter,
         clock: ActivityClock,
-        output: str,
+        exporter: Exporter,
         max_bad_records: int,
         termination: Termination,
     ) -> None:
@@ -52,7 +52,7 @@ class WorkerLoop:
         self._strategy = strategy
         self._reporter = reporter
         self._clock = clock
-        self._output = output
+        self._exporter = exporter
         self._max_bad_records = max_bad_records
         self._termination = termination
 
@@ -165,7 +165,7 @@ class WorkerLoop:
         self._reporter.drain()
         try:
             with self._clock.during(Activity.EXPORT):
-                end_training(self._framework, self._strategy, self._link, held, self._output)
+                self._exporter.end_training(held)
         except LeaseLost:
             _log.info("Lease %d (%s) is lost; another worker exports", held.id, held.task_name)
         except JobError:

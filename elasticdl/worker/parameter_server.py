@@ -56,13 +56,14 @@ class ParameterServerStrategy:
 
         return Values(dense.parameters, rows)
 
-    def tables(self, held: HeldLease) -> Iterator[TableRows]:
+    def tables(self, held: HeldLease) -> list[TableRows]:
+        found = []
         for table in self._session.report.tables:
-            if table.input_dim:
-                yield TableRows(table.name, table.input_dim, self._chunks(held, table, range(table.input_dim)))
-            else:
+            ids: Ids | range = range(table.input_dim)
+            if not table.input_dim:
                 ids = self._session.on_ps(held, lambda ps, name=table.name: ps.known_ids(name))  # type: ignore[misc]
-                yield TableRows(table.name, len(ids), self._chunks(held, table, ids))
+            found.append(TableRows(table.name, table.dim, len(ids), self._chunks(held, table, ids)))
+        return found
 
     def close(self) -> None:
         self._training.close()

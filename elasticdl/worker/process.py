@@ -21,11 +21,14 @@ from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.tokens import read_token
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.export import Exporter
+from elasticdl.worker.export_plan import announce_export
 from elasticdl.worker.gradients import Gradients
 from elasticdl.worker.loading import Readers, load_framework, on_parameter_servers
 from elasticdl.worker.local import LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.memory import available_bytes
 from elasticdl.worker.parameter_server import ParameterServerStrategy, Training
 from elasticdl.worker.pipelined import PipelinedTraining
 from elasticdl.worker.ps_session import PsSession
@@ -71,6 +74,8 @@ class Worker:
             report = self._framework.report()
             if on_parameter_servers(self._spec):
                 check_model(report)
+            if self._spec.output:
+                announce_export(report.tables, available_bytes(), self._spec.output, self._spec.checkpoint_dir)
             message = self._describe(report)
         except ElasticDLError as error:
             self._refuse(error)
@@ -88,7 +93,7 @@ class Worker:
             strategy,
             reporter,
             self._clock,
-            self._spec.output,
+            Exporter(self._framework, strategy, self._link, self._spec),
             self._spec.max_bad_records,
             self._termination,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +36,8 @@ class Strategy(Protocol):
         """The living model, for evaluation."""
         ...
 
-    def tables(self, held: HeldLease) -> Iterator[TableRows]:
-        """Embedding tables, for export; read while it lasts, chunk by chunk."""
+    def tables(self, held: HeldLease) -> list[TableRows]:
+        """Embedding tables, for export; their rows are read when their chunks are taken."""
         ...
 
     def close(self) -> None:

@@ -55,9 +55,8 @@ def _table(dim: int) -> Any:
 
 
 def _rows(name: str, ids: Any, values: Any, chunk: int = 7) -> TableRows:
-    return TableRows(
-        name, len(ids), ((ids[at : at + chunk], values[at : at + chunk]) for at in range(0, len(ids), chunk))
-    )
+    chunks = ((ids[at : at + chunk], values[at : at + chunk]) for at in range(0, len(ids), chunk))
+    return TableRows(name, values.shape[1], len(ids), chunks)
 
 
 @pytest.mark.parametrize("symbol", ["custom_model", "CustomModel", "sequential_model"])

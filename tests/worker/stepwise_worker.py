@@ -18,12 +18,14 @@ import numpy.typing as npt
 from elasticdl.data.reader import Metadata, Shard
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.export import Exporter
 from elasticdl.worker.local import LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
+from elasticdl_client.job_spec import JobSpec
 from tests.worker.scripted_master import TOKEN
 
 
@@ -83,7 +85,8 @@ def main() -> None:
     strategy = LocalStrategy(framework, "stepwise", 1, checkpoints, 1000, 0, clock)
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
     reporter = Reporter(link, 1)
-    loop = WorkerLoop(link, tasks, framework, strategy, reporter, clock, "", 0, termination)
+    exporter = Exporter(framework, strategy, link, JobSpec())
+    loop = WorkerLoop(link, tasks, framework, strategy, reporter, clock, exporter, 0, termination)
     termination.before_end(loop.leave)
     loop.run()
 

@@ -6,12 +6,14 @@ Owns the shape of the exported object; who renames the directory is not its busi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import TableRows
+from elasticdl.frameworks.framework import Floats, TableRows
+from elasticdl.frameworks.keras.keras_file import write_keras_file
 from elasticdl.layers.placement import Placement, Served, TableSpec
 
 Tensor = Any
@@ -24,12 +26,13 @@ class ServedTable(tf.Module):  # type: ignore[misc]
         super().__init__(name=table.name)
         num_known = 0 if rows is None else rows.num_rows
         num_rows = table.input_dim or num_known + 1  # the last one is that of all others
-        self._rows = tf.Variable(tf.zeros([num_rows, table.dim]), trainable=False, name="rows")
-        ids = np.arange(num_known)
+        self.rows = tf.Variable(tf.zeros([num_rows, table.dim]), trainable=False, name="rows")
+        ids = np.arange(0 if table.input_dim else num_known)
         start = 0
         for part, values in () if rows is None else rows.chunks:
-            ids[start : start + len(part)] = part
-            self._rows[start : start + len(part)].assign(values)
+            if not table.input_dim:
+                ids[start : start + len(part)] = part
+            self._fill(start, values)
             start += len(part)
         if table.input_dim:
             self._index = None
@@ -38,8 +41,13 @@ class ServedTable(tf.Module):  # type: ignore[misc]
             contents = tf.lookup.KeyValueTensorInitializer(tf.constant(ids, tf.int64), numbers)
             self._index = tf.lookup.StaticHashTable(contents, default_value=num_known)
 
+    def _fill(self, start: int, values: Floats) -> None:
+        """In place: `self.rows[start:end].assign(values)` would hold a second table for a moment."""
+        begin, end, strides = (np.array([place], np.int64) for place in (start, start + len(values), 1))
+        tf.raw_ops.ResourceStridedSliceAssign(ref=self.rows.handle, begin=begin, end=end, strides=strides, value=values)
+
     def __call__(self, ids: Tensor) -> Tensor:
-        return tf.gather(self._rows, ids if self._index is None else self._index.lookup(ids))
+        return tf.gather(self.rows, ids if self._index is None else self._index.lookup(ids))
 
 
 class ServedModel(tf.Module):  # type: ignore[misc]
@@ -61,18 +69,23 @@ class ServedModel(tf.Module):  # type: ignore[misc]
         self.__call__ = self.serve
 
 
-def export_model(path: str, model: Any, placement: Placement | None, tables: Iterable[TableRows], spec: Any) -> None:
-    """Writes the SavedModel.
+def export_model(
+    path: str, model: Any, placement: Placement | None, tables: Iterable[TableRows], spec: Any, model_file: bool
+) -> None:
+    """Writes the SavedModel, and inside its directory `model.keras`.
 
     Args:
         tables: the rows of the tables of the placement; one that is left out has none.
         spec: of batched features.
+        model_file: write `model.keras`, if Keras alone can load the model from it.
     """
     specs = {} if placement is None else placement.tables
     served_tables = {rows.name: ServedTable(specs[rows.name], rows) for rows in tables}
     empty = {name: ServedTable(table, None) for name, table in specs.items() if name not in served_tables}
     served = ServedModel(model, {**served_tables, **empty}, placement, spec)
     tf.saved_model.save(served, path, signatures={"serving_default": _signature(served.serve, spec)})
+    if model_file:
+        write_keras_file(Path(path), model, {name: table.rows for name, table in served_tables.items()})
 
 
 def _signature(serve: Callable[[Any], Any], spec: Any) -> Any:

@@ -148,12 +148,14 @@ class KerasFramework:
         """See `Framework.evaluation`."""
         return KerasEvaluation(self._measures(), self.predictions)
 
-    def export(self, path: str, parameters: Parameters | None, tables: Iterable[TableRows]) -> None:
+    def export(
+        self, path: str, parameters: Parameters | None, tables: Iterable[TableRows], model_file: bool = True
+    ) -> None:
         """See `Framework.export`.  An id of a table without `input_dim` that has no row gets zeros."""
         built = self._built()
         if parameters is not None:
             self._steps().assign(parameters)
-        export_model(path, built.model, built.placement, tables, self._features())
+        export_model(path, built.model, built.placement, tables, self._features(), model_file)
 
     def end_training(self, parameters: Parameters | None, output: str) -> None:
         """See `Framework.end_training`.  Rows of tables on the parameter servers are not in the model."""

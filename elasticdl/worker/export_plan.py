@@ -1,0 +1,85 @@
+"""What of a model with tables on parameter servers can be exported in the memory there is; known before training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elasticdl.frameworks.framework import Table
+from elasticdl_client.errors import ModelDefinitionError
+
+_log = logging.getLogger("elasticdl.worker")
+_PROCESS_BYTES = 700 << 20  # of the export process without tables
+_SAVED_MODEL = 2.5  # times the tables: the most that a SavedModel needs
+_MODEL_FILE = 4.5  # the most that the framework's own file needs, which is written after it
+_SEPARATE_BYTES = 64 << 20  # larger tables are exported by a process of their own
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """
+    Attributes:
+        saved_model: a SavedModel is written; otherwise the last checkpoint is the trained model.
+        model_file: so is the framework's own file.
+        separate: by a process of its own.
+    """
+
+    saved_model: bool = True
+    model_file: bool = True
+    separate: bool = False
+
+
+def plan_export(tables_bytes: int, available_bytes: int) -> ExportPlan:
+    """What can be exported of tables of that size with that much memory to be had."""
+    if tables_bytes <= _SEPARATE_BYTES:
+        return ExportPlan()
+    return ExportPlan(
+        _PROCESS_BYTES + _SAVED_MODEL * tables_bytes <= available_bytes,
+        _PROCESS_BYTES + _MODEL_FILE * tables_bytes <= available_bytes,
+        separate=True,
+    )
+
+
+def announce_export(tables: Sequence[Table], available_bytes: int, output: str, checkpoint_dir: str) -> None:
+    """Before the job starts: says what will not be exported, and why.
+
+    Tables without an `input_dim` are not counted: nobody knows yet how many rows they will have.
+
+    Raises:
+        ModelDefinitionError: nothing could be exported, and there are no checkpoints either.
+    """
+    sizes = {table.name: 4 * table.dim * table.input_dim for table in tables}
+    size = sum(sizes.values())
+    plan = plan_export(size, available_bytes)
+    if plan.model_file:
+        return
+    largest = max(sizes, key=lambda name: sizes[name])
+    tables_here = f"The embedding tables have {_gb(size)} (the largest is {largest!r})"
+    if plan.saved_model:
+        _log.warning("%s: no model.keras is exported, %s", tables_here, why_not(size, available_bytes, _MODEL_FILE))
+        return
+    reason = why_not(size, available_bytes, _SAVED_MODEL)
+    if checkpoint_dir:
+        _log.warning("%s: no model is exported, %s. %s", tables_here, reason, instead(checkpoint_dir))
+        return
+    raise ModelDefinitionError(
+        f"{tables_here}: no model can be exported to {output}, {reason}; and without --checkpoint_dir "
+        "the trained model would be lost.",
+        "Give the job a --checkpoint_dir, its workers more memory, or leave --output out.",
+    )
+
+
+def why_not(tables_bytes: int, available_bytes: int, factor: float = _SAVED_MODEL) -> str:
+    """In words."""
+    needed = _PROCESS_BYTES + factor * tables_bytes
+    return f"which needs up to {_gb(needed)} of memory where there are {_gb(available_bytes)}"
+
+
+def instead(checkpoint_dir: str) -> str:
+    """What stands in for an export."""
+    return f"The newest checkpoint in {checkpoint_dir} is the trained model."
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
