@@ -12,12 +12,12 @@ import logging
 import os
 import shutil
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticdl.kernels._native import crc32c
 from elasticdl.master.file_journal import replace_file, sync_directory
 from elasticdl_client.errors import CheckpointError
 
@@ -36,14 +36,14 @@ class Part:
 
     Attributes:
         file: name within the directory.
-        index_crc32c: checksum of the index at the part's end, which holds the checksums of everything else in it.
+        index_crc32: checksum of the index at the part's end, which holds the checksums of everything else in it.
         buckets: ranges [start, end) of 1,024 that it holds.
     """
 
     ps_id: int
     file: str
     size_bytes: int
-    index_crc32c: int
+    index_crc32: int
     incarnation: int
     buckets: tuple[tuple[int, int], ...] = ()
 
@@ -251,7 +251,7 @@ def _look_at(file: Path, part: Part) -> None:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     except struct.error as error:
         raise CheckpointError(f"{file} is damaged: it is too short") from error
-    if crc32c(index) != part.index_crc32c:
+    if zlib.crc32(index) != part.index_crc32:
         raise CheckpointError(f"{file} is damaged: the checksum of its index is not the one in the manifest")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ class PartFile:
     """A part on disk, as the manifest names it.
 
     Attributes:
-        crc32: crc32c of the index, which holds the checksums of everything else.
+        crc32: of the index, which holds the checksums of everything else.
     """
 
     file: str
@@ -119,7 +120,7 @@ class _Writer:
             tuple(self._table(part, number) for number in range(len(part.tables))),
         )
         encoded = index.encode()
-        checksum: int = crc32c(encoded)
+        checksum = zlib.crc32(encoded)
         self._put(memoryview(encoded))
         self._put(memoryview(TAIL.pack(len(encoded), checksum, FORMAT, MAGIC)))
         return self._offset, checksum
@@ -270,7 +271,7 @@ class PartReader:
             raise ValueError("it does not end like one")
         encoded = np.empty(index_size, np.uint8)
         self._fill([encoded], end - index_size)
-        if crc32c(encoded) != checksum:
+        if zlib.crc32(encoded) != checksum:
             raise ValueError("the checksum of its index does not match")
         if number != FORMAT:
             raise ValueError(f"it says that it has format {number}, and begins like {FORMAT}")

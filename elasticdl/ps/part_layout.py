@@ -22,7 +22,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 FORMAT = 2
 MAGIC = b"ELDLPS02"
 OLD_MAGIC = b"ELDLPS01"
-TAIL = struct.Struct("<QII8s")  # size and checksum of the index, format, magic
+TAIL = struct.Struct("<QII8s")  # size and crc32 of the index, format, magic
 
 INTS, FLOATS, IDS = np.dtype("<i4"), np.dtype("<f4"), np.dtype("<i8")
 

@@ -138,7 +138,7 @@ def _parts(directory: Path) -> list[tuple[PartFile, Buckets, int]]:
             raise CheckpointError(f"{path} has format {manifest['format']}; this version reads {FORMAT}", HINT)
         parts = [
             (
-                PartFile(part["file"], part["size_bytes"], part["index_crc32c"]),
+                PartFile(part["file"], part["size_bytes"], part["index_crc32"]),
                 tuple((start, end) for start, end in part["buckets"]),
                 part["incarnation"],
             )

@@ -7,17 +7,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from elasticdl.master import checkpoints
+from elasticdl.master.checkpoints import Manifest, Part
+from elasticdl.ps.client import PsClient
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import connect
 from elasticdl.rpc.servers import serve
 from elasticdl_client.job_spec import JobSpec
-from tests.ps.scenes import TOKEN
+from tests.ps.scenes import LAYOUT, TOKEN
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -27,12 +31,17 @@ class OnePsMaster(pb_grpc.MasterServicer):
 
     def __init__(self, restore_from: str = "", generation: int = 1, incarnation: int = 0) -> None:
         self.restore_from = restore_from
+        self.parameters_only = False
+        self.spec = JobSpec(num_ps_pods=1)
+        self.num_pushing = 0
         self.generation = generation
         self.incarnation = incarnation
         self.stop = False
         self.registrations: list[pb.RegisterPsRequest] = []
         self.readies: list[pb.PsReadyRequest] = []
         self.beats = 0
+        self.heard = pb.HeartbeatRequest()  # the newest heartbeat
+        self.is_partition_told = False
         self.farewells = 0  # heartbeats of a PS that was told to end
         self._nonce = 0
         self._changed = threading.Condition()
@@ -50,8 +59,9 @@ class OnePsMaster(pb_grpc.MasterServicer):
             reason="" if accepted else "replaced",
             generation=self.generation,
             incarnation=self.incarnation,
-            job_spec=JobSpec(num_ps_pods=1).to_json(),
+            job_spec=self.spec.to_json(),
             restore_from=self.restore_from,
+            parameters_only=self.parameters_only,
         )
 
     def PsReady(self, request: pb.PsReadyRequest, context: Any) -> pb.Ack:  # noqa: N802
@@ -63,10 +73,17 @@ class OnePsMaster(pb_grpc.MasterServicer):
     def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:  # noqa: N802
         with self._changed:
             self.beats += 1
+            self.heard = request
             self._changed.notify_all()
             known = self._nonce != 0 and request.incarnation == self.incarnation
             self.farewells += request.leaving
-            return pb.HeartbeatReply(known=known, generation=self.generation, stop=self.stop)
+            return pb.HeartbeatReply(
+                known=known,
+                generation=self.generation,
+                stop=self.stop,
+                num_pushing=self.num_pushing,
+                partition=self.partition() if self.is_partition_told else None,
+            )
 
     def wait(self, happened: Callable[[], object]) -> None:
         with self._changed:
@@ -111,3 +128,40 @@ def start_ps(port: int, directory: Path, **environment: str) -> subprocess.Popen
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def start(stack: ExitStack, port: int, directory: Path, **environment: str) -> subprocess.Popen[str]:
+    """The same, killed at the end of the stack."""
+    process = start_ps(port, directory, **environment)
+
+    def end() -> None:
+        with process:
+            process.kill()
+
+    stack.callback(end)
+    return process
+
+
+def connected(stack: ExitStack, master: OnePsMaster) -> PsClient:
+    """A client of the PS that has registered last."""
+    client = PsClient(master.partition(), LAYOUT, TOKEN)
+    stack.callback(client.close)
+    return client
+
+
+def save(master: OnePsMaster, directory: Path) -> pb.SaveCheckpointReply:
+    """A checkpoint of the one PS in a new directory, committed if it could be written."""
+    directory.mkdir()
+    return save_into(master, directory)
+
+
+def save_into(master: OnePsMaster, directory: Path) -> pb.SaveCheckpointReply:
+    with connect(master.registrations[-1].address, TOKEN) as channel:
+        request = pb.SaveCheckpointRequest(
+            generation=master.generation, incarnation=master.incarnation, directory=str(directory), num_ps=1
+        )
+        reply: pb.SaveCheckpointReply = pb_grpc.ParameterServerStub(channel).SaveCheckpoint(request, timeout=20)
+    if not reply.error:
+        part = Part(0, reply.file, reply.size_bytes, reply.crc32, master.incarnation, ((0, 1024),))
+        checkpoints.commit(directory, Manifest("digits", "f", 1, 7, 1, (part,)))
+    return reply

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -13,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.ps.client import LeaseRefused, PsClient, PsUnavailable
+from elasticdl.ps.client import LeaseRefused, PsUnavailable
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
-from tests.ps.masters import OnePsMaster, serving, start_ps
+from tests.ps.masters import OnePsMaster, connected, save, serving, start, start_ps
 from tests.ps.scenes import (
     ADAM,
-    LAYOUT,
     TABLES,
     TOKEN,
     assert_same_model,
@@ -37,36 +35,6 @@ pytestmark = pytest.mark.ci
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-
-
-def start(stack: ExitStack, port: int, directory: Path, **environment: str) -> subprocess.Popen[str]:
-    process = start_ps(port, directory, **environment)
-
-    def end() -> None:
-        process.kill()
-        process.communicate()
-
-    stack.callback(end)
-    return process
-
-
-def connected(stack: ExitStack, master: OnePsMaster) -> PsClient:
-    client = PsClient(master.partition(), LAYOUT, TOKEN)
-    stack.callback(client.close)
-    return client
-
-
-def save(master: OnePsMaster, directory: Path) -> None:
-    """A committed checkpoint of the one PS."""
-    directory.mkdir()
-    with connect(master.registrations[-1].address, TOKEN) as channel:
-        request = pb.SaveCheckpointRequest(
-            generation=master.generation, incarnation=master.incarnation, directory=str(directory), num_ps=1
-        )
-        reply = pb_grpc.ParameterServerStub(channel).SaveCheckpoint(request, timeout=20)
-    assert reply.error == ""
-    part = {"ps_id": 0, "file": reply.file, "size_bytes": reply.size_bytes, "index_crc32c": reply.crc32}
-    (directory / "MANIFEST.json").write_text(json.dumps({"parts": [part]}))
 
 
 def free_port() -> int:
@@ -228,20 +196,6 @@ def test_a_ps_without_master_leaves_after_a_while(tmp_path: Path) -> None:
 def test_a_master_timeout_that_is_no_number_is_said(tmp_path: Path) -> None:
     output, _ = start_ps(free_port(), tmp_path, ELASTICDL_MASTER_TIMEOUT_S="soon").communicate(timeout=30)
     assert "ELASTICDL_MASTER_TIMEOUT_S=soon is not a number of seconds" in output
-
-
-def test_a_damaged_checkpoint_is_named(stack: ExitStack, tmp_path: Path) -> None:
-    directory = tmp_path / "version-1"
-    directory.mkdir()
-    (directory / "variables-0-of-1.ckpt").write_bytes(b"half")
-    part = {"ps_id": 0, "file": "variables-0-of-1.ckpt", "size_bytes": 400, "index_crc32c": 0}
-    (directory / "MANIFEST.json").write_text(json.dumps({"parts": [part]}))
-    master = OnePsMaster(restore_from=str(directory))
-    process = start(stack, stack.enter_context(serving(master)), tmp_path)
-    output, _ = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert f"{directory}/variables-0-of-1.ckpt is damaged: it has 4 bytes" in output
-    assert "Traceback" not in output
 
 
 def test_a_wrong_token_ends_the_ps(stack: ExitStack, tmp_path: Path) -> None:
