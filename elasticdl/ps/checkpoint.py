@@ -271,7 +271,7 @@ class PartReader:
             raise ValueError("it does not end like one")
         encoded = np.empty(index_size, np.uint8)
         self._fill([encoded], end - index_size)
-        if zlib.crc32(encoded) != checksum:
+        if zlib.crc32(encoded.data) != checksum:
             raise ValueError("the checksum of its index does not match")
         if number != FORMAT:
             raise ValueError(f"it says that it has format {number}, and begins like {FORMAT}")
