@@ -36,7 +36,7 @@ from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.ps")
 
-_MAX_THREADS = 64
+_MAX_THREADS = 512  # most of them wait: for a round to close, or for a name under way
 _ANY_ADDRESS = "0.0.0.0"
 
 

@@ -38,6 +38,7 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 _LONG_POLL_S = 1.0
+_MAX_RAW_CALLS = 32  # at once; a worker that is refused comes again
 
 
 class PsService:

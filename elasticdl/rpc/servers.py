@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -51,6 +53,7 @@ def raw_handlers(
     service: str,
     unary: Mapping[str, Callable[[bytes, grpc.ServicerContext], bytes]],
     streams: Mapping[str, Callable[[Any, grpc.ServicerContext], Any]] | None = None,
+    max_calls: int = 1 << 30,
 ) -> grpc.GenericRpcHandler:
     """Handlers of methods whose messages are raw bytes.
 
@@ -58,11 +61,45 @@ def raw_handlers(
         service: full name, such as ``elasticdl.ParameterServer``.
         unary: method name to function of (request bytes, context).
         streams: method name to function of (iterator of bytes, context) that yields bytes.
+        max_calls: of all these methods together at once; more are refused with RESOURCE_EXHAUSTED before they begin,
+            so that their messages do not fill the memory and other calls of the server find a thread.
     """
-    handlers = {name: grpc.unary_unary_rpc_method_handler(f) for name, f in unary.items()}
+    places = _Places(max_calls)
+    handlers = {name: grpc.unary_unary_rpc_method_handler(places.unary(f)) for name, f in unary.items()}
     for name, function in (streams or {}).items():
-        handlers[name] = grpc.stream_stream_rpc_method_handler(function)
+        handlers[name] = grpc.stream_stream_rpc_method_handler(places.stream(function))
     return grpc.method_handlers_generic_handler(service, handlers)
+
+
+class _Places:
+    """So many calls at once."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._free = threading.Semaphore(number)
+
+    def unary(self, function: Callable[[bytes, grpc.ServicerContext], bytes]) -> Callable[[bytes, Any], bytes]:
+        def answer(request: bytes, context: Any) -> bytes:
+            with self._place(context):
+                return function(request, context)
+
+        return answer
+
+    def stream(self, function: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, Any], Iterator[bytes]]:
+        def answer(requests: Any, context: Any) -> Iterator[bytes]:
+            with self._place(context):
+                yield from function(requests, context)
+
+        return answer
+
+    @contextmanager
+    def _place(self, context: Any) -> Iterator[None]:
+        if not self._free.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._number} calls are under way")
+        try:
+            yield
+        finally:
+            self._free.release()
 
 
 def serve(
