@@ -26,7 +26,9 @@ MAGIC = 0x4C444C45  # "ELDL"
 CHUNK_BYTES = 1 << 20
 STREAM_FROM_BYTES = 4 << 20  # larger calls go as a stream of chunks
 
-_PREFIX = struct.Struct("<IIII")
+_PREFIX = struct.Struct("<II")
+_SIZES = struct.Struct("<II")
+_BODY = _PREFIX.size + _SIZES.size
 _ARRAY = struct.Struct("<BBHI")
 _SHAPES = tuple(struct.Struct(f"<{num_dimensions}q") for num_dimensions in range(8))
 _DTYPES = tuple(np.dtype(d) for d in ("<f4", "<i8", "<f8", "<i4", "<f2", "<u2"))
@@ -46,7 +48,7 @@ def encode(header: bytes, arrays: Sequence[Array]) -> bytes:
         header: serialized protobuf message.
         arrays: float32, int64, float64, int32, float16 or uint16 arrays of any shape.
     """
-    described = bytearray()
+    described = bytearray(_SIZES.pack(len(header), len(arrays)))
     for array in arrays:
         described += _ARRAY.pack(_CODES[array.dtype], array.ndim, 0, 0)
         described += _SHAPES[array.ndim].pack(*array.shape)
@@ -63,7 +65,7 @@ def encode(header: bytes, arrays: Sequence[Array]) -> bytes:
     checksum = 0
     for part in parts:
         checksum = _native.crc32c(part, checksum)
-    return b"".join((_PREFIX.pack(MAGIC, checksum, len(header), len(arrays)), *parts))
+    return b"".join((_PREFIX.pack(MAGIC, checksum), *parts))
 
 
 def decode(frame: bytes) -> tuple[bytes, list[Array]]:
@@ -72,21 +74,22 @@ def decode(frame: bytes) -> tuple[bytes, list[Array]]:
     Raises:
         FrameError: truncated, damaged, or not a frame.
     """
-    if len(frame) < _PREFIX.size:
+    if len(frame) < _BODY:
         raise FrameError(f"a frame of {len(frame)} bytes has no prefix")
-    magic, checksum, header_size, num_arrays = _PREFIX.unpack_from(frame)
+    magic, checksum = _PREFIX.unpack_from(frame)
     if magic != MAGIC:
         raise FrameError(f"not a frame: magic {magic:#x}")
     if _native.crc32c(memoryview(frame)[_PREFIX.size :]) != checksum:
         raise FrameError("the checksum of a frame does not match")
     try:
-        return _decode_body(frame, header_size, num_arrays)
+        return _decode_body(frame)
     except (struct.error, ValueError, IndexError) as error:
         raise FrameError(f"malformed frame: {error}") from error
 
 
-def _decode_body(frame: bytes, header_size: int, num_arrays: int) -> tuple[bytes, list[Array]]:
-    position = _PREFIX.size
+def _decode_body(frame: bytes) -> tuple[bytes, list[Array]]:
+    header_size, num_arrays = _SIZES.unpack_from(frame, _PREFIX.size)
+    position = _BODY
     described = []
     for _ in range(num_arrays):
         dtype, num_dimensions, _, _ = _ARRAY.unpack_from(frame, position)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
+from elasticdl.kernels import _native
 from elasticdl.ps.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
+from elasticdl.ps.connection import PsConnection
+from elasticdl.ps.lookups import Lookup, Lookups
+from elasticdl.ps.partition import Partition
+from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.servers import raw_handlers
 from elasticdl_client.errors import JobError
 from tests.ps.scenes import (
     ADAM,
@@ -231,3 +243,119 @@ def test_the_same_pushes_in_the_same_order_give_the_same_bits() -> None:
         for cluster in (one, other):
             push_all(cluster.client, range(12))
         assert_same_model(one.client, other.client)
+
+
+def test_a_busy_ps_is_asked_again_until_it_has_time() -> None:
+    began, may_end = threading.Event(), threading.Event()
+    asked: list[str] = []
+
+    def exchange(frame: bytes, context: object) -> bytes:
+        began.set()
+        assert may_end.wait(30)
+        return b"done " + frame
+
+    class Noting(grpc.ServerInterceptor):  # type: ignore[misc]
+        def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+            asked.append(details.method)
+            if len(asked) == 4:  # the second caller comes for the third time
+                may_end.set()
+            return continuation(details)
+
+    server = grpc.server(ThreadPoolExecutor(4), interceptors=[Noting()])
+    server.add_generic_rpc_handlers((raw_handlers(SERVICE, {"Exchange": exchange}, max_calls=1),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    connection = PsConnection(0, f"127.0.0.1:{port}", TOKEN, timeout_s=30)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(connection.raw, "Exchange", b"one", 0)
+        assert began.wait(30)
+        assert connection.raw("Exchange", b"two", 0) == b"done two"
+        assert first.result() == b"done one"
+    assert len(asked) >= 4
+    connection.close()
+    server.stop(None).wait()
+
+
+def test_a_ps_that_stays_busy_is_unavailable() -> None:
+    with ps_cluster(1) as cluster:
+        server = grpc.server(ThreadPoolExecutor(1))
+        server.add_generic_rpc_handlers((raw_handlers(SERVICE, {"Exchange": lambda frame, _: frame}, max_calls=0),))
+        partition = pb.Partition(version=1)
+        partition.ps.add(ps_id=0, address=f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", incarnation=1)
+        server.start()
+        client = PsClient(partition, LAYOUT, TOKEN, timeout_s=0.1)
+        with pytest.raises(PsUnavailable, match="resource_exhausted"):
+            client.exchange(make_push(0), None)
+        client.close()
+        server.stop(None).wait()
+        push_all(cluster.client, [0])
+
+
+def test_a_newer_partition_comes_with_the_refusal() -> None:
+    with ps_cluster(2) as cluster:
+        newer = pb.Partition()
+        newer.CopyFrom(cluster.partition)
+        newer.version = 5
+        cluster.services[1].accept_partition(newer)
+        calls = (
+            lambda: cluster.client.exchange(make_push(0), whole_pull()),
+            lambda: cluster.client.standing(1, 0, 0),
+            lambda: cluster.client.known_ids("deep"),
+            lambda: cluster.client.initialize(initial_parameters(), TABLES, ADAM, 7),
+        )
+        for call in calls:
+            with pytest.raises(PsUnavailable) as refused:
+                call()
+            assert refused.value.partition == newer
+        client = PsClient(newer, LAYOUT, TOKEN)
+        assert client.exchange(make_push(0), None).repeated_push == (True, False)
+        client.close()
+
+
+def test_a_reply_that_is_damaged_on_the_way_is_asked_for_again() -> None:
+    with ps_cluster(1) as cluster:
+        service, exchange = cluster.services[0], cluster.services[0].exchange
+        server = grpc.server(ThreadPoolExecutor(1))
+        handlers = raw_handlers(SERVICE, {"Exchange": lambda frame, _: exchange(frame)[:-1]})
+        server.add_generic_rpc_handlers((handlers,))
+        partition = pb.Partition(version=1)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        partition.ps.add(ps_id=0, address=address, incarnation=service.incarnation)
+        server.start()
+        client = PsClient(partition, LAYOUT, TOKEN)
+        with pytest.raises(PsUnavailable, match="its reply is damaged"):
+            client.exchange(make_push(0), whole_pull())
+        client.close()
+        server.stop(None).wait()
+        assert cluster.client.exchange(make_push(0), whole_pull()).repeated_push == (True,)
+
+
+def test_tables_with_equal_ids_and_the_push_after_the_pull_share_their_unique_ids() -> None:
+    lookups = Lookups(Partition.from_message(even_partition(2)), ())
+    ids = np.array([3, 3, 7], np.int64)
+    pulled = lookups.of({"factors": ids, "weights": ids.copy(), "other": np.array([3, 7, 7], np.int64)})
+    assert pulled["factors"] is pulled["weights"]
+    assert pulled["factors"] is not pulled["other"]
+    assert lookups.of({"factors": ids})["factors"] is pulled["factors"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-5, 5), max_size=40), st.integers(1, 4))
+def test_a_lookup_expands_and_sums_as_its_ids_say(numbers: list[int], num_ps: int) -> None:
+    partition = Partition.from_message(even_partition(num_ps))
+    ids = np.array(numbers, np.int64)
+    lookup = Lookup.of(ids, partition)
+    assert sorted(lookup.unique.tolist()) == sorted(set(numbers))
+    for ps_id in range(num_ps):
+        own = lookup.unique[lookup.part(ps_id)]
+        assert (partition.owners[_native.buckets(own)] == ps_id).all()
+    np.testing.assert_array_equal(lookup.expand(lookup.unique[:, None].astype(np.float32))[:, 0], ids)
+    counted = dict(zip(lookup.unique.tolist(), lookup.sum(np.ones((len(ids), 1), np.float32))[:, 0], strict=True))
+    assert counted == {one: numbers.count(one) for one in set(numbers)}
+
+
+def even_partition(num_ps: int) -> pb.Partition:
+    partition = pb.Partition(version=1)
+    for ps_id in range(num_ps):
+        partition.ps.add(ps_id=ps_id, address="nowhere", incarnation=1)
+    return partition
