@@ -93,6 +93,7 @@ class SimLease:
     lease: Lease
     has_asked: bool = False
     committed: set[int] = field(default_factory=set)
+    skipped: set[int] = field(default_factory=set)  # told and acknowledged
     is_told: bool = False  # its end has been reported
 
 
@@ -114,8 +115,19 @@ class World:
     """Everything outside the core.  `chaos` is over once `drain` is called."""
 
     def __init__(
-        self, settings: JobSettings, shards: Sequence[Shard], sizes: Callable[[int], int] | None = None
+        self,
+        settings: JobSettings,
+        shards: Sequence[Shard],
+        sizes: Callable[[int], int] | None = None,
+        is_bad: Callable[[int, int, int], bool] = lambda epoch, task, n: False,
     ) -> None:
+        """Makes a world.
+
+        Args:
+            sizes: minibatches that a task has at most, by task.
+            is_bad: whether the gradient of (epoch, task, n) is not finite.
+        """
+        self.is_bad = is_bad
         self.settings = settings
         self.shards = tuple(shards)
         self.sizes = sizes
@@ -421,6 +433,9 @@ class World:
             if n in held.committed:
                 continue
             lacking = [server for server in reached if n not in server.names.get(key, ())]
+            if lacking and self.is_bad(*key, n) and n not in held.skipped:
+                self._skip(worker, held, n)
+                return
             if lacking and pick % 3:
                 lacking = lacking[:1]  # not every push arrives at once
             if not all(server.push(held.lease, n) for server in lacking):
@@ -436,6 +451,21 @@ class World:
             return
         held.is_told = True
         self.post(worker, held, lambda call: e.TaskFinished(call, worker.id, worker.incarnation, held.lease.id, size))
+
+    def _skip(self, worker: SimWorker, held: SimLease, n: int) -> None:
+        """Tells that a minibatch is left out; only once that is acknowledged is its name pushed."""
+
+        def answered(answer: Any) -> None:
+            if isinstance(answer, c.Accepted):
+                held.skipped.add(n)
+            else:
+                worker.held.pop(held.lease.id, None)
+
+        def make(call: int) -> e.ProgressReported:
+            what = "The loss is nan"
+            return e.ProgressReported(call, worker.id, worker.incarnation, held.lease.id, (), None, (n,), what)
+
+        self.mail.append((worker, make, answered))
 
     def post(self, worker: SimWorker, held: SimLease, make: Callable[[int], e.Event]) -> None:
         def answered(answer: Any) -> None:
