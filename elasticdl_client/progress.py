@@ -55,6 +55,19 @@ def metrics_text(status: JobStatus) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in status.metrics.items())
 
 
+def staleness_text(status: JobStatus) -> str:
+    """Which share of the gradients missed how many updates, and how many were refused; empty if none was sent."""
+    total = sum(status.staleness)
+    shares = [f"{_missed(i)} {count / total:.0%}" for i, count in enumerate(status.staleness) if count]
+    refused = [f"refused {status.gradients_refused:,}"] if status.gradients_refused else []
+    return "; ".join([*([", ".join(shares)] if shares else []), *refused])
+
+
+def _missed(position: int) -> str:
+    """Of a place in the histogram: 0, 1, 2, 3-4, 5-8, …"""
+    return str(position) if position < 3 else f"{2 ** (position - 2) + 1}-{2 ** (position - 1)}"
+
+
 def coverage_lines(status: JobStatus) -> list[str]:
     """One line for each epoch that has a coverage."""
     return [f"epoch {coverage.epoch}: {coverage}" for coverage in status.coverage]

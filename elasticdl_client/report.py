@@ -24,6 +24,10 @@ def print_end(job_name: str, ended: Ended, *, output: str, logs: str, hint: str)
             print(line)
         if status.metrics:
             print(f"final evaluation at step {status.metrics_step}: {progress.metrics_text(status)}")
+        if staleness := progress.staleness_text(status):
+            print(f"staleness of gradients: {staleness}")
+        if status.records_skipped:
+            print(f"warning: {status.records_skipped:,} records were left out by --nan_policy=skip")
     if ended.exit_code == 0:
         print(f"Job {job_name} succeeded.")
         if output:

@@ -8,11 +8,13 @@ import time
 from collections.abc import Sequence
 
 from elasticdl_client import progress, report
-from elasticdl_client.job_status import EpochCoverage, JobStatus
+from elasticdl_client.job_status import EpochCoverage, JobStatus, PsStatus
 from elasticdl_client.jobs.job import Job, Phase
 
 _HEAD_WIDTH = 14
 _SHOWN_EPOCHS = 5
+_SHOWN_SERVERS = 10
+_SHOWN_BUSIEST = 5
 _NONE = "<none>"
 
 
@@ -130,12 +132,14 @@ def page(job: Job, now: float) -> str:
     head += [("To do", what_to_do(job)), *_progress(status, with_rate=not is_over)]
     head += [("Workers", f"{status.workers_alive}/{status.workers_wanted} running")]
     head += [("PS", f"{status.ps_alive}/{status.ps_wanted} running" if status.ps_wanted else "")]
+    head += [("Staleness", progress.staleness_text(status))]
     head += [("Generation", f"{status.generation} (lives of the master)" if status.generation else "")]
     head += [("Exit code", "" if status.exit_code is None else str(status.exit_code))]
     head += [("Started", _ago(status.started_at or job.created_at, now)), ("Updated", _ago(status.updated_at, now))]
     head += [("Logs", job.logs)]
     lines = [_head_line(name, text) for name, text in head if text]
-    return "\n".join([*lines, *_coverage_lines(status), *_pod_lines(status)])
+    servers = [] if is_over else _server_lines(status)
+    return "\n".join([*lines, *_coverage_lines(status), *servers, *_pod_lines(status)])
 
 
 def _coverage_lines(status: JobStatus) -> list[str]:
@@ -152,11 +156,41 @@ def _coverage_lines(status: JobStatus) -> list[str]:
     return ["Coverage:", *(f"  {line}" for line in lines)]
 
 
+def _server_lines(status: JobStatus) -> list[str]:
+    """What each PS does now; of many all together and the busiest."""
+    if not status.ps:
+        return []
+    rows = [["PS", "BUSY", "PUSHES/S", "PULLS/S", "IN", "OUT", "ROWS", "TABLES"]]
+    shown = sorted(status.ps, key=lambda ps: ps.id)
+    if len(shown) > _SHOWN_SERVERS:
+        names = [field.name for field in dataclasses.fields(PsStatus)]
+        total = PsStatus(**{name: sum(getattr(ps, name) for ps in shown) for name in names})
+        rows.append(_server_row("all", dataclasses.replace(total, busy=total.busy / len(shown))))
+        shown = sorted(shown, key=lambda ps: -ps.busy)[:_SHOWN_BUSIEST]
+    rows += [_server_row(str(ps.id), ps) for ps in shown]
+    return ["Parameter servers:", *(f"  {line}" for line in table(rows).splitlines())]
+
+
+def _server_row(name: str, ps: PsStatus) -> list[str]:
+    return [
+        name,
+        f"{ps.busy:.0%}",
+        f"{ps.pushes_per_second:,.0f}",
+        f"{ps.pulls_per_second:,.0f}",
+        f"{ps.received_per_second / 1e6:,.1f} MB/s",
+        f"{ps.sent_per_second / 1e6:,.1f} MB/s",
+        f"{ps.rows:,}",
+        f"{ps.table_bytes / 1e6:,.0f} MB",
+    ]
+
+
 def _progress(status: JobStatus, *, with_rate: bool) -> list[tuple[str, str]]:
     """Records, tasks, epoch, model and evaluation; an empty text for what is not known."""
     records = f"{status.records_done:,}"
     if status.records_total:
         records += f"/{status.records_total:,} ({status.records_done / status.records_total:.0%})"
+    if status.records_skipped:
+        records += f", skipped {status.records_skipped:,}"
     if with_rate:
         records += f", {status.records_per_second:,.0f} records/s"
     tasks = f"{status.tasks_done:,} done" if status.tasks_done or status.tasks_total else ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl_client.choices import Runtime
-from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodStatus
+from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
 from elasticdl_client.jobs import pods, words
 from elasticdl_client.jobs.job import Job, Phase, phase_of
 
@@ -95,6 +95,35 @@ def test_the_page_of_a_job_says_all_that_is_known() -> None:
     assert "No worker runs" not in page
 
 
+SERVER = PsStatus(0, 410.2, 411.0, 12_300_000.0, 13_400_000.0, 0.62, 512_334, 92_000_000)
+
+
+def test_the_page_of_a_job_says_what_its_servers_do_and_how_stale_gradients_are() -> None:
+    status = dataclasses.replace(
+        STATUS, ps=(SERVER, PsStatus(1)), staleness=(41, 52, 0, 7), gradients_refused=3, records_skipped=64
+    )
+    page = words.page(dataclasses.replace(JOB, status=status), NOW)
+    assert "Staleness:    0 41%, 1 52%, 3-4 7%; refused 3" in page
+    assert "(45%), skipped 64, 1,234 records/s" in page
+    lines = page.splitlines()
+    start = lines.index("Parameter servers:")
+    assert lines[start + 2].split() == ["0", "62%", "410", "411", "12.3", "MB/s", "13.4", "MB/s", "512,334", "92", "MB"]
+    assert lines[start + 3].split()[:2] == ["1", "0%"]
+    over = words.page(dataclasses.replace(JOB, phase=Phase.SUCCEEDED, status=status), NOW)
+    assert "Parameter servers" not in over
+    assert "Staleness" in over
+
+
+def test_of_many_servers_the_sum_and_the_busiest_are_shown() -> None:
+    servers = tuple(PsStatus(k, pushes_per_second=10.0, busy=k / 100, rows=1000) for k in range(50))
+    page = words.page(dataclasses.replace(JOB, status=dataclasses.replace(STATUS, ps=servers)), NOW)
+    lines = page.splitlines()
+    start, end = lines.index("Parameter servers:"), lines.index("Pods:")
+    assert [line.split()[0] for line in lines[start + 2 : end]] == ["all", "49", "48", "47", "46", "45"]
+    assert lines[start + 2].split()[1:3] == ["24%", "500"]
+    assert "50,000" in lines[start + 2]
+
+
 def test_of_many_epochs_the_older_ones_are_summed() -> None:
     coverage = tuple(EpochCoverage(epoch, 100, 100 - (epoch == 2), lost=int(epoch == 2)) for epoch in range(1, 10))
     page = words.page(dataclasses.replace(JOB, status=dataclasses.replace(STATUS, coverage=coverage)), NOW)
@@ -130,7 +159,8 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("name", "runtime", "namespace", "phase", "note", "created_at", "directory", "logs", "message", "generation"),
         *("epoch", "num_epochs", "records_done", "records_total", "records_per_second", "workers_alive"),
         *("workers_wanted", "ps_alive", "ps_wanted", "model_version", "loss", "metrics", "metrics_step", "coverage"),
-        *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at"),
+        *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at", "records_skipped"),
+        *("ps", "staleness", "gradients_refused"),
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")
@@ -144,6 +174,8 @@ def test_a_status_of_another_version_is_read() -> None:
     new = json.loads(STATUS.to_json())
     new["pods"][0]["node"] = new["weather"] = "fine"
     assert JobStatus.from_json(json.dumps(new)) == STATUS
+    with_servers = dataclasses.replace(STATUS, ps=(SERVER,), staleness=(1, 2))
+    assert JobStatus.from_json(with_servers.to_json()) == with_servers
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import io
 
 import pytest
 
-from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
+from elasticdl_client import report
+from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.progress import PlainDisplay, RichDisplay, news, summary
 
 RUNNING = JobStatus(
@@ -86,3 +87,22 @@ def test_a_terminal_gets_a_bar_and_the_news_above_it() -> None:
     assert "evaluation at step 16: accuracy 0.91" in stream.getvalue()
     assert "[not markup]" in stream.getvalue()
     assert "1,024/27,000" in stream.getvalue()
+
+
+@pytest.mark.ci
+def test_the_end_of_a_job_says_what_was_left_out_and_how_stale_gradients_were(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = JobStatus(
+        "j",
+        JobPhase.SUCCEEDED,
+        coverage=(EpochCoverage(1, 100, 90, skipped=10),),
+        records_skipped=10,
+        staleness=(3, 1),
+        gradients_refused=2,
+    )
+    report.print_end("j", Ended(0, "", status), output="", logs="l", hint="")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "epoch 1: records 100, committed 90, repeated 0, lost 0, skipped 10"
+    assert "staleness of gradients: 0 75%, 1 25%; refused 2" in lines
+    assert "warning: 10 records were left out by --nan_policy=skip" in lines

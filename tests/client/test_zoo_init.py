@@ -120,6 +120,32 @@ def test_the_wheels_that_are_in_the_folder_already_can_be_named_again(folder: Pa
 
 
 @pytest.mark.parametrize(
+    ("tags", "base_image", "complaint"),
+    [
+        ("cp311-cp311-linux_x86_64", "python:3.11-slim", ""),
+        ("cp311-cp311-manylinux_2_28_x86_64.manylinux2014_x86_64", "registry.example.com/python:3.11", ""),
+        ("cp311-cp311-linux_x86_64", "gpu-base:1", ""),
+        ("py3-none-any", "python:3.12-slim", ""),
+        ("cp311-cp311-linux_x86_64", "python:3.12-slim", "was built for Python 3.11, the image has 3.12"),
+        ("cp313-cp313-linux_x86_64", "python:3.12", "was built for Python 3.13, the image has 3.12"),
+        ("cp311-cp311-macosx_14_0_arm64", "python:3.11-slim", "was built for macosx_14_0_arm64"),
+    ],
+)
+def test_wheels_are_for_the_python_and_the_system_of_the_image(
+    folder: Path, tmp_path: Path, tags: str, base_image: str, complaint: str
+) -> None:
+    wheel(tmp_path / "dist", "elasticdl", RUNTIME_METADATA, tags=tags)
+    wheel(tmp_path / "dist", "elasticdl_client", CLIENT_METADATA)
+    arguments = [str(folder), f"--local_pkg_dir={tmp_path / 'dist'}", f"--base_image={base_image}"]
+    if complaint:
+        assert complaint in refusal(*arguments)
+        assert not (folder / "Dockerfile").exists()
+    else:
+        assert zoo.run(["init", *arguments]) == 0
+        assert f"elasticdl-{VERSION}-{tags}.whl" in (folder / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
     ("change", "complaint"),
     [
         (lambda dist: (dist / f"elasticdl-{VERSION}-py3-none-any.whl").unlink(), "no wheel of elasticdl "),
@@ -273,7 +299,7 @@ def test_a_folder_that_cannot_be_written_is_said_without_a_traceback(
 
 
 def test_the_dockerfile_of_this_repository_is_what_init_writes() -> None:
-    names = [f"{name}-{VERSION}-py3-none-any.whl" for name in ("elasticdl", "elasticdl_client")]
+    names = [f"elasticdl-{VERSION}-cp311-cp311-linux_x86_64.whl", f"elasticdl_client-{VERSION}-py3-none-any.whl"]
     expected = dockerfile(Recipe(VERSION, "python:3.11-slim", (), wheels=names))
     wrong = (
         "write it anew: make wheels; elasticdl zoo init model_zoo --local_pkg_dir=dist; cp model_zoo/Dockerfile docker"

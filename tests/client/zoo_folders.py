@@ -35,10 +35,10 @@ def model_zoo(folder: Path) -> Path:
     return folder
 
 
-def wheel(folder: Path, name: str, metadata: str, of_version: str = VERSION) -> Path:
+def wheel(folder: Path, name: str, metadata: str, of_version: str = VERSION, tags: str = "py3-none-any") -> Path:
     """A wheel with nothing in it but its metadata."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{of_version}-py3-none-any.whl"
+    path = folder / f"{name}-{of_version}-{tags}.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{name}-{of_version}.dist-info/METADATA", metadata)
     return path
