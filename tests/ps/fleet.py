@@ -16,6 +16,7 @@ from elasticdl.ps.restoring import open_checkpoint
 from elasticdl.ps.settings import Updates
 from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.ps.state import Exchanged, PsState
+from elasticdl.ps.synchronous import Confirmed
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, PushCall, table_message
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.kernels.reference import DictionaryTable
@@ -87,7 +88,6 @@ class Fleet:
 
     states: list[PsState]
     partition: Partition
-    rounds: pb.Rounds | None = None
     versions: list[int] = field(default_factory=list)
 
     @classmethod
@@ -149,8 +149,22 @@ class Fleet:
         done = []
         for ps_id in range(len(self.states)) if to is None else to:
             call = self.push_call(ps_id, minibatch, lease, self.versions[ps_id], learning_rate)
-            done.append(self.states[ps_id].exchange(ExchangeCall(0, call, None, rounds=self.rounds)))
+            done.append(self.states[ps_id].exchange(ExchangeCall(0, call, None)))
         return done
+
+    def carry(self, rounds: Sequence[pb.Round], to: Iterable[int] | None = None, coordinator: int = 10) -> list[int]:
+        """Tells all PS, or some, of rounds; the newest that each has applied."""
+        call = ExchangeCall(0, None, None, rounds=pb.Rounds(coordinator=coordinator, rounds=rounds))
+        asked = range(len(self.states)) if to is None else to
+        return [self.states[ps_id].exchange(call).applied_round for ps_id in asked]
+
+    def confirm(
+        self, minibatch: Minibatch, lease: int = 1, known_round: int = 0, num_pushing: int | None = None
+    ) -> Confirmed:
+        """Asks PS 0 for the minibatch's round, and does not wait for it."""
+        return self.states[0].confirm(
+            lease, minibatch.name, self.versions[0], known_round, lambda: num_pushing, timeout_s=0.0
+        )
 
     def read(self) -> Values:
         """Everything; creates no rows."""
@@ -158,7 +172,7 @@ class Fleet:
         for ps_id, state in enumerate(self.states):
             ids = tuple((table.name, ALL_IDS[table.name][self._mine(ps_id, ALL_IDS[table.name])]) for table in TABLES)
             pull = PullCall(pb.Pull(dense=True, read_only=True, tables=[table.name for table in TABLES]), ids)
-            done = state.exchange(ExchangeCall(0, None, pull, rounds=self.rounds))
+            done = state.exchange(ExchangeCall(0, None, pull))
             assert done.status == pb.OK
             self.versions[ps_id] = done.version
             arrays.append(done.arrays)
@@ -181,12 +195,12 @@ class Fleet:
         return np.arange(len(ids)) if mine is None else mine.astype(np.int64)
 
 
-def restored(parts: Sequence[PartSnapshot], num_ps: int, directory: Path, version: int = 1) -> Fleet:
+def restored(parts: Sequence[PartSnapshot], num_ps: int, directory: Path, updates: Updates | None = None) -> Fleet:
     """Another number of PS that go on from parts, each as it is; the parts are closed."""
-    checkpoint = write_checkpoint(directory, version, parts)
+    checkpoint = write_checkpoint(directory, 1, parts)
     for part in parts:
         part.close()
-    fleet = Fleet.begin(num_ps, initialized=False)
+    fleet = Fleet.begin(num_ps, updates=updates, initialized=False)
     for ps_id, state in enumerate(fleet.states):
         state.restore(open_checkpoint(checkpoint, fleet.partition.servers[ps_id].buckets), parameters_only=False)
     return fleet
@@ -219,6 +233,20 @@ class Oracle:
         self.non_trainable += minibatch.change
         for table, (ids, gradients) in minibatch.rows.items():
             self._tables[table].apply(ids, gradients)
+
+    def carry(self, rounds: Sequence[pb.Round], to: Iterable[int] | None = None, coordinator: int = 10) -> list[int]:
+        """Tells all PS, or some, of rounds; the newest that each has applied."""
+        call = ExchangeCall(0, None, None, rounds=pb.Rounds(coordinator=coordinator, rounds=rounds))
+        asked = range(len(self.states)) if to is None else to
+        return [self.states[ps_id].exchange(call).applied_round for ps_id in asked]
+
+    def confirm(
+        self, minibatch: Minibatch, lease: int = 1, known_round: int = 0, num_pushing: int | None = None
+    ) -> Confirmed:
+        """Asks PS 0 for the minibatch's round, and does not wait for it."""
+        return self.states[0].confirm(
+            lease, minibatch.name, self.versions[0], known_round, lambda: num_pushing, timeout_s=0.0
+        )
 
     def read(self) -> Values:
         rows = {name: table.pull(ALL_IDS[name], create=False) for name, table in self._tables.items()}
