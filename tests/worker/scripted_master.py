@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self.known = True
         self.revoked: list[int] = []
         self.accepts = True
+        self.on_call: Callable[[str], object] = lambda method: None  # before the answer
         self.changed = threading.Condition()
         self._ends = ends
         self._stopped = threading.Event()
@@ -49,6 +51,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         return [request for name, request in self.told if name == method]
 
     def _note(self, method: str, request: Any) -> pb.Ack:
+        self.on_call(method)
         with self.changed:
             self.told.append((method, request))
             self.changed.notify_all()
