@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
+from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy, Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Group
 from elasticdl_client.job_spec import JobSpec, changed_flags
@@ -31,7 +31,18 @@ def check(spec: JobSpec) -> None:
             "workers cannot form a group yet",
             "Use ParameterServerStrategy or Local.",
         )
-    if spec.checkpoint_dir_for_init and spec.distribution_strategy is DistributionStrategy.LOCAL:
+    if spec.distribution_strategy is DistributionStrategy.LOCAL:
+        _check_local_strategy(spec)
+
+
+def _check_local_strategy(spec: JobSpec) -> None:
+    if spec.nan_policy is NanPolicy.SKIP:
+        raise _missing(
+            "--nan_policy=skip with --distribution_strategy=Local",
+            "the one worker's model has taken a minibatch before it is looked at",
+            "Leave it out: a loss that is not finite fails the job. Or use ParameterServerStrategy.",
+        )
+    if spec.checkpoint_dir_for_init:
         raise _missing(
             "--checkpoint_dir_for_init with --distribution_strategy=Local",
             "the one worker begins with the model's own initial values",

@@ -194,6 +194,7 @@ def test_contradictions_are_refused(flags: dict[str, object], said: str) -> None
     [
         ({"distribution_strategy": "AllReduceStrategy"}, "AllReduceStrategy"),
         ({"distribution_strategy": "Local", "checkpoint_dir_for_init": "/c"}, "--checkpoint_dir_for_init"),
+        ({"distribution_strategy": "Local", "nan_policy": "skip"}, "--nan_policy=skip"),
         ({"job_command": "python train.py"}, "--job_command"),
         ({"runtime": "kubernetes", "image_name": "i", "log_file_path": "/tmp/log"}, "--log_file_path"),
     ],
@@ -209,7 +210,6 @@ def test_what_is_not_there_yet_is_refused_by_name(flags: dict[str, object], name
         {"use_async": False, "grads_to_wait": 2, "sync_version_tolerance": 1},
         {"get_model_steps": 4, "max_staleness": 4, "lr_staleness_modulation": True},
         {"wire_dtype": "bfloat16", "embedding_threshold": "0", "nan_policy": "skip"},
-        {"distribution_strategy": "Local", "nan_policy": "skip"},
     ],
 )
 def test_every_mode_of_the_parameter_servers_can_be_asked_for(flags: dict[str, object]) -> None:
