@@ -74,6 +74,16 @@ def test_of_many_servers_the_mean_and_the_busiest_are_told() -> None:
     assert loads.lines() == ["PS load: busy 41% mean, 90% at most (PS 12)"]
 
 
+def test_an_epoch_that_ends_before_the_next_heartbeat_is_told_with_the_one_after_it() -> None:
+    loads = Loads()
+    loads.heard(0, 1, PsLoad(), 0.0)
+    loads.heard(0, 1, PsLoad(staleness=(5,), busy_seconds=0.5), 1.0)
+    assert len(loads.lines()) == 2
+    assert loads.lines() == []
+    loads.heard(0, 1, PsLoad(staleness=(5, 5), busy_seconds=1.5), 3.0)
+    assert loads.lines() == ["Staleness of gradients: 1 100%", "PS load: busy 50%"]
+
+
 def test_without_news_there_are_no_lines() -> None:
     assert Loads().lines() == []
 

@@ -109,7 +109,12 @@ class Loads:
         )
 
     def lines(self) -> list[str]:
-        """What to say at the end of an epoch, of the time since the last one; nothing if nothing was heard."""
+        """What to say at the end of an epoch, of the time since this was said last.
+
+        Nothing while some PS has not been heard for long enough since: the next epoch then speaks of both.
+        """
+        if any(life.heard_at - life.told[0] < SPACING for life in self._lives.values()):
+            return []
         staleness, refused = self.staleness, self.refused
         counts = [now - before for now, before in zip_longest(staleness, self._told_staleness, fillvalue=0)]
         lines = (
