@@ -47,7 +47,7 @@ class Lookup:
         unique, positions = _native.unique(np.ascontiguousarray(ids))
         if partition.num_ps == 1:
             return cls(unique, None if len(unique) == len(ids) else positions, (0, len(unique)))
-        parts = _native.split(unique, partition.owners, partition.num_ps)
+        parts = partition.split(unique)
         order = np.concatenate(parts)
         places = np.empty(len(unique), np.int32)
         places[order] = np.arange(len(unique), dtype=np.int32)

@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Floats, Ids
-from elasticdl.ps.hashing import mix64
+from elasticdl.kernels import _native
 from elasticdl.ps.snapshot import Buckets
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 NUM_BUCKETS = 1024
 ALL_BUCKETS: Buckets = ((0, NUM_BUCKETS),)
 Owners = npt.NDArray[np.uint16]
-_BUCKET_SHIFT = np.uint64(54)  # the top ten bits; tables of rows use others
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,6 @@ class Partition:
         """The parts of a flat vector of `size` floats that a PS holds, in order."""
         return dense_slices(self.servers[ps_id].buckets, size)
 
-    def dense_slice(self, ps_id: int, size: int) -> slice:
-        """The same of a PS whose buckets lie together."""
-        (part,) = self.dense_slices(ps_id, size)
-        return part
-
     def dense_part(self, ps_id: int, vector: Floats) -> Floats:
         """The elements of a flat vector that a PS holds; a view if they lie together."""
         return joined([vector[part] for part in self.dense_slices(ps_id, len(vector))])
@@ -92,12 +86,9 @@ class Partition:
                 taken += place.stop - place.start
         return vector
 
-    def split(self, ids: Ids) -> list[npt.NDArray[np.intp] | None]:
-        """For each PS the positions in `ids` of those that it owns, in order; None: all of them."""
-        if self.num_ps == 1:
-            return [None]
-        owners = self.owners[buckets(ids)]
-        return [np.flatnonzero(owners == ps_id) for ps_id in range(self.num_ps)]
+    def split(self, ids: Ids) -> list[npt.NDArray[np.int32]]:
+        """For each PS the positions in `ids` of those that it owns, in order."""
+        return _native.split(ids, self.owners, self.num_ps)
 
 
 def even_buckets(ps_id: int, num_ps: int) -> Buckets:
@@ -162,6 +153,6 @@ def joined(parts: Sequence[Floats]) -> Floats:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def buckets(ids: Ids) -> npt.NDArray[np.int64]:
+def buckets(ids: Ids) -> npt.NDArray[np.uint16]:
     """The bucket, 0 … 1023, of each id."""
-    return (mix64(ids) >> _BUCKET_SHIFT).view(np.int64)
+    return _native.buckets(ids)

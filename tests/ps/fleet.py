@@ -191,8 +191,7 @@ class Fleet:
         return list(applied)
 
     def _mine(self, ps_id: int, ids: Ids) -> Ids:
-        mine = self.partition.split(ids)[ps_id]
-        return np.arange(len(ids)) if mine is None else mine.astype(np.int64)
+        return self.partition.split(ids)[ps_id].astype(np.int64)
 
 
 def restored(parts: Sequence[PartSnapshot], num_ps: int, directory: Path, updates: Updates | None = None) -> Fleet:
