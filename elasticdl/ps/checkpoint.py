@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -77,9 +77,8 @@ def write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snaps
     name = file_name(ps_id, num_ps)
     temporary = directory / f".{name}.{incarnation}.tmp"
     try:
-        with open(temporary, "wb") as file:
-            written = _Writer(file).write(ps_id, num_ps, incarnation, snapshot)
-            file.flush()
+        with open(temporary, "wb", buffering=0) as file:
+            written = _Writer(file.fileno()).write(ps_id, num_ps, incarnation, snapshot)
             os.fsync(file.fileno())
         os.replace(temporary, directory / name)
         _sync_directory(directory)
@@ -97,14 +96,14 @@ def write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snaps
 class _Writer:
     """One part into one open file."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         self._offset = 0
         self._unsynced = 0
 
     def write(self, ps_id: int, num_ps: int, incarnation: int, part: PartSnapshot) -> tuple[int, int]:
         """Size of the file and checksum of its index."""
-        self._put(memoryview(MAGIC))
+        self._put([memoryview(MAGIC)])
         index = PartIndex(
             ps_id,
             num_ps,
@@ -121,8 +120,7 @@ class _Writer:
         )
         encoded = index.encode()
         checksum = zlib.crc32(encoded)
-        self._put(memoryview(encoded))
-        self._put(memoryview(TAIL.pack(len(encoded), checksum, FORMAT, MAGIC)))
+        self._put([memoryview(encoded), memoryview(TAIL.pack(len(encoded), checksum, FORMAT, MAGIC))])
         return self._offset, checksum
 
     def _piece(self, piece: Piece) -> PieceIndex:
@@ -159,19 +157,21 @@ class _Writer:
 
     def _block(self, num_items: int, arrays: Sequence[_Typed]) -> Block:
         offset, checksum = self._offset, 0
-        for array, dtype in arrays:
-            data = _bytes(np.ascontiguousarray(array, dtype))
-            checksum = crc32c(data, checksum)
-            self._put(data)
+        parts = [_bytes(np.ascontiguousarray(array, dtype)) for array, dtype in arrays]
+        for part in parts:
+            checksum = crc32c(part, checksum)
+        self._put(parts)
         return Block(offset, num_items, checksum)
 
-    def _put(self, data: memoryview) -> None:
-        self._file.write(data)
-        self._offset += data.nbytes
-        self._unsynced += data.nbytes
+    def _put(self, parts: list[memoryview]) -> None:
+        """All parts with as few calls as can be: after each the thread has to queue for the interpreter again."""
+        while parts:
+            num_written = os.writev(self._descriptor, parts)
+            self._offset += num_written
+            self._unsynced += num_written
+            parts = _rest(parts, num_written)
         if self._unsynced >= _SYNC_BYTES:
-            self._file.flush()
-            os.fdatasync(self._file.fileno())
+            os.fdatasync(self._descriptor)
             self._unsynced = 0
 
 
@@ -307,13 +307,12 @@ class PartReader:
             raise ValueError(f"the checksum of the block at {block.offset} does not match")
 
     def _fill(self, arrays: Sequence[Array], offset: int) -> None:
-        for array in arrays:
-            left = _bytes(array)
-            while left.nbytes:
-                num_read = os.preadv(self._descriptor, [left], offset)
-                if num_read == 0:
-                    raise ValueError("it ends too early")
-                left, offset = left[num_read:], offset + num_read
+        left = _rest([_bytes(array) for array in arrays], 0)
+        while left:
+            num_read = os.preadv(self._descriptor, left, offset)
+            if num_read == 0:
+                raise ValueError("it ends too early")
+            left, offset = _rest(left, num_read), offset + num_read
 
 
 def _check_gapless(index: PartIndex, start: int, end: int) -> None:
@@ -324,6 +323,17 @@ def _check_gapless(index: PartIndex, start: int, end: int) -> None:
         start += size_bytes
     if start != end:
         raise ValueError(f"nothing describes its bytes from {start}")
+
+
+def _rest(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What follows the first bytes of several buffers; empty ones are left out."""
+    rest = []
+    for part in parts:
+        skipped = min(num_bytes, part.nbytes)
+        num_bytes -= skipped
+        if skipped < part.nbytes:
+            rest.append(part[skipped:])
+    return rest
 
 
 def _bytes(array: Array) -> memoryview:
