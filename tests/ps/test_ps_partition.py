@@ -28,13 +28,12 @@ from elasticdl.ps.wire import ExchangeCall, decode_reply, encode_exchange, encod
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import Fleet
 
-# Floats of the dense variables, and rows × floats of the tables, of the zoo's models with an Adam: three of each.
+# Of the zoo's models: floats of the dense variables, and rows and dimension of the tables.
 ZOO = {
-    "mnist": (1_199_882, []),
-    "cifar10": (3_250_058, []),
-    "census": (18_337, [(5_000, 8)]),
-    "deepfm_frappe": (21_761, [(5_500, 8), (5_500, 1)]),
-    "deepfm_clicks": (34_000, [(1_000_000, 16), (1_000_000, 1)]),
+    "mnist": (12_874, []),
+    "digits": (74_762, []),
+    "deepfm_edl_embedding": (10_369, [(5_383, 16), (5_383, 1)]),
+    "deepfm_large": (30_593, [(1_000_000, 16), (1_000_000, 1)]),
 }
 
 
@@ -119,6 +118,7 @@ def test_a_bucket_with_two_owners_or_none_is_noticed() -> None:
 @pytest.mark.parametrize("model", ZOO)
 @pytest.mark.parametrize("num_ps", range(2, 17))
 def test_all_ps_hold_about_the_same(model: str, num_ps: int) -> None:
+    """Bytes, with the two slots of Adam."""
     size, tables = ZOO[model]
     sizes = np.array([3 * 4 * num_floats(even_buckets(ps_id, num_ps), size) for ps_id in range(num_ps)])
     partition = Partition.from_message(message([()] * num_ps))
