@@ -23,7 +23,7 @@ from elasticdl.rpc.channels import connect
 from elasticdl_client.errors import CheckpointError, ElasticDLError
 
 _QUESTION_TIMEOUT_S = 10.0
-_SAVE_TIMEOUT_S = 600.0
+_SAVE_TIMEOUT_S = 1800.0  # some 200 GB on a slow disk; a PS that dies ends its call at once
 _MAX_AT_ONCE = 32
 
 Answer = TypeVar("Answer")

@@ -38,6 +38,7 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 _LONG_POLL_S = 1.0
+_EARLIER_SAVE_S = 60.0  # how long a checkpoint waits for an earlier one, whose volume may be stuck
 _MAX_RAW_CALLS = 32  # at once; a worker that is refused comes again
 
 
@@ -188,18 +189,25 @@ class PsService:
         refusal = self._refusal_of_master(request.generation, request.incarnation)
         if refusal is not None:
             return pb.SaveCheckpointReply(status=refusal, error="the call was for another life of this PS or master")
-        with self._saving:
-            snapshot = self.state.snapshot()
-            if snapshot is None:
-                return pb.SaveCheckpointReply(status=pb.UNINITIALIZED, error="this PS holds no parameters yet")
-            try:
-                written = write_part(Path(request.directory), self.ps_id, request.num_ps, self.incarnation, snapshot)
-            except CheckpointError as error:
-                _log.error("%s", error)
-                return pb.SaveCheckpointReply(status=pb.OK, error=error.what)
-            finally:
-                snapshot.close()
-        _log.info("Saved the checkpoint part %s/%s, %d bytes", request.directory, written.file, written.size_bytes)
+        if not self._saving.acquire(timeout=_EARLIER_SAVE_S):
+            return pb.SaveCheckpointReply(status=pb.OK, error="it still writes its part of an earlier checkpoint")
+        try:
+            return self._save(Path(request.directory), request.num_ps)
+        finally:
+            self._saving.release()
+
+    def _save(self, directory: Path, num_ps: int) -> pb.SaveCheckpointReply:
+        snapshot = self.state.snapshot()
+        if snapshot is None:
+            return pb.SaveCheckpointReply(status=pb.UNINITIALIZED, error="this PS holds no parameters yet")
+        try:
+            written = write_part(directory, self.ps_id, num_ps, self.incarnation, snapshot)
+        except CheckpointError as error:
+            _log.error("%s", error)
+            return pb.SaveCheckpointReply(status=pb.OK, error=error.what)
+        finally:
+            snapshot.close()
+        _log.info("Saved the checkpoint part %s/%s, %d bytes", directory, written.file, written.size_bytes)
         return pb.SaveCheckpointReply(
             status=pb.OK, file=written.file, size_bytes=written.size_bytes, crc32=written.crc32
         )
