@@ -101,7 +101,7 @@ $(VENV)/.builder: pyproject.toml | $(BIN)/python
 
 wheels: $(VENV)/.builder
 	$(call say,building both wheels into dist/)
-	@rm -rf dist build/lib build/bdist.* build/elasticdl_client && mkdir dist
+	@rm -rf dist build/lib build/lib.* build/bdist.* build/elasticdl_client && mkdir dist
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./elasticdl_client .
 	@ls -l dist
 
