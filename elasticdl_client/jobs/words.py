@@ -146,7 +146,9 @@ def _coverage_lines(status: JobStatus) -> list[str]:
     """The newest epochs, each with its line, and the sums of those before."""
     if not status.coverage:
         return []
-    num_summed = max(0, len(status.coverage) - _SHOWN_EPOCHS)
+    num_summed = len(status.coverage) - _SHOWN_EPOCHS
+    if num_summed < 2:  # a sum of one is no shorter
+        num_summed = 0
     summed, shown = status.coverage[:num_summed], status.coverage[num_summed:]
     lines = progress.coverage_lines(dataclasses.replace(status, coverage=shown))
     if summed:
