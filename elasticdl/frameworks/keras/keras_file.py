@@ -1,7 +1,7 @@
 """Writes `model.keras`, which Keras alone loads, for a model that consists of Keras's own classes.
 
-The weights go to a file of their own first and from there into the archive, so that a table is held once more, not
-three times, as `model.save` does.
+The weights go to a file of their own first and from there into the archive: `model.save` would hold a table three
+times more.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 FILE = "model.keras"
 _log = logging.getLogger("elasticdl.keras")
@@ -30,7 +31,7 @@ def write_keras_file(directory: Path, model: Any, tables: Mapping[str, Any]) -> 
     if reason:
         _log.info("%s is left out: %s, so Keras alone could not load it; the SavedModel is whole", FILE, reason)
         return
-    parts = (directory / f".{FILE}").resolve()
+    parts = (directory / ".keras_parts").resolve()
     try:
         with _own_variables(model, tables):
             keras.saving.save_model(model, str(parts), zipped=False)
@@ -68,7 +69,8 @@ def _own_variables(model: Any, tables: Mapping[str, Any]) -> Iterator[None]:
     kinds = [type(layer) for layer in moved]
     for layer in moved:
         object.__setattr__(layer, "__class__", keras.layers.Embedding)
-        vars(layer)["_embeddings"] = tables[layer.table]  # past Keras's tracking, which would own it from now on
+        # A view: Keras would copy a variable twice.  Past Keras's tracking, which would own it from now on.
+        vars(layer)["_embeddings"] = np.asarray(memoryview(tables[layer.table].value()))
     try:
         yield
     finally:
