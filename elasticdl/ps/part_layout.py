@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.frameworks.framework import Table
+from elasticdl.ps.partition import joined_buckets
 from elasticdl.ps.snapshot import Buckets, Piece
 from elasticdl.rpc import elasticdl_pb2 as pb
 
@@ -91,8 +92,8 @@ class PartIndex:
 
     @property
     def buckets(self) -> Buckets:
-        """All that the part holds, ascending."""
-        return tuple(sorted(span for piece in self.pieces for span in piece.buckets))
+        """All that the part holds, ranges that touch as one."""
+        return joined_buckets(span for piece in self.pieces for span in piece.buckets)
 
     def blocks(self) -> list[tuple[Block, int]]:
         """Every block with its size in bytes, as they lie in the file."""

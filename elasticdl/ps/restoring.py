@@ -139,7 +139,7 @@ def _parts(directory: Path) -> list[tuple[PartFile, Buckets, int]]:
         parts = [
             (
                 PartFile(part["file"], part["size_bytes"], part["index_crc32"]),
-                tuple((start, end) for start, end in part["buckets"]),
+                joined_buckets((start, end) for start, end in part["buckets"]),
                 part["incarnation"],
             )
             for part in manifest["parts"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +31,17 @@ from tests.ps.scenes import (
 pytestmark = pytest.mark.ci
 
 
-def save(cluster: Cluster, directory: Path) -> list[PartFile]:
-    """All parts and the manifest, as the master would."""
+def save(cluster: Cluster, directory: Path, between: Iterable[int] = ()) -> list[PartFile]:
+    """All parts and the manifest, as the master would.
+
+    Args:
+        between: minibatches that are pushed, one before each part.
+    """
     directory.mkdir()
     files = []
+    pushes = iter(between)
     for service in cluster.services:
+        push_all(cluster.client, islice(pushes, 1))
         request = pb.SaveCheckpointRequest(
             incarnation=service.incarnation, directory=str(directory), num_ps=len(cluster.services)
         )
@@ -48,7 +56,10 @@ def begin_from(cluster: Cluster, directory: Path) -> None:
     """What each PS of a cluster does when it starts."""
     for service in cluster.services:
         own = even_buckets(service.ps_id, len(cluster.services))
-        restore(directory, own, lambda snapshot, it=service: it.state.restore(snapshot, parameters_only=False))
+        restored = restore(
+            directory, own, lambda snapshot, it=service: it.state.restore(snapshot, parameters_only=False)
+        )
+        assert restored.damaged == ()
 
 
 def begin_with_parameters_of(cluster: Cluster, directory: Path) -> None:
@@ -70,6 +81,38 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path:
         assert_same_model(one.client, other.client)
         for service in (*one.services, *other.services):
             assert service.state.applied()[0].num_applies == 7
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2), (2, 4)])
+def test_training_goes_on_with_any_number_of_servers(tmp_path: Path, before: int, after: int) -> None:
+    """Each part holds one minibatch more than the one before it; what is pushed again counts where it lacked."""
+    with ps_cluster(before) as one, ps_cluster(after, initialize=False) as other, ps_cluster(1) as undisturbed:
+        push_all(one.client, [0, 1, 4])
+        save(one, tmp_path / "version-4", between=range(5, 5 + before))
+        begin_from(other, tmp_path / "version-4")
+        assert other.client.standing(1, 0, 0) == {0, 1, 4, 5}
+        order = [0, 1, 4, *range(5, 5 + before), 2, 3, 20]
+        push_all(undisturbed.client, order)
+        push_all(other.client, [*order, *order], lease=2)
+        assert_same_model(other.client, undisturbed.client)
+        for service in other.services:
+            applied, _, _ = service.state.applied()
+            assert applied.num_applies == len(order)
+
+
+def test_a_second_change_of_number_is_exact_as_well(tmp_path: Path) -> None:
+    with ps_cluster(2) as one, ps_cluster(3, initialize=False) as two, ps_cluster(1, initialize=False) as three:
+        push_all(one.client, [0, 1])
+        save(one, tmp_path / "version-2", between=[2, 3])
+        begin_from(two, tmp_path / "version-2")
+        push_all(two.client, [5], lease=2)
+        save(two, tmp_path / "version-3")
+        begin_from(three, tmp_path / "version-3")
+        assert three.client.standing(1, 0, 0) == {0, 1, 2, 5}
+        for client in (two.client, three.client):
+            push_all(client, [3, 2, 1, 0, 6], lease=3)
+        assert_same_model(two.client, three.client)
+        assert [s.state.applied()[0].num_applies for s in (*two.services, *three.services)] == [6] * 4
 
 
 def test_another_jobs_checkpoint_gives_values_and_slots_but_no_ledger(tmp_path: Path) -> None:
