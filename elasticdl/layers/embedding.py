@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from elasticdl.layers.placement import TableSpec, current_placement
+from elasticdl.layers.placement import LayerError, TableSpec, current_placement
 from elasticdl_client.errors import ModelDefinitionError
 
 Tensor = Any
@@ -35,6 +35,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         mask_zero: id 0 is padding: it is masked for later layers, and left out by a combiner.
         input_length: ignored; accepted for models written for older versions.
         combiner: None, "sum", "mean", or "sqrtn" (the sum divided by the square root of the number of ids).
+        embeddings_regularizer: Keras regularizer: of the rows that a minibatch looks up, each once, where the table
+            lives on the parameter servers; of the whole table elsewhere.
+        embeddings_constraint: Keras constraint, applied to the rows that an update touches, or to the whole table.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         mask_zero: bool = False,
         input_length: int | None = None,
         combiner: str | None = None,
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -58,13 +63,24 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.mask_zero = mask_zero
         self.input_length = input_length
         self.combiner = combiner
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
         self.autocast = False
         self.supports_masking = mask_zero
         self._placement = current_placement()
 
     def build(self, input_shape: Any = None) -> None:
         if self._placement is not None:
-            self._placement.add(TableSpec(self.name, self.output_dim, self.embeddings_initializer, self.input_dim or 0))
+            self._placement.add(
+                TableSpec(
+                    self.name,
+                    self.output_dim,
+                    self.embeddings_initializer,
+                    self.input_dim or 0,
+                    self.embeddings_regularizer,
+                    self.embeddings_constraint,
+                )
+            )
         elif self.input_dim is None:
             raise ModelDefinitionError(
                 f"elasticdl.layers.Embedding {self.name!r} has no input_dim.",
@@ -72,7 +88,11 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             )
         else:
             self.embeddings = self.add_weight(
-                shape=(self.input_dim, self.output_dim), initializer=self.embeddings_initializer, name="embeddings"
+                shape=(self.input_dim, self.output_dim),
+                initializer=self.embeddings_initializer,
+                name="embeddings",
+                regularizer=self.embeddings_regularizer,
+                constraint=self.embeddings_constraint,
             )
         self.built = True
 
@@ -93,7 +113,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def _combine_rows(self, values: Tensor, row: Tensor, num_rows: Tensor, kind: str, rank: int | None) -> Tensor:
         if self.combiner is None or (rank is not None and rank != 2):
-            raise ModelDefinitionError(
+            raise LayerError(
                 f"elasticdl.layers.Embedding {self.name!r} is given {kind} ids"
                 + (" without a combiner." if self.combiner is None else f" of {rank} dimensions."),
                 "Such ids must have two dimensions, and the layer combiner='sum', 'mean' or 'sqrtn'.",
@@ -140,4 +160,6 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             "mask_zero": self.mask_zero,
             "input_length": self.input_length,
             "combiner": self.combiner,
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+            "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
         }

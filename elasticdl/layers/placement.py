@@ -22,14 +22,28 @@ Tensor = Any  # TensorFlow is untyped here
 _PLACEMENT: ContextVar[Placement | None] = ContextVar("elasticdl_embedding_placement", default=None)
 
 
+class LayerError(ModelDefinitionError):
+    """An error that a layer raises while it is called."""
+
+    _keras_call_info_injected = True  # or Keras would put a page of its own around the message
+
+
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """What a layer needs of its table.  `input_dim` 0: any int64 is an id."""
+    """What a layer needs of its table.
+
+    Attributes:
+        input_dim: ids are in [0, input_dim); 0: any int64 is an id.
+        regularizer: Keras regularizer of the rows of a minibatch; None: none.
+        constraint: Keras constraint of the rows that an update touches; None: none.
+    """
 
     name: str
     dim: int
     initializer: Any
     input_dim: int
+    regularizer: Any = None
+    constraint: Any = None
 
 
 class Rows(Protocol):
@@ -58,10 +72,14 @@ class Placement:
         """
         if table.name in self.tables:
             raise ModelDefinitionError(
-                f"Two elasticdl.layers.Embedding layers of the model are named {table.name!r}.",
+                f"Two embedding layers of the model are named {table.name!r}.",
                 "Give each a name of its own: its table on the parameter servers is called by it.",
             )
         self.tables[table.name] = table
+
+    def remove(self, table: str) -> None:
+        """The layer has a variable of its own after all."""
+        del self.tables[table]
 
     @contextmanager
     def using(self, source: Rows) -> Iterator[None]:
@@ -102,36 +120,39 @@ class Recorded:
 
     def __init__(self) -> None:
         self.ids: dict[str, list[Tensor]] = {}
+        self.answers: list[Tensor] = []
         self._graph = tf.compat.v1.get_default_graph()
 
     def rows(self, table: str, ids: Tensor, dim: int) -> Tensor:
         if ids.graph is not self._graph:
-            raise ModelDefinitionError(
-                f"elasticdl.layers.Embedding {table!r} is called inside a loop or a condition of the graph.",
-                "Call it on the whole batch, outside of tf.while_loop, tf.cond, tf.map_fn and the like.",
+            raise LayerError(
+                f"The embedding layer {table!r} is called inside a loop or a condition of the graph.",
+                "Call it on the whole batch, outside of tf.while_loop, tf.cond, tf.map_fn, TimeDistributed and so on; "
+                "or keep it in the workers, with a larger --embedding_threshold.",
             )
         self.ids.setdefault(table, []).append(ids)
-        return tf.zeros([tf.size(ids), dim])
+        answer = tf.zeros([tf.size(ids), dim])
+        self.answers.append(answer)
+        return answer
 
 
-class Gathered:
-    """Rows handed in from outside: the ids of the k-th call of a layer stand at the k-th stretch of `positions`."""
+class Given:
+    """Rows handed in from outside: those of the k-th call of a layer are the k-th stretch of its table's."""
 
-    def __init__(self, unique_rows: Mapping[str, Tensor], positions: Mapping[str, Tensor]) -> None:
+    def __init__(self, rows: Mapping[str, Tensor]) -> None:
         """
         Args:
-            unique_rows: table to [U, dim].
-            positions: table to [n]: for each id of each call, in order, the row of `unique_rows` that is its.
+            rows: table to [n, dim], for each id of each call, in order.
         """
-        self._unique_rows = unique_rows
-        self._positions = positions
+        self._rows = rows
         self._start: dict[str, Tensor] = {}
 
     def rows(self, table: str, ids: Tensor, dim: int) -> Tensor:
+        rows, count = self._rows[table], ids.shape[0]
         start = self._start.get(table, 0)
-        end = start + tf.size(ids)
+        end = start + (tf.size(ids) if count is None else count)
         self._start[table] = end
-        return tf.gather(self._unique_rows[table], self._positions[table][start:end])
+        return rows if isinstance(end, int) and (start, end) == (0, rows.shape[0]) else rows[start:end]
 
 
 class Served:

@@ -12,6 +12,7 @@ import pytest
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras.gradient_graph import GradientGraph
 from elasticdl.model_def import load
 
 ZOO = str(Path(__file__).parent / "zoo")
@@ -28,10 +29,20 @@ def framework() -> Callable[..., KerasFramework]:
         seed: int = 3,
         on_parameter_server: bool = True,
         zoo: str = ZOO,
+        jit_compile: bool = False,
+        embedding_threshold: int = 2_000_000,
         **symbols: str,
     ) -> KerasFramework:
         definition = load(zoo, model_def, params, symbols, required=("feed",))
-        return KerasFramework(definition, minibatch_size, seed, Metadata(seed=seed), on_parameter_server)
+        return KerasFramework(
+            definition,
+            minibatch_size,
+            seed,
+            Metadata(seed=seed),
+            on_parameter_server,
+            jit_compile,
+            embedding_threshold,
+        )
 
     return make
 
@@ -58,3 +69,17 @@ def minibatches() -> Callable[..., list[Batch]]:
         return found[:-1]
 
     return make
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[GradientGraph]:
+    """The gradient graphs that are traced."""
+    found: list[GradientGraph] = []
+    init = GradientGraph.__init__
+
+    def noted(graph: GradientGraph, *args: Any, **kwargs: Any) -> None:
+        init(graph, *args, **kwargs)
+        found.append(graph)
+
+    monkeypatch.setattr(GradientGraph, "__init__", noted)
+    return found

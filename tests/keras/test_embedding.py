@@ -70,9 +70,8 @@ def test_rows_from_outside_give_what_a_dense_embedding_gives(
         assert set(step.row_gradients) == set(tables)
         for name, gradient in table_gradients.items():
             whole = np.zeros(tables[name].shape, "f4")
-            whole[batch.ids[name]] = step.row_gradients[name]
+            np.add.at(whole, batch.ids[name], step.row_gradients[name])
             np.testing.assert_allclose(whole, tf.convert_to_tensor(gradient).numpy(), rtol=1e-4, atol=1e-5)
-            assert len(np.unique(batch.ids[name])) == len(batch.ids[name])
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
@@ -98,7 +97,7 @@ def test_combiners_are_those_of_tensorflow(
         step = tested.gradients(batch, parameters, _rows(tested, batch), seed=0)
         assert step.loss == pytest.approx(float(loss), rel=1e-4)
         whole = np.zeros((40, 3), "f4")
-        whole[batch.ids["shared"]] = step.row_gradients["shared"]
+        np.add.at(whole, batch.ids["shared"], step.row_gradients["shared"])
         expected = tf.convert_to_tensor(tape.gradient(loss, table)).numpy()
         np.testing.assert_allclose(whole, expected, rtol=1e-4, atol=1e-5)
     assert start == 30
@@ -111,13 +110,12 @@ def test_the_report_describes_the_tables(framework: Any) -> None:
     assert not any("embeddings" in variable.name for variable in report.variables)
 
 
-def test_varying_numbers_of_ids_do_not_retrace(framework: Any, minibatches: Any, numbers: Any) -> None:
+def test_varying_numbers_of_ids_do_not_retrace(framework: Any, minibatches: Any, numbers: Any, graphs: Any) -> None:
     tested = framework("tables.functional")
     for count in (1, 3, 8, 30):
         for batch in minibatches(tested, _records(numbers[:count])):
             tested.gradients(batch, tested.initial(), _rows(tested, batch), seed=0)
-    (function,) = tested._steps()._functions.values()
-    assert function.experimental_get_tracing_count() == 1
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("wrong", [-1, 40])
@@ -133,8 +131,8 @@ def test_without_input_dim_any_integer_is_an_id(framework: Any, minibatches: Any
     tested = framework("tables.unbounded")
     ids = [-(2**62), 2**62, 5, 5, 0, -1]
     (batch,) = minibatches(tested, _records([[1, *ids]]))
-    assert sorted(batch.ids["unbounded"]) == sorted(set(ids))
-    rows = {"unbounded": np.ones((5, 2), "f4")}
+    assert batch.ids["unbounded"].tolist() == ids
+    rows = {"unbounded": np.ones((6, 2), "f4")}
     step = tested.gradients(batch, tested.initial(), rows, seed=0)
     assert step.loss == pytest.approx(121.0)
 

@@ -1,26 +1,27 @@
-"""What a minibatch is made of: features, labels, weights, and where its ids stand; and minibatches of zeros.
+"""What a minibatch is made of: features, labels, weights, ids; and minibatches of zeros.
 
 Knows the shapes a `feed` may return; reads no data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.framework import Ids, Mode
 from elasticdl_client.errors import ModelDefinitionError
 
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """`Batch.data`: the element of the user's dataset, batched, and table to positions [n] in its unique ids."""
+    """`Batch.data`: an element of the user's dataset, batched, and table to its ids [n] in order of lookup."""
 
     mode: Mode
     element: Any
-    positions: dict[str, Any]
+    ids: Mapping[str, Ids]
 
 
 @dataclass(frozen=True, slots=True)

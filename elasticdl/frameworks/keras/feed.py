@@ -42,7 +42,7 @@ class TracedFeed:
             seed: int64 scalar; every shuffle inside the task depends on it alone.
         """
         dataset = tf.data.Dataset.from_tensor_slices(records)
-        patches = _Patches(seed, self._minibatch_size, dataset)
+        patches = _Patches(seed, self._minibatch_size, dataset, records)
         with patches.applied():
             return self._checked(self._feed(dataset, self._mode.value, self._metadata))
 
@@ -81,21 +81,28 @@ class TracedFeed:
 
 
 class _Patches:
-    """`Dataset.shuffle` and `Dataset.map` as they are while a `feed` is traced."""
+    """`Dataset.shuffle`, `Dataset.map` and `Dataset.batch` as they are while a `feed` is traced."""
 
-    def __init__(self, seed: Any, chunk: int, records: Any) -> None:
+    def __init__(self, seed: Any, chunk: int, dataset: Any, records: Any) -> None:
+        """
+        Args:
+            dataset: of the single `records`.
+        """
         self._seed = seed
         self._num_shuffles = 0
         self._shuffle = tf.data.Dataset.shuffle
         self._map = tf.data.Dataset.map
+        self._batch = tf.data.Dataset.batch
         self._chunk = chunk
+        self._dataset = dataset
+        self._records = records
         # Datasets still in order of record, with the same in chunks; kept alive, so that an id stays theirs.
-        self._leading: dict[int, tuple[Any, Any]] = {id(records): (records, None)}
+        self._leading: dict[int, tuple[Any, Any]] = {id(dataset): (dataset, None)}
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         thread = threading.get_ident()
-        original_shuffle, original_map = self._shuffle, self._map
+        original_shuffle, original_map, original_batch = self._shuffle, self._map, self._batch
 
         def shuffle(dataset: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != thread:
@@ -107,13 +114,25 @@ class _Patches:
                 return original_map(dataset, *args, **kwargs)
             return self._fast_map(dataset, *args, **kwargs)
 
+        def batch(dataset: Any, batch_size: Any, drop_remainder: Any = False, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread or dataset is not self._dataset or drop_remainder is not False:
+                return original_batch(dataset, batch_size, drop_remainder, *args, **kwargs)
+            return self._slices(batch_size)
+
         graph = tf.compat.v1.get_default_graph()
         graph.seed = _GRAPH_SEED
-        tf.data.Dataset.shuffle, tf.data.Dataset.map = shuffle, mapped
+        tf.data.Dataset.shuffle, tf.data.Dataset.map, tf.data.Dataset.batch = shuffle, mapped, batch
         try:
             yield
         finally:
             tf.data.Dataset.shuffle, tf.data.Dataset.map = original_shuffle, original_map
+            tf.data.Dataset.batch = original_batch
+
+    def _slices(self, size: Any) -> Any:
+        """Batches of records, cut out of the whole task: no record is ever alone."""
+        records, size = self._records, tf.cast(size, tf.int64)
+        starts = tf.data.Dataset.range(0, tf.size(records, tf.int64), size)
+        return self._map(starts, lambda start: records[start : start + size])
 
     def _seeded_shuffle(
         self, dataset: Any, buffer_size: Any, seed: Any = None, reshuffle_each_iteration: Any = True, name: Any = None
@@ -129,7 +148,7 @@ class _Patches:
         known = self._leading.get(id(dataset))
         if known is None:
             return plain
-        chunks = known[1] if known[1] is not None else dataset.batch(self._chunk)
+        chunks = known[1] if known[1] is not None else self._slices(self._chunk)
         vectorised = self._vectorised(chunks, map_func, plain)
         if vectorised is None:
             return plain

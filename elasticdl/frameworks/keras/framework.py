@@ -27,7 +27,6 @@ from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.examples import take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.export import export_model
 from elasticdl.frameworks.keras.feed import TracedFeed
-from elasticdl.frameworks.keras.ids import ids_function
 from elasticdl.frameworks.keras.learning_rates import LearningRates
 from elasticdl.frameworks.keras.metrics import Measure, make_measures
 from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names, user_call
@@ -50,15 +49,17 @@ class KerasFramework:
         seed: int,
         metadata: Metadata,
         on_parameter_server: bool,
-        jit_compile: bool = False,
+        jit_compile: bool = True,
+        embedding_threshold: int = 2_000_000,
     ) -> None:
         """
         Args:
             seed: the job's; initial values depend on it.
             metadata: handed to the user's `feed`.
-            on_parameter_server: rows of `elasticdl.layers.Embedding` come from outside; otherwise each such layer has
-                an ordinary variable.
-            jit_compile: compile steps with XLA; not for models with StringLookup or Hashing inside.
+            on_parameter_server: rows of `elasticdl.layers.Embedding`, and of large `keras.layers.Embedding`, come from
+                outside; otherwise each such layer has an ordinary variable.
+            jit_compile: try to compile steps of gradients with XLA.
+            embedding_threshold: bytes; larger tables of `keras.layers.Embedding` live on the parameter servers.
         """
         self._definition = definition
         self._minibatch_size = minibatch_size
@@ -66,6 +67,7 @@ class KerasFramework:
         self._metadata = metadata
         self._on_parameter_server = on_parameter_server
         self._jit_compile = jit_compile
+        self._threshold_bytes = embedding_threshold if on_parameter_server else None
         self._pipelines: dict[Mode, Pipeline] = {}
         self._specs: dict[Mode, Any] = {}
         self._model: BuiltModel | None = None
@@ -102,13 +104,13 @@ class KerasFramework:
                 feed,
                 self._minibatch_size,
                 tables,
-                lambda features: ids_function(built.model, placement, features, mode),
+                lambda features: built.make_ids(features, mode),
             )
         return self._pipelines[mode].batches(tasks)
 
     def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
         """See `Framework.gradients`."""
-        return self._steps().gradients(batch.data, self._batch_spec(batch), parameters, rows, seed)
+        return self._steps().gradients(batch.data, batch.size, self._batch_spec(batch), parameters, rows, seed)
 
     def learning_rate(self, epoch: int, version: int) -> float | None:
         """See `Framework.learning_rate`."""
@@ -175,7 +177,7 @@ class KerasFramework:
 
     def _built(self) -> BuiltModel:
         if self._model is None:
-            self._model = build_model(self._definition, self._seed, self._on_parameter_server, self._features)
+            self._model = build_model(self._definition, self._seed, self._threshold_bytes, self._features)
         return self._model
 
     def _optimizer(self) -> Any:
@@ -186,7 +188,9 @@ class KerasFramework:
 
     def _steps(self) -> Steps:
         if self._made_steps is None:
-            self._made_steps = Steps(self._built(), self._definition.loss, self._optimizer(), self._jit_compile)
+            self._made_steps = Steps(
+                self._built(), self._definition.loss, self._optimizer(), self._minibatch_size, self._jit_compile
+            )
         return self._made_steps
 
     def _measures(self) -> Measures:

@@ -5,25 +5,37 @@ What is left of that trace, once pruned to the ids, runs inside tf.data: no Pyth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.keras.operations import stateful_random
 from elasticdl.layers.placement import Placement, Recorded, TableSpec
+from elasticdl_client.errors import ModelDefinitionError
+
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})  # look at no values
 
 
-def ids_function(model: Any, placement: Placement, features: Any, mode: Mode) -> Callable[[Any], dict[str, Any]]:
+def ids_function(
+    model: Any, placement: Placement, features: Any, mode: Mode, changing: Iterable[Any]
+) -> Callable[[Any], dict[str, Any]]:
     """A graph function from batched features to table -> all ids [n] of all calls, in order of call.
 
     Args:
         features: spec of the batched features.
+        changing: variables of the model that change from step to step.
+
+    Raises:
+        ModelDefinitionError: ids depend on what changes, or a layer is called in a loop; the layer is named.
     """
     leaves = tf.nest.flatten(features, expand_composites=True)
+    recorded = Recorded()
     names: list[str] = []
 
     def record(*parts: Any) -> list[Any]:
+        nonlocal recorded
         recorded = Recorded()
         with placement.using(recorded):
             model(tf.nest.pack_sequence_as(features, parts, expand_composites=True), training=mode is Mode.TRAINING)
@@ -32,6 +44,7 @@ def ids_function(model: Any, placement: Placement, features: Any, mode: Mode) ->
 
     with tf.init_scope():
         whole = tf.compat.v1.wrap_function(record, [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves])
+        _check_origin(whole.graph, recorded, changing)
         pruned = whole.prune(whole.inputs[: len(leaves)], whole.structured_outputs) if names else None
 
     def run(batch: Any) -> dict[str, Any]:
@@ -43,20 +56,59 @@ def ids_function(model: Any, placement: Placement, features: Any, mode: Mode) ->
     return run
 
 
-def unique_ids(ids: dict[str, Any], tables: dict[str, TableSpec]) -> dict[str, tuple[Any, Any]]:
-    """Table to (unique ids [U], position [n] of each id among them); tables that were not called have none."""
+def checked_ids(ids: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> dict[str, Any]:
+    """Table to its ids [n], which are in range; tables that were not called have none."""
     found = {}
     for name, table in tables.items():
-        unique, positions = tf.unique(ids.get(name, tf.zeros([0], tf.int64)))
-        if table.input_dim:
-            _check_range(name, table.input_dim, unique)
-        found[name] = (unique, positions)
+        own = ids.get(name, tf.zeros([0], tf.int64))
+        if table.input_dim and name in ids:
+            with tf.control_dependencies([_in_range(name, table.input_dim, own)]):
+                own = tf.identity(own)
+        found[name] = own
     return found
 
 
-def _check_range(name: str, input_dim: int, unique: Any) -> None:
-    wrong = tf.boolean_mask(unique, tf.logical_or(unique < 0, unique >= input_dim))
-    tf.debugging.Assert(
-        tf.equal(tf.size(wrong), 0),
-        [f"elasticdl.layers.Embedding '{name}': ids are not in [0, {input_dim}), its input_dim:", wrong],
-    )
+def _in_range(name: str, input_dim: int, ids: Any) -> Any:
+    def refuse() -> Any:
+        wrong = tf.boolean_mask(ids, tf.logical_or(ids < 0, ids >= input_dim))
+        text = f"the embedding layer '{name}': ids are not in [0, {input_dim}), its input_dim:"
+        return tf.debugging.Assert(False, [text, wrong])
+
+    # As unsigned numbers the negative ones are the largest.
+    largest = tf.reduce_max(tf.bitcast(ids, tf.uint64))
+    return tf.cond(tf.logical_or(tf.equal(tf.size(ids), 0), largest < input_dim), tf.no_op, refuse)
+
+
+def _check_origin(graph: Any, recorded: Recorded, changing: Iterable[Any]) -> None:
+    """Refuses ids that are a function of rows, of changing variables or of chance: nobody would know them in time."""
+    handles = {id(variable.value.handle): variable.path for variable in changing}
+    variables = {id(inner.op): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
+    rows = {id(answer.op) for answer in recorded.answers}
+    for table, calls in recorded.ids.items():
+        for op in _origins(calls):
+            if id(op) in rows:
+                cause = "the rows of an embedding"
+            elif id(op) in variables:
+                cause = f"the variable {variables[id(op)]}, which changes from step to step"
+            elif stateful_random([op.type]):
+                cause = f"the random operation {op.type}"
+            else:
+                continue
+            raise ModelDefinitionError(
+                f"The ids of the embedding layer {table!r} depend on {cause}.",
+                "Let ids follow from the features alone, or keep the table in the workers: a larger "
+                "--embedding_threshold.",
+            )
+
+
+def _origins(tensors: Iterable[Any]) -> Iterator[Any]:
+    """All operations whose values the tensors are made from."""
+    seen: set[int] = set()
+    waiting = [tensor.op for tensor in tensors]
+    while waiting:
+        op = waiting.pop()
+        if id(op) not in seen:
+            seen.add(id(op))
+            yield op
+            if op.type not in _SHAPES:
+                waiting.extend(tensor.op for tensor in op.inputs)

@@ -5,10 +5,10 @@ Owns the order of variables in the flat vectors and what is in them; it trains n
 
 from __future__ import annotations
 
-import json
 import logging
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +16,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Floats, Parameters, Table, Variable
+from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
 from elasticdl.frameworks.keras.examples import zeros_like_spec
+from elasticdl.frameworks.keras.ids import ids_function
 from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
+from elasticdl.frameworks.keras.swap import Swap, Unmovable
+from elasticdl.frameworks.keras.tables import describe_table
 from elasticdl.layers.placement import Placement, embedding_placement
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.keras")
-
-_INITIALIZERS = ("Zeros", "Ones", "Constant", "RandomUniform", "RandomNormal", "TruncatedNormal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +59,60 @@ class BuiltModel:
     def tables(self) -> tuple[Table, ...]:
         """The tables on the parameter servers, by name."""
         specs = {} if self.placement is None else self.placement.tables
-        return tuple(
-            Table(name, spec.dim, _initializer(name, spec.initializer), spec.input_dim)
-            for name, spec in sorted(specs.items())
-        )
+        return tuple(describe_table(spec) for _, spec in sorted(specs.items()))
+
+    def make_ids(self, features: Any, mode: Mode) -> Callable[[Any], dict[str, Any]]:
+        """From batched features (whose spec is given) to the ids of each table; see `ids_function`."""
+        assert self.placement is not None
+        changing = [*self.trainable, *self.seeds.states]
+        return ids_function(self.model, self.placement, features, mode, changing)
 
 
 def build_model(
-    definition: ModelDefinition, seed: int, on_parameter_server: bool, features: Callable[[], Any]
+    definition: ModelDefinition, seed: int, threshold_bytes: int | None, features: Callable[[], Any]
 ) -> BuiltModel:
     """Makes the model and its variables.
 
     Args:
-        features: spec of batched features, asked for only if the model has no input shapes of its own.
+        threshold_bytes: tables of `keras.layers.Embedding` that are larger live on the parameter servers, as those of
+            `elasticdl.layers.Embedding` do; None: there are no parameter servers.
+        features: spec of batched features, asked for only if the model has no input shapes of its own, or tables.
 
     Raises:
         ModelDefinitionError: the module raises, returns no Keras model, or uses something unsupported.
     """
-    placement = Placement() if on_parameter_server else None
+    if threshold_bytes is None:
+        return _built(definition, seed, None, None, features)
+    kept: dict[str, str] = {}
+    while True:
+        placement = Placement()
+        swap = Swap(placement, threshold_bytes, kept)
+        try:
+            built = _built(definition, seed, placement, swap, features)
+            if placement.tables:
+                user_call(
+                    lambda built=built: built.make_ids(features(), Mode.TRAINING),  # type: ignore[misc]
+                    f"{definition.path}: {definition.symbol}.call",
+                )
+        except Unmovable as error:
+            if error.layer in kept:
+                raise
+            kept[error.layer] = error.reason
+        else:
+            swap.log(built.model)
+            return built
+
+
+def _built(
+    definition: ModelDefinition,
+    seed: int,
+    placement: Placement | None,
+    swap: Swap | None,
+    features: Callable[[], Any],
+) -> BuiltModel:
     keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
     keras.utils.set_random_seed(seed)
-    with embedding_placement(placement):
+    with embedding_placement(placement), swap.making() if swap is not None else nullcontext():
         model = user_call(definition.model, f"{definition.path}: {definition.symbol}")
         if not isinstance(model, keras.Model):
             raise ModelDefinitionError(
@@ -87,6 +121,8 @@ def build_model(
         if not _is_built(model):
             example = zeros_like_spec(features())
             user_call(lambda: model(example, training=False), f"{definition.path}: {definition.symbol}.call")
+        if swap is not None:
+            swap.keep_frozen(model)
     trainable = tuple(model.trainable_variables)
     _check_trainable(definition, trainable)
     others = list({id(v): v for v in model.non_trainable_weights}.values())
@@ -159,15 +195,3 @@ def _check_trainable(definition: ModelDefinition, variables: Sequence[Any]) -> N
                 f"{definition.path}: the trainable variable {variable.path} is {variable.dtype}.",
                 "Trainable variables must be float32 (a mixed_float16 policy keeps them so).",
             )
-
-
-def _initializer(table: str, initializer: Any) -> str:
-    config = keras.initializers.serialize(initializer)
-    name = config.get("class_name") if isinstance(config, dict) else None
-    if name not in _INITIALIZERS or config.get("registered_name"):
-        raise ModelDefinitionError(
-            f"elasticdl.layers.Embedding {table!r}: a row on a parameter server cannot be initialised "
-            f"by {getattr(initializer, 'name', None) or type(initializer).__name__}.",
-            f"Use one of {', '.join(_INITIALIZERS)}.",
-        )
-    return json.dumps({"class_name": name, "config": config["config"]}, sort_keys=True)

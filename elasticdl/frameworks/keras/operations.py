@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from typing import Any
+
+_log = logging.getLogger("elasticdl.keras")
 
 _STATEFUL_RANDOM = re.compile(
     r"Random(?!Dataset)|Rng|Multinomial|TruncatedNormal|SampleDistortedBoundingBox|Stateful(Uniform|Standard|Truncated)"
 )
 _PYTHON = re.compile(r"PyFunc")
+_SLOW_WITH_XLA = re.compile(r"Conv\dD|DepthwiseConv|While$|StatelessWhile$")
 
 
 def operations_of_graph(graph: Any) -> set[str]:
@@ -34,3 +38,19 @@ def stateful_random(operations: Iterable[str]) -> list[str]:
 def not_vectorisable(operations: Iterable[str]) -> list[str]:
     """Those that mean something else, or nothing, for many records at once: anything random, anything in Python."""
     return sorted(op for op in operations if _STATEFUL_RANDOM.search(op) or _PYTHON.search(op))
+
+
+def slow_with_xla(operations: Iterable[str]) -> str:
+    """One of those that XLA runs slower on a CPU than TensorFlow does; empty: there is none."""
+    return min((op for op in operations if _SLOW_WITH_XLA.match(op)), default="")
+
+
+def warn_of_chance(operations: Iterable[str]) -> None:
+    """Logs the random operations of a step that do not depend on its seed."""
+    found = stateful_random(operations)
+    if found:
+        _log.warning(
+            "The model or loss uses random operations (%s) whose values depend on what a worker did before; use "
+            "keras.random with a SeedGenerator to get the same steps everywhere",
+            ", ".join(found),
+        )

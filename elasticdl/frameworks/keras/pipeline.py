@@ -18,7 +18,7 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
 from elasticdl.frameworks.keras.examples import Minibatch, size_of, take_apart
 from elasticdl.frameworks.keras.feed import TracedFeed
-from elasticdl.frameworks.keras.ids import unique_ids
+from elasticdl.frameworks.keras.ids import checked_ids
 from elasticdl.layers.placement import TableSpec
 
 DISCARDING = "elasticdl-discard"  # name of the threads that end iterations
@@ -141,10 +141,9 @@ class Pipeline:
                 n += 1
 
     def _batch(self, lease: int, n: int, size: int, content: Any) -> Batch:
-        element, unique = content
-        ids = {name: found.numpy() for name, (found, _) in unique.items()}
-        positions = {name: where for name, (_, where) in unique.items()}
-        return Batch(lease, n, size=size, ids=ids, data=Minibatch(self._mode, element, positions))
+        element, found = content
+        ids = {name: part.numpy() for name, part in found.items()}
+        return Batch(lease, n, size=size, ids=ids, data=Minibatch(self._mode, element, ids))
 
     def _trace(self, first: TaskRecords) -> None:
         try:
@@ -184,22 +183,21 @@ class Pipeline:
         ids = self._make_ids(take_apart(self._mode, self.spec).features) if self._tables else None
         most = tf.size(records, tf.int64) * _MOST_SAMPLES_PER_RECORD // self._minibatch_size + 1
 
-        def content(element: Any) -> Any:
-            found = {} if ids is None else ids(take_apart(self._mode, element).features)
-            return element, unique_ids(found, self._tables)
+        specs: list[Any] = []
 
-        def numbered(n: Any, value: Any) -> Any:
+        def numbered(n: Any, parts: Any) -> Any:
             tf.debugging.Assert(
                 n < most, [f"feed makes more than {_MOST_SAMPLES_PER_RECORD} samples a record: does it ever end?"]
             )
-            return lease, n, size_of(value[0]), tf.experimental.Optional.from_value(value)
+            found = {} if ids is None else ids(take_apart(self._mode, parts).features)
+            content = (parts, checked_ids(found, self._tables))
+            specs.append(tf.nest.map_structure(tf.type_spec_from_value, content))
+            return lease, n, size_of(parts), tf.experimental.Optional.from_value(content)
 
-        full = minibatches.map(lambda *parts: content(parts if isinstance(self.spec, tuple) else parts[0]))
-        spec = full.element_spec
-        end = tf.data.Dataset.from_tensors(
-            (lease, tf.constant(_END, tf.int64), tf.constant(0, tf.int64), tf.experimental.Optional.empty(spec))
-        )
-        return full.enumerate().map(numbered).concatenate(end)
+        full = minibatches.enumerate().map(numbered)
+        nothing = tf.experimental.Optional.empty(specs[-1])
+        end = tf.data.Dataset.from_tensors((lease, tf.constant(_END, tf.int64), tf.constant(0, tf.int64), nothing))
+        return full.concatenate(end)
 
 
 def batched(samples: Any, size: int) -> Any:

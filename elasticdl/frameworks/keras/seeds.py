@@ -25,12 +25,12 @@ class StepSeeds:
 
     def __init__(self, states: Sequence[Any], seed: int) -> None:
         self._fallback = keras.random.SeedGenerator(seed)
-        self._states = [self._fallback.state, *states]
+        self.states = (self._fallback.state, *states)
 
     def assign(self, seed: Any) -> None:
         """Call it where the function is traced; `seed` is an int64 scalar."""
         global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, self._fallback)
-        for index, state in enumerate(self._states):
+        for index, state in enumerate(self.states):
             value = tf.random.stateless_uniform([2], tf.stack([seed, index]), 0, _LARGEST, tf.int64)
             state.assign(tf.cast(value, state.dtype))
 

@@ -1,0 +1,181 @@
+"""The compiled function of a step: forward and backward at given values, rows in, row gradients out.
+
+One graph has one set of shapes.  It is called with flat lists of tensors, and its results are read without copies: at
+hundreds of steps a second what Python does around a step counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
+from elasticdl.frameworks.keras.clipping import Clipping
+from elasticdl.frameworks.keras.examples import take_apart
+from elasticdl.frameworks.keras.losses import TotalLoss
+from elasticdl.frameworks.keras.model import BuiltModel, assign_flat, flat_tensor
+from elasticdl.frameworks.keras.operations import operations_of_graph
+from elasticdl.frameworks.keras.seeds import as_int64
+from elasticdl.layers.placement import Given
+
+
+class GradientGraph:
+    """Gradients at given values, for minibatches of one shape or of any."""
+
+    def __init__(
+        self,
+        built: BuiltModel,
+        loss: TotalLoss,
+        clipping: Clipping,
+        mode: Mode,
+        spec: Any,
+        num_rows: Mapping[str, int] | None,
+        jit_compile: bool,
+    ) -> None:
+        """
+        Args:
+            spec: of a minibatch's element.
+            num_rows: by table; None: any number.  With it the graph takes weights of the samples.
+            jit_compile: with XLA, at the first call.
+        """
+        self._built = built
+        self._loss = loss
+        self._clipping = clipping
+        self._mode = mode
+        self._spec = spec
+        self._num_rows = num_rows
+        self._tables = {} if built.placement is None else dict(sorted(built.placement.tables.items()))
+        self._counted = [
+            name for name, table in self._tables.items() if clipping.by_norm or table.regularizer is not None
+        ]
+        self._parts = ["the loss", "the gradient", *(f"the row gradients of table {name!r}" for name in self._tables)]
+        self._no_rows = {name: np.zeros((0, table.dim), np.float32) for name, table in self._tables.items()}
+        jit = True if jit_compile else None
+        function = tf.function(self._step, input_signature=self._signature(), autograph=False, jit_compile=jit)
+        self._call = _FlatCall(function.get_concrete_function())
+
+    @property
+    def operations(self) -> set[str]:
+        """Names of its operations."""
+        return operations_of_graph(self._call.graph)
+
+    def fits(self, rows: Mapping[str, Floats]) -> bool:
+        """Whether the numbers of rows are those of the graph."""
+        return self._num_rows is None or all(len(rows.get(name, ())) == n for name, n in self._num_rows.items())
+
+    def __call__(
+        self,
+        parameters: Parameters,
+        rows: Mapping[str, Floats],
+        ids: Mapping[str, Ids],
+        leaves: Sequence[Any],
+        presence: Floats | None,
+        seed: int,
+    ) -> Step:
+        """A step.
+
+        Args:
+            leaves: the parts of a minibatch's element, flat.
+            presence: weight of each sample; only and always for a graph of one shape.
+        """
+        inputs: list[Any] = [parameters.trainable, parameters.non_trainable]
+        inputs.extend(rows.get(name, none) for name, none in self._no_rows.items())
+        for name in self._counted:
+            inputs.extend(_occurrences(ids[name]))
+        inputs.extend(leaves)
+        if presence is not None:
+            inputs.append(presence)
+        inputs.append(np.int64(as_int64(seed)))
+        told, gradient, change, *row_gradients = map(_view, self._call(inputs))
+        not_finite = "" if told[1:].all() else self._not_finite(told)
+        return Step(float(told[0]), gradient, change, dict(zip(self._tables, row_gradients, strict=True)), not_finite)
+
+    def _not_finite(self, told: Floats) -> str:
+        wrong = [part for part, is_finite in zip(self._parts, told[1:], strict=True) if not is_finite]
+        if wrong[0] == "the loss":
+            return f"the loss is {told[0]}"
+        return ", ".join(wrong) + (" is" if wrong == ["the gradient"] else " are") + " not finite"
+
+    def _signature(self) -> list[Any]:
+        initial = self._built.initial
+        signature = [tf.TensorSpec(initial.trainable.shape), tf.TensorSpec(initial.non_trainable.shape)]
+        counts = {name: None if self._num_rows is None else self._num_rows[name] for name in self._tables}
+        signature += [tf.TensorSpec((counts[name], table.dim)) for name, table in self._tables.items()]
+        for name in self._counted:
+            signature += [tf.TensorSpec((counts[name],), tf.int32), tf.TensorSpec((counts[name],))]
+        leaves = tf.nest.flatten(self._spec, expand_composites=True)
+        signature += [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
+        if self._num_rows is not None:
+            signature.append(tf.TensorSpec((leaves[0].shape[0],)))
+        return [*signature, tf.TensorSpec((), tf.int64)]
+
+    def _step(self, *flat: Any) -> list[Any]:
+        built, inputs = self._built, iter(flat)
+        trainable, non_trainable = next(inputs), next(inputs)
+        rows = {name: next(inputs) for name in self._tables}
+        places = {name: (next(inputs), next(inputs)) for name in self._counted}
+        rest = list(inputs)
+        presence = None if self._num_rows is None else rest[-2]
+        leaves = rest[:-1] if presence is None else rest[:-2]
+        examples = take_apart(self._mode, tf.nest.pack_sequence_as(self._spec, leaves, expand_composites=True))
+        assign_flat(built.trainable, trainable)
+        assign_flat(built.non_trainable, non_trainable)
+        built.seeds.assign(rest[-1])
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            with nullcontext() if built.placement is None else built.placement.using(Given(rows)):
+                loss = self._loss(examples, presence)
+            loss += self._regularization(rows, places)
+        sources = [v.value for v in built.trainable]
+        found = tape.gradient(loss, [sources, rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        dense, sparse = tf.nest.map_structure(tf.convert_to_tensor, found)
+        dense, sparse = self._clipping.apply(dense, sparse, {name: place for name, (place, _) in places.items()})
+        parts = [tf.reshape(part, [-1]) for part in dense]
+        gradient = tf.concat(parts, 0) if parts else tf.zeros([0])
+        change = flat_tensor(built.non_trainable) - non_trainable
+        checked = [loss, gradient, *sparse.values()]
+        finite = tf.stack([tf.reduce_all(tf.math.is_finite(part)) for part in checked])
+        told = tf.concat([[loss], tf.cast(finite, tf.float32)], 0)
+        return [told, gradient, change, *sparse.values()]
+
+    def _regularization(self, rows: Mapping[str, Any], places: Mapping[str, Any]) -> Any:
+        """Of the rows of a minibatch, each id once."""
+        total = tf.zeros(())
+        for name, table in self._tables.items():
+            if table.regularizer is not None:
+                is_first = places[name][1]
+                total += tf.cast(tf.reduce_sum(table.regularizer(rows[name] * is_first[:, None])), tf.float32)
+        return total
+
+
+class _FlatCall:
+    """Calls a concrete function without looking at its arguments; a third of a small step's time is in that."""
+
+    def __init__(self, function: Any) -> None:
+        self.graph = function.graph
+        self._captured = list(function.captured_inputs)
+        flat = getattr(getattr(function, "_inference_function", None), "call_preflattened", None)
+        self._call: Callable[[list[Any]], Any] = flat or (lambda tensors: function(*tensors[: len(function.inputs)]))
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        tensors = [part if isinstance(part, tf.Tensor) else tf.convert_to_tensor(part) for part in inputs]
+        results: Sequence[Any] = self._call(tensors + self._captured)
+        return results
+
+
+def _view(tensor: Any) -> npt.NDArray[Any]:
+    """The values of a tensor, not copied."""
+    return np.asarray(memoryview(tensor))
+
+
+def _occurrences(ids: Ids) -> tuple[npt.NDArray[np.int32], Floats]:
+    """Which unique id each id is [n], and 1 for the first occurrence of each [n]."""
+    _, first, place = np.unique(ids, return_index=True, return_inverse=True)
+    is_first = np.zeros(len(ids), np.float32)
+    is_first[first] = 1.0
+    return place.astype(np.int32), is_first
