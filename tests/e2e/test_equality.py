@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.chaos.job import REPOSITORY
-from tests.chaos.jobs import FRAPPE, MNIST, RealJob
+from tests.chaos.jobs import FRAPPE, MNIST, TEST_DATA, RealJob
 from tests.e2e.saved_model import SavedModel, assert_same_bits, read_checkpoint
 
 STEPS, SEED = 100, 11
@@ -22,7 +22,7 @@ def record_file(job: RealJob, directory: Path) -> Path:
     """One file of exactly as many records as the steps need, so that there is one task, in order."""
     argv = [sys.executable, "scripts/gen_dataset.py", job.dataset, "--output", str(directory / job.dataset)]
     argv += ["--records_per_shard", str(STEPS * SIZES[job.name])]
-    argv += ["--source", str(REPOSITORY.parent / "shared" / "data" / job.dataset)]
+    argv += ["--source", str(TEST_DATA / job.dataset)]
     subprocess.run(argv, cwd=REPOSITORY, check=True, capture_output=True)
     return directory / job.dataset / "train" / "data-00000"
 
@@ -36,7 +36,7 @@ def trained(job: RealJob, job_dir: Path, file: Path, **flags: object) -> SavedMo
         model_def=f"model_zoo.{job.model_def}",
         model_params=PARAMS[job.name],
         feed=f"tests.e2e.plain_sgd.{job.name}_feed",
-        optimizer="tests.e2e.plain_sgd.optimizer",
+        optimizer=f"tests.e2e.plain_sgd.{job.name}_sgd",
         training_data=file,
         validation_data="",
         minibatch_size=SIZES[job.name],
@@ -63,6 +63,7 @@ def test_a_synchronous_worker_trains_as_plain_keras_does(job: RealJob, tmp_path:
     printed = subprocess.run([str(arg) for arg in argv], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert printed.returncode == 0, printed.stderr[-3000:]
     plain = np.load(tmp_path / "plain.npz")
+    assert np.abs(plain["trainable"] - plain["initial"]).max() > 1e-2, "it has hardly learned anything"
     np.testing.assert_allclose(ours.trainable, plain["trainable"], rtol=0, atol=1e-5)
     np.testing.assert_allclose(ours.non_trainable, plain["non_trainable"], rtol=0, atol=1e-5)
     for name, (ids, rows) in ours.tables.items():
