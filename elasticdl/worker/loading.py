@@ -49,4 +49,5 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
         seed=spec.seed,
         metadata=readers.of(pb.TRAINING).metadata(),
         on_parameter_server=on_parameter_servers(spec),
+        embedding_threshold=spec.embedding_threshold_bytes,
     )
