@@ -1,0 +1,78 @@
+"""A loss that is not finite ends the job through the master, not the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticdl.data.reader import Metadata, Shard
+from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.batches import NotFinite, TaskBatches
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.loop import WorkerLoop
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.strategy import Commit
+from elasticdl.worker.tasks import TaskStream
+from elasticdl.worker.termination import Termination
+from tests.worker.scripted_master import TOKEN, ScriptedMaster
+
+pytestmark = pytest.mark.ci
+
+
+class OneByOne:
+    """A framework whose minibatches are records."""
+
+    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        for task in tasks:
+            yield from (Batch(task.lease, n, size=1) for n in range(len(task.records)))
+            yield Batch(task.lease, len(task.records), end=True)
+
+
+class Numbers:
+    """A reader."""
+
+    def shards(self) -> list[Shard]:
+        return [Shard("s", 0, 1000)]
+
+    def read(self, shard: Shard) -> list[bytes]:
+        return [str(number).encode() for number in range(shard.start, shard.end)]
+
+    def metadata(self) -> Metadata:
+        return Metadata()
+
+
+class Diverging:
+    """A strategy whose third minibatch is not finite."""
+
+    def begin(self, held: HeldLease) -> None: ...
+
+    def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
+        for batch in batches:
+            if batch.n == 2:
+                raise NotFinite(batch.n, "The loss is nan")
+            commit(batch.n, 0.5)
+
+    def close(self) -> None: ...
+
+
+def test_what_is_not_finite_is_told_and_the_lease_given_up() -> None:
+    shard = pb.ShardMessage(name="s", start=0, end=4)
+    master = ScriptedMaster(pb.Lease(id=100, type=pb.TRAINING, shard=shard))
+    clock = ActivityClock()
+    link = MasterLink(master.address, TOKEN, 0, "pod", clock, 20.0)
+    strategy: Any = Diverging()
+    framework: Any = OneByOne()
+    tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
+    loop = WorkerLoop(link, tasks, framework, strategy, Reporter(link, 10), clock, "", 0, Termination(clock))
+    loop.run()
+    reports = master.hears("ReportProgress", times=2)
+    assert [n for report in reports[:-1] for n in report.committed] == [0, 1]
+    assert (reports[-1].not_finite, list(reports[-1].committed)) == ("The loss is nan, in minibatch 2", [])
+    assert link.leases.held() == []
+    assert [name for name, _ in master.told if name in ("FinishTask", "FailTask")] == []
+    master.stop()
