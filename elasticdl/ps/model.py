@@ -7,6 +7,7 @@ knows no names, leases or pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,13 +155,18 @@ class ModelPart:
         self._table(table)
         return self._tables[table].ids()
 
-    def dense_buffers(self) -> DenseCopy:
+    def dense_buffers(self, threads: Executor) -> DenseCopy:
         """For `freeze`; made before, because it takes longer."""
-        return self._dense.buffers()
+        return self._dense.buffers(threads)
 
-    def freeze(self, dense: DenseCopy, pieces: tuple[Piece, ...] = ()) -> PartSnapshot:
-        """Everything as it is now; no update may be under way.  The one before must have been closed."""
-        self._dense.copy_into(dense)
+    def freeze(self, dense: DenseCopy, threads: Executor) -> PartSnapshot:
+        """Everything as it is now, without pieces; no update may be under way.  The one before must have been closed.
+
+        Args:
+            dense: from `dense_buffers`.
+            threads: to copy with.
+        """
+        self._dense.copy_into(dense, threads)
         frozen = {name: table.freeze() for name, table in self._tables.items()}
         slots = [slot.name for slot in self._config.slots]
 
@@ -179,7 +185,7 @@ class ModelPart:
 
         return PartSnapshot(
             *self._origin[:2],
-            pieces,
+            (),
             *self._origin[2:],
             dense.trainable,
             dict(zip(slots, dense.slots, strict=True)),
@@ -283,6 +289,7 @@ def _owners(work: Sequence[tuple[Buckets, int]], own: Buckets) -> Owners | None:
 
 def _check_ids(table: Table, ids: Ids) -> None:
     if table.input_dim and len(ids):
-        wrong = ids.min() if ids.min() < 0 else ids.max()
-        if not 0 <= wrong < table.input_dim:
+        least, most = ids.min(), ids.max()
+        if least < 0 or most >= table.input_dim:
+            wrong = least if least < 0 else most
             raise RequestError(f"the id {wrong} of table {table.name} is not in [0, {table.input_dim})")

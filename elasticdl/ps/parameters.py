@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from elasticdl.ps.initializers import build_initializer
 from elasticdl.ps.optimizers import OptimizerConfig
 from elasticdl_client.errors import ModelDefinitionError
 
-_AXIS = "axis"
+_BLOCK = 1 << 20  # floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +70,24 @@ class DenseValues:
         with self._lock:
             return [self.trainable.copy(), self.non_trainable.copy()]
 
-    def buffers(self) -> DenseCopy:
+    def buffers(self, threads: Executor) -> DenseCopy:
         """Room for `copy_into`, its pages in place already, so that the copy itself is short."""
-        arrays = [np.empty_like(array) for array in (self.trainable, *self._slots, self.non_trainable)]
-        for array in arrays:
-            array.fill(0.0)
+        arrays = [np.empty_like(array) for array in self._arrays()]
+        list(threads.map(lambda block: block.fill(0.0), _blocks(arrays)))
         return DenseCopy(arrays[0], tuple(arrays[1:-1]), arrays[-1])
 
-    def copy_into(self, copy: DenseCopy) -> None:
+    def copy_into(self, copy: DenseCopy, threads: Executor) -> None:
+        copies = (copy.trainable, *copy.slots, copy.non_trainable)
         with self._lock:
-            np.copyto(copy.trainable, self.trainable)
-            for there, here in zip(copy.slots, self._slots, strict=True):
-                np.copyto(there, here)
-            np.copyto(copy.non_trainable, self.non_trainable)
+            list(threads.map(np.copyto, _blocks(copies), _blocks(self._arrays())))
+
+    def _arrays(self) -> tuple[Floats, ...]:
+        return self.trainable, *self._slots, self.non_trainable
+
+
+def _blocks(arrays: Iterable[Floats]) -> list[Floats]:
+    """Views that several threads can work on."""
+    return [array[start : start + _BLOCK] for array in arrays for start in range(0, len(array), _BLOCK)]
 
 
 def build_table(table: Table, config: OptimizerConfig, seed: int, expected_rows: int) -> _native.Table:

@@ -7,6 +7,7 @@ rounds.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from elasticdl.frameworks.framework import Floats, Ids
@@ -21,6 +22,8 @@ from elasticdl.ps.snapshot import Buckets, PartSnapshot
 from elasticdl.ps.synchronous import Confirmed, NumPushing, Synchronous
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
+
+_COPYING_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +206,11 @@ class PsState:
         claims = self._checked_claims()
         if claims is None:
             return None
-        buffers = claims.model.dense_buffers()
-        with self._lock, claims.frozen():
-            pieces = claims.pieces.copy()
-            frozen = claims.model.freeze(buffers)
+        with ThreadPoolExecutor(_COPYING_THREADS, "ps-copy") as threads:
+            buffers = claims.model.dense_buffers(threads)
+            with self._lock, claims.frozen():
+                pieces = claims.pieces.copy()
+                frozen = claims.model.freeze(buffers, threads)
         return replace(frozen, pieces=tuple(piece.frozen() for piece in pieces))
 
     def load_message(self) -> pb.PsLoad:
