@@ -67,8 +67,9 @@ def test_what_is_not_finite_is_told_and_the_lease_given_up() -> None:
     link = MasterLink(master.address, TOKEN, 0, "pod", clock, 20.0)
     strategy: Any = Diverging()
     framework: Any = OneByOne()
+    exporter: Any = None
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
-    loop = WorkerLoop(link, tasks, framework, strategy, Reporter(link, 10), clock, "", 0, Termination(clock))
+    loop = WorkerLoop(link, tasks, framework, strategy, Reporter(link, 10), clock, exporter, 0, Termination(clock))
     loop.run()
     reports = master.hears("ReportProgress", times=2)
     assert [n for report in reports[:-1] for n in report.committed] == [0, 1]
