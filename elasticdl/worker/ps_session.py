@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from elasticdl.worker.master_link import MasterLink
 
 _log = logging.getLogger("elasticdl.worker")
 _PARTITION_WAIT_S = 0.5
+_SAY_AGAIN_S = 10.0
 
 Answer = TypeVar("Answer")
 
@@ -49,6 +51,7 @@ class PsSession:
         self._timeout_s = timeout_s
         self._client: PsClient | None = None
         self._connecting = threading.Lock()
+        self._said: tuple[str, float] = ("", 0.0)  # why it waits, and when that was logged
 
     def exchange(self, held: HeldLease, push: Push | None, pull: Pull | None) -> Pulled:
         """See `PsClient.exchange`.
@@ -92,7 +95,11 @@ class PsSession:
         if error.partition is not None:
             self._link.learn_partition(error.partition)
             return
-        _log.info("Waiting for PS %d: %s", error.ps_id, error)
+        reason, said_at = self._said
+        now = time.monotonic()
+        if reason != str(error) or now - said_at > _SAY_AGAIN_S:
+            self._said = str(error), now
+            _log.info("Waiting for PS %d: %s", error.ps_id, error)
         self._link.partition(newer_than=ps.partition.version, timeout_s=_PARTITION_WAIT_S)
 
     def _connected(self, held: HeldLease) -> PsClient:
