@@ -63,8 +63,8 @@ class SynchronousTraining:
                 raise LeaseLost
 
         def call(ps: PsClient) -> Pulled:
-            ps.exchange(computed.push, None)
-            ps.close_round(computed.push, check)
+            if not all(ps.exchange(computed.push, None).repeated_push):
+                ps.close_round(computed.push, check)
             return ps.exchange(None, pull)
 
         # From the push on when a PS is lost: what was held there is gone.
