@@ -23,11 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.ps.numpy_optimizers import SGD, Optimizer, build_optimizer
 from elasticdl.ps.schedules import F32, Constant, Schedule, build_schedule
 from elasticdl_client.errors import ModelDefinitionError
-
-__all__ = ["SGD", "Optimizer", "OptimizerConfig", "Slot", "build_optimizer", "check_optimizer"]
 
 _ONE = F32(1.0)
 _DEFAULTS: dict[str, dict[str, float]] = {
