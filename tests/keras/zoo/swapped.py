@@ -1,0 +1,243 @@
+"""Models with Keras's own embeddings, in every shape.  A record is six ids in text, after a label."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+NUM_IDS = 40
+DIM = 3
+
+
+def _embedding(name: str, dim: int = DIM, **options: object) -> keras.layers.Embedding:
+    return keras.layers.Embedding(NUM_IDS, dim, name=name, **options)
+
+
+def _ids() -> keras.KerasTensor:
+    return keras.Input((6,), dtype="int64", name="ids")
+
+
+def _scored(ids: keras.KerasTensor, vectors: keras.KerasTensor) -> keras.Model:
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(vectors))[:, 0])
+
+
+def functional() -> keras.Model:
+    ids = _ids()
+    shared = _embedding("shared", embeddings_initializer="glorot_uniform")
+    both = keras.layers.Concatenate()([shared(ids[:, :2]), shared(ids[:, 2:4])])
+    return _scored(ids, keras.layers.Concatenate(axis=1)([both, _embedding("wide", 6)(ids)]))
+
+
+def sequential() -> keras.Model:
+    return keras.Sequential(
+        [_embedding("table"), keras.layers.Flatten(), keras.layers.Dense(1), keras.layers.Reshape(())]
+    )
+
+
+def masked() -> keras.Model:
+    ids = _ids()
+    vectors = _embedding("padded", mask_zero=True)(ids)
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(vectors))[:, 0])
+
+
+class Subclass(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = _embedding("table", embeddings_regularizer="l2")
+        self.twice = keras.layers.Dense(1, kernel_regularizer="l2")
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        return self.twice(tf.reduce_sum(self.table(ids[:, :3]) * self.table(ids[:, 3:]), axis=1))[:, 0]
+
+
+def nested() -> keras.Model:
+    def tower(name: str) -> keras.Model:
+        part = keras.Input((3,), dtype="int64")
+        return keras.Model(part, keras.layers.Flatten()(_embedding("table")(part)), name=name)
+
+    ids = _ids()
+    left, right = tower("left")(ids[:, :3]), tower("right")(ids[:, 3:])
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()([left, right]))[:, 0])
+
+
+def ragged() -> keras.Model:
+    ids = keras.Input((None,), dtype="int64", ragged=True)
+    mean = keras.layers.Lambda(lambda vectors: tf.reduce_mean(vectors, axis=1), output_shape=(DIM,))
+    return keras.Model(ids, keras.layers.Dense(1)(mean(_embedding("table")(ids)))[:, 0])
+
+
+def looked_up() -> keras.Model:
+    words = keras.Input((6,), dtype="string")
+    names = keras.layers.StringLookup(vocabulary=[str(k) for k in range(30)])(words)
+    hashed = keras.layers.Hashing(NUM_IDS)(words)
+    vectors = [_embedding("names")(names), _embedding("hashed")(hashed)]
+    return _scored(words, keras.layers.Concatenate()(vectors))
+
+
+def numbered() -> keras.Model:
+    """Ids of float numbers, of positions, and of an IntegerLookup."""
+    ids = _ids()
+    looked = keras.layers.IntegerLookup(vocabulary=list(range(5, 35)))(ids)
+    vectors = _embedding("looked")(looked) + _embedding("floats")(keras.ops.cast(ids, "float32"))
+    places = keras.layers.Lambda(lambda vectors: tf.range(tf.shape(vectors)[1]), output_shape=(6,))(vectors)
+    return _scored(ids, vectors + _embedding("places")(places))
+
+
+def half() -> keras.Model:
+    ids = _ids()
+    return _scored(ids, keras.layers.Embedding(NUM_IDS, DIM, name="half", dtype="mixed_float16")(ids))
+
+
+def tied() -> keras.Model:
+    ids = _ids()
+    table = _embedding("tied")
+    logits = keras.ops.matmul(keras.ops.sum(table(ids), axis=1), keras.ops.transpose(table.embeddings))
+    return keras.Model(ids, keras.ops.logsumexp(logits + keras.ops.mean(_embedding("free")(ids)), axis=1))
+
+
+class Tied(keras.Model):
+    def __init__(self, only_training: bool = False) -> None:
+        super().__init__()
+        self.only_training = only_training
+        self.table = _embedding("tied")
+        self.free = _embedding("free")
+
+    def call(self, ids: tf.Tensor, training: bool = False) -> tf.Tensor:
+        vectors = tf.reduce_sum(self.table(ids) + self.free(ids), axis=1)
+        if self.only_training and not training:
+            return tf.reduce_sum(vectors, axis=1)
+        return tf.reduce_logsumexp(tf.matmul(vectors, self.table.embeddings, transpose_b=True), axis=1)
+
+
+class Tying(keras.layers.Layer):
+    """A layer of the user's that reads the table of its embedding when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = _embedding("tied")
+
+    def build(self, shape: object) -> None:
+        self.table.build(shape)
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        return keras.ops.matmul(self.table(ids), keras.ops.transpose(self.table.embeddings))
+
+
+def tied_inside() -> keras.Model:
+    ids = _ids()
+    return keras.Model(ids, keras.ops.mean(Tying()(ids), axis=(1, 2)))
+
+
+class Special(keras.layers.Embedding):
+    """A subclass."""
+
+
+OUTSIDE = _embedding("outside")
+
+
+def kept(kind: str) -> keras.Model:
+    """A model with one table that no parameter server holds."""
+    ids = _ids()
+    values = np.ones((NUM_IDS, DIM), "f4")
+    made = {
+        "subclass": lambda: Special(NUM_IDS, DIM, name="kept"),
+        "reversible": lambda: keras.layers.ReversibleEmbedding(NUM_IDS, DIM, name="kept"),
+        "orthogonal": lambda: _embedding("kept", embeddings_initializer="orthogonal"),
+        "array": lambda: _embedding("kept", embeddings_initializer=keras.initializers.Constant(values)),
+        "weights": lambda: _embedding("kept", weights=[values]),
+        "columns": lambda: _embedding("kept", embeddings_constraint=keras.constraints.MaxNorm(1.0)),
+        "custom": lambda: _embedding("kept", embeddings_regularizer=keras.regularizers.OrthogonalRegularizer()),
+        "frozen": lambda: _embedding("kept", trainable=False),
+        "lora": lambda: _embedding("kept", lora_rank=2),
+        "outside": lambda: OUTSIDE,
+    }
+    layer = made.get(kind, lambda: _embedding("kept"))()
+    model = _scored(ids, layer(ids))
+    if kind == "set":
+        layer.set_weights([values])
+    elif kind == "got":
+        layer.set_weights([w * 0 + 1 for w in layer.get_weights()])
+    elif kind == "model":
+        model.set_weights([values, *model.get_weights()[-2:]])
+    elif kind == "late":
+        layer.enable_lora(2)
+    elif kind == "thawed":
+        model.layers[1].trainable = False
+    return model
+
+
+def constrained() -> keras.Model:
+    ids = _ids()
+    first = _embedding("first", embeddings_constraint=keras.constraints.MaxNorm(1.5, axis=1))
+    second = _embedding("second", embeddings_constraint="non_neg")
+    return _scored(ids, first(ids) + second(ids))
+
+
+def regularized() -> keras.Model:
+    ids = _ids()
+    return _scored(ids, _embedding("table", embeddings_regularizer=keras.regularizers.L1L2(0.1, 0.2))(ids))
+
+
+class Dependent(keras.Model):
+    """Ids of the second table follow from something else than the features."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.second = _embedding("first"), _embedding("second")
+        self.score, self.chance = keras.layers.Dense(NUM_IDS), keras.random.SeedGenerator(1)
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        vectors, scores = self.first(ids), self.score(tf.cast(ids, tf.float32))
+        if self.kind == "loop":
+            return tf.reduce_sum(vectors + tf.map_fn(self.second, ids, fn_output_signature=tf.float32), axis=(1, 2))
+        chosen = {
+            "rows": lambda: tf.argmax(vectors, axis=2),
+            "variable": lambda: tf.argmax(scores, axis=1)[:, None],
+            "chance": lambda: keras.random.randint(tf.shape(ids), 0, 9, seed=self.chance),
+            "random": lambda: tf.random.uniform(tf.shape(ids), 0, 9, tf.int32),
+        }[self.kind]()
+        return tf.reduce_sum(vectors + self.second(chosen), axis=(1, 2)) + tf.reduce_sum(scores, axis=1)
+
+
+def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    return tf.square(labels - tf.cast(predictions, tf.float32))
+
+
+def optimizer() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.1)
+
+
+def clipping() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.1, global_clipnorm=0.5)
+
+
+def clipping_each() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.1, clipnorm=0.2)
+
+
+def _numbers(records: tf.Tensor) -> tf.RaggedTensor:
+    return tf.strings.to_number(tf.strings.split(records), tf.int64)
+
+
+def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        numbers = _numbers(records).to_tensor(0, shape=[None, 7])
+        return numbers[:, 1:], tf.cast(numbers[:, 0], tf.float32)
+
+    return dataset.batch(16).map(parse).unbatch()
+
+
+def ragged_feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    def parse(records: tf.Tensor) -> tuple[tf.RaggedTensor, tf.Tensor]:
+        numbers = _numbers(records)
+        return numbers[:, 1:], tf.cast(numbers[:, :1].to_tensor()[:, 0], tf.float32)
+
+    return dataset.batch(16).map(parse).unbatch()
+
+
+def string_feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        words = tf.strings.split(records).to_tensor("0", shape=[None, 7])
+        return words[:, 1:], tf.strings.to_number(words[:, 0])
+
+    return dataset.batch(16).map(parse).unbatch()
