@@ -274,7 +274,7 @@ def register_service(server: grpc.Server, service: PsService, on_damage: Callabl
 
     unaries = {name: unary(method) for name, method in methods.items()}
     streams = {f"{name}Stream": streamed(method) for name, method in methods.items()}
-    server.add_generic_rpc_handlers((raw_handlers(SERVICE, unaries, streams),))
+    server.add_generic_rpc_handlers((raw_handlers(SERVICE, unaries, streams, _MAX_RAW_CALLS),))
     control = _ControlCalls(service, answer)
     pb_grpc.add_ParameterServerServicer_to_server(control, server)  # type: ignore[no-untyped-call]
 
