@@ -6,6 +6,7 @@ updates of several names run side by side, and a repetition of one that is under
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from elasticdl.ps.model import ModelPart, is_empty
 from elasticdl.ps.pieces import LivePiece, Pieces
 from elasticdl.ps.rounds import mean
 from elasticdl.ps.wire import PushCall
+
+_log = logging.getLogger(__name__)
 
 
 class StateDamagedError(RuntimeError):
@@ -98,18 +101,23 @@ class Claims:
         return Claim(pushes, tuple(groups), {name: self.staleness(push) for name, push in pushes.items()})
 
     def carry_out(self, claim: Claim) -> None:
-        """Applies, then adds the names.  Called without the lock."""
+        """Applies, then adds the names.  Called without the lock.
+
+        Raises:
+            StateDamagedError: it failed in its middle.
+        """
         try:
             divisor = max(claim.staleness.values()) if self._modulated else 1
             for names, pieces in claim.groups:
                 update = mean({name: claim.pushes[name] for name in names})
                 if update is not None:
                     self.model.apply(update, [(piece.buckets, number) for piece, number in pieces], divisor)
-        except BaseException:
+        except BaseException as error:
             with self.lock:
                 self._damaged = True
                 self._settled.notify_all()
-            raise
+            _log.exception("An update failed in its middle")
+            raise StateDamagedError("an update failed in its middle") from error
         with self.lock:
             for names, pieces in claim.groups:
                 for piece, number in pieces:

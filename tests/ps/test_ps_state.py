@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Table
+from elasticdl.ps.client import PsClient, PsUnavailable
 from elasticdl.ps.load import staleness_bin
+from elasticdl.ps.model import ModelPart
 from elasticdl.ps.parameters import build_constraint
+from elasticdl.ps.service import PsService, register_service
 from elasticdl.ps.settings import Updates
-from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, RequestError
+from elasticdl.ps.state import PsState
+from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, RequestError, encode_exchange
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.servers import serve
 from elasticdl_client.errors import ModelDefinitionError
 from tests.ps.fleet import (
     NUM_TRAINABLE,
@@ -29,7 +36,7 @@ from tests.ps.fleet import (
     reals,
     sums,
 )
-from tests.ps.scenes import config
+from tests.ps.scenes import ADAM, LAYOUT, TOKEN, config, initial_parameters, make_push, whole_pull
 
 OPTIMIZERS = {
     "sgd": config("SGD", learning_rate=0.1),
@@ -154,6 +161,48 @@ def test_load_counts_reads_and_tables() -> None:
     assert (load.pulls, load.rows_pulled) == (1, 110)
     assert load.table_rows == sum(len(set(ids)) for ids, _ in integers(0).rows.values())
     assert load.table_bytes > 0
+
+
+@pytest.mark.ci
+def test_load_counts_bytes_and_time_of_exchanges() -> None:
+    fleet = Fleet.begin(1)
+    service = PsService(0, fleet.states[0])
+    service.incarnation = 5
+    frame = encode_exchange(ExchangeCall(5, fleet.push_call(0, integers(0)), PullCall(pb.Pull(dense=True), ())))
+    reply = service.exchange(frame)
+    load = service.load()
+    assert (load.bytes_received, load.bytes_sent) == (len(frame), len(reply))
+    assert load.busy_seconds > 0
+    assert (load.pushes, load.pulls) == (1, 1)
+
+
+@pytest.mark.ci
+def test_a_ps_whose_state_is_damaged_says_so_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = threading.Event()
+    service = PsService(0, PsState())
+    service.incarnation = 10
+    server, port = serve(
+        lambda grpc_server: register_service(grpc_server, service, damaged.set), "127.0.0.1", 0, TOKEN, 8
+    )
+    partition = pb.Partition(version=1, ps=[pb.PsAddress(address=f"127.0.0.1:{port}", incarnation=10)])
+    client = PsClient(partition, LAYOUT, TOKEN, timeout_s=20)
+
+    def broken(self: ModelPart, *arguments: Any) -> None:
+        raise MemoryError
+
+    try:
+        client.initialize(initial_parameters(), LAYOUT.tables, ADAM, 7)
+        client.exchange(make_push(0), None)
+        assert not damaged.is_set()
+        monkeypatch.setattr(ModelPart, "apply", broken)
+        with pytest.raises(PsUnavailable):
+            client.exchange(make_push(1), None)
+        assert damaged.wait(30)
+        with pytest.raises(PsUnavailable):
+            client.exchange(None, whole_pull())
+    finally:
+        client.close()
+        server.stop(None).wait()
 
 
 def spoiled(minibatch: Minibatch, what: str, value: float) -> Minibatch:

@@ -125,7 +125,7 @@ def test_an_update_that_fails_in_its_middle_ends_the_state(monkeypatch: pytest.M
         if use_async
         else (lambda: state.confirm(1, integers(0).name, 0, 0, lambda: 1, 0.0))
     )
-    with pytest.raises(MemoryError):
+    with pytest.raises(StateDamagedError):
         update()
     assert state.is_damaged
     monkeypatch.undo()
