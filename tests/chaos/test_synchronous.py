@@ -23,7 +23,7 @@ def assert_survives(job: RealJob, life: list[Fault], tmp_path: Path, **flags: ob
     finally:
         running.end()
     assert_exact(running, job)
-    assert running.metrics()["accuracy"] >= 0.95, running.story()
+    assert running.metrics()["accuracy"] >= 0.9, running.story()
 
 
 @pytest.mark.ci
