@@ -102,6 +102,11 @@ def _hint(text: str, said: str) -> str:
             "pip in the image finds no ElasticDL of this version. Put its wheels into the image: "
             "`make wheels`, then `elasticdl zoo init --local_pkg_dir=dist`; or name your index with --extra_pypi_index."
         )
+    if "is not a supported wheel on this platform" in both:
+        return (
+            "The wheels were built for another Python or another processor than the base image has: "
+            "`make wheels` with the same, then `elasticdl zoo init --local_pkg_dir=dist`."
+        )
     if re.search(r"No matching distribution found|ResolutionImpossible", both):
         return "pip's own words are above; your packages are those in requirements.txt."
     if "no space left on device" in both.lower():

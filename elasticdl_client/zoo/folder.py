@@ -64,7 +64,8 @@ def plan(wishes: Wishes, version: str) -> Plan:
     requirements: tuple[str, ...] = (f"{RUNTIME}[{wishes.framework}]=={version}",)
     wheel_names: tuple[str, ...] = ()
     if wishes.local_pkg_dir:
-        found = wheels.find(Path(wishes.local_pkg_dir), version, wishes.framework)
+        python_minor = _python_minor(wishes.base_image)
+        found = wheels.find(Path(wishes.local_pkg_dir), version, wishes.framework, python_minor)
         requirements = found.requirements
         wheel_names = tuple(file.name for file in found.files)
         files |= {f"{FOLDER}/{dockerfile.WHEELS}/{file.name}": file.read_bytes() for file in found.files}
@@ -143,8 +144,7 @@ def _check_base_image(wishes: Wishes) -> None:
     name = wishes.base_image
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", name):
         raise FlagError(f"--base_image={name}: that is not the name of an image.", "For example python:3.11-slim.")
-    found = re.match(r"(?:.*/)?python:3\.(\d+)", name)
-    minor = int(found[1]) if found else 11
+    minor = _python_minor(name) or 11
     if minor < 11:
         raise FlagError(f"--base_image={name}: ElasticDL needs Python 3.11 or later.", "For example python:3.11-slim.")
     if wishes.framework is Framework.ESTIMATOR and minor > 11:
@@ -152,6 +152,12 @@ def _check_base_image(wishes: Wishes) -> None:
             f"--base_image={name}: TensorFlow 2.15, the last one with Estimator, knows no Python after 3.11.",
             "Take python:3.11-slim.",
         )
+
+
+def _python_minor(base_image: str) -> int | None:
+    """Which Python 3 an official image has, by its name; None for any other image."""
+    found = re.match(r"(?:.*/)?python:3\.(\d+)", base_image)
+    return int(found[1]) if found else None
 
 
 def _check_index(url: str) -> None:

@@ -21,16 +21,18 @@ class Wheels:
     requirements: tuple[str, ...]
 
 
-def find(folder: Path, version: str, extra: str) -> Wheels:
+def find(folder: Path, version: str, extra: str, python_minor: int | None = None) -> Wheels:
     """Finds the wheels of a version.
 
     Args:
         folder: of --local_pkg_dir.
         version: the only one accepted.
         extra: of the runtime, whose requirements count.
+        python_minor: the image has Python 3.this; None: nobody knows.
 
     Raises:
-        FlagError: the folder lacks one, or holds another version or another distribution.
+        FlagError: the folder lacks one, or holds another version or another distribution, or one that was built for
+            another Python or another system.
     """
     if not folder.is_dir():
         raise FlagError(f"--local_pkg_dir={folder}: there is no such folder.", _HINT)
@@ -53,6 +55,7 @@ def find(folder: Path, version: str, extra: str) -> Wheels:
             state = "several wheels" if of_it else "no wheel"
             raise FlagError(f"--local_pkg_dir={folder}: holds {state} of {distribution} {version}.", _HINT)
         files += of_it
+        _check_tags(folder, of_it[0], python_minor)
     return Wheels(tuple(files), _requirements(files, extra))
 
 
@@ -63,6 +66,24 @@ def _name_and_version(path: Path) -> tuple[str, str]:
     """By PEP 427: NAME-VERSION-…-TAGS.whl, dashes inside a part written as underscores."""
     name, _, rest = path.name.partition("-")
     return re.sub(r"[-_.]+", "-", name).lower(), rest.partition("-")[0]
+
+
+def _check_tags(folder: Path, path: Path, python_minor: int | None) -> None:
+    """By PEP 425: the name ends in PYTHON-ABI-PLATFORM, each one tag or several with dots between."""
+    python, _, platform = path.stem.split("-")[-3:]
+    if "any" not in platform.split(".") and "linux" not in platform:
+        raise FlagError(
+            f"--local_pkg_dir={folder}: {path.name} was built for {platform}, and images are Linux.",
+            "`make wheels` on Linux.",
+        )
+    minors = [int(tag[3:]) for tag in python.split(".") if re.fullmatch(r"cp3\d+", tag)]
+    if minors and python_minor is not None and python_minor not in minors:
+        raise FlagError(
+            f"--local_pkg_dir={folder}: {path.name} was built for Python 3.{minors[0]}, "
+            f"the image has 3.{python_minor}.",
+            f"--base_image=python:3.{minors[0]}-slim, or build wheels for the image's: "
+            f"make wheels PYTHON=python3.{python_minor} VENV=.venv-3.{python_minor}.",
+        )
 
 
 def _requirements(files: list[Path], extra: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from tests.e2e_kubernetes.kubectl import REPOSITORY
 
 BUILD = REPOSITORY / "build" / "e2e"
 _INPUTS = (
-    "elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo", "docker", "pyproject.toml",
+    "elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo", "docker", "pyproject.toml", "setup.py",
     "tests/e2e_kubernetes/zoo",
 )  # fmt: skip
 _IGNORED = {"__pycache__", "build"}
