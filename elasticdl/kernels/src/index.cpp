@@ -10,9 +10,9 @@ constexpr uint64_t kMostPlaces = uint64_t{1} << 48;  // below the hash's bits th
 
 }  // namespace
 
-Index::Index(double max_load, std::atomic<int64_t>* memory_bytes) : max_load_(max_load), memory_bytes_(memory_bytes) {
-  grow(1);
-}
+Index::Index(double max_load, Pool* pool) : max_load_(max_load), pool_(pool) { grow(1); }
+
+void Index::populate() { Pool::populate(memory_, size_); }
 
 void Index::grow(int64_t num_entries) {
   uint64_t places = kFewestPlaces;
@@ -20,8 +20,9 @@ void Index::grow(int64_t num_entries) {
     if (places >= kMostPlaces) throw std::bad_alloc();
     places *= 2;
   }
-  Memory memory(places * sizeof(Entry), memory_bytes_);
-  auto* entries = reinterpret_cast<Entry*>(memory.data());
+  const size_t size = Pool::rounded(places * sizeof(Entry));
+  char* memory = pool_->allocate_zeroed(size);
+  auto* entries = reinterpret_cast<Entry*>(memory);
   const Entry* old = entries_.load(std::memory_order_relaxed);
   const uint64_t num_old = old == nullptr ? 0 : mask_.load(std::memory_order_relaxed) + 1;
   for (uint64_t i = 0; i < num_old; ++i) {
@@ -30,7 +31,9 @@ void Index::grow(int64_t num_entries) {
   entries_.store(entries, std::memory_order_relaxed);
   mask_.store(places - 1, std::memory_order_relaxed);
   limit_ = static_cast<int64_t>(max_load_ * static_cast<double>(places));
-  memory_ = std::move(memory);
+  if (memory_ != nullptr) pool_->release(memory_, size_);
+  memory_ = memory;
+  size_ = size;
 }
 
 }  // namespace elasticdl

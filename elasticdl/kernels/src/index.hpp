@@ -5,14 +5,17 @@
 #include <atomic>
 #include <cstdint>
 
-#include "memory.hpp"
+#include "pool.hpp"
 
 namespace elasticdl {
 
 class Index {
  public:
   // max_load: entries per place before it grows.
-  Index(double max_load, std::atomic<int64_t>* memory_bytes);
+  Index(double max_load, Pool* pool);
+  ~Index() { pool_->release(memory_, size_); }
+  Index(const Index&) = delete;
+  Index& operator=(const Index&) = delete;
 
   // Null if there is none.
   float* find(uint64_t hash) const {
@@ -40,8 +43,8 @@ class Index {
     __builtin_prefetch(entries_.load(std::memory_order_relaxed) + (hash & mask));
   }
 
-  // Touches all its memory now.
-  void populate() const { memory_.populate(); }
+  // Touches all its memory now; it is empty.
+  void populate();
 
  private:
   struct Entry {
@@ -58,10 +61,11 @@ class Index {
   void grow(int64_t num_entries);
 
   double max_load_;
-  std::atomic<int64_t>* memory_bytes_;
+  Pool* pool_;
   int64_t num_entries_ = 0;
   int64_t limit_ = 0;
-  Memory memory_;
+  char* memory_ = nullptr;
+  size_t size_ = 0;
   std::atomic<Entry*> entries_{nullptr};
   std::atomic<uint64_t> mask_{0};
 };

@@ -6,21 +6,24 @@
 #include <memory>
 #include <vector>
 
-#include "memory.hpp"
+#include "pool.hpp"
 
 namespace elasticdl {
 
 class Slabs {
  public:
   // stride: floats from a row to the next.
-  Slabs(int64_t stride, std::atomic<int64_t>* memory_bytes);
+  Slabs(int64_t stride, Pool* pool);
+  ~Slabs();
+  Slabs(const Slabs&) = delete;
+  Slabs& operator=(const Slabs&) = delete;
 
   int64_t size() const { return num_rows_; }
 
   // Slabs made from now on are as large as that many rows want them.
   void expect(int64_t num_rows) { num_expected_ = num_rows; }
 
-  // A zeroed row.  Throws std::bad_alloc and has changed nothing.
+  // A row, its floats undefined.  Throws std::bad_alloc and has changed nothing.
   float* add(int64_t id);
 
   // Appends the ids of all rows.
@@ -46,7 +49,8 @@ class Slabs {
 
  private:
   struct Slab {
-    Memory memory;
+    char* memory;
+    size_t size;
     float* rows;
     int64_t* ids;
     int64_t capacity;
@@ -60,12 +64,12 @@ class Slabs {
   Slab& slab_of(const float* row);
 
   int64_t stride_;
-  std::atomic<int64_t>* memory_bytes_;
+  Pool* pool_;
   int64_t num_rows_ = 0;
   int64_t num_expected_ = 0;
   int64_t num_frozen_ = 0;
   uint64_t num_saved_ = 0;
-  std::vector<Memory> saved_;  // rows as they were when frozen, kSavedRows in each
+  std::vector<std::unique_ptr<float[]>> saved_;  // rows as they were when frozen, kSavedRows in each
   std::vector<Slab> slabs_;
   std::vector<std::pair<const float*, size_t>> by_address_;  // where slabs begin, ascending
 };

@@ -59,7 +59,7 @@ Table::Table(int64_t dim, const Initializer& initializer, const Rule& rule,
       constraint_(constraint) {
   const int64_t in_stripe = expected_in_stripe(expected_rows);
   for (int number = 0; number < kStripes; ++number) {
-    stripes_.push_back(std::make_unique<Stripe>(max_load(number), stride_, &memory_bytes_));
+    stripes_.push_back(std::make_unique<Stripe>(max_load(number), stride_, &pool_));
     stripes_.back()->slabs.expect(in_stripe);
     stripes_.back()->index.reserve(in_stripe);
     stripes_.back()->index.populate();
@@ -256,7 +256,7 @@ float* Table::add_row(Stripe* stripe, int64_t id, uint64_t hash) {
   stripe->index.reserve(1);
   float* row = stripe->slabs.add(id);
   for (size_t slot = 0; slot < slot_initial_.size(); ++slot) {
-    if (slot_initial_[slot] != 0.0F) std::fill_n(row + (slot + 1) * dim_, dim_, slot_initial_[slot]);
+    std::fill_n(row + (slot + 1) * dim_, dim_, slot_initial_[slot]);
   }
   stripe->index.insert(hash, row);
   num_rows_.fetch_add(1, std::memory_order_relaxed);

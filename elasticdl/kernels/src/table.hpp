@@ -31,7 +31,7 @@ class Table {
   int64_t dim() const { return dim_; }
   const Rule& rule() const { return rule_; }
   int64_t size() const { return num_rows_.load(std::memory_order_relaxed); }
-  int64_t memory_bytes() const { return memory_bytes_.load(std::memory_order_relaxed); }
+  int64_t memory_bytes() const { return pool_.num_bytes(); }
 
   // Rows into `out` [n, dim]; a missing one is created, or only computed.
   void pull(const int64_t* ids, int64_t n, bool create, float* out);
@@ -63,8 +63,7 @@ class Table {
 
  private:
   struct alignas(64) Stripe {
-    Stripe(double max_load, int64_t stride, std::atomic<int64_t>* memory_bytes)
-        : index(max_load, memory_bytes), slabs(stride, memory_bytes) {}
+    Stripe(double max_load, int64_t stride, Pool* pool) : index(max_load, pool), slabs(stride, pool) {}
 
     std::mutex mutex;
     Index index;
@@ -89,7 +88,7 @@ class Table {
   const std::vector<float> slot_initial_;
   const Constraint constraint_;
   std::atomic<int64_t> num_rows_{0};
-  std::atomic<int64_t> memory_bytes_{0};
+  Pool pool_;  // outlives what it gave to the stripes
   std::vector<std::unique_ptr<Stripe>> stripes_;
 
   std::mutex freezing_;
