@@ -27,13 +27,13 @@ from elasticdl.ps.wire import (
     PullCall,
     PushCall,
     decode_reply,
-    encode_exchange,
-    encode_initialize,
-    encode_known_ids,
+    exchange_frame,
+    initialize_frame,
+    known_ids_frame,
     table_message,
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.frames import STREAM_FROM_BYTES, Array, FrameError
+from elasticdl.rpc.frames import STREAM_FROM_BYTES, Array, Frame, FrameError
 
 __all__ = [
     "DenseCopy",
@@ -123,7 +123,7 @@ class PsClient:
                 total_non_trainable=len(parameters.non_trainable),
                 partition_version=self.partition.version,
             )
-            self._raw(ps_id, "Initialize", encode_initialize(InitializeCall(header, trainable, non_trainable)), 0)
+            self._raw(ps_id, "Initialize", initialize_frame(InitializeCall(header, trainable, non_trainable)), 0)
 
         self._on_all(call)
 
@@ -179,7 +179,7 @@ class PsClient:
                 rounds,
                 wire_type,
             )
-            frame, reply_bytes = encode_exchange(exchange), self._reply_bytes(ps_id, pull_call)
+            frame, reply_bytes = exchange_frame(exchange), self._reply_bytes(ps_id, pull_call)
             answer = self._raw(ps_id, "Exchange", frame, reply_bytes, push.lease if push else 0, wire_type)
             self._rounds.delivered(ps_id, rounds, answer[0].applied_round)
             return answer
@@ -224,7 +224,7 @@ class PsClient:
         """
 
         def call(ps_id: int) -> Ids:
-            frame = encode_known_ids(self.partition.servers[ps_id].incarnation, table, self.partition.version)
+            frame = known_ids_frame(self.partition.servers[ps_id].incarnation, table, self.partition.version)
             ids: Ids = self._raw(ps_id, "KnownIds", frame, STREAM_FROM_BYTES)[1][0]
             return ids
 
@@ -293,13 +293,13 @@ class PsClient:
         self,
         ps_id: int,
         method: str,
-        frame: bytes,
+        frame: Frame,
         reply_bytes: int,
         lease: int = 0,
         wire_type: pb.WireType = pb.FLOAT32,
     ) -> tuple[pb.ExchangeReply, list[Array]]:
-        answer = self._connections[ps_id].raw(method, frame, reply_bytes)
         try:
+            answer = self._connections[ps_id].raw(method, frame, reply_bytes)
             reply, arrays = decode_reply(answer, wire_type)
         except FrameError as error:
             raise PsUnavailable(ps_id, f"PS {ps_id}: its reply is damaged: {error}") from error

@@ -17,7 +17,7 @@ from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import is_transient, open_channel, token_metadata
-from elasticdl.rpc.frames import STREAM_FROM_BYTES, chunks, join
+from elasticdl.rpc.frames import STREAM_FROM_BYTES, Buffer, Frame, join
 from elasticdl_client.errors import JobError
 
 Answer = TypeVar("Answer")
@@ -62,7 +62,7 @@ class PsConnection:
         self._closed.set()
         self._channel.close()
 
-    def raw(self, method: str, frame: bytes, reply_bytes: int) -> bytes:
+    def raw(self, method: str, frame: Frame, reply_bytes: int) -> Buffer:
         """Calls a raw method.
 
         Args:
@@ -76,9 +76,10 @@ class PsConnection:
         timeout_s = self._timeout_s + size / _SLOWEST_BYTES_PER_S
         if size < STREAM_FROM_BYTES:
             unary: Callable[..., bytes] = self._method(method, self._channel.unary_unary)
-            return self._answered(lambda: unary(frame, timeout=timeout_s, metadata=self._metadata))
+            message = frame.whole()
+            return self._answered(lambda: unary(message, timeout=timeout_s, metadata=self._metadata))
         stream = self._method(f"{method}Stream", self._channel.stream_stream)
-        return self._answered(lambda: join(stream(chunks(frame), timeout=timeout_s, metadata=self._metadata)))
+        return self._answered(lambda: join(stream(frame.chunks(), timeout=timeout_s, metadata=self._metadata)))
 
     def task_standing(self, request: pb.TaskStandingRequest) -> pb.TaskStandingReply:
         """

@@ -23,17 +23,17 @@ from elasticdl.ps.wire import (
     decode_exchange,
     decode_initialize,
     decode_known_ids,
-    encode_reply,
+    reply_frame,
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc.frames import FrameError, chunks, join
+from elasticdl.rpc.frames import Buffer, Frame, FrameError, join
 from elasticdl.rpc.servers import raw_handlers
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 _log = logging.getLogger(__name__)
 
-RawMethod = Callable[[bytes], bytes]
+RawMethod = Callable[[Buffer], Frame]
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
@@ -106,22 +106,22 @@ class PsService:
         """What this PS has done in this life."""
         return self.state.load_message()
 
-    def initialize(self, frame: bytes) -> bytes:
+    def initialize(self, frame: Buffer) -> Frame:
         """Raw method Initialize."""
         call = decode_initialize(frame)
         refusal = self._refusal(call.header.incarnation, call.header.partition_version)
         if refusal is not None:
-            return encode_reply(refusal)
+            return reply_frame(refusal)
         self.state.initialize(call)
-        return encode_reply(pb.ExchangeReply(status=pb.OK))
+        return reply_frame(pb.ExchangeReply(status=pb.OK))
 
-    def exchange(self, frame: bytes) -> bytes:
+    def exchange(self, frame: Buffer) -> Frame:
         """Raw method Exchange."""
         with self.state.load.call(len(frame)):
             call = decode_exchange(frame)
             refusal = self._refusal(call.incarnation, call.partition_version)
             if refusal is not None:
-                return encode_reply(refusal)
+                return reply_frame(refusal)
             done = self.state.exchange(call)
             reply = pb.ExchangeReply(
                 status=done.status,
@@ -131,20 +131,20 @@ class PsService:
             )
             if done.status == pb.LEASE_REFUSED and call.push is not None:
                 reply.reason = f"lease {call.push.header.lease} of task {call.push.header.task} has a successor"
-            encoded = encode_reply(reply, done.arrays, call.wire_type)
+            encoded = reply_frame(reply, done.arrays, call.wire_type)
             self.state.load.sent(len(encoded))
             return encoded
 
-    def known_ids(self, frame: bytes) -> bytes:
+    def known_ids(self, frame: Buffer) -> Frame:
         """Raw method KnownIds."""
         header = decode_known_ids(frame)
         refusal = self._refusal(header.incarnation, header.partition_version)
         if refusal is not None:
-            return encode_reply(refusal)
+            return reply_frame(refusal)
         ids = self.state.known_ids(header.table)
         if ids is None:
-            return encode_reply(pb.ExchangeReply(status=pb.UNINITIALIZED))
-        return encode_reply(pb.ExchangeReply(status=pb.OK), [ids])
+            return reply_frame(pb.ExchangeReply(status=pb.UNINITIALIZED))
+        return reply_frame(pb.ExchangeReply(status=pb.OK), [ids])
 
     def task_standing(self, request: pb.TaskStandingRequest) -> pb.TaskStandingReply:
         """Where a task stands; older leases of it are refused from now on."""
@@ -267,10 +267,10 @@ def register_service(server: grpc.Server, service: PsService, on_damage: Callabl
     methods = {"Initialize": service.initialize, "Exchange": service.exchange, "KnownIds": service.known_ids}
 
     def unary(method: RawMethod) -> Callable[[bytes, Any], bytes]:
-        return lambda frame, context: answer(method, frame, context)
+        return lambda frame, context: answer(method, frame, context).whole()
 
     def streamed(method: RawMethod) -> Callable[[Iterator[bytes], Any], Iterator[bytes]]:
-        return lambda parts, context: chunks(answer(method, join(parts), context))
+        return lambda parts, context: answer(lambda chunks: method(join(chunks)), parts, context).chunks()
 
     unaries = {name: unary(method) for name, method in methods.items()}
     streams = {f"{name}Stream": streamed(method) for name, method in methods.items()}

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.kernels import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.frames import decode, encode
+from elasticdl.rpc.frames import Buffer, Frame, decode
 
 Array = npt.NDArray[Any]
 SERVICE = "elasticdl.ParameterServer"
@@ -84,10 +84,15 @@ class ExchangeCall:
 
 
 def encode_initialize(call: InitializeCall) -> bytes:
-    return encode(call.header.SerializeToString(), [call.trainable, call.non_trainable])
+    """As one message."""
+    return initialize_frame(call).whole()
 
 
-def decode_initialize(frame: bytes) -> InitializeCall:
+def initialize_frame(call: InitializeCall) -> Frame:
+    return Frame(call.header.SerializeToString(), [call.trainable, call.non_trainable])
+
+
+def decode_initialize(frame: Buffer | Frame) -> InitializeCall:
     """The inverse.
 
     Raises:
@@ -102,6 +107,11 @@ def decode_initialize(frame: bytes) -> InitializeCall:
 
 
 def encode_exchange(call: ExchangeCall) -> bytes:
+    """As one message."""
+    return exchange_frame(call).whole()
+
+
+def exchange_frame(call: ExchangeCall) -> Frame:
     header = pb.ExchangeHeader(
         incarnation=call.incarnation,
         partition_version=call.partition_version,
@@ -121,10 +131,10 @@ def encode_exchange(call: ExchangeCall) -> bytes:
             arrays += [ids, pack(gradients)]
     if call.pull is not None:
         arrays += [ids for _, ids in call.pull.ids]
-    return encode(header.SerializeToString(), arrays)
+    return Frame(header.SerializeToString(), arrays)
 
 
-def decode_exchange(frame: bytes) -> ExchangeCall:
+def decode_exchange(frame: Buffer | Frame) -> ExchangeCall:
     """The inverse.
 
     Raises:
@@ -151,11 +161,16 @@ def decode_exchange(frame: bytes) -> ExchangeCall:
 
 
 def encode_known_ids(incarnation: int, table: str, partition_version: int = 0) -> bytes:
+    """As one message."""
+    return known_ids_frame(incarnation, table, partition_version).whole()
+
+
+def known_ids_frame(incarnation: int, table: str, partition_version: int = 0) -> Frame:
     header = pb.KnownIdsHeader(incarnation=incarnation, table=table, partition_version=partition_version)
-    return encode(header.SerializeToString(), [])
+    return Frame(header.SerializeToString(), [])
 
 
-def decode_known_ids(frame: bytes) -> pb.KnownIdsHeader:
+def decode_known_ids(frame: Buffer | Frame) -> pb.KnownIdsHeader:
     """The inverse.
 
     Raises:
@@ -165,12 +180,17 @@ def decode_known_ids(frame: bytes) -> pb.KnownIdsHeader:
 
 
 def encode_reply(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type: pb.WireType = pb.FLOAT32) -> bytes:
+    """As one message."""
+    return reply_frame(reply, arrays, wire_type).whole()
+
+
+def reply_frame(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type: pb.WireType = pb.FLOAT32) -> Frame:
     """Arrays that are not float32 stay as they are."""
     pack = _PACK[wire_type]
-    return encode(reply.SerializeToString(), [pack(a) if a.dtype == np.float32 else a for a in arrays])
+    return Frame(reply.SerializeToString(), [pack(a) if a.dtype == np.float32 else a for a in arrays])
 
 
-def decode_reply(frame: bytes, wire_type: pb.WireType = pb.FLOAT32) -> tuple[pb.ExchangeReply, list[Array]]:
+def decode_reply(frame: Buffer | Frame, wire_type: pb.WireType = pb.FLOAT32) -> tuple[pb.ExchangeReply, list[Array]]:
     """The inverse.
 
     Raises:

@@ -7,7 +7,8 @@ so that the receiver uses them in place, without a copy::
     per array: u8 dtype, u8 dimensions, u16 0, u32 0, then i64 per dimension
     header, padding, then per array: bytes, padding
 
-gRPC handlers and stubs of these methods pass bytes through; nothing here knows what the arrays mean.
+A large one goes as a stream: a message with its size (u64), then messages with its bytes.  gRPC handlers and stubs of
+these methods pass bytes through; nothing here knows what the arrays mean.
 """
 
 from __future__ import annotations
@@ -29,51 +30,111 @@ STREAM_FROM_BYTES = 4 << 20  # larger calls go as a stream of chunks
 _PREFIX = struct.Struct("<II")
 _SIZES = struct.Struct("<II")
 _BODY = _PREFIX.size + _SIZES.size
+_STREAM_SIZE = struct.Struct("<Q")
 _ARRAY = struct.Struct("<BBHI")
 _SHAPES = tuple(struct.Struct(f"<{num_dimensions}q") for num_dimensions in range(8))
 _DTYPES = tuple(np.dtype(d) for d in ("<f4", "<i8", "<f8", "<i4", "<f2", "<u2"))
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 Array = npt.NDArray[Any]
+Buffer = bytes | memoryview
 
 
 class FrameError(ValueError):
     """The bytes are not a whole, undamaged frame."""
 
 
+class Frame:
+    """A header and arrays, laid out and checked but not yet copied together; the arrays must not change meanwhile."""
+
+    __slots__ = ("_parts", "_size")
+
+    def __init__(self, header: bytes, arrays: Sequence[Array]) -> None:
+        """
+        Args:
+            header: serialized protobuf message.
+            arrays: float32, int64, float64, int32, float16 or uint16 arrays of any shape.
+        """
+        described = bytearray(_SIZES.pack(len(header), len(arrays)))
+        for array in arrays:
+            described += _ARRAY.pack(_CODES[array.dtype], array.ndim, 0, 0)
+            described += _SHAPES[array.ndim].pack(*array.shape)
+        described += header
+        parts: list[Any] = [described]
+        position = _PREFIX.size + len(described)
+        for array in arrays:
+            padding = -position % 8
+            if padding:
+                parts.append(bytes(padding))
+            if array.size:
+                parts.append(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)
+            position += padding + array.nbytes
+        checksum = 0
+        for part in parts:
+            checksum = _native.crc32c(part, checksum)
+        self._parts: list[Any] = [_PREFIX.pack(MAGIC, checksum), *parts]
+        self._size = position
+
+    def __len__(self) -> int:
+        """Bytes."""
+        return self._size
+
+    def whole(self) -> bytes:
+        """As one message."""
+        return b"".join(self._parts)
+
+    def chunks(self) -> Iterator[bytes]:
+        """As the messages of a stream."""
+        yield _STREAM_SIZE.pack(self._size)
+        waiting: list[memoryview] = []
+        room = CHUNK_BYTES
+        for part in self._parts:
+            rest = memoryview(part).cast("B")
+            while len(rest):
+                waiting.append(rest[:room])
+                room, rest = room - len(waiting[-1]), rest[room:]
+                if room == 0:
+                    yield b"".join(waiting)
+                    waiting, room = [], CHUNK_BYTES
+        if waiting:
+            yield b"".join(waiting)
+
+
 def encode(header: bytes, arrays: Sequence[Array]) -> bytes:
-    """Header and arrays as one bytes object.
+    """A frame as one message; see `Frame`."""
+    return Frame(header, arrays).whole()
 
-    Args:
-        header: serialized protobuf message.
-        arrays: float32, int64, float64, int32, float16 or uint16 arrays of any shape.
+
+def join(chunks: Iterable[bytes]) -> memoryview:
+    """The frame of a stream: whole only when that has ended.
+
+    Raises:
+        FrameError: it is not whole.
     """
-    described = bytearray(_SIZES.pack(len(header), len(arrays)))
-    for array in arrays:
-        described += _ARRAY.pack(_CODES[array.dtype], array.ndim, 0, 0)
-        described += _SHAPES[array.ndim].pack(*array.shape)
-    described += header
-    parts: list[Any] = [described]
-    position = _PREFIX.size + len(described)
-    for array in arrays:
-        padding = -position % 8
-        if padding:
-            parts.append(bytes(padding))
-        if array.size:
-            parts.append(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)
-        position += padding + array.nbytes
-    checksum = 0
-    for part in parts:
-        checksum = _native.crc32c(part, checksum)
-    return b"".join((_PREFIX.pack(MAGIC, checksum), *parts))
+    messages = iter(chunks)
+    first = next(messages, b"")
+    if len(first) != _STREAM_SIZE.size:
+        raise FrameError("a stream does not begin with the size of its frame")
+    frame = np.empty(_STREAM_SIZE.unpack(first)[0], np.uint8).data
+    place = 0
+    for chunk in messages:
+        if place + len(chunk) > len(frame):
+            raise FrameError(f"more than the {len(frame)} bytes of a frame have come")
+        frame[place : place + len(chunk)] = chunk
+        place += len(chunk)
+    if place != len(frame):
+        raise FrameError(f"{place} of the {len(frame)} bytes of a frame have come")
+    return frame
 
 
-def decode(frame: bytes) -> tuple[bytes, list[Array]]:
-    """The inverse of `encode`; the arrays are read-only views into `frame`.
+def decode(frame: Buffer | Frame) -> tuple[bytes, list[Array]]:
+    """Header and arrays of a frame that is whole, or has not left this process; the arrays are views into it.
 
     Raises:
         FrameError: truncated, damaged, or not a frame.
     """
+    if isinstance(frame, Frame):
+        frame = frame.whole()
     if len(frame) < _BODY:
         raise FrameError(f"a frame of {len(frame)} bytes has no prefix")
     magic, checksum = _PREFIX.unpack_from(frame)
@@ -87,7 +148,7 @@ def decode(frame: bytes) -> tuple[bytes, list[Array]]:
         raise FrameError(f"malformed frame: {error}") from error
 
 
-def _decode_body(frame: bytes) -> tuple[bytes, list[Array]]:
+def _decode_body(frame: Buffer) -> tuple[bytes, list[Array]]:
     header_size, num_arrays = _SIZES.unpack_from(frame, _PREFIX.size)
     position = _BODY
     described = []
@@ -99,7 +160,7 @@ def _decode_body(frame: bytes) -> tuple[bytes, list[Array]]:
         if min(shape, default=0) < 0:
             raise ValueError(f"an array of shape {shape}")
         described.append((_DTYPES[dtype], shape))
-    header = frame[position : position + header_size]
+    header = bytes(frame[position : position + header_size])
     position += header_size
     arrays: list[Array] = []
     for dtype, shape in described:
@@ -108,14 +169,3 @@ def _decode_body(frame: bytes) -> tuple[bytes, list[Array]]:
         arrays.append(np.frombuffer(frame, dtype, count, position).reshape(shape))
         position += count * dtype.itemsize
     return header, arrays
-
-
-def chunks(frame: bytes) -> Iterator[bytes]:
-    """A frame cut for a stream."""
-    for start in range(0, len(frame), CHUNK_BYTES):
-        yield frame[start : start + CHUNK_BYTES]
-
-
-def join(parts: Iterable[bytes]) -> bytes:
-    """The inverse of `chunks`: whole only when the stream has ended."""
-    return b"".join(parts)

@@ -21,6 +21,7 @@ from elasticdl.ps.lookups import Lookup, Lookups
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.frames import Frame, encode
 from elasticdl.rpc.servers import raw_handlers
 from elasticdl_client.errors import JobError
 from tests.ps.scenes import (
@@ -267,10 +268,10 @@ def test_a_busy_ps_is_asked_again_until_it_has_time() -> None:
     server.start()
     connection = PsConnection(0, f"127.0.0.1:{port}", TOKEN, timeout_s=30)
     with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(connection.raw, "Exchange", b"one", 0)
+        first = threads.submit(connection.raw, "Exchange", Frame(b"one", []), 0)
         assert began.wait(30)
-        assert connection.raw("Exchange", b"two", 0) == b"done two"
-        assert first.result() == b"done one"
+        assert connection.raw("Exchange", Frame(b"two", []), 0) == b"done " + encode(b"two", [])
+        assert first.result() == b"done " + encode(b"one", [])
     assert len(asked) >= 4
     connection.close()
     server.stop(None).wait()
@@ -316,7 +317,7 @@ def test_a_reply_that_is_damaged_on_the_way_is_asked_for_again() -> None:
     with ps_cluster(1) as cluster:
         service, exchange = cluster.services[0], cluster.services[0].exchange
         server = grpc.server(ThreadPoolExecutor(1))
-        handlers = raw_handlers(SERVICE, {"Exchange": lambda frame, _: exchange(frame)[:-1]})
+        handlers = raw_handlers(SERVICE, {"Exchange": lambda frame, _: exchange(frame).whole()[:-1]})
         server.add_generic_rpc_handlers((handlers,))
         partition = pb.Partition(version=1)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

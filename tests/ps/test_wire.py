@@ -22,7 +22,7 @@ from elasticdl.ps.wire import (
     encode_reply,
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.frames import FrameError, chunks, decode, encode, join
+from elasticdl.rpc.frames import CHUNK_BYTES, Frame, FrameError, decode, encode, join
 from tests.ps.scenes import TOKEN, config, ps_cluster
 
 pytestmark = pytest.mark.ci
@@ -117,7 +117,8 @@ def test_frames_hold_any_arrays_and_notice_any_damage(
     random = np.random.default_rng(seed)
     arrays = [np.asarray(random.integers(0, 100, shape)).astype(dtype) for dtype, shape in shapes]
     frame = encode(header, arrays)
-    got_header, got = decode(join(chunks(frame)))
+    assert len(frame) == len(Frame(header, arrays))
+    got_header, got = decode(frame)
     assert got_header == header
     assert [(a.dtype, a.shape, a.tolist()) for a in got] == [(a.dtype, a.shape, a.tolist()) for a in arrays]
     damaged = bytearray(frame)
@@ -126,6 +127,19 @@ def test_frames_hold_any_arrays_and_notice_any_damage(
         decode(bytes(damaged))
     with pytest.raises(FrameError):
         decode(frame[: seed % len(frame)])
+
+
+def test_a_large_frame_goes_as_a_stream_and_must_come_whole() -> None:
+    arrays = [np.arange(n, dtype=np.float32) for n in (5, 700_001, 0, 3, 262_144)]
+    chunks = list(Frame(b"header", arrays).chunks())
+    assert [len(chunk) for chunk in chunks[1:-1]] == [CHUNK_BYTES] * (len(chunks) - 2)
+    header, got = decode(join(chunks))
+    assert header == b"header"
+    for sent, array in zip(arrays, got, strict=True):
+        np.testing.assert_array_equal(array, sent)
+    for damaged in ([], chunks[1:], chunks[:-1], [*chunks, b"more"], [chunks[0], *chunks[:0:-1]]):
+        with pytest.raises(FrameError):
+            decode(join(damaged))
 
 
 def test_arrays_that_do_not_lie_together_are_sent_too() -> None:
