@@ -27,7 +27,7 @@ from elasticdl.master.journal import JournalWriteError, Superseded, save_patient
 from elasticdl.master.place import Place
 from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.servicer import MasterServicer
-from elasticdl.master.settings import data_kinds, describe, same_data, settings_of
+from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, fixed_flags, settings_of
 from elasticdl.master.shell import Shell, end_of_log
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.servers import serve
@@ -232,18 +232,13 @@ def _next_state(place: Place, saved: Mapping[str, Any] | None) -> dict[str, Any]
     if saved is None:
         return {
             "job_name": spec.job_name,
-            "data": same_data(spec),
+            "fixed_flags": fixed_flags(spec),
             "generation": 1,
             "port": place.port or _free_port(place.host),
             "started_at": time.time(),
             "model": None,
         }
-    for name, now in (("job_name", spec.job_name), ("data", same_data(spec))):
-        if saved[name] != now:
-            raise JobError(
-                f"the journal was written for another job: {saved[name]}, not {now}",
-                "a job goes on with the flags that it began with; start a new one under another --job_name",
-            )
+    check_fixed_flags(saved["fixed_flags"], spec)
     return {**saved, "generation": saved["generation"] + 1, "port": place.port or saved["port"]}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from elasticdl.master.core.settings import JobSettings, NanPolicy, Strategy
 from elasticdl.master.core.values import DataKind
@@ -56,15 +56,38 @@ def data_kinds(spec: JobSpec) -> list[DataKind]:
     return [kind for kind in DataKind if getattr(spec, f"{kind}_data")]
 
 
-def same_data(spec: JobSpec) -> dict[str, object]:
-    """What decides which records a minibatch holds, apart from the records themselves."""
+def fixed_flags(spec: JobSpec) -> dict[str, object]:
+    """What all lives of a job's master have in common: which records a minibatch holds, and who holds the model."""
     return {
+        "job_name": spec.job_name,
         "minibatch_size": spec.minibatch_size,
         "num_minibatches_per_task": spec.num_minibatches_per_task,
         "seed": spec.seed,
         "training_data": spec.training_data,
         "distribution_strategy": str(spec.distribution_strategy),
+        "num_ps_pods": spec.num_ps_pods,
     }
+
+
+def check_fixed_flags(before: Mapping[str, object], spec: JobSpec) -> None:
+    """Refuses what the journal was not written for.
+
+    Args:
+        before: the fixed flags of the life that wrote it.
+        spec: of this life.
+
+    Raises:
+        JobError: naming the flags that differ.
+    """
+    changed = [
+        f"--{name}={before.get(name)}, not {now}" for name, now in fixed_flags(spec).items() if before.get(name) != now
+    ]
+    if changed:
+        raise JobError(
+            f"the journal was written for a job with {', and '.join(changed)}",
+            "a job goes on with the flags that it began with; start a new one under another --job_name: with "
+            "--checkpoint_dir_for_init it begins with this one's model, on any number of parameter servers",
+        )
 
 
 def describe(spec: JobSpec) -> Iterator[str]:

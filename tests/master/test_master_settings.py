@@ -1,0 +1,36 @@
+"""What lives of a master have in common, and what the core is told of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from elasticdl.master.settings import check_fixed_flags, fixed_flags, settings_of
+from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
+
+pytestmark = pytest.mark.ci
+SPEC = JobSpec.from_flags(
+    "train", {"job_name": "j", "runtime": "local", "model_def": "m.f", "training_data": "/d", "num_ps_pods": 2}
+)
+
+
+def test_a_job_goes_on_with_what_may_change() -> None:
+    check_fixed_flags(fixed_flags(SPEC), dataclasses.replace(SPEC, num_workers=9, num_epochs=5, step_timeout=1.0))
+
+
+def test_another_number_of_servers_is_refused_with_what_works_instead() -> None:
+    with pytest.raises(JobError, match="--num_ps_pods=2, not 3") as caught:
+        check_fixed_flags(fixed_flags(SPEC), dataclasses.replace(SPEC, num_ps_pods=3))
+    assert "--checkpoint_dir_for_init" in caught.value.hint
+
+
+def test_every_flag_that_differs_is_named() -> None:
+    with pytest.raises(JobError, match="--seed=0, not 1, and --training_data=/d, not /e"):
+        check_fixed_flags(fixed_flags(SPEC), dataclasses.replace(SPEC, seed=1, training_data="/e"))
+
+
+def test_the_core_is_told_the_policy_and_the_servers() -> None:
+    settings = settings_of(dataclasses.replace(SPEC, nan_policy="skip"))
+    assert (settings.num_ps, settings.nan_policy) == (2, "skip")
