@@ -246,6 +246,20 @@ def test_a_name_that_ps_0_has_goes_to_those_that_lack_it(tmp_path: Path) -> None
 
 
 @pytest.mark.ci
+def test_a_ps_that_heard_of_a_round_before_it_held_the_name_applies_it_all_the_same() -> None:
+    """The lease has a successor that PS 1 knows of first; so it has dropped the gradient when the round comes."""
+    fleet = Fleet.begin(2, updates=ALONE)
+    fleet.push(integers(0), lease=1)
+    fleet.states[1].standing(2, 0, 0)
+    assert fleet.carry(closed(fleet.confirm(integers(0), lease=1))) == [1, 1]
+    assert [len(fleet.names(ps_id)) for ps_id in (0, 1)] == [1, 0]
+    fleet.read()
+    assert [done.repeated_push for done in fleet.push(integers(0), lease=2)] == [True, False]
+    fleet.carry(closed(fleet.confirm(integers(0), lease=2, known_round=1)))
+    assert_equal(fleet.read(), sums([integers(0)]))
+
+
+@pytest.mark.ci
 def test_rounds_of_a_coordinator_that_has_a_successor_are_ignored() -> None:
     fleet = Fleet.begin(2, updates=ALONE)
     fleet.push(integers(0))
