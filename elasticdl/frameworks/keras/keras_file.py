@@ -17,6 +17,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from elasticdl.frameworks.keras.swap import MovedEmbedding
+
 FILE = "model.keras"
 _log = logging.getLogger("elasticdl.keras")
 
@@ -54,29 +56,23 @@ def not_ordinary(model: Any) -> str:
 
 
 def _is_keras(part: Any) -> bool:
-    return type(part).__module__.partition(".")[0] == "keras" or _is_moved(part)
-
-
-def _is_moved(layer: Any) -> bool:
-    """A `MovedEmbedding` (see swap.py): to Keras it is an embedding."""
-    return isinstance(layer, keras.layers.Embedding) and "table" in vars(layer)
+    return type(part).__module__.partition(".")[0] == "keras" or isinstance(part, MovedEmbedding)
 
 
 @contextmanager
 def _own_variables(model: Any, tables: Mapping[str, Any]) -> Iterator[None]:
     """While it lasts, embedding layers whose table was moved are Keras's, with the table as their variable."""
-    moved = [layer for layer in model._flatten_layers() if _is_moved(layer)]
-    kinds = [type(layer) for layer in moved]
+    moved = [layer for layer in model._flatten_layers() if isinstance(layer, MovedEmbedding)]
     for layer in moved:
         object.__setattr__(layer, "__class__", keras.layers.Embedding)
         # A view: Keras would copy a variable twice.  Past Keras's tracking, which would own it from now on.
-        vars(layer)["_embeddings"] = np.asarray(memoryview(tables[layer.table].value()))
+        layer.__dict__["_embeddings"] = np.asarray(memoryview(tables[layer.table].value()))
     try:
         yield
     finally:
-        for layer, kind in zip(moved, kinds, strict=True):
-            del vars(layer)["_embeddings"]
-            object.__setattr__(layer, "__class__", kind)
+        for layer in moved:
+            del layer.__dict__["_embeddings"]
+            object.__setattr__(layer, "__class__", MovedEmbedding)
 
 
 def _zip(directory: Path, file: Path) -> None:
