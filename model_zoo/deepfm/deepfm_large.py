@@ -2,12 +2,12 @@
 
 Records are `tf.train.Example` with `ids` (10 int64, each in [0, 1,000,000), all fields sharing one id space), `dense`
 (13 floats) and `label` (int64, 0 or 1).  Source: Guo et al., arXiv:1703.04247.
+
+The embeddings are ordinary Keras layers; with parameter servers both tables, being large, live there.
 """
 
 import keras
 import tensorflow as tf
-
-from elasticdl.layers import Embedding
 
 NUM_IDS = 1_000_000
 NUM_FIELDS = 10
@@ -18,8 +18,8 @@ PARSE_BATCH = 512
 def custom_model(num_ids: int = NUM_IDS, embedding_dim: int = 16) -> keras.Model:
     ids = keras.Input((NUM_FIELDS,), dtype="int64", name="ids")
     numbers = keras.Input((NUM_DENSE,), name="numbers")
-    factors = Embedding(embedding_dim, input_dim=num_ids, name="factors")(ids)
-    weights = Embedding(1, input_dim=num_ids, embeddings_initializer="zeros", name="weights")(ids)
+    factors = keras.layers.Embedding(num_ids, embedding_dim, name="factors")(ids)
+    weights = keras.layers.Embedding(num_ids, 1, embeddings_initializer="zeros", name="weights")(ids)
     total = keras.ops.sum(factors, axis=1)
     pairs = keras.ops.sum(keras.ops.square(total) - keras.ops.sum(keras.ops.square(factors), axis=1), axis=1) / 2
     deep = keras.layers.Concatenate()([keras.layers.Flatten()(factors), numbers])

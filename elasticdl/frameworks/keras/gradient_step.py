@@ -68,7 +68,7 @@ class GradientStep:
                 step = self._full(parameters, rows, minibatch.ids, leaves, self._all, seed)
             else:
                 self._drop_xla("the number of ids of a minibatch varies")
-        elif self._full is not None and self._loss.can_weigh():
+        elif self._full is not None and self._loss.heeds_presence:
             presence = self._loss.presence(size, self._size)
             step = self._padding.run(self._full, parameters, rows, minibatch, leaves, presence, size, seed)
         if step is not None:

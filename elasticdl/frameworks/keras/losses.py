@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.frameworks.framework import Floats
 from elasticdl.frameworks.keras.examples import Examples
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -26,52 +28,59 @@ class TotalLoss:
         self._model = model
         self._loss = loss
         self._takes_weights = _takes_weights(loss)
-        self._shape: tuple[Any, Any, int] | None = None  # specs of labels and predictions, rank of the loss
+        self.heeds_presence = False  # known once traced with `presence`
 
     def __call__(self, examples: Examples, presence: Any = None) -> Any:
         """Traceable; a float32 scalar.
 
         Args:
-            presence: weight [batch] of each sample beside the user's, see `presence`; None: all are there.
+            presence: weight [batch] of each sample beside the user's, see `presence`; without effect where that would
+                not be exact, see `heeds_presence`.  None: all samples are there.
         """
         predictions = self._model(examples.features, training=True)
-        value = self._mean(examples, predictions, presence)
-        total = tf.cast(value, tf.float32)
+        if presence is not None:
+            self.heeds_presence = self._is_exact(examples, predictions)
+        weights = examples.weights
+        if presence is not None and self.heeds_presence:
+            weights = presence if weights is None else _times(weights, presence)
+        total = tf.cast(self._mean(examples.labels, predictions, weights), tf.float32)
         for extra in self._model.losses:
             total += tf.cast(tf.reduce_sum(extra), tf.float32)
         return total
 
-    def can_weigh(self) -> bool:
-        """Whether `presence` counts; known once traced with it."""
-        if self._shape is None:
-            return False
-        labels, predictions, rank = self._shape
-        if isinstance(self._loss, keras.losses.Loss) or rank > 0:
-            return True
-        return self._takes_weights and _is_mean(self._loss, labels, predictions)
-
-    def presence(self, count: int, size: int) -> Any:
+    def presence(self, count: int, size: int) -> Floats:
         """Weights [size] with which the loss of `size` samples is that of the first `count`."""
         weights = np.zeros(size, np.float32)
         is_sum = isinstance(self._loss, keras.losses.Loss) and self._loss.reduction == "sum"
         weights[:count] = 1.0 if is_sum else size / count
         return weights
 
-    def _mean(self, examples: Examples, predictions: Any, presence: Any) -> Any:
-        weights = examples.weights
-        if presence is not None:
-            weights = presence if weights is None else _times(weights, presence)
-        if weights is not None and self._takes_weights:
-            values = tf.convert_to_tensor(self._loss(examples.labels, predictions, weights))
-            value = tf.reduce_mean(values)
-        else:
-            values = tf.convert_to_tensor(self._loss(examples.labels, predictions))
-            is_weighted = weights is not None and (values.shape.rank or examples.weights is not None)
-            value = _weighted_mean(values, weights) if is_weighted else tf.reduce_mean(values)
-        if presence is not None:
-            specs = [tf.nest.map_structure(_spec, part) for part in (examples.labels, predictions)]
-            self._shape = (specs[0], specs[1], values.shape.rank)
-        return value
+    def _mean(self, labels: Any, predictions: Any, weights: Any) -> Any:
+        if weights is None:
+            return tf.reduce_mean(tf.convert_to_tensor(self._loss(labels, predictions)))
+        if self._takes_weights:
+            return tf.reduce_mean(tf.convert_to_tensor(self._loss(labels, predictions, weights)))
+        return _weighted_mean(tf.convert_to_tensor(self._loss(labels, predictions)), weights)
+
+    def _is_exact(self, examples: Examples, predictions: Any) -> bool:
+        """Whether weights of 1 change nothing, and those of `presence` leave samples out: tried on numbers."""
+        parts = (examples.labels, predictions, examples.weights)
+        specs = [_mapped(lambda part: tf.TensorSpec(part.shape, part.dtype), part) for part in parts]
+        try:
+            with tf.init_scope():
+                labels, guesses, weights = (_mapped(partial(_numbers, seed), spec) for seed, spec in enumerate(specs))
+                size = int(tf.nest.flatten(guesses)[0].shape[0])
+                count = size // 2 + 1
+                some = [_mapped(lambda part: part[:count], parts) for parts in (labels, guesses, weights)]
+                ones = tf.ones([size]) if weights is None else weights
+                presence = tf.constant(self.presence(count, size))
+                pairs = [
+                    (self._mean(labels, guesses, ones), self._mean(labels, guesses, weights)),
+                    (self._mean(labels, guesses, _times(ones, presence)), self._mean(*some)),
+                ]
+                return all(np.isclose(float(a), float(b), rtol=1e-4, atol=1e-6) for a, b in pairs)
+        except Exception:  # noqa: BLE001  it takes no such numbers: then nothing is known of it
+            return False
 
 
 def _takes_weights(loss: Loss) -> bool:
@@ -100,22 +109,12 @@ def _times(weights: Any, presence: Any) -> Any:
     return weights * tf.reshape(tf.cast(presence, weights.dtype), shape)
 
 
-def _spec(tensor: Any) -> Any:
-    return tf.TensorSpec(tensor.shape, tensor.dtype)
+def _mapped(function: Callable[[Any], Any], parts: Any) -> Any:
+    return None if parts is None else tf.nest.map_structure(function, parts)
 
 
-def _is_mean(loss: Loss, labels: Any, predictions: Any) -> bool:
-    """Whether a loss that returns one number is a mean over samples, tried on numbers."""
-    try:
-        shown = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), labels)
-        guessed = tf.nest.map_structure(
-            lambda spec: tf.random.stateless_uniform(spec.shape, (1, 2), 0.1, 0.9), predictions
-        )
-        size = tf.nest.flatten(predictions)[0].shape[0]
-        count = size // 2 + 1
-        some = tf.nest.map_structure(lambda part: part[:count], (shown, guessed))
-        weights = tf.concat([tf.fill([count], size / count), tf.zeros([size - count])], 0)
-        expected = float(loss(*some, tf.ones([count])))
-        return bool(np.isclose(float(loss(shown, guessed, weights)), expected, rtol=1e-4, atol=1e-6))
-    except Exception:  # noqa: BLE001  it takes no such numbers: then nothing is known of it
-        return False
+def _numbers(seed: int, spec: Any) -> Any:
+    """A tensor of the spec: numbers between 0 and 1, zeros where they are whole."""
+    if not spec.dtype.is_floating:
+        return tf.zeros(spec.shape, spec.dtype)
+    return tf.cast(tf.random.stateless_uniform(spec.shape, (seed, 2), 0.1, 0.9), spec.dtype)

@@ -27,6 +27,11 @@ def functional() -> keras.Model:
     return _scored(ids, keras.layers.Concatenate(axis=1)([both, _embedding("wide", 6)(ids)]))
 
 
+def column() -> keras.Model:
+    ids = _ids()
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(_embedding("table")(ids))))
+
+
 def sequential() -> keras.Model:
     return keras.Sequential(
         [_embedding("table"), keras.layers.Flatten(), keras.layers.Dense(1), keras.layers.Reshape(())]
@@ -199,8 +204,63 @@ class Dependent(keras.Model):
         return tf.reduce_sum(vectors + self.second(chosen), axis=(1, 2)) + tf.reduce_sum(scores, axis=1)
 
 
+def normalized() -> keras.Model:
+    """A minibatch's own mean and variance."""
+    ids = _ids()
+    return _scored(ids, keras.layers.BatchNormalization()(_embedding("table")(ids)))
+
+
+def contrasted() -> keras.Model:
+    """The other samples of the minibatch are negatives."""
+    ids = _ids()
+    vectors = keras.ops.sum(_embedding("table")(ids), axis=1)
+    logits = keras.ops.matmul(vectors, keras.ops.transpose(vectors))
+    return keras.Model(ids, keras.ops.logsumexp(logits, axis=1))
+
+
+def hashed() -> keras.Model:
+    ids = _ids()
+    return _scored(ids, _embedding("hashed")(keras.layers.Hashing(NUM_IDS)(ids)))
+
+
+def convolved() -> keras.Model:
+    ids = _ids()
+    image = keras.layers.Reshape((6, DIM, 1))(_embedding("table")(ids))
+    return _scored(ids, keras.layers.Conv2D(2, 2)(image))
+
+
+class varying(keras.Model):  # noqa: N801
+    """Looks up the even ids alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = _embedding("table")
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        vectors = self.table(tf.boolean_mask(ids, ids % 2 == 0))
+        return tf.reduce_sum(vectors) + tf.reduce_sum(tf.cast(ids, tf.float32), axis=1)
+
+
 def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     return tf.square(labels - tf.cast(predictions, tf.float32))
+
+
+def mean_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(loss(labels, predictions))
+
+
+def mean_of_weighted(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
+    losses = loss(labels, predictions)
+    return tf.reduce_mean(losses if sample_weight is None else losses * sample_weight)
+
+
+def sum_of_weighted(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
+    losses = loss(labels, predictions)
+    return tf.reduce_sum(losses if sample_weight is None else losses * sample_weight)
+
+
+keras_loss = keras.losses.MeanSquaredError()
+keras_sum = keras.losses.MeanSquaredError(reduction="sum")
 
 
 def optimizer() -> keras.optimizers.Optimizer:
@@ -225,6 +285,10 @@ def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Datas
         return numbers[:, 1:], tf.cast(numbers[:, 0], tf.float32)
 
     return dataset.batch(16).map(parse).unbatch()
+
+
+def weighted_feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    return feed(dataset, mode, metadata).map(lambda ids, label: (ids, label, tf.cast(ids[0] % 3, tf.float32)))
 
 
 def ragged_feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:

@@ -1,0 +1,124 @@
+"""Steps compiled by XLA for the shapes of a full minibatch, and everything that does not go through them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.frameworks.framework import Mode
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture
+def records() -> list[bytes]:
+    random = np.random.default_rng(4)
+    rows = [[int(random.integers(2)), *map(int, random.integers(0, 40, 6))] for _ in range(21)]
+    return [" ".join(map(str, row)).encode() for row in rows]
+
+
+def _rows(tested: Any, batch: Any) -> dict[str, Any]:
+    tables = {
+        t.name: np.random.default_rng(t.dim).normal(size=(40, t.dim)).astype("f4") for t in tested.report().tables
+    }
+    return {name: table[batch.ids[name]] for name, table in tables.items()}
+
+
+def _totals(batch: Any, step: Any) -> dict[str, Any]:
+    """Gradients by id."""
+    totals = {}
+    for name, gradients in step.row_gradients.items():
+        totals[name] = np.zeros((40, gradients.shape[1]), "f4")
+        np.add.at(totals[name], batch.ids[name], gradients)
+    return totals
+
+
+def _same_steps(compiled: Any, plain: Any, minibatches: Any, records: list[bytes]) -> None:
+    parameters = plain.initial()
+    for one, other in zip(minibatches(compiled, records), minibatches(plain, records), strict=True):
+        step = compiled.gradients(one, parameters, _rows(compiled, one), seed=3)
+        expected = plain.gradients(other, parameters, _rows(plain, other), seed=3)
+        assert step.loss == pytest.approx(expected.loss, rel=1e-5)
+        np.testing.assert_allclose(step.gradient, expected.gradient, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(step.change, expected.change, rtol=1e-4, atol=1e-6)
+        wanted = _totals(other, expected)
+        for name, total in _totals(one, step).items():
+            np.testing.assert_allclose(total, wanted[name], rtol=1e-4, atol=1e-6)
+            assert step.row_gradients[name].shape == expected.row_gradients[name].shape
+
+
+def _both(framework: Any, model_def: str, **options: Any) -> tuple[Any, Any]:
+    made = [framework(model_def, embedding_threshold=0, jit_compile=jit, **options) for jit in (True, False)]
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("optimizer", ["optimizer", "clipping"])
+@pytest.mark.parametrize(
+    ("symbol", "loss"),
+    [("functional", "loss"), ("functional", "mean_of_weighted"), ("column", "keras_loss"), ("column", "keras_sum")],
+)
+def test_a_short_minibatch_is_filled_up_and_its_step_stays_the_same(
+    framework: Any, minibatches: Any, records: list[bytes], graphs: Any, symbol: str, loss: str, optimizer: str
+) -> None:
+    compiled, plain = _both(framework, f"swapped.{symbol}", loss=loss, optimizer=optimizer)
+    _same_steps(compiled, plain, minibatches, records)
+    assert len(graphs) == 2  # one of each: 8, 8 and 5 samples
+
+
+def test_weights_of_the_users_own_count(framework: Any, minibatches: Any, records: list[bytes], graphs: Any) -> None:
+    compiled, plain = _both(framework, "swapped.column", feed="weighted_feed", loss="keras_loss")
+    _same_steps(compiled, plain, minibatches, records)
+    assert len(graphs) == 2
+
+
+@pytest.mark.parametrize(
+    ("symbol", "loss"),
+    [
+        ("functional", "mean_loss"),
+        ("functional", "sum_of_weighted"),
+        ("functional", "keras_loss"),
+        ("functional", "keras_sum"),
+        ("normalized", "loss"),
+        ("contrasted", "loss"),
+    ],
+)
+def test_where_samples_see_each_other_a_short_minibatch_keeps_its_shape(
+    framework: Any, minibatches: Any, records: list[bytes], graphs: Any, symbol: str, loss: str
+) -> None:
+    compiled, plain = _both(framework, f"swapped.{symbol}", loss=loss)
+    _same_steps(compiled, plain, minibatches, records)
+    assert len(graphs) == 3
+
+
+@pytest.mark.parametrize(
+    ("symbol", "feed", "reason"),
+    [
+        ("looked_up", "string_feed", ""),
+        ("ragged", "ragged_feed", ""),
+        ("hashed", "feed", "not compiled with XLA: "),
+        ("varying", "feed", "not compiled with XLA: "),
+        ("convolved", "feed", "not compiled with XLA: Conv2D is slower"),
+    ],
+)
+def test_what_xla_lacks_runs_without_it(
+    framework: Any, minibatches: Any, records: list[bytes], symbol: str, feed: str, reason: str, caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+    compiled, plain = _both(framework, f"swapped.{symbol}", feed=feed)
+    _same_steps(compiled, plain, minibatches, records)
+    told = [record.getMessage() for record in caplog.records if "not compiled" in record.getMessage()]
+    assert len(told) == bool(reason)
+    assert all(reason in text for text in told)
+
+
+def test_predictions_take_any_size(framework: Any, minibatches: Any, records: list[bytes]) -> None:
+    tested = framework("swapped.functional", embedding_threshold=0, jit_compile=True)
+    parameters = tested.initial()
+    sizes = [
+        len(tested.predictions(batch, parameters, _rows(tested, batch)))
+        for batch in minibatches(tested, records, Mode.EVALUATION)
+    ]
+    assert sizes == [8, 8, 5]
