@@ -6,14 +6,21 @@
 #include <stdexcept>
 #include <string>
 
+#include "rows.hpp"
+
 namespace elasticdl {
 namespace {
 
-constexpr int64_t kPullBatch = 8192;     // ids sorted at a time, so that what belongs to them stays in the cache
+// Rows sorted at a time: few enough that their ids and gradients stay in the cache.
+constexpr int64_t kMostAtOnce = 8192;
+constexpr int64_t kFewestAtOnce = 1024;
+constexpr int64_t kBytesAtOnce = 512 << 10;
+constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kEntriesAhead = 32;    // index entries prefetched ahead
 constexpr int64_t kRowsAhead = 32;       // rows found and prefetched before they are used
 constexpr int64_t kLinesAhead = 16;      // cache lines of one row that are prefetched
 constexpr int64_t kFloatsPerLine = 16;
+constexpr size_t kMostSlots = 8;
 
 // Stripes fill at the same rate: different limits keep them from growing at the same time.
 double max_load(int stripe) { return 0.5 + 0.2 * stripe / kStripes; }
@@ -34,6 +41,10 @@ template <int kWrite>
 inline void prefetch_row(const float* row, int64_t num_floats) {
   const int64_t end = std::min(num_floats, kLinesAhead * kFloatsPerLine);
   for (int64_t at = 0; at < end; at += kFloatsPerLine) __builtin_prefetch(row + at, kWrite);
+}
+
+void prefetch_all(const float* values, int64_t num_floats) {
+  for (int64_t at = 0; at < num_floats; at += kFloatsPerLine) __builtin_prefetch(values + at, 0, 2);
 }
 
 inline void copy_row(const float* row, int64_t dim, float* out) {
@@ -57,6 +68,7 @@ Table::Table(int64_t dim, const Initializer& initializer, const Rule& rule,
       rule_(rule),
       slot_initial_(std::move(slot_initial)),
       constraint_(constraint) {
+  if (rule.num_slots() > kMostSlots) throw std::invalid_argument("a rule has more than eight slots");
   const int64_t in_stripe = expected_in_stripe(expected_rows);
   for (int number = 0; number < kStripes; ++number) {
     stripes_.push_back(std::make_unique<Stripe>(max_load(number), stride_, &pool_));
@@ -67,10 +79,10 @@ Table::Table(int64_t dim, const Initializer& initializer, const Rule& rule,
 }
 
 void Table::pull(const int64_t* ids, int64_t n, bool create, float* out) {
-  SortedBatch batch(std::min(n, kPullBatch));
+  SortedBatch batch(std::min(n, kMostAtOnce));
   std::vector<int64_t> missing;
-  for (int64_t start = 0; start < n; start += kPullBatch) {
-    batch.sort(ids + start, std::min(kPullBatch, n - start));
+  for (int64_t start = 0; start < n; start += kMostAtOnce) {
+    batch.sort(ids + start, std::min(kMostAtOnce, n - start));
     for (int64_t at = 0; at < kEntriesAhead; ++at) prefetch_entry(batch, at);
     float* out_start = out + start * dim_;
     for (int number = 0; number < kStripes; ++number) {
@@ -108,118 +120,54 @@ void Table::pull_stripe(const SortedBatch& batch, int number, const int64_t* ids
   }
 }
 
-// Applies the gradients of one call; what it needs for a stripe is allocated once.
-class Table::Updater {
- public:
-  Updater(Table* table, const SortedBatch& batch, const int64_t* ids, const float* gradients, const float* scalars,
-          float clip)
-      : table_(*table), batch_(batch), ids_(ids), gradients_(gradients), scalars_(scalars), clip_(clip),
-        sum_(new float[table->dim_]), slots_(table->rule_.num_slots()) {
-    int64_t most = 0;
-    for (int number = 0; number < kStripes; ++number) most = std::max(most, batch.end(number) - batch.begin(number));
-    uint64_t places = 4;
-    while (places < 2 * static_cast<uint64_t>(most)) places *= 2;
-    mask_ = places - 1;
-    places_.reset(new int32_t[places]);
-    firsts_.reset(new int32_t[most]);
-    lasts_.reset(new int32_t[most]);
-    following_.reset(new int32_t[most]);
-  }
-
-  void update_stripe(int number) {
-    begin_ = batch_.begin(number);
-    const int64_t num_unique = find_repeated(batch_.end(number) - begin_);
-    Stripe& stripe = *table_.stripes_[number];
-    float* rows[kRowsAhead];
-    const std::lock_guard<std::mutex> lock(stripe.mutex);
-    for (int64_t start = 0; start < num_unique; start += kRowsAhead) {
-      const int64_t n = std::min(kRowsAhead, num_unique - start);
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t at = begin_ + firsts_[start + i];
-        table_.prefetch_entry(batch_, at + kEntriesAhead);
-        const uint64_t hash = batch_.hash(at);
-        const int64_t position = batch_.position(at);
-        rows[i] = stripe.index.find(hash);
-        if (rows[i] == nullptr) rows[i] = table_.create_row(&stripe, ids_[position], hash);
-        prefetch_row<1>(rows[i], table_.stride_);
-        prefetch_row<0>(gradients_ + position * table_.dim_, table_.dim_);
-      }
-      for (int64_t i = 0; i < n; ++i) {
-        stripe.slabs.preserve(rows[i]);
-        update_row(rows[i], gradient(firsts_[start + i]));
-      }
-    }
-  }
-
- private:
-  // Chains what a stripe's part of the batch repeats; returns how many ids it has.
-  int64_t find_repeated(int64_t n) {
-    uint64_t mask = 3;
-    while (mask + 1 < 2 * static_cast<uint64_t>(n)) mask = 2 * mask + 1;
-    std::memset(places_.get(), 0xFF, (mask + 1) * sizeof(int32_t));
-    int64_t num_unique = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const uint64_t hash = batch_.hash(begin_ + i);
-      uint64_t place = hash >> 16 & mask;
-      int32_t found;
-      while ((found = places_[place]) >= 0 && batch_.hash(begin_ + firsts_[found]) != hash) place = (place + 1) & mask;
-      following_[i] = -1;
-      if (found < 0) {
-        places_[place] = static_cast<int32_t>(num_unique);
-        firsts_[num_unique] = lasts_[num_unique] = static_cast<int32_t>(i);
-        ++num_unique;
-      } else {
-        following_[lasts_[found]] = static_cast<int32_t>(i);
-        lasts_[found] = static_cast<int32_t>(i);
-      }
-    }
-    return num_unique;
-  }
-
-  // Summed over a chain.
-  const float* gradient(int32_t at) {
-    const int64_t dim = table_.dim_;
-    const float* only = of(at);
-    if (following_[at] < 0) return only;
-    std::memcpy(sum_.get(), only, dim * sizeof(float));
-    for (at = following_[at]; at >= 0; at = following_[at]) {
-      const float* another = of(at);
-      for (int64_t k = 0; k < dim; ++k) sum_[k] += another[k];
-    }
-    return sum_.get();
-  }
-
-  const float* of(int32_t at) const { return gradients_ + batch_.position(begin_ + at) * table_.dim_; }
-
-  void update_row(float* row, const float* gradient) {
-    for (size_t slot = 0; slot < slots_.size(); ++slot) slots_[slot] = row + (slot + 1) * table_.dim_;
-    table_.rule_.apply(row, slots_.data(), gradient, static_cast<size_t>(table_.dim_), scalars_, clip_);
-    table_.constraint_.apply(table_.dim_, row);
-  }
-
-  Table& table_;
-  const SortedBatch& batch_;
-  const int64_t* ids_;
-  const float* gradients_;
-  const float* scalars_;
-  const float clip_;
-  std::unique_ptr<float[]> sum_;
-  std::vector<float*> slots_;
-  int64_t begin_ = 0;  // of the stripe in the batch; the arrays below count from there
-  uint64_t mask_ = 0;
-  std::unique_ptr<int32_t[]> places_;     // of a small hash table: numbers of unique ids; -1: free
-  std::unique_ptr<int32_t[]> firsts_;     // by unique id
-  std::unique_ptr<int32_t[]> lasts_;      // by unique id
-  std::unique_ptr<int32_t[]> following_;  // where the same id comes next; -1: nowhere
-};
-
 void Table::apply(const int64_t* ids, const float* gradients, int64_t n, const float* scalars, float clip) {
-  SortedBatch batch(n);
-  batch.sort(ids, n);
-  Updater updater(this, batch, ids, gradients, scalars, clip);
-  for (int64_t at = 0; at < kEntriesAhead; ++at) prefetch_entry(batch, at);
-  for (int number = 0; number < kStripes; ++number) {
-    if (batch.begin(number) < batch.end(number)) updater.update_stripe(number);
+  std::unique_ptr<int64_t[]> unique(new int64_t[n]);
+  std::unique_ptr<int32_t[]> positions(new int32_t[n]);
+  std::unique_ptr<float[]> sums;
+  const int64_t num_unique = find_unique(ids, n, unique.get(), positions.get());
+  if (num_unique < n) {
+    sums.reset(new float[num_unique * dim_]);
+    sum_rows(gradients, positions.get(), n, dim_, num_unique, sums.get());
+    gradients = sums.get();
+  }
+  const int64_t batch_size = std::clamp(kBytesAtOnce / (dim_ * kFloatBytes), kFewestAtOnce, kMostAtOnce);
+  SortedBatch batch(std::min(num_unique, batch_size));
+  for (int64_t start = 0; start < num_unique; start += batch_size) {
+    batch.sort(unique.get() + start, std::min(batch_size, num_unique - start));
+    const float* of_batch = gradients + start * dim_;
+    prefetch_all(of_batch, batch.size() * dim_);
+    for (int64_t at = 0; at < kEntriesAhead; ++at) prefetch_entry(batch, at);
+    for (int number = 0; number < kStripes; ++number) {
+      if (batch.begin(number) < batch.end(number)) {
+        apply_stripe(batch, number, unique.get() + start, of_batch, scalars, clip);
+      }
+    }
+  }
+}
+
+void Table::apply_stripe(const SortedBatch& batch, int number, const int64_t* ids, const float* gradients,
+                         const float* scalars, float clip) {
+  Stripe& stripe = *stripes_[number];
+  float* rows[kRowsAhead];
+  float* slots[kMostSlots];
+  const std::lock_guard<std::mutex> lock(stripe.mutex);
+  for (int64_t start = batch.begin(number); start < batch.end(number); start += kRowsAhead) {
+    const int64_t n = std::min(kRowsAhead, batch.end(number) - start);
+    for (int64_t i = 0; i < n; ++i) {
+      prefetch_entry(batch, start + i + kEntriesAhead);
+      const uint64_t hash = batch.hash(start + i);
+      rows[i] = stripe.index.find(hash);
+      if (rows[i] == nullptr) rows[i] = create_row(&stripe, ids[batch.position(start + i)], hash);
+      prefetch_row<1>(rows[i], stride_);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      float* row = rows[i];
+      stripe.slabs.preserve(row);
+      for (size_t slot = 0; slot < slot_initial_.size(); ++slot) slots[slot] = row + (slot + 1) * dim_;
+      const float* gradient = gradients + batch.position(start + i) * dim_;
+      rule_.apply(row, slots, gradient, static_cast<size_t>(dim_), scalars, clip);
+      constraint_.apply(dim_, row);
+    }
   }
 }
 

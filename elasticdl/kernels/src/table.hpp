@@ -70,10 +70,10 @@ class Table {
     Slabs slabs;
     uint64_t view = 0;  // frozen for it; 0: not frozen
   };
-  class Updater;
-
   void pull_stripe(const SortedBatch& batch, int number, const int64_t* ids, bool create, float* out,
                    std::vector<int64_t>* missing);
+  void apply_stripe(const SortedBatch& batch, int number, const int64_t* ids, const float* gradients,
+                    const float* scalars, float clip);
   float* create_row(Stripe* stripe, int64_t id, uint64_t hash);
   // Adds a row that is not there, with fresh slots; its values are still to be filled in.
   float* add_row(Stripe* stripe, int64_t id, uint64_t hash);
