@@ -17,11 +17,23 @@ from elasticdl_client.errors import ModelDefinitionError
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """`Batch.data`: an element of the user's dataset, batched, and table to its ids [n] in order of lookup."""
+    """`Batch.data`: an element of the user's dataset, batched, and its ids.
+
+    Attributes:
+        leaves: the tensors of the element, flat.
+        spec: of the element.
+        ids: table to ids [n] in order of lookup.
+    """
 
     mode: Mode
-    element: Any
+    leaves: list[Any]
+    spec: Any
     ids: Mapping[str, Ids]
+
+    @property
+    def element(self) -> Any:
+        """The element as `feed` made it."""
+        return tf.nest.pack_sequence_as(self.spec, self.leaves, expand_composites=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from elasticdl.frameworks.keras.operations import operations_of_graph
 from elasticdl.frameworks.keras.seeds import as_int64
 from elasticdl.layers.placement import Given
 
+_ALIGNMENT = 64  # bytes
+
 
 class GradientGraph:
     """Gradients at given values, for minibatches of one shape or of any."""
@@ -74,7 +76,7 @@ class GradientGraph:
         rows: Mapping[str, Floats],
         ids: Mapping[str, Ids],
         leaves: Sequence[Any],
-        presence: Floats | None,
+        presence: Any,
         seed: int,
     ) -> Step:
         """A step.
@@ -163,9 +165,27 @@ class _FlatCall:
         self._call: Callable[[list[Any]], Any] = flat or (lambda tensors: function(*tensors[: len(function.inputs)]))
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        tensors = [part if isinstance(part, tf.Tensor) else tf.convert_to_tensor(part) for part in inputs]
+        tensors = [part if isinstance(part, tf.Tensor) else _tensor(part) for part in inputs]
         results: Sequence[Any] = self._call(tensors + self._captured)
         return results
+
+
+def _tensor(values: Any) -> Any:
+    """A tensor of an array's values, copied only if they do not stand where TensorFlow wants them."""
+    if not (isinstance(values, np.ndarray) and values.dtype == np.float32 and values.size):
+        return tf.constant(values)
+    flags = values.flags
+    if not (flags.c_contiguous and flags.writeable) or values.__array_interface__["data"][0] % _ALIGNMENT:
+        values = _aligned(values)
+    return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
+
+
+def _aligned(values: Floats) -> Floats:
+    memory = np.empty(values.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
+    copy = memory[start : start + values.nbytes].view(np.float32).reshape(values.shape)
+    copy[...] = values
+    return copy
 
 
 def _view(tensor: Any) -> npt.NDArray[Any]:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Step
@@ -48,7 +47,7 @@ class GradientStep:
         self._loss = loss
         self._spec = spec
         self._size = size
-        self._all = np.ones(size, np.float32)
+        self._all = tf.ones([size])
         self._make: Callable[..., GradientGraph] = lambda *shape: GradientGraph(built, loss, clipping, mode, *shape)
         self._padding = Padding(built, mode, size)
         self._full_spec = _full_spec(spec, size) if jit_compile else None
@@ -60,17 +59,17 @@ class GradientStep:
     ) -> Step:
         """See `Framework.gradients`; `size` is that of the minibatch."""
         step = None
-        leaves = tf.nest.flatten(minibatch.element, expand_composites=True)
+        leaves = minibatch.leaves
         if self._full_spec is not None and size == self._size:
             if self._full is None:
-                step = self._compiled(parameters, rows, minibatch, leaves, seed)
+                step = self._compiled(parameters, rows, minibatch, seed)
             elif self._full.fits(rows):
                 step = self._full(parameters, rows, minibatch.ids, leaves, self._all, seed)
             else:
                 self._drop_xla("the number of ids of a minibatch varies")
         elif self._full is not None and self._loss.heeds_presence:
             presence = self._loss.presence(size, self._size)
-            step = self._padding.run(self._full, parameters, rows, minibatch, leaves, presence, size, seed)
+            step = self._padding.run(self._full, parameters, rows, minibatch, presence, size, seed)
         if step is not None:
             return step
         if self._any is None:
@@ -79,7 +78,7 @@ class GradientStep:
         return self._any(parameters, rows, minibatch.ids, leaves, None, seed)
 
     def _compiled(
-        self, parameters: Parameters, rows: Mapping[str, Floats], minibatch: Minibatch, leaves: list[Any], seed: int
+        self, parameters: Parameters, rows: Mapping[str, Floats], minibatch: Minibatch, seed: int
     ) -> Step | None:
         """The first step of the compiled graph; None: it cannot be compiled."""
         num_rows = {name: len(values) for name, values in rows.items()}
@@ -89,7 +88,7 @@ class GradientStep:
             if slow:
                 self._drop_xla(f"{slow} is slower with XLA")
                 return None
-            step = full(parameters, rows, minibatch.ids, leaves, self._all, seed)
+            step = full(parameters, rows, minibatch.ids, minibatch.leaves, self._all, seed)
         except (tf.errors.OpError, NotImplementedError, ValueError) as error:
             self._drop_xla(str(error).strip().partition("\n")[0])
             return None

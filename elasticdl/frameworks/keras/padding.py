@@ -29,7 +29,7 @@ class Graph(Protocol):
         rows: Mapping[str, Floats],
         ids: Mapping[str, Ids],
         leaves: Any,
-        presence: Floats | None,
+        presence: Any,
         seed: int,
     ) -> Step: ...
 
@@ -56,7 +56,6 @@ class Padding:
         parameters: Parameters,
         rows: Mapping[str, Floats],
         minibatch: Minibatch,
-        leaves: list[Any],
         presence: Floats,
         count: int,
         seed: int,
@@ -64,7 +63,7 @@ class Padding:
         """The step of a minibatch of `count` samples; None: it would not be exact."""
 
         def filled(samples: npt.NDArray[np.int64]) -> Step | None:
-            copies = [tf.gather(leaf, samples) for leaf in leaves]
+            copies = [tf.gather(leaf, samples) for leaf in minibatch.leaves]
             ids = self._ids(minibatch, copies)
             where = {name: _find(minibatch.ids[name], own) for name, own in ids.items()}
             given = {name: rows[name][place] for name, place in where.items()}
@@ -88,7 +87,7 @@ class Padding:
     def _ids(self, minibatch: Minibatch, leaves: list[Any]) -> Mapping[str, Ids]:
         if not minibatch.ids:
             return {}
-        element = tf.nest.pack_sequence_as(minibatch.element, leaves, expand_composites=True)
+        element = tf.nest.pack_sequence_as(minibatch.spec, leaves, expand_composites=True)
         features = take_apart(self._mode, element).features
         if self._make_ids is None:
             spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), features)

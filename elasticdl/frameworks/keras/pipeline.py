@@ -16,12 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
+from elasticdl.frameworks.keras.elements import Elements
 from elasticdl.frameworks.keras.examples import Minibatch, size_of, take_apart
 from elasticdl.frameworks.keras.feed import TracedFeed
 from elasticdl.frameworks.keras.ids import checked_ids
 from elasticdl.layers.placement import TableSpec
 
-DISCARDING = "elasticdl-discard"  # name of the threads that end iterations
 _PREFETCH = 2
 _MOST_SAMPLES_PER_RECORD = 1000
 _END = -1
@@ -99,6 +99,7 @@ class Pipeline:
         self._make_ids = make_ids
         self._dataset: Any = None
         self._source: TaskSource | None = None
+        self._content: Any = None  # spec of an element and its ids, once traced
         self.spec: Any = None  # of a minibatch's element, once traced
 
     def batches(self, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
@@ -110,15 +111,15 @@ class Pipeline:
                 return
             self._trace(first)
             source = TaskSource(_chained(first, tasks))
-        iterator = _Elements(self._dataset)
+        elements = Elements(self._dataset, self._content)
         self._source = source
         try:
-            yield from self._run(iterator, source)
+            yield from self._run(elements, source)
         finally:
             source.close()
-            iterator.discard()
+            elements.discard()
 
-    def _run(self, elements: _Elements, source: TaskSource) -> Iterator[Batch]:
+    def _run(self, elements: Elements, source: TaskSource) -> Iterator[Batch]:
         task, n = 0, 0
         while True:
             try:
@@ -131,19 +132,19 @@ class Pipeline:
                 if source.error is not None:
                     raise source.error
                 return
-            lease, number, size, content = element
-            if int(number) == _END:
+            (lease, number, size), content = element
+            if number == _END:
                 source.ended()
                 yield Batch(int(lease), n, end=True)
                 task, n = task + 1, 0
             else:
-                yield self._batch(int(lease), n, int(size), content.get_value())
+                yield self._batch(int(lease), n, int(size), elements.open(content))
                 n += 1
 
-    def _batch(self, lease: int, n: int, size: int, content: Any) -> Batch:
-        element, found = content
-        ids = {name: part.numpy() for name, part in found.items()}
-        return Batch(lease, n, size=size, ids=ids, data=Minibatch(self._mode, element, ids))
+    def _batch(self, lease: int, n: int, size: int, parts: list[Any]) -> Batch:
+        count = len(parts) - len(self._tables)
+        ids = {name: part.numpy() for name, part in zip(sorted(self._tables), parts[count:], strict=True)}
+        return Batch(lease, n, size=size, ids=ids, data=Minibatch(self._mode, parts[:count], self.spec, ids))
 
     def _trace(self, first: TaskRecords) -> None:
         try:
@@ -183,20 +184,18 @@ class Pipeline:
         ids = self._make_ids(take_apart(self._mode, self.spec).features) if self._tables else None
         most = tf.size(records, tf.int64) * _MOST_SAMPLES_PER_RECORD // self._minibatch_size + 1
 
-        specs: list[Any] = []
-
         def numbered(n: Any, parts: Any) -> Any:
             tf.debugging.Assert(
                 n < most, [f"feed makes more than {_MOST_SAMPLES_PER_RECORD} samples a record: does it ever end?"]
             )
             found = {} if ids is None else ids(take_apart(self._mode, parts).features)
             content = (parts, checked_ids(found, self._tables))
-            specs.append(tf.nest.map_structure(tf.type_spec_from_value, content))
-            return lease, n, size_of(parts), tf.experimental.Optional.from_value(content)
+            self._content = tf.nest.map_structure(tf.type_spec_from_value, content)
+            return tf.stack([lease, n, size_of(parts)]), tf.experimental.Optional.from_value(content)
 
         full = minibatches.enumerate().map(numbered)
-        nothing = tf.experimental.Optional.empty(specs[-1])
-        end = tf.data.Dataset.from_tensors((lease, tf.constant(_END, tf.int64), tf.constant(0, tf.int64), nothing))
+        nothing = tf.experimental.Optional.empty(self._content)
+        end = tf.data.Dataset.from_tensors((tf.stack([lease, _END, 0]), nothing))
         return full.concatenate(end)
 
 
@@ -206,22 +205,6 @@ def batched(samples: Any, size: int) -> Any:
     if batches is None or batches.element_spec != samples.batch(size).element_spec:
         return samples.batch(size)
     return batches.rebatch(size)
-
-
-class _Elements:
-    """One iteration over a dataset, which can be let go without waiting."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._iterator = iter(dataset)
-
-    def next(self) -> Any:
-        return next(self._iterator, None)
-
-    def discard(self) -> None:
-        """Ends the iteration in a thread: it waits for tf.data's, which may itself wait for a task."""
-        held = [self._iterator]
-        self._iterator = iter(())
-        threading.Thread(target=held.clear, name=DISCARDING, daemon=True).start()
 
 
 def _chained(first: TaskRecords, rest: Iterator[TaskRecords]) -> Iterator[TaskRecords]:
