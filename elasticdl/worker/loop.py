@@ -13,6 +13,7 @@ import grpc
 
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.evaluation import evaluate_task, merged_results
@@ -115,6 +116,7 @@ class WorkerLoop:
             return next(batches, None)
 
     def _run_task(self, held: HeldLease, first: Batch, rest: Iterator[Batch]) -> None:
+        keep_large_buffers()  # once more: TensorFlow tunes malloc, too, when its pipeline gives the first minibatch
         try:
             if held.lease.type == pb.TRAINING:
                 with self._termination.unbroken():
