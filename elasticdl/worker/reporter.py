@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 
 from elasticdl.worker.master_link import MasterLink
 
 _log = logging.getLogger("elasticdl.worker")
+_PAUSE_S = 0.1  # between reports of progress: a call costs this worker and the master as much as many a minibatch
 
 
 @dataclass(slots=True)
@@ -24,7 +26,7 @@ class _News:
 
 
 class Reporter:
-    """One thread and a queue; minibatches that wait together are told together."""
+    """One thread and a queue; the minibatches of a moment are told together, the end of a task at once."""
 
     def __init__(self, link: MasterLink, log_loss_steps: int) -> None:
         self._link = link
@@ -33,6 +35,7 @@ class Reporter:
         self._news: deque[_News] = deque()
         self._changed = threading.Condition()
         self._busy = False
+        self._num_draining = 0
         threading.Thread(target=self._run, name="reporter", daemon=True).start()
 
     def committed(self, lease: int, minibatch: int, loss: float | None) -> None:
@@ -45,7 +48,7 @@ class Reporter:
                 newest.loss = loss if loss is not None else newest.loss
             else:
                 self._news.append(_News(lease, [minibatch], loss))
-            self._changed.notify_all()
+                self._changed.notify_all()
 
     def finished(self, lease: int, num_minibatches: int) -> None:
         """All minibatches of the task are in the model."""
@@ -56,17 +59,27 @@ class Reporter:
     def drain(self, timeout_s: float | None = None) -> None:
         """Waits until everything has been told, or the time is over."""
         with self._changed:
+            self._num_draining += 1
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._news and not self._busy, timeout_s)
+            self._num_draining -= 1
 
     def _run(self) -> None:
+        told_at = 0.0
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: bool(self._news))
+                self._changed.wait_for(self._is_urgent, max(0.0, told_at + _PAUSE_S - time.monotonic()))
                 news = self._news.popleft()
                 self._busy = True
+            told_at = time.monotonic()
             self._tell(news)
+
+    def _is_urgent(self) -> bool:
+        """Whether somebody waits for the news, or they are not progress of one task alone."""
+        return self._num_draining > 0 or len(self._news) > 1 or self._news[0].num_minibatches is not None
 
     def _tell(self, news: _News) -> None:
         if news.num_minibatches is not None:
