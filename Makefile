@@ -92,7 +92,7 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 
 bench: $(NATIVE)
-	@for benchmark in recordio local_train ps_training frappe large_table; do \
+	@for benchmark in recordio kernels local_train ps_training frappe large_table; do \
 	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
 
 $(VENV)/.builder: pyproject.toml | $(BIN)/python

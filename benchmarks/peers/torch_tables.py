@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,11 +45,9 @@ def measure(num_rows: int, dim: int, batch: int, rounds: int) -> dict[str, float
             lookup = best_ns_per_row(lambda: torch.nn.functional.embedding(ids, table), batch, rounds)
         figures[f"lookup_{threads}"] = lookup
     gradient = sparse_gradient(num_rows, dim, batch)
-    for name, make in (
-        ("adagrad", lambda: torch.optim.Adagrad([table], lr=0.01)),
-        ("adam", lambda: torch.optim.SparseAdam([table], lr=0.001)),
-    ):
-        optimizer = make()
+    optimizers: dict[str, Any] = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam}
+    for name, kind in optimizers.items():
+        optimizer = kind([table], lr=0.001)
         table.grad = gradient
         for threads in (1, 2):
             torch.set_num_threads(threads)

@@ -15,10 +15,10 @@ Positions = npt.NDArray[np.int32]
 Halves = npt.NDArray[np.uint16]
 
 class Initializer:
-    """Values of new rows: a function of (key, id, column) alone, the same bits as `reference`.
+    """Values of new rows: a function of (key, id, column) alone, the same bits on every machine.
 
     kind: "constant" (a), "uniform" (in [a, b)), "normal" and "truncated_normal" (mean a, standard deviation b).
-    key: of the seed and the table's name (`elasticdl.ps.hashing.hash_key`).
+    key: 64 bits, of the job's seed and the table's name.
     """
 
     def __init__(self, kind: str, key: int, a: float, b: float = 0.0) -> None: ...

@@ -7,6 +7,7 @@ same bits on every machine.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -14,7 +15,6 @@ from typing import Any
 
 from elasticdl.frameworks.framework import Table
 from elasticdl.kernels import _native
-from elasticdl.ps.hashing import hash_key
 from elasticdl_client.errors import ModelDefinitionError
 
 Distribution = tuple[str, float, float]  # as `_native.Initializer` takes it
@@ -48,7 +48,7 @@ def build_initializer(table: Table, seed: int) -> _native.Initializer:
     if not module.startswith("keras"):
         raise _unsupported(table, name)
     own_seed = config.pop("seed", None)
-    key = hash_key(seed, table.name, own_seed if isinstance(own_seed, int) else "")
+    key = _key(seed, table.name, own_seed if isinstance(own_seed, int) else "")
     constants = {"Zeros": 0.0, "Ones": 1.0, "Constant": config.get("value", 0.0)}
     if name in constants:
         if not isinstance(constants[name], int | float):
@@ -102,6 +102,12 @@ def _fan(table: Table, name: str, mode: str) -> float:
             "give the layer an input_dim, or choose RandomUniform or RandomNormal",
         )
     return float(table.input_dim) if mode == "fan_in" else (table.input_dim + table.dim) / 2.0
+
+
+def _key(*parts: str | int) -> int:
+    """64 bits of a sequence of names and numbers."""
+    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def _unsupported(table: Table, name: str) -> ModelDefinitionError:

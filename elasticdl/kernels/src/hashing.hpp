@@ -1,4 +1,4 @@
-// The 64-bit mix that places ids and draws initial values: splitmix64's finalizer, as in elasticdl/ps/hashing.py.
+// The 64-bit mix that places ids and draws initial values: splitmix64's finalizer.
 #pragma once
 
 #include <cstdint>
