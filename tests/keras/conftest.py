@@ -30,7 +30,7 @@ def framework() -> Callable[..., KerasFramework]:
         on_parameter_server: bool = True,
         zoo: str = ZOO,
         jit_compile: bool = False,
-        embedding_threshold: int = 2_000_000,
+        embedding_threshold: int = 2 << 20,
         **symbols: str,
     ) -> KerasFramework:
         definition = load(zoo, model_def, params, symbols, required=("feed",))

@@ -50,7 +50,7 @@ class KerasFramework:
         metadata: Metadata,
         on_parameter_server: bool,
         jit_compile: bool = True,
-        embedding_threshold: int = 2_000_000,
+        embedding_threshold: int = 2 << 20,
     ) -> None:
         """
         Args:

@@ -21,7 +21,7 @@ from elasticdl.layers.placement import LayerError, Placement, TableSpec
 
 _log = logging.getLogger("elasticdl.keras")
 
-_MB = 1e6
+_MB = 1 << 20
 _plain_build = keras.layers.Embedding.build
 _plain_set_weights = keras.layers.Layer.set_weights
 
