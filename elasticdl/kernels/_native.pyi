@@ -85,7 +85,7 @@ class Table:
     def ids(self) -> Ids:
         """All ids that have rows, in no particular order."""
     def freeze(self) -> Frozen:
-        """The table as it is now, at the cost of a walk over its slabs; what changes later is copied first.
+        """The table as it is now, at the cost of a walk over its slabs; a row that changes later is copied first.
 
         The caller sees to it that no `apply` is under way.  One frozen view at a time: the earlier one must be closed.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def bash_blocks(page: Path) -> list[str]:
 
 
 def clone(directory: Path) -> Path:
-    """The checkout as it is, committed or not, as a user would have it."""
+    """The checkout as it is, committed or not, as a user would have it after `make setup`."""
     files = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=REPOSITORY, check=True, capture_output=True,
@@ -27,6 +28,8 @@ def clone(directory: Path) -> Path:
     copy = f"tar -c --null -T - | tar -x -C {shlex.quote(str(directory))}"
     directory.mkdir(parents=True)
     subprocess.run(["bash", "-c", copy], cwd=REPOSITORY, input=present, check=True)
+    for native in (REPOSITORY / "elasticdl" / "kernels").glob("_native.*.so"):
+        shutil.copy2(native, directory / "elasticdl" / "kernels")
     return directory
 
 
