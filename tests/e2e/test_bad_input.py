@@ -186,4 +186,4 @@ def test_a_loss_that_is_not_finite_fails_the_job_and_says_where(tmp_path: Path, 
     code, text = said(DIGITS.local_job(tmp_path / "job", digits, model_zoo=zoo, model_def="model.custom_model"))
     assert code == 1
     assert "The loss is nan" in text
-    assert "epoch 1, minibatch 0" in text
+    assert "in minibatch 0 (epoch 1, task " in text
