@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.framework import Ids, Mode
 from elasticdl.frameworks.keras.operations import stateful_random
 from elasticdl.layers.placement import Placement, Recorded, TableSpec
 from elasticdl_client.errors import ModelDefinitionError
 
+_SHOWN = 5
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})  # look at no values
 
 
@@ -56,27 +58,19 @@ def ids_function(
     return run
 
 
-def checked_ids(ids: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> dict[str, Any]:
-    """Table to its ids [n], which are in range; tables that were not called have none."""
-    found = {}
-    for name, table in tables.items():
-        own = ids.get(name, tf.zeros([0], tf.int64))
-        if table.input_dim and name in ids:
-            with tf.control_dependencies([_in_range(name, table.input_dim, own)]):
-                own = tf.identity(own)
-        found[name] = own
-    return found
+def complete(ids: Mapping[str, Any], tables: Iterable[str]) -> dict[str, Any]:
+    """Table to its ids [n]; tables that were not called have none."""
+    return {name: ids[name] if name in ids else tf.zeros([0], tf.int64) for name in tables}
 
 
-def _in_range(name: str, input_dim: int, ids: Any) -> Any:
-    def refuse() -> Any:
-        wrong = tf.boolean_mask(ids, tf.logical_or(ids < 0, ids >= input_dim))
-        text = f"the embedding layer '{name}': ids are not in [0, {input_dim}), its input_dim:"
-        return tf.debugging.Assert(False, [text, wrong])
-
+def out_of_range(table: TableSpec, ids: Ids) -> str:
+    """What is wrong with ids that are negative or not below `input_dim`, in words; empty: nothing."""
     # As unsigned numbers the negative ones are the largest.
-    largest = tf.reduce_max(tf.bitcast(ids, tf.uint64))
-    return tf.cond(tf.logical_or(tf.equal(tf.size(ids), 0), largest < input_dim), tf.no_op, refuse)
+    if not table.input_dim or not len(ids) or ids.view(np.uint64).max() < table.input_dim:
+        return ""
+    wrong = np.unique(ids[(ids < 0) | (ids >= table.input_dim)])
+    shown = ", ".join(map(str, wrong[:_SHOWN])) + (", …" if len(wrong) > _SHOWN else "")
+    return f"the embedding layer {table.name!r}: ids are not in [0, {table.input_dim}), its input_dim: {shown}"
 
 
 def _check_origin(graph: Any, recorded: Recorded, changing: Iterable[Any]) -> None:

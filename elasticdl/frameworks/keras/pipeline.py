@@ -19,7 +19,7 @@ from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
 from elasticdl.frameworks.keras.elements import Elements
 from elasticdl.frameworks.keras.examples import Minibatch, size_of, take_apart
 from elasticdl.frameworks.keras.feed import TracedFeed
-from elasticdl.frameworks.keras.ids import checked_ids
+from elasticdl.frameworks.keras.ids import complete, out_of_range
 from elasticdl.layers.placement import TableSpec
 
 _PREFETCH = 2
@@ -144,6 +144,10 @@ class Pipeline:
     def _batch(self, lease: int, n: int, size: int, parts: list[Any]) -> Batch:
         count = len(parts) - len(self._tables)
         ids = {name: part.numpy() for name, part in zip(sorted(self._tables), parts[count:], strict=True)}
+        for name, table in self._tables.items():
+            wrong = out_of_range(table, ids[name])
+            if wrong:
+                raise FeedError(lease, n, wrong)
         return Batch(lease, n, size=size, ids=ids, data=Minibatch(self._mode, parts[:count], self.spec, ids))
 
     def _trace(self, first: TaskRecords) -> None:
@@ -189,7 +193,7 @@ class Pipeline:
                 n < most, [f"feed makes more than {_MOST_SAMPLES_PER_RECORD} samples a record: does it ever end?"]
             )
             found = {} if ids is None else ids(take_apart(self._mode, parts).features)
-            content = (parts, checked_ids(found, self._tables))
+            content = (parts, complete(found, self._tables))
             self._content = tf.nest.map_structure(tf.type_spec_from_value, content)
             return tf.stack([lease, n, size_of(parts)]), tf.experimental.Optional.from_value(content)
 
