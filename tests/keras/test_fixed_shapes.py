@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.framework import FeedError, Mode
+from elasticdl.frameworks.keras.lookups import IdOutOfRange
 
 pytestmark = pytest.mark.ci
 
@@ -122,3 +123,19 @@ def test_predictions_take_any_size(framework: Any, minibatches: Any, records: li
         for batch in minibatches(tested, records, Mode.EVALUATION)
     ]
     assert sizes == [8, 8, 5]
+
+
+@pytest.mark.parametrize("wrong", [-1, 40])
+@pytest.mark.parametrize(("threshold", "jit_compile"), [(0, True), (1_000_000, True), (1_000_000, False)])
+def test_an_id_without_a_row_is_an_error_wherever_the_table_is(
+    framework: Any, minibatches: Any, threshold: int, jit_compile: bool, wrong: int
+) -> None:
+    tested = framework("swapped.sequential", embedding_threshold=threshold, jit_compile=jit_compile, minibatch_size=2)
+    records = [b"1 1 2 3 4 5 6", f"0 1 2 3 4 5 {wrong}".encode()]
+
+    def run() -> None:
+        for batch in minibatches(tested, records):
+            tested.gradients(batch, tested.initial(), _rows(tested, batch), seed=0)
+
+    with pytest.raises((FeedError, IdOutOfRange), match=r"the embedding layer 'table': .* not in \[0, 40\)"):
+        run()

@@ -17,6 +17,7 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
 from elasticdl.frameworks.keras.clipping import Clipping
 from elasticdl.frameworks.keras.examples import take_apart
+from elasticdl.frameworks.keras.lookups import IdOutOfRange, Lookups
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel, assign_flat, flat_tensor
 from elasticdl.frameworks.keras.operations import operations_of_graph
@@ -56,6 +57,7 @@ class GradientGraph:
             name for name, table in self._tables.items() if clipping.by_norm or table.regularizer is not None
         ]
         self._parts = ["the loss", "the gradient", *(f"the row gradients of table {name!r}" for name in self._tables)]
+        self._lookups = Lookups()
         self._no_rows = {name: np.zeros((0, table.dim), np.float32) for name, table in self._tables.items()}
         jit = True if jit_compile else None
         function = tf.function(self._step, input_signature=self._signature(), autograph=False, jit_compile=jit)
@@ -84,6 +86,9 @@ class GradientGraph:
         Args:
             leaves: the parts of a minibatch's element, flat.
             presence: weight of each sample; only and always for a graph of one shape.
+
+        Raises:
+            IdOutOfRange: an embedding layer with a variable of its own has no row for an id.
         """
         inputs: list[Any] = [parameters.trainable, parameters.non_trainable]
         inputs.extend(rows.get(name, none) for name, none in self._no_rows.items())
@@ -94,11 +99,15 @@ class GradientGraph:
             inputs.append(presence)
         inputs.append(np.int64(as_int64(seed)))
         told, gradient, change, *row_gradients = map(_view, self._call(inputs))
-        not_finite = "" if told[1:].all() else self._not_finite(told)
+        not_finite = "" if told[1:].all() else self._wrong(told)
         return Step(float(told[0]), gradient, change, dict(zip(self._tables, row_gradients, strict=True)), not_finite)
 
-    def _not_finite(self, told: Floats) -> str:
-        wrong = [part for part, is_finite in zip(self._parts, told[1:], strict=True) if not is_finite]
+    def _wrong(self, told: Floats) -> str:
+        start = 1 + len(self._parts)
+        for bound, in_range in zip(self._lookups.bounds, told[start:], strict=True):
+            if not in_range:
+                raise IdOutOfRange(bound)
+        wrong = [part for part, is_finite in zip(self._parts, told[1:start], strict=True) if not is_finite]
         if wrong[0] == "the loss":
             return f"the loss is {told[0]}"
         return ", ".join(wrong) + (" is" if wrong == ["the gradient"] else " are") + " not finite"
@@ -128,9 +137,11 @@ class GradientGraph:
         assign_flat(built.trainable, trainable)
         assign_flat(built.non_trainable, non_trainable)
         built.seeds.assign(rest[-1])
+        self._lookups = lookups = Lookups()
         with tf.GradientTape() as tape:
             tape.watch(rows)
-            with nullcontext() if built.placement is None else built.placement.using(Given(rows)):
+            rows_given = nullcontext() if built.placement is None else built.placement.using(Given(rows))
+            with rows_given, lookups.watched():
                 loss = self._loss(examples, presence)
             loss += self._regularization(rows, places)
         sources = [v.value for v in built.trainable]
@@ -141,8 +152,8 @@ class GradientGraph:
         gradient = tf.concat(parts, 0) if parts else tf.zeros([0])
         change = flat_tensor(built.non_trainable) - non_trainable
         checked = [loss, gradient, *sparse.values()]
-        finite = tf.stack([tf.reduce_all(tf.math.is_finite(part)) for part in checked])
-        told = tf.concat([[loss], tf.cast(finite, tf.float32)], 0)
+        well = tf.stack([*(tf.reduce_all(tf.math.is_finite(part)) for part in checked), *lookups.in_range()])
+        told = tf.concat([[loss], tf.cast(well, tf.float32)], 0)
         return [told, gradient, change, *sparse.values()]
 
     def _regularization(self, rows: Mapping[str, Any], places: Mapping[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from elasticdl.frameworks.framework import Floats, Mode, Parameters, Step
 from elasticdl.frameworks.keras.clipping import Clipping
 from elasticdl.frameworks.keras.examples import Minibatch
 from elasticdl.frameworks.keras.gradient_graph import GradientGraph
+from elasticdl.frameworks.keras.lookups import IdOutOfRange
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel
 from elasticdl.frameworks.keras.operations import slow_with_xla, warn_of_chance
@@ -81,7 +82,7 @@ class GradientStep:
         self, parameters: Parameters, rows: Mapping[str, Floats], minibatch: Minibatch, seed: int
     ) -> Step | None:
         """The first step of the compiled graph; None: it cannot be compiled."""
-        num_rows = {name: len(values) for name, values in rows.items()}
+        num_rows = {name: len(ids) for name, ids in minibatch.ids.items()}
         try:
             full = self._make(self._full_spec, num_rows, True)
             slow = slow_with_xla(full.operations)
@@ -89,6 +90,8 @@ class GradientStep:
                 self._drop_xla(f"{slow} is slower with XLA")
                 return None
             step = full(parameters, rows, minibatch.ids, minibatch.leaves, self._all, seed)
+        except IdOutOfRange:
+            raise
         except (tf.errors.OpError, NotImplementedError, ValueError) as error:
             self._drop_xla(str(error).strip().partition("\n")[0])
             return None
