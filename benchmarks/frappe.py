@@ -26,7 +26,7 @@ from benchmarks.peers.environment import environment
 SOURCE = Path(os.environ.get("ELASTICDL_TEST_DATA", ROOT.parent / "shared" / "data")) / "frappe"
 NUM_RECORDS = 57_722
 EPOCHS, QUICK_EPOCHS = 10, 3
-MINIBATCH = 512
+MINIBATCH = 256
 MINIBATCHES_PER_TASK = 16
 WAIT_S = 300.0
 
