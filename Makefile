@@ -9,17 +9,21 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(VENV)/.native
+ESTIMATOR ?= $(VENV)-estimator
 DEMO := build/demo
 CHAOS ?=
+ZOO ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo test test-full e2e e2e-full chaos lint format bench wheels clean
+.PHONY: help setup demo zoo test test-full test-estimator e2e e2e-full chaos lint format bench wheels clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
 	@echo "make demo       train, evaluate and export a model of real data on this machine"
+	@echo "make zoo        train every model of the zoo here (about a quarter of an hour); ZOO=\"MODULE …\" for some of them"
 	@echo "make test       the tests of every change (marked ci); test-full: the long ones, too"
+	@echo "make test-estimator   those on TensorFlow 2.15, the last one that has Estimators"
 	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG; e2e-full: the long ones, too"
 	@echo "make chaos      kill workers, parameter servers and masters at length; count what is lost"
 	@echo "make lint       ruff and mypy; make format: mend what can be mended"
@@ -32,9 +36,9 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(STAMP): setup.py pyproject.toml elasticdl_client/pyproject.toml | $(BIN)/python
-	$(call say,filling $(VENV) (once; TensorFlow is a large download, so this takes a few minutes))
-	$(call say,installing the client$(comma) the runtime$(comma) TensorFlow and the tools of the developer)
-	@$(BIN)/python -m pip install --quiet --editable ./elasticdl_client --editable '.[tensorflow,dev]'
+	$(call say,filling $(VENV) (once; TensorFlow and PyTorch are large downloads, so this takes a few minutes))
+	$(call say,installing the client$(comma) the runtime$(comma) TensorFlow$(comma) PyTorch and the tools of the developer)
+	@$(BIN)/python -m pip install --quiet --editable ./elasticdl_client --editable '.[tensorflow,allreduce,dev]'
 	@touch $@ $(NATIVE)
 comma := ,
 
@@ -49,13 +53,30 @@ setup: $(NATIVE)
 demo: $(NATIVE)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh $(DEMO)
 
+zoo: $(ESTIMATOR)/.installed
+	$(call say,training every model of the zoo on this machine (about a quarter of an hour; two of them on TensorFlow 2.15))
+	@$(BIN)/python -m tests.zoo $(ZOO) --estimator_python $(abspath $(ESTIMATOR))/bin/python
+
 test: $(NATIVE)
-	$(call say,running the tests marked ci (a few minutes))
-	@$(BIN)/python -m pytest -m ci
+	$(call say,running the tests marked ci$(comma) two at a time (about a quarter of an hour))
+	@$(BIN)/python -m pytest -m "ci and not full" -n 2 --dist loadfile --max-worker-restart 0 --durations 20 --durations-min 5
 
 test-full: $(NATIVE)
 	$(call say,running all tests that need no cluster)
 	@$(BIN)/python -m pytest -m "not cluster" --timeout 1800
+
+# Neither the runtime nor its kernels are installed once more: the tests import both from here.
+$(ESTIMATOR)/.installed: pyproject.toml elasticdl_client/pyproject.toml scripts/requirements.py $(NATIVE)
+	$(call say,filling $(ESTIMATOR) (once; TensorFlow 2.15 is a large download))
+	@$(BIN)/python -m venv $(ESTIMATOR)
+	@$(BIN)/python scripts/requirements.py estimator pytest pytest-timeout hypothesis scikit-learn > $(ESTIMATOR)/requirements.txt
+	@$(ESTIMATOR)/bin/python -m pip install --quiet --requirement $(ESTIMATOR)/requirements.txt
+	@touch $@
+
+test-estimator: $(ESTIMATOR)/.installed
+	$(call say,running the tests marked estimator on TensorFlow 2.15)
+	@PYTHONPATH=$(CURDIR) $(ESTIMATOR)/bin/python -m pytest -m estimator tests/estimator tests/api tests/zoo/test_zoo_tutorials.py \
+	    --ignore-glob '*/test_pytorch_*'
 
 # The whole jobs come last: they print what happened to their pods, and stop the daemons of the cluster.
 define run_on_cluster
@@ -67,7 +88,7 @@ define run_on_cluster
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
 	@$(BIN)/python -m pytest -m $(1) --ignore tests/e2e_kubernetes -n 2 --dist loadfile
-	$(call say,running whole jobs on it (about twenty minutes))
+	$(call say,running whole jobs on it (about half an hour))
 	@$(BIN)/python -m pytest -m $(1) -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 endef
 
@@ -92,7 +113,7 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 
 bench: $(NATIVE)
-	@for benchmark in recordio kernels local_train ps_training frappe large_table; do \
+	@for benchmark in recordio readers kernels local_train ps_training frappe large_table allreduce; do \
 	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
 
 $(VENV)/.builder: pyproject.toml | $(BIN)/python
@@ -107,5 +128,5 @@ wheels: $(VENV)/.builder
 
 clean:
 	rm -rf build dist *.egg-info elasticdl_client/build elasticdl_client/*.egg-info
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV) $(ESTIMATOR)
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.kernels import _native
+from elasticdl.rpc.memory import keep_large_buffers
 
 BATCH = 100_000
 NEW_ROWS = 1_000  # of one call while a table is filled
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--torch_python", default=sys.executable, help="the Python that has PyTorch")
     arguments = parser.parse_args()
+    keep_large_buffers()  # as a parameter server does
     rounds = 5 if arguments.quick else 30
     sizes = [(1_000_000, 16)] if arguments.quick else [(n, dim) for n in (1_000_000, 10_000_000) for dim in (16, 64)]
     figures: Figures = {"memory_copy_gb_per_s": copy_gb_per_s(rounds)}

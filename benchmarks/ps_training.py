@@ -99,6 +99,7 @@ def ours(
         "num_workers": num_workers,
         "minibatch_size": BATCH,
         "num_minibatches_per_task": 64,
+        "checkpoint_steps": 1 << 30,  # none: peers write none, either
         "seed": 1,
     }
     flags |= dict(flag.removeprefix("--").split("=", 1) for flag in more)

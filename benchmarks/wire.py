@@ -3,7 +3,8 @@
 ``python -m benchmarks.wire [--quick] [--json] [--wire_dtype=float32]``: one client, one PS in a process of its own, a
 table of a million rows × 16 under Adagrad.  Rows: pulls, and push + pull in one call, of 512 and 4,096 samples × 10
 ids, uniform; making ids unique, summing and gathering count.  Bulk: dense values of 16 MB pulled, and pushed + pulled.
-The peer is a Python socket on the loopback interface that sends and gets as many bytes, by turns with ours.
+The peer is a Python socket on the loopback interface that sends and gets as many bytes, by turns with ours, which go by
+the Unix socket that a worker on the server's machine takes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import grpc
 import numpy as np
 
 from elasticdl.frameworks.framework import Ids, ModelReport, Parameters, Table, Variable
@@ -53,14 +55,19 @@ class Exchange:
 
 def serve_ps() -> None:
     """A PS in this process, until its standard input ends; prints its port."""
-    from elasticdl.ps.service import PsService, register_service
+    from elasticdl.ps.service import PsService, register_service, serve_tensors
     from elasticdl.ps.state import PsState
     from elasticdl.rpc.servers import serve
 
     keep_large_buffers()
     service = PsService(0, PsState())
     service.incarnation = INCARNATION
-    server, port = serve(lambda grpc: register_service(grpc, service, lambda: None), "127.0.0.1", 0, TOKEN, 64)
+    tensors = serve_tensors(service, "127.0.0.1", TOKEN, lambda: None)
+
+    def register(grpc_server: grpc.Server) -> None:
+        register_service(grpc_server, service, lambda: None, tensors.address)
+
+    server, port = serve(register, "127.0.0.1", 0, TOKEN, 64)
     print(port, flush=True)
     sys.stdin.read()
     server.stop(None)

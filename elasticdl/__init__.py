@@ -4,8 +4,16 @@ gRPC's event engine hands every message from thread to thread.  Its older poller
 reading: with grpcio 1.85 that takes a fifth off a call of 400 kB in each direction, and a quarter off the client's
 processor time.  gRPC looks only once, when it is imported; so it is chosen here, before anything else of ours is
 imported, unless the environment has chosen already.
+
+Where nobody waits in a call, the older poller looks every 5 s whether a connection has come about: too long to wait for
+the next life of a master or a PS.
+
+What gRPC does at a fork, so that its child might go on with the parent's channels, crashes the parent now and then
+while a thread of it is in a call.  No child of ours does that, and a loader's processes are forked while heartbeats go.
 """
 
 import os
 
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+os.environ.setdefault("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "200")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

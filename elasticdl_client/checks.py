@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Check
@@ -38,6 +39,24 @@ def check_job_name(name: str) -> str:
 
 def check_symbol(name: str) -> str:
     return "" if all(part.isidentifier() for part in name.split(".")) else "is not the (dotted) name of a symbol"
+
+
+def check_columns(text: str) -> str:
+    """Names separated by commas, each once."""
+    names = [name.strip() for name in text.split(",")] if text else []
+    if not all(names):
+        return "has an empty name; write name,name2"
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    return f"names {repeated} twice" if repeated else ""
+
+
+def check_job_command(command: str) -> str:
+    """A command line that can be split into words; empty: none."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        return f"cannot be split into words ({str(error).lower()}); no shell runs it, but quotes count as in one"
+    return "is empty" if command and not words else ""
 
 
 def check_model_def(name: str) -> str:

@@ -11,6 +11,7 @@ class JobType(StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
     PREDICT = "predict"
+    ANALYZE = "analyze"
 
 
 class Runtime(StrEnum):
@@ -28,11 +29,28 @@ class DistributionStrategy(StrEnum):
     LOCAL = "Local"
 
 
+class Framework(StrEnum):
+    """What a model definition is written for."""
+
+    AUTO = "auto"
+    TENSORFLOW = "tensorflow"
+    TORCH = "torch"
+
+
 class NanPolicy(StrEnum):
     """What a loss that is not finite does to the job."""
 
     FAIL = "fail"
     SKIP = "skip"
+
+
+class PredictionFormat(StrEnum):
+    """Of the files that predictions are written to."""
+
+    AUTO = "auto"
+    PARQUET = "parquet"
+    CSV = "csv"
+    RECORDIO = "recordio"
 
 
 class WireDtype(StrEnum):

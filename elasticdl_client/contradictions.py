@@ -14,6 +14,7 @@ _REQUIRED = {
     "train": ("job_name", "model_def", "training_data"),
     "evaluate": ("job_name", "model_def", "validation_data", "checkpoint_dir_for_init"),
     "predict": ("job_name", "model_def", "prediction_data", "checkpoint_dir_for_init"),
+    "analyze": ("job_name", "data", "output"),
 }
 _OF_PARAMETER_SERVERS = (
     ("use_async", True),
@@ -25,10 +26,12 @@ _OF_PARAMETER_SERVERS = (
     ("wire_dtype", "float32"),
     ("embedding_threshold", "2MB"),
 )
+_OF_ALL_REDUCE = (("min_workers", 1), ("fixed_global_batch", 0), ("collective_timeout", 5.0))
 _EXAMPLES = {
     "job_name": "my-job",
     "model_def": "mnist.mnist_functional_api.custom_model",
     "checkpoint_dir_for_init": "/checkpoints/version-100",
+    "output": "/data/statistics.json",
     "image_name": "registry/my-model-zoo:1",
 }
 
@@ -43,6 +46,7 @@ def check(spec: JobSpec) -> None:
     _check_strategy(spec)
     _check_training(spec)
     _check_parameter_server(spec)
+    _check_all_reduce(spec)
     _check_runtime(spec)
 
 
@@ -67,6 +71,13 @@ def _check_strategy(spec: JobSpec) -> None:
             "ParameterServerStrategy needs a parameter server, and --num_ps_pods is 0.",
             "Give --num_ps_pods=1, or --distribution_strategy=Local or AllReduceStrategy.",
         )
+    if spec.job_command:
+        _check_command(spec)
+    if strategy == "ParameterServerStrategy" and spec.framework == "torch":
+        raise FlagError(
+            "ParameterServerStrategy trains Keras models, and --framework=torch.",
+            "Give --distribution_strategy=AllReduceStrategy, or Local for one worker.",
+        )
     if strategy != "ParameterServerStrategy" and spec.num_ps_pods > 0:
         raise FlagError(
             f"{strategy} has no parameter servers, and --num_ps_pods is {spec.num_ps_pods}.",
@@ -79,9 +90,39 @@ def _check_strategy(spec: JobSpec) -> None:
         )
 
 
+def _check_command(spec: JobSpec) -> None:
+    if spec.model_def:
+        raise FlagError(
+            "--job_command and --model_def exclude each other: a worker runs one of them.",
+            "Leave --model_def out; the command's own arguments say what it trains.",
+        )
+    if spec.need_tf_config and (spec.distribution_strategy != "ParameterServerStrategy" or not spec.num_ps_pods):
+        raise FlagError(
+            "--need_tf_config with --job_command is for TensorFlow's own parameter servers, and there are none.",
+            "Give --distribution_strategy=ParameterServerStrategy and --num_ps_pods=1, or leave it out.",
+        )
+    if spec.num_ps_pods and not spec.need_tf_config:
+        raise FlagError(
+            f"--num_ps_pods={spec.num_ps_pods}: a --job_command cannot use our parameter servers.",
+            "Leave --num_ps_pods out; for TensorFlow's own (Estimator) give --need_tf_config.",
+        )
+    for name in ("output", "max_bad_records", "checkpoint_dir_for_init"):
+        if getattr(spec, name):
+            raise FlagError(
+                f"--{name} is without effect with --job_command: the model is the script's.", "Put it into the command."
+            )
+
+
 def _check_training(spec: JobSpec) -> None:
     if spec.evaluation_steps and not spec.validation_data:
         raise FlagError("--evaluation_steps is given, but nothing to evaluate on.", "Give --validation_data.")
+    if spec.evaluation_throttle_secs and not spec.validation_data:
+        raise FlagError("--evaluation_throttle_secs is given, but nothing to evaluate on.", "Give --validation_data.")
+    if spec.evaluation_start_delay_secs != 100 and not spec.evaluation_throttle_secs:
+        raise FlagError(
+            "--evaluation_start_delay_secs delays evaluations by time, and there are none.",
+            "Give --evaluation_throttle_secs.",
+        )
     if spec.model_params and spec.job_command:
         raise FlagError("--model_params is not passed to --job_command.", "Put it into the command.")
 
@@ -116,6 +157,28 @@ def _check_parameter_server(spec: JobSpec) -> None:
             f"--max_staleness={spec.max_staleness} is below --get_model_steps={spec.get_model_steps}, "
             "so no gradient could be taken.",
             f"Give --max_staleness={spec.get_model_steps} or more.",
+        )
+
+
+def _check_all_reduce(spec: JobSpec) -> None:
+    if spec.distribution_strategy != "AllReduceStrategy":
+        for name, default in _OF_ALL_REDUCE:
+            if getattr(spec, name) != default:
+                raise FlagError(
+                    f"--{name} is for AllReduceStrategy, and this is {spec.distribution_strategy}.",
+                    f"Leave --{name} out, or --distribution_strategy=AllReduceStrategy.",
+                )
+    if spec.fixed_global_batch % spec.minibatch_size:
+        near = max(1, spec.fixed_global_batch // spec.minibatch_size) * spec.minibatch_size
+        raise FlagError(
+            f"--fixed_global_batch={spec.fixed_global_batch} is not a multiple of "
+            f"--minibatch_size={spec.minibatch_size}.",
+            f"Give --fixed_global_batch={near}, or another --minibatch_size.",
+        )
+    if spec.min_workers > spec.num_workers:
+        raise FlagError(
+            f"--min_workers={spec.min_workers} is more than --num_workers={spec.num_workers}.",
+            f"Training would never begin: give --num_workers={spec.min_workers} or more.",
         )
 
 

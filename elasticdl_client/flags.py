@@ -27,6 +27,7 @@ _FALSE = frozenset({"false", "no", "f", "n", "0"})
 
 
 ALL_JOBS = frozenset(JobType)
+WITH_MODEL = ALL_JOBS - {JobType.ANALYZE}
 TRAIN_ONLY = frozenset({JobType.TRAIN})
 
 
@@ -39,6 +40,7 @@ class Group(StrEnum):
     TRAINING = "Training"
     CHECKPOINTS = "Checkpoints and output"
     PARAMETER_SERVER = "Parameter servers"
+    ALL_REDUCE = "AllReduce"
     FAULTS = "Faults"
     LOCAL = "Local runtime (--runtime=local)"
     KUBERNETES = "Kubernetes (--runtime=kubernetes)"

@@ -12,6 +12,7 @@ JOBS = {
     "train": "train a model, evaluating it on the way",
     "evaluate": "evaluate a trained model",
     "predict": "run a trained model over data",
+    "analyze": "compute statistics of a table's columns",
 }
 _PREPARATION = {
     "zoo": "make an image of a folder of models and push it: zoo init, zoo build, zoo push",
@@ -24,6 +25,7 @@ _AFTERWARDS = {
     "delete": "end a job and remove all that there is of it",
     "clean": "remove the jobs that have ended",
     "resume": "give a job whose master is gone a new one; it goes on where it was",
+    "tensorboard": "show a job's losses and metrics in TensorBoard",
 }
 COMMANDS = {**JOBS, **_PREPARATION, **_AFTERWARDS}
 _MORE = {
@@ -35,12 +37,15 @@ _MORE = {
     "clean": "Jobs that succeeded or failed go, as `delete` does it; running and stopped ones stay.",
     "resume": "On Kubernetes it makes the master's pod again; the other pods wait for it for --master_timeout. A local "
     "job goes on in front, from its newest checkpoint.",
+    "tensorboard": "Of a job with --tensorboard_log_dir. It prints its address, and ends with Ctrl-C. On Kubernetes a "
+    "pod with the job's image and volumes runs it meanwhile.",
     "rbac": "For `kubectl apply -f -`. Whoever applies it needs the right to grant these rights.",
 }
 _USAGE = {
     "train": "--job_name=NAME --model_def=PACKAGE.MODULE.SYMBOL --training_data=PATH",
     "evaluate": "--job_name=NAME --model_def=MODULE.SYMBOL --validation_data=PATH --checkpoint_dir_for_init=PATH",
     "predict": "--job_name=NAME --model_def=MODULE.SYMBOL --prediction_data=PATH --checkpoint_dir_for_init=PATH",
+    "analyze": "--job_name=NAME --data=PATH --output=FILE",
 }
 _INDENT = 30
 
@@ -50,10 +55,10 @@ def overview() -> str:
     lines = ["ElasticDL trains deep-learning models with as many workers as can be had at the moment.", ""]
     lines += ["Usage: elasticdl COMMAND --flag=value …", ""]
     for title, commands in (("Jobs", JOBS), ("Preparation", _PREPARATION), ("Jobs that there are", _AFTERWARDS)):
-        lines += [f"{title}:", *(f"  {name:<10} {text}" for name, text in commands.items()), ""]
+        lines += [f"{title}:", *(f"  {name:<11} {text}" for name, text in commands.items()), ""]
     lines += ["`elasticdl COMMAND --help` lists a command's flags. To try it on this machine:", ""]
     lines += ["  elasticdl train --runtime=local --job_name=digits --model_zoo=model_zoo \\"]
-    lines += ["      --model_def=digits.digits_functional.custom_model --training_data=data/digits/train"]
+    lines += ["      --model_def=digits.digits_functional.custom_model --training_data=build/digits/train"]
     return "\n".join(lines)
 
 

@@ -18,12 +18,10 @@ from elasticdl_client.checks import (
     above,
     at_least,
     between,
-    check_embedding_threshold,
+    check_columns,
+    check_job_command,
     check_job_name,
-    check_model_def,
-    check_model_params,
     check_reader_params,
-    check_symbol,
 )
 from elasticdl_client.choices import (
     DistributionStrategy,
@@ -31,21 +29,24 @@ from elasticdl_client.choices import (
     LogLevel,
     NanPolicy,
     Runtime,
-    WireDtype,
 )
 from elasticdl_client.errors import FlagError
-from elasticdl_client.flags import TRAIN_ONLY, Flag, Group, flag, flag_of, nearest
+from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag, flag_of, nearest
 from elasticdl_client.flags import check as check_flag
 from elasticdl_client.flags import parse as parse_flag
 from elasticdl_client.kubernetes.flags import KubernetesFlags
+from elasticdl_client.model_flags import ModelFlags
+from elasticdl_client.one_pass_flags import OnePassFlags, fields_of_analysis
 from elasticdl_client.params import parse_envs, parse_params, parse_size
+from elasticdl_client.strategy_flags import StrategyFlags
 
 _EVALUATED = frozenset({JobType.TRAIN, JobType.EVALUATE})
 _PREDICTED = frozenset({JobType.PREDICT})
+_WRITING = frozenset({JobType.TRAIN, JobType.ANALYZE})
 
 
 @dataclass(frozen=True, slots=True)
-class JobSpec(KubernetesFlags):
+class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     """See the module; the attributes have the flags' names, and `--help` describes each."""
 
     job_type: JobType = JobType.TRAIN
@@ -61,6 +62,7 @@ class JobSpec(KubernetesFlags):
         DistributionStrategy.PARAMETER_SERVER,
         "ParameterServerStrategy, AllReduceStrategy (also AllreduceStrategy), or Local: one worker, no servers.",
         Group.JOB,
+        jobs=WITH_MODEL,
     )
     num_workers: int = flag(
         2,
@@ -69,66 +71,66 @@ class JobSpec(KubernetesFlags):
         check=between(1, 100_000),
     )
     num_ps_pods: int = flag(
-        1, "Parameter servers; 0 with the Local and AllReduce strategies.", Group.JOB, check=between(0, 1024)
+        1,
+        "Parameter servers; 0 with the Local and AllReduce strategies.",
+        Group.JOB,
+        check=between(0, 1024),
+        jobs=WITH_MODEL,
+    )
+    job_command: str = flag(
+        "",
+        'Workers run this command, a script of your own, instead of a --model_def: "python train.py --rate=0.1".',
+        Group.JOB,
+        jobs=TRAIN_ONLY,
+        check=check_job_command,
+    )
+    need_tf_config: bool = flag(
+        False,
+        "With --job_command: TensorFlow's own parameter servers (Estimator), found by TF_CONFIG.",
+        Group.JOB,
+        jobs=TRAIN_ONLY,
     )
     seed: int = flag(0, "Of initial values, task order, shuffles and dropout.", Group.JOB, check=between(0, 2**31 - 1))
     log_level: LogLevel = flag(LogLevel.INFO, "Least severe log lines that pods print.", Group.JOB)
 
-    # The model
-    model_zoo: str = flag(
-        "", "Directory of model definitions; empty: the current directory, or /model_zoo in an image.", Group.MODEL
-    )
-    model_def: str = flag(
-        "",
-        "package.module.symbol of the model function or class, relative to --model_zoo.",
-        Group.MODEL,
-        check=check_model_def,
-    )
-    model_params: str = flag(
-        "",
-        'Arguments of that function: "k=v;k2=v2", Python literals or else strings.',
-        Group.MODEL,
-        check=check_model_params,
-    )
-    feed: str = flag(
-        "feed", "feed(dataset, mode, metadata); --dataset_fn is its older name.", Group.MODEL, check=check_symbol
-    )
-    loss: str = flag("loss", "loss(labels, predictions).", Group.MODEL, check=check_symbol)
-    optimizer: str = flag("optimizer", "optimizer(): the Keras optimizer.", Group.MODEL, check=check_symbol)
-    eval_metrics_fn: str = flag(
-        "eval_metrics_fn", "eval_metrics_fn(): metrics by name.", Group.MODEL, check=check_symbol
-    )
-    callbacks: str = flag(
-        "callbacks", "callbacks(): list of Keras callbacks; optional.", Group.MODEL, check=check_symbol
-    )
-    custom_data_reader: str = flag(
-        "custom_data_reader",
-        "custom_data_reader(...): the module's own Reader; optional.",
-        Group.MODEL,
-        check=check_symbol,
-    )
-    prediction_outputs_processor: str = flag(
-        "PredictionOutputsProcessor",
-        "Class whose process() takes predictions.",
-        Group.MODEL,
-        jobs=_PREDICTED,
-        check=check_symbol,
-    )
-
     # Data
     training_data: str = flag(
-        "", "What to train on: a RecordIO file or directory, a CSV or text file.", Group.DATA, jobs=TRAIN_ONLY
+        "",
+        "What to train on: files, a directory, a pattern, a table (sqlite:///…?table=…), or several, with commas.",
+        Group.DATA,
+        jobs=TRAIN_ONLY,
     )
-    validation_data: str = flag("", "What to evaluate on; the same kinds of sources.", Group.DATA, jobs=_EVALUATED)
-    prediction_data: str = flag("", "What to predict for; the same kinds of sources.", Group.DATA, jobs=_PREDICTED)
+    validation_data: str = flag(
+        "", "What to evaluate on: the same kinds of sources as to train on.", Group.DATA, jobs=_EVALUATED
+    )
+    prediction_data: str = flag(
+        "", "What to predict for: the same kinds of sources as to train on.", Group.DATA, jobs=_PREDICTED
+    )
     data_reader_params: str = flag(
         "", 'Parameters of the reader: "k=v;k2=v2", like --model_params.', Group.DATA, check=check_reader_params
     )
-    minibatch_size: int = flag(64, "Records per minibatch of a worker.", Group.DATA, check=between(1, 2**31 - 1))
-    num_minibatches_per_task: int = flag(
-        8, "Minibatches per task, the unit handed to a worker.", Group.DATA, check=between(1, 2**31 - 1)
+    columns: str = flag(
+        "", "Columns of tables to read, with commas between; empty: all.", Group.DATA, check=check_columns
     )
-    shuffle: bool = flag(False, "Also permute the records inside each task; tasks are always permuted.", Group.DATA)
+    label_column: str = flag(
+        "", "The column that is the label, where the module has no feed.", Group.DATA, jobs=WITH_MODEL
+    )
+    records_per_shard: int = flag(
+        0, "Cut files and tables into shards of at most so many records; 0: not at all.", Group.DATA, check=at_least(0)
+    )
+    minibatch_size: int = flag(
+        64, "Records per minibatch of a worker.", Group.DATA, check=between(1, 2**31 - 1), jobs=WITH_MODEL
+    )
+    num_minibatches_per_task: int = flag(
+        8,
+        "Minibatches per task, the unit handed to a worker.",
+        Group.DATA,
+        check=between(1, 2**31 - 1),
+        jobs=WITH_MODEL,
+    )
+    shuffle: bool = flag(
+        False, "Also permute the records inside each task; tasks are always permuted.", Group.DATA, jobs=TRAIN_ONLY
+    )
 
     # Training
     num_epochs: int = flag(1, "Passes over the training data; 0 or less: endless.", Group.TRAINING, jobs=TRAIN_ONLY)
@@ -142,6 +144,23 @@ class JobSpec(KubernetesFlags):
         jobs=TRAIN_ONLY,
         check=at_least(0),
     )
+    evaluation_throttle_secs: float = flag(
+        0.0,
+        "Also evaluate every so many seconds; 0: never by time.",
+        Group.TRAINING,
+        jobs=TRAIN_ONLY,
+        check=at_least(0),
+    )
+    evaluation_start_delay_secs: float = flag(
+        100.0,
+        "With --evaluation_throttle_secs: seconds of training before the first such evaluation.",
+        Group.TRAINING,
+        jobs=TRAIN_ONLY,
+        check=at_least(0),
+    )
+    tensorboard_log_dir: str = flag(
+        "", "Directory of event files for TensorBoard; empty: none.", Group.TRAINING, jobs=TRAIN_ONLY
+    )
     log_loss_steps: int = flag(
         100, "Log the loss every N model versions.", Group.TRAINING, jobs=TRAIN_ONLY, check=at_least(1)
     )
@@ -153,7 +172,12 @@ class JobSpec(KubernetesFlags):
     )
 
     # Checkpoints and output
-    output: str = flag("", "Directory of the exported model; empty: none.", Group.CHECKPOINTS, jobs=TRAIN_ONLY)
+    output: str = flag(
+        "",
+        "Directory of the exported model, or the file of an analysis; empty: none.",
+        Group.CHECKPOINTS,
+        jobs=_WRITING,
+    )
     checkpoint_dir: str = flag(
         "",
         "Directory of checkpoints; local runtime: in the job's directory by default.",
@@ -167,57 +191,11 @@ class JobSpec(KubernetesFlags):
         3, "Checkpoints kept, the newest ones; 0: all.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
     )
     checkpoint_dir_for_init: str = flag(
-        "", "A checkpoint to start from: a version directory, or a directory of versions.", Group.CHECKPOINTS
-    )
-
-    # Parameter servers
-    use_async: bool = flag(
-        True, "Apply each gradient as it comes; false: in rounds.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY
-    )
-    grads_to_wait: int = flag(
-        1,
-        "Synchronous: gradients in a round; fewer when fewer workers train.",
-        Group.PARAMETER_SERVER,
-        jobs=TRAIN_ONLY,
-        check=at_least(1),
-    )
-    sync_version_tolerance: int = flag(
-        0,
-        "Synchronous: take gradients up to N rounds late; later ones are computed again.",
-        Group.PARAMETER_SERVER,
-        jobs=TRAIN_ONLY,
-        check=at_least(0),
-    )
-    get_model_steps: int = flag(
-        1,
-        "Asynchronous: fetch dense parameters every N steps, and update the worker's copy itself between.",
-        Group.PARAMETER_SERVER,
-        jobs=TRAIN_ONLY,
-        check=at_least(1),
-    )
-    max_staleness: int = flag(
-        0,
-        "Asynchronous: a gradient that misses more than N updates is computed again; 0: no bound.",
-        Group.PARAMETER_SERVER,
-        jobs=TRAIN_ONLY,
-        check=at_least(0),
-    )
-    lr_staleness_modulation: bool = flag(
-        False,
-        "Asynchronous: divide the learning rate by the updates that a gradient misses.",
-        Group.PARAMETER_SERVER,
-        jobs=TRAIN_ONLY,
-    )
-    wire_dtype: WireDtype = flag(
-        WireDtype.FLOAT32,
-        "Gradients, parameters and rows on the network: float32, float16 or bfloat16.",
-        Group.PARAMETER_SERVER,
-    )
-    embedding_threshold: str = flag(
-        "2MB",
-        "Tables of keras.layers.Embedding above this size live on the parameter servers: bytes, KB, MB, GB; 0: all.",
-        Group.PARAMETER_SERVER,
-        check=check_embedding_threshold,
+        "",
+        "The model to begin with: a checkpoint (a version directory, or a directory of versions); evaluate and predict "
+        "also load what --output has written, a .keras file, a .pt file with a state_dict.",
+        Group.CHECKPOINTS,
+        jobs=WITH_MODEL,
     )
 
     # Faults
@@ -229,6 +207,11 @@ class JobSpec(KubernetesFlags):
     )
     max_bad_records: int = flag(
         0, "Records that may be set aside because feed raises on them.", Group.FAULTS, check=at_least(0)
+    )
+    bad_records_dir: str = flag(
+        "",
+        "Where these records are written with their errors; local runtime: in the job's directory by default.",
+        Group.FAULTS,
     )
     lease_timeout: float = flag(
         10.0, "Seconds without a heartbeat after which a worker's task is handed on.", Group.FAULTS, check=above(0)
@@ -272,6 +255,10 @@ class JobSpec(KubernetesFlags):
             values.setdefault("num_ps_pods", 0)
         if strategy == DistributionStrategy.LOCAL:
             values.setdefault("num_workers", 1)
+        if job_type == JobType.ANALYZE:
+            values |= fields_of_analysis(values)
+        if values.get("job_command") and not values.get("need_tf_config"):
+            values.setdefault("num_ps_pods", 0)
         spec = cls(job_type=JobType(job_type), **values)  # type: ignore[arg-type]
         contradictions.check(spec)
         return spec
@@ -329,6 +316,13 @@ class JobSpec(KubernetesFlags):
         """`data_reader_params` as arguments by name."""
         return parse_params("data_reader_params", self.data_reader_params)
 
+    @property
+    def has_default_feed(self) -> bool:
+        """The flags say enough of the data for a module without a `feed`."""
+        params = self.data_reader_params_dict()
+        has_label = bool(self.label_column or params.get("label_col") or params.get("image_size"))
+        return has_label or self.job_type is JobType.PREDICT
+
     def envs_dict(self) -> dict[str, str]:
         """`envs` by name."""
         return parse_envs(self.envs)
@@ -353,6 +347,8 @@ class JobSpec(KubernetesFlags):
             if name not in fields:
                 raise _unknown(name, values["job_type"], list(fields))
             parsed[name] = parse_flag(name, value, fields[name].default)
+        if values["job_type"] == JobType.ANALYZE:
+            parsed |= fields_of_analysis(parsed)
         return cls(job_type=JobType(values["job_type"]), **parsed)  # type: ignore[arg-type]
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+_PASSES = {"evaluated": "evaluation", "predicted": "prediction", "analyzed": "analysis"}
+
 
 class JobPhase(StrEnum):
     """Where the job as a whole is."""
@@ -34,9 +36,16 @@ class EpochCoverage:
     quarantined: int = 0
     skipped: int = 0
     unplanned: int = 0
+    verb: str = "committed"  # what was done to them; one of `_PASSES` in a job that makes one pass
+    is_bound: bool = False  # nobody can say exactly what was repeated, but not more than that
+
+    @property
+    def title(self) -> str:
+        return _PASSES.get(self.verb, f"epoch {self.epoch}")
 
     def __str__(self) -> str:
-        line = f"records {self.records}, committed {self.committed}, repeated {self.repeated}, lost {self.lost}"
+        line = f"records {self.records}, {self.verb} {self.committed}, "
+        line += f"repeated {'at most ' if self.is_bound else ''}{self.repeated}, lost {self.lost}"
         for name in ("quarantined", "skipped", "unplanned"):
             if getattr(self, name):
                 line += f", {name} {getattr(self, name)}"
@@ -95,6 +104,8 @@ class JobStatus:
     tasks_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     pods: tuple[PodStatus, ...] = ()  # master, servers, workers; those that have ended too while the cluster shows them
     ps: tuple[PsStatus, ...] = ()
+    world: tuple[int, ...] = ()  # AllReduce: the workers of the group that stands, by rank
+    num_worlds: int = 0  # AllReduce: how many groups have formed
     staleness: tuple[int, ...] = ()  # gradients by the updates that they missed: 0, 1, 2, 3-4, 5-8, … over all servers
     gradients_refused: int = 0  # too stale, or too late for their round: computed again
     exit_code: int | None = None
@@ -120,6 +131,7 @@ class JobStatus:
         values["coverage"] = tuple(EpochCoverage(**_known(EpochCoverage, one)) for one in values.get("coverage", ()))
         values["pods"] = tuple(PodStatus(**_known(PodStatus, one)) for one in values.get("pods", ()))
         values["ps"] = tuple(PsStatus(**_known(PsStatus, one)) for one in values.get("ps", ()))
+        values["world"] = tuple(values.get("world", ()))
         values["staleness"] = tuple(values.get("staleness", ()))
         return cls(**values)
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from elasticdl_client import progress, report
 from elasticdl_client.agent_process import AgentProcess
+from elasticdl_client.choices import JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_dir import JobDir, path_of
 from elasticdl_client.job_spec import JobSpec
@@ -47,7 +48,7 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
     spec = dataclasses.replace(
         spec,
         job_dir=str(path),
-        checkpoint_dir=spec.checkpoint_dir or str(path / "checkpoints"),
+        checkpoint_dir=spec.checkpoint_dir or (str(path / "checkpoints") if spec.job_type is JobType.TRAIN else ""),
         master_port=spec.master_port or free_port(),
     )
     job_dir = JobDir.take(path)
@@ -127,4 +128,4 @@ def _signals_interrupt() -> Iterator[None]:
 def _report(spec: JobSpec, job_dir: JobDir, ended: Ended) -> None:
     log = job_dir.logs / f"elasticdl-{spec.job_name}-master.log"
     hint = f"The master's log is {log}; those of other pods are next to it."
-    report.print_end(spec.job_name, ended, output=spec.output, logs=str(job_dir.logs), hint=hint)
+    report.print_end(spec.job_name, ended, written=report.written(spec), logs=str(job_dir.logs), hint=hint)

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import os
+import shlex
+import shutil
 import socket
+import sys
 from pathlib import Path
 
-from elasticdl_client.errors import DataError, FlagError, JobError
+from elasticdl_client.choices import JobType
+from elasticdl_client.data_checks import absolute_sources, check_sources
+from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
+from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import check_model_source, reads_data_itself
+from elasticdl_client.trained_model import check_unused, look_at
 
-_DATA_FLAGS = ("training_data", "validation_data", "prediction_data")
+_DATA_FLAGS = ("training_data", "validation_data", "prediction_data", "data")
 _MANIFEST = "MANIFEST.json"
-_PATH_FLAGS = ("output", "checkpoint_dir", "checkpoint_dir_for_init")
+_PATH_FLAGS = (
+    "output",
+    "checkpoint_dir",
+    "checkpoint_dir_for_init",
+    "metrics_output",
+    "prediction_outputs",
+    "tensorboard_log_dir",
+)
+
+
+_WRITTEN = (
+    "output",
+    "checkpoint_dir",
+    "bad_records_dir",
+    "prediction_outputs",
+    "metrics_output",
+    "tensorboard_log_dir",
+)
 
 
 def check_local(spec: JobSpec) -> JobSpec:
@@ -24,23 +47,35 @@ def check_local(spec: JobSpec) -> JobSpec:
         ElasticDLError: the first thing that cannot work.
     """
     zoo = _absolute(spec.model_zoo or ".")
-    check_model_source(spec, zoo)
+    if spec.job_command:
+        _check_command(spec, zoo)
+    elif spec.job_type is not JobType.ANALYZE:
+        check_model_source(spec, zoo)
     changes: dict[str, str] = {"model_zoo": str(zoo)}
-    own_reader = reads_data_itself(spec, zoo)
+    own_reader = not spec.job_command and reads_data_itself(spec, zoo)
     flags = flag_fields(spec.job_type)
     for name in _DATA_FLAGS:
         source = getattr(spec, name)
         if name in flags and source and not own_reader:
-            changes[name] = os.path.abspath(os.path.expanduser(source))
-            _check_data(name, changes[name])
+            changes[name] = absolute_sources(source)
+            check_sources(name, spec, changes[name])
+    if "data" in changes:
+        changes["prediction_data"] = changes["data"]
     for name in _PATH_FLAGS:
         if getattr(spec, name):
             changes[name] = str(_absolute(getattr(spec, name)))
-    for name in ("output", "checkpoint_dir"):
+    for name in _WRITTEN:
         if name in changes:
-            _check_writable(name, Path(changes[name]))
+            is_file = name == "metrics_output" or spec.job_type is JobType.ANALYZE
+            _check_writable(name, Path(changes[name]).parent if is_file else Path(changes[name]))
     if "checkpoint_dir_for_init" in changes:
-        _check_checkpoint(Path(changes["checkpoint_dir_for_init"]))
+        path = Path(changes["checkpoint_dir_for_init"])
+        if spec.job_type is JobType.TRAIN:
+            _check_checkpoint(path)
+        else:
+            _check_trained(dataclasses.replace(spec, model_zoo=str(zoo)), path)
+    if "prediction_outputs" in changes and spec.job_type is JobType.PREDICT:
+        check_unused(Path(changes["prediction_outputs"]))
     if spec.master_port:
         _check_port(spec.master_port)
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
@@ -57,18 +92,16 @@ def _absolute(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
 
 
-def _check_data(name: str, source: str) -> None:
-    if not os.path.exists(source):
-        if glob.has_magic(source) and glob.glob(source, recursive=True):
-            return
-        raise DataError(f"--{name}: {source} does not exist.", "Name a file, a directory of files, or a pattern.")
-    if not os.access(source, os.R_OK):
-        raise DataError(f"--{name}: {source} cannot be read.", "Check its permissions.")
-    if os.path.isdir(source):
-        if not any(not entry.startswith((".", "_")) for entry in os.listdir(source)):
-            raise DataError(f"--{name}: the directory {source} is empty.", "Write data into it, or name another one.")
-    elif os.path.isfile(source) and os.path.getsize(source) == 0:
-        raise DataError(f"--{name}: the file {source} is empty.", "Write data into it, or name another one.")
+def _check_command(spec: JobSpec, zoo: Path) -> None:
+    program = shlex.split(spec.job_command)[0]
+    if not zoo.is_dir():
+        raise FlagError(f"--model_zoo: {zoo} is not a directory.", "--job_command runs in it; name another one.")
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])  # as in a pod
+    if shutil.which(str(zoo / program) if "/" in program else program, path=path) is None:
+        raise FlagError(
+            f"--job_command: {program} is no program that can be run.",
+            f"It is looked for on PATH, or with a slash in it from the directory {zoo} (--model_zoo).",
+        )
 
 
 def _check_writable(name: str, path: Path) -> None:
@@ -92,6 +125,13 @@ def _check_checkpoint(path: Path) -> None:
     incomplete = len(versions) - 1
     found = f"its {incomplete} versions were never completed" if incomplete else "it holds no version"
     raise FlagError(f"--checkpoint_dir_for_init={path} is no checkpoint: {found}.", hint)
+
+
+def _check_trained(spec: JobSpec, path: Path) -> None:
+    """That there is a trained model, and that a job of this strategy and framework can load it."""
+    found = look_at(path)
+    found.check_strategy(spec.distribution_strategy)
+    found.check_framework(framework_of(spec))
 
 
 def _check_port(port: int) -> None:

@@ -44,6 +44,10 @@ class Commands:
         """Runs a trained model over data."""
         self._run(JobType.PREDICT)
 
+    def analyze(self) -> NoReturn:
+        """Computes statistics of a table's columns."""
+        self._run(JobType.ANALYZE)
+
     def zoo(self) -> NoReturn:
         """Makes an image of a folder of models, and pushes it."""
         from elasticdl_client import zoo
@@ -80,6 +84,10 @@ class Commands:
         """Gives a job whose master is gone a new one."""
         self._act("resume")
 
+    def tensorboard(self) -> NoReturn:
+        """Shows a job in TensorBoard."""
+        self._act("tensorboard")
+
     def _run(self, job_type: JobType) -> NoReturn:
         if _asks_for_help(self.arguments):
             print_help(job_type)
@@ -102,7 +110,7 @@ class Commands:
         self._print(command, lambda: commands.run(command, self.arguments))
 
     def _print(self, command: str, action: Callable[[], int]) -> NoReturn:
-        """Does what prints and then ends: a reader that leaves early, and Ctrl-C, end it quietly."""
+        """Does what prints and then ends; Ctrl-C ends it quietly."""
         if _asks_for_help(self.arguments):
             print_help(command)
         try:
@@ -113,9 +121,6 @@ class Commands:
         except ElasticDLError as error:
             print(f"error: {error}", file=sys.stderr)
             code = FAILURE
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
-            code = 128 + signal.SIGPIPE
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
         sys.exit(code)
@@ -124,7 +129,7 @@ class Commands:
 def print_help(command: str = "") -> NoReturn:
     """Prints the help of a command, or of all, and exits."""
     width = min(shutil.get_terminal_size((110, 24)).columns, 120)
-    print(help_text.of_command(command, width) if command else help_text.overview())
+    print(help_text.of_command(command, width) if command else help_text.overview(), flush=True)
     sys.exit(0)
 
 
@@ -165,12 +170,15 @@ def main() -> None:
 
 
 def exit_with(action: Callable[[], NoReturn]) -> NoReturn:
-    """Does something that exits; a mistake of the user's is printed and exits with 2."""
+    """Does something that exits; a mistake of the user's is printed and exits with 2, a reader may leave early."""
     try:
         action()
     except ElasticDLError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        sys.exit(128 + signal.SIGPIPE)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,25 @@ What only running the module can tell is left to the worker.
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.model_framework import check_framework
 
 _EXPECTED = {
     "feed": "a function feed(dataset, mode, metadata)",
     "loss": "a function loss(labels, predictions)",
-    "optimizer": "a function optimizer() that returns a Keras optimizer",
+    "eval_metrics_fn": "a function eval_metrics_fn() that returns a dictionary of metrics",
+    "prediction_outputs_processor": "a class with a method process(predictions, worker_id); or --prediction_outputs",
+    "optimizer": "a function that returns an optimizer: optimizer() of Keras, optimizer(model) of PyTorch",
 }
 _REQUIRED = {
     JobType.TRAIN: ("feed", "loss", "optimizer"),
-    JobType.EVALUATE: ("feed",),
+    JobType.EVALUATE: ("feed", "eval_metrics_fn"),
     JobType.PREDICT: ("feed",),
 }
 
@@ -41,12 +45,18 @@ def check_model_source(spec: JobSpec, zoo: Path) -> None:
             f"{file} has no {symbol}, which --model_def={spec.model_def} names.",
             f"Define {symbol}: a function that returns a model, or a model class.",
         )
-    for name in _REQUIRED[spec.job_type]:
+    needed = [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
+    if spec.job_type is JobType.PREDICT and not spec.prediction_outputs:
+        needed.append("prediction_outputs_processor")
+    for name in needed:
         _check_symbol(zoo, file, name, getattr(spec, name))
+    check_framework(dataclasses.replace(spec, model_zoo=str(zoo)))
 
 
 def reads_data_itself(spec: JobSpec, zoo: Path) -> bool:
     """Whether the module has its own data reader, so that data need not be files."""
+    if not spec.model_def:
+        return False
     module, _, symbol = spec.custom_data_reader.rpartition(".")
     file = _module_file(zoo, module or spec.model_def.rpartition(".")[0], "--custom_data_reader")
     return _defines(file, symbol)
@@ -55,7 +65,7 @@ def reads_data_itself(spec: JobSpec, zoo: Path) -> bool:
 def _check_symbol(zoo: Path, model_file: Path, name: str, wanted: str) -> None:
     module, _, symbol = wanted.rpartition(".")
     file = _module_file(zoo, module, f"--{name}={wanted}") if module else model_file
-    names = (symbol, "dataset_fn") if wanted == "feed" else (symbol,)
+    names = (symbol, "dataset_fn", "dataset") if wanted == "feed" else (symbol,)
     if not any(_defines(file, candidate) for candidate in names):
         raise ModelDefinitionError(
             f"{file} has no {symbol}.",

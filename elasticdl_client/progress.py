@@ -37,6 +37,8 @@ def summary(status: JobStatus) -> str:
 
 def _state(status: JobStatus) -> str:
     parts = [f"workers {status.workers_alive}/{status.workers_wanted}"]
+    if status.num_worlds:
+        parts.append(f"world {status.num_worlds} of {len(status.world)}" if status.world else "no world now")
     if status.ps_wanted:
         parts.append(f"ps {status.ps_alive}/{status.ps_wanted}")
     if status.epoch:
@@ -70,7 +72,7 @@ def _missed(position: int) -> str:
 
 def coverage_lines(status: JobStatus) -> list[str]:
     """One line for each epoch that has a coverage."""
-    return [f"epoch {coverage.epoch}: {coverage}" for coverage in status.coverage]
+    return [f"{coverage.title}: {coverage}" for coverage in status.coverage]
 
 
 def news(before: JobStatus | None, now: JobStatus) -> list[str]:
@@ -87,7 +89,7 @@ def news(before: JobStatus | None, now: JobStatus) -> list[str]:
     known = set() if before is None else {str(coverage) + str(coverage.epoch) for coverage in before.coverage}
     for coverage in now.coverage:
         if coverage.lost == 0 and coverage.records and str(coverage) + str(coverage.epoch) not in known:
-            lines.append(f"epoch {coverage.epoch}: {coverage}")
+            lines.append(f"{coverage.title}: {coverage}")
     return lines
 
 

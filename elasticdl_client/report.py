@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 
 from elasticdl_client import progress
+from elasticdl_client.choices import JobType
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended
 
 
-def print_end(job_name: str, ended: Ended, *, output: str, logs: str, hint: str) -> None:
+def print_end(job_name: str, ended: Ended, *, written: str, logs: str, hint: str) -> None:
     """Prints the end of a job that was followed: coverage and metrics, where things are, and why it failed.
 
     Args:
         job_name: of the job.
         ended: how it ended.
-        output: where the model was exported; may be empty.
+        written: what the job has made and where it is; may be empty.
         logs: where the logs are, or the command that shows them.
         hint: what to do after a failure.
     """
@@ -23,20 +25,28 @@ def print_end(job_name: str, ended: Ended, *, output: str, logs: str, hint: str)
         for line in progress.coverage_lines(status):
             print(line)
         if status.metrics:
-            print(f"final evaluation at step {status.metrics_step}: {progress.metrics_text(status)}")
+            when = f"final evaluation at step {status.metrics_step}" if status.metrics_step else "metrics"
+            print(f"{when}: {progress.metrics_text(status)}")
         if staleness := progress.staleness_text(status):
             print(f"staleness of gradients: {staleness}")
         if status.records_skipped:
             print(f"warning: {status.records_skipped:,} records were left out by --nan_policy=skip")
     if ended.exit_code == 0:
         print(f"Job {job_name} succeeded.")
-        if output:
-            print(f"model: {output}")
+        if written:
+            print(written)
     print(f"logs: {logs}", flush=True)
     if ended.exit_code != 0:
         message = without_frames(ended.message) or "it did not say why."
         print(f"error: Job {job_name} failed: {message}", file=sys.stderr)
         print(f"  → {hint}", file=sys.stderr)
+
+
+def written(spec: JobSpec) -> str:
+    """What a job makes, and where; empty if there is nothing."""
+    output = "statistics" if spec.job_type is JobType.ANALYZE else "model"
+    made = {output: spec.output, "predictions": spec.prediction_outputs, "metrics": spec.metrics_output}
+    return next((f"{name}: {path}" for name, path in made.items() if path), "")
 
 
 def without_frames(text: str) -> str:

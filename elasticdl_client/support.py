@@ -16,21 +16,8 @@ def check(spec: JobSpec) -> None:
     Raises:
         FlagError: naming the flag, and what works instead.
     """
-    if spec.job_type is not JobType.TRAIN:
-        raise FlagError(
-            f"`elasticdl {spec.job_type}` is not in this version yet.",
-            "`elasticdl train` with --validation_data evaluates, also every --evaluation_steps.",
-        )
-    if spec.job_command:
-        raise _missing("--job_command", "training scripts of your own cannot run yet", "Use --model_def.")
     if spec.log_file_path and spec.runtime is Runtime.KUBERNETES:
         raise _missing("--log_file_path", "pods print to their log alone", "`elasticdl logs JOB` shows it.")
-    if spec.distribution_strategy is DistributionStrategy.ALL_REDUCE:
-        raise _missing(
-            "--distribution_strategy=AllReduceStrategy",
-            "workers cannot form a group yet",
-            "Use ParameterServerStrategy or Local.",
-        )
     if spec.distribution_strategy is DistributionStrategy.LOCAL:
         _check_local_strategy(spec)
 
@@ -42,7 +29,7 @@ def _check_local_strategy(spec: JobSpec) -> None:
             "the one worker's model has taken a minibatch before it is looked at",
             "Leave it out: a loss that is not finite fails the job. Or use ParameterServerStrategy.",
         )
-    if spec.checkpoint_dir_for_init:
+    if spec.checkpoint_dir_for_init and spec.job_type is JobType.TRAIN:
         raise _missing(
             "--checkpoint_dir_for_init with --distribution_strategy=Local",
             "the one worker begins with the model's own initial values",

@@ -71,7 +71,11 @@ def positive(text: str) -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--source", default="", help="directory of the original files; digits and clicks need none")
+    parser.add_argument(
+        "--source",
+        default="",
+        help="directory of the original files; digits, clicks: none; cifar10, imagenet, criteo: generated without",
+    )
     parser.add_argument("--output", required=True, help="directory to write to")
     parser.add_argument("--records_per_shard", type=positive, default=4096, help="records in a file (default 4096)")
     parser.add_argument("--compressor", choices=["none", "snappy", "gzip"], default="none", help="(default none)")

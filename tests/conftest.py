@@ -4,6 +4,8 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
+import elasticdl  # noqa: F401  before any test imports gRPC, which it configures
+
 settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 

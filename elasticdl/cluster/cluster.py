@@ -65,7 +65,7 @@ class PodSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     restart_policy: RestartPolicy = RestartPolicy.NEVER
     grace_s: float = 10.0  # between SIGTERM and SIGKILL at deletion
-    framework: str = ""  # "tensorflow": may be started from a standby process that has imported it
+    framework: str = ""  # a name of `standby.PRELOADED`: may be started from a standby process that has imported it
     slot: int = 0  # of a worker: the place among the wanted ones that it fills, its predecessor's if it has one
     memory_factor: float = 1.0  # times the memory that the job's flags give to the role
 

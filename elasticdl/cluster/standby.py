@@ -22,11 +22,22 @@ import socket
 import sys
 from dataclasses import dataclass
 
+from elasticdl.cluster.keras_import import import_less_with_keras
 from elasticdl.cluster.process_group import die_with_parent, pass_gate, redirect_output
 
 READY_VARIABLE = "ELASTICDL_READY_FD"
-PRELOADED = {"tensorflow": ("tensorflow", "keras")}
-PRELOADED_PACKAGES = {"tensorflow": ("elasticdl.frameworks.keras", "elasticdl.worker")}
+FRAMEWORK_VARIABLE = "ELASTICDL_FRAMEWORK"  # of a worker pod: what it will import
+ENGINE = "+torch"  # ends the name of a framework that is used with the collectives of torch
+PRELOADED = {
+    "tensorflow": ("tensorflow", "keras"),
+    f"tensorflow{ENGINE}": ("tensorflow", "keras", "torch"),
+    "torch": ("torch",),
+}
+PRELOADED_PACKAGES = {
+    "tensorflow": ("elasticdl.frameworks.keras", "elasticdl.worker"),
+    f"tensorflow{ENGINE}": ("elasticdl.frameworks.keras", "elasticdl.worker", "elasticdl.collective"),
+    "torch": ("elasticdl.frameworks.torch", "elasticdl.worker", "elasticdl.collective"),
+}
 _MAX_REQUEST_BYTES = 1 << 18
 
 
@@ -74,6 +85,7 @@ class ForkRequest:
 
 def _preload(framework: str) -> None:
     """Imports what pods of the framework import.  What is missing of our own modules a pod will complain of itself."""
+    import_less_with_keras()
     for name in PRELOADED[framework]:
         importlib.import_module(name)
     for package in PRELOADED_PACKAGES[framework]:

@@ -1,7 +1,8 @@
 """Writes tf.train.Example messages without TensorFlow, by hand in protobuf's wire format.
 
 Features are in the order of their names, so the same values give the same bytes.  `encode_example` takes one record of
-any kind; `encode_examples` takes numeric columns of many records and is about ten times as fast.  Never parses one.
+any kind; `encode_examples` takes numeric columns of many records and is about ten times as fast; columns of any kind go
+through `elasticdl.data.table_encoder`.  Never parses one.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _heads(names: Sequence[str], kinds: Sequence[int], sizes: Sequence[int]) -> 
         entry = _map_entry(name.encode(), _field(kind, _field(1, values)))
         heads.append(entry[: len(entry) - size])
         total_bytes += len(entry)
-    heads[0] = _tag(1) + _varint(total_bytes) + heads[0]
+    heads[0] = _tag(1) + varint(total_bytes) + heads[0]
     return heads
 
 
@@ -88,7 +89,7 @@ def _encode_feature(name: str, value: FeatureValue) -> bytes:
     if array.dtype.kind == "f":
         return _field(_FLOAT_LIST, _field(1, array.astype("<f4").tobytes()))
     if array.dtype.kind in "iub":
-        return _field(_INT64_LIST, _field(1, b"".join(_varint(int(item) & _UINT64_MASK) for item in array)))
+        return _field(_INT64_LIST, _field(1, b"".join(varint(int(item) & _UINT64_MASK) for item in array)))
     raise TypeError(f"feature {name!r} has values that are neither bytes, integers nor floats: {value!r}")
 
 
@@ -97,14 +98,14 @@ def _map_entry(name: bytes, feature: bytes) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return _tag(number) + _varint(len(content)) + content
+    return _tag(number) + varint(len(content)) + content
 
 
 def _tag(number: int) -> bytes:
     return bytes([number << 3 | _WIRE_TYPE])
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     pieces = bytearray()
     while value > 0x7F:
         pieces.append(value & 0x7F | 0x80)
@@ -121,14 +122,14 @@ def _pack_column(name: str, column: NDArray[np.generic]) -> list[bytes]:
     if rows.dtype.kind == "f":
         data, ends = rows.astype("<f4").tobytes(), np.arange(1, len(rows) + 1) * (4 * rows.shape[1])
     elif rows.dtype.kind in "iub":
-        data, ends = _pack_varints(rows.astype(np.int64))
+        data, ends = pack_varints(rows.astype(np.int64))
     else:
         raise TypeError(f"column {name!r} has values of type {rows.dtype}, which is neither integer nor float")
     positions = [0, *ends.tolist()]
     return [data[begin:end] for begin, end in itertools.pairwise(positions)]
 
 
-def _pack_varints(rows: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
+def pack_varints(rows: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
     """All values as varints in one piece, and where each row ends in it."""
     values = rows.view(np.uint64)
     largest = int(values.max()) if values.size else 0

@@ -1,68 +1,180 @@
 """Chooses the `Reader` for a data source.
 
-Never looks into a file: the kind is the `reader_type` of `--data_reader_params`, else it follows from the ending of the
-files' names.
+Never looks into a file: the kind is the `reader_type` of `--data_reader_params`, else it follows from a URL's scheme,
+from what is in a directory, or from the ending of the files' names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from elasticdl.data.reader import Reader
+from elasticdl.data.columns import Selection
+from elasticdl.data.extras import need
+from elasticdl.data.huggingface import huggingface_reader, is_saved_dataset
+from elasticdl.data.image_folder import holds_images, image_reader
+from elasticdl.data.npz import npz_reader
+from elasticdl.data.reader import Metadata, Reader
 from elasticdl.data.recordio import RecordIOReader
+from elasticdl.data.shard_files import PartsReader
+from elasticdl.data.slices import SlicedReader
 from elasticdl.data.sources import find_files
+from elasticdl.data.sql import sql_reader
 from elasticdl.data.text import TextReader
 from elasticdl.data.text_rows import TextRules
+from elasticdl.data.tfrecord import TFRecordFile
+from elasticdl_client.data_sources import check_params, is_url, known_type, split_columns, split_sources, type_by_ending
 from elasticdl_client.errors import DataError
+from elasticdl_client.job_spec import JobSpec
 
-_PARAMS = {"CSV": {"header", "delimiter"}, "Text": {"header"}, "RecordIO": set[str]()}
+_DIRECTORIES = ("ImageFolder", "HuggingFace")  # a part is a directory
+_DTYPES = ("int64", "float64", "string")
 
 
-def create_reader(data_origin: str, reader_params: Mapping[str, object] | None = None, seed: int = 0) -> Reader:
-    """The reader for a file, a directory or a glob pattern.
+def create_reader(
+    data_origin: str,
+    reader_params: Mapping[str, object] | None = None,
+    seed: int = 0,
+    *,
+    columns: Sequence[str] = (),
+    label_column: str = "",
+    records_per_shard: int = 0,
+) -> Reader:
+    """The reader for a file, a directory, a glob pattern, a table, or several of them separated by commas.
 
     Args:
         data_origin: of `--training_data` and the like.
-        reader_params: of `--data_reader_params`: `reader_type` (RecordIO, CSV, Text), for text also `header` (whether
-            the first row names the columns; true for CSV) and for CSV `delimiter`.
+        reader_params: of `--data_reader_params`: `reader_type`, and what `data_sources` of the client lists for each.
         seed: of the job; goes into the metadata.
+        columns: of --columns; empty: all.
+        label_column: of --label_column.
+        records_per_shard: shards have at most so many records; 0: a shard is a whole file or table.
 
     Raises:
         DataError: if there is no such data, or a parameter is wrong.
     """
     params = dict(reader_params or {})
-    paths = find_files(data_origin)
     given_type = params.pop("reader_type", None)
-    reader_type = _by_ending(paths) if given_type is None else _known_type(given_type)
-    unknown = sorted(set(params) - _PARAMS[reader_type])
-    if unknown:
-        known = ", ".join(["reader_type", *sorted(_PARAMS[reader_type])])
+    wanted = None if given_type is None else known_type(given_type)
+    sources = split_sources(data_origin) or [""]
+    kinds = {source: wanted or _kind(source) for source in sources}
+    kind = kinds[sources[0]]
+    other = next((source for source in sources if kinds[source] != kind), None)
+    if other is not None:
         raise DataError(
-            f"The {reader_type} reader of {data_origin} does not know the parameter {unknown[0]}.",
-            f"--data_reader_params may have: {known}.",
+            f"{sources[0]} is read as {kind}, {other} as {kinds[other]}.",
+            "All sources of a flag must be of one kind; reader_type=… in --data_reader_params names it.",
         )
-    if reader_type == "RecordIO":
-        return RecordIOReader(data_origin, paths, seed)
-    is_csv = reader_type == "CSV"
-    delimiter = _delimiter(params, paths) if is_csv else b","
-    return TextReader(data_origin, paths, TextRules(is_csv, delimiter), _header(params, is_csv), seed)
+    check_params(kind, params, data_origin)
+    selection = _selection(params, columns, label_column)
+    reader = _create(_Wanted(data_origin, _parts(sources, kind), params, selection, seed), kind)
+    return SlicedReader(reader, records_per_shard) if records_per_shard else reader
 
 
-def _by_ending(paths: Sequence[str]) -> str:
-    endings = {path.rpartition(".")[2].lower() for path in paths}
-    if endings <= {"csv", "tsv"}:
-        return "CSV"
-    return "Text" if endings == {"txt"} else "RecordIO"
+def open_source(spec: JobSpec, origin: str, reader_params: Mapping[str, object] | None = None) -> Reader:
+    """The reader of one of a job's data sources, with all that its flags say.
 
+    Args:
+        reader_params: instead of those of `--data_reader_params`.
 
-def _known_type(reader_type: object) -> str:
-    for known in _PARAMS:
-        if str(reader_type).lower() == known.lower():
-            return known
-    raise DataError(
-        f"The reader type {reader_type} is not supported.",
-        f"reader_type may be {', '.join(_PARAMS)}; for other data define custom_data_reader in your module.",
+    Raises:
+        DataError: see `create_reader`.
+    """
+    return create_reader(
+        origin,
+        spec.data_reader_params_dict() if reader_params is None else reader_params,
+        spec.seed,
+        columns=split_columns(spec.columns),
+        label_column=spec.label_column,
+        records_per_shard=spec.records_per_shard,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    source: str  # as the user named it
+    parts: list[str]
+    params: Mapping[str, object]
+    selection: Selection
+    seed: int
+
+
+def _kind(source: str) -> str:
+    if is_url(source):
+        return "SQL"
+    if os.path.isdir(source):
+        if is_saved_dataset(source):
+            return "HuggingFace"
+        if holds_images(source):
+            return "ImageFolder"
+    return type_by_ending(find_files(source))
+
+
+def _parts(sources: Sequence[str], kind: str) -> list[str]:
+    """Names of files, directories or tables; each once."""
+    found: list[str] = []
+    for source in sources:
+        if kind == "SQL":
+            found.append(source)
+        elif kind in _DIRECTORIES:
+            if not os.path.isdir(source):
+                raise DataError(f"The data source {source} is not a directory.", f"{kind} reads whole directories.")
+            found.append(source)
+        else:
+            found += find_files(source)
+    repeated = next((part for part in found if found.count(part) > 1), None) if len(sources) > 1 else None
+    if repeated is not None:
+        raise DataError(f"{repeated} is in two of the data sources.", "Name it once.")
+    return found
+
+
+def _create(wanted: _Wanted, kind: str) -> Reader:
+    match kind:
+        case "RecordIO":
+            return RecordIOReader(wanted.source, wanted.parts, wanted.seed)
+        case "TFRecord":
+            return PartsReader(wanted.source, wanted.parts, TFRecordFile, lambda: Metadata(seed=wanted.seed))
+        case "CSV" | "Text":
+            return _text_reader(wanted, kind == "CSV")
+        case "Parquet" | "Arrow":
+            need("pyarrow", f"{kind} files", "arrow")
+            from elasticdl.data import arrow_files
+
+            open_files: Callable[[str, Sequence[str], Selection, int], Reader] = (
+                arrow_files.parquet_reader if kind == "Parquet" else arrow_files.arrow_reader
+            )
+            return open_files(wanted.source, wanted.parts, wanted.selection, wanted.seed)
+        case "NumPy":
+            return npz_reader(wanted.source, wanted.parts, wanted.selection, wanted.seed)
+        case "ImageFolder":
+            size = _image_size(wanted.params)
+            return image_reader(wanted.source, wanted.parts, wanted.selection, size, wanted.seed)
+        case "HuggingFace":
+            split = str(wanted.params.get("split", ""))
+            return huggingface_reader(wanted.source, wanted.parts, wanted.selection, split, wanted.seed)
+    return sql_reader(wanted.parts, str(wanted.params.get("key", "")), wanted.selection, wanted.seed)
+
+
+def _text_reader(wanted: _Wanted, is_csv: bool) -> TextReader:
+    params = wanted.params
+    rules = TextRules(is_csv, _delimiter(params, wanted.parts) if is_csv else b",")
+    header = _header(params, is_csv)
+    return TextReader(wanted.source, wanted.parts, rules, header, wanted.seed, wanted.selection, _column_dtypes(params))
+
+
+def _selection(params: dict[str, object], columns: Sequence[str], label_column: str) -> Selection:
+    """What the flags say, else what --data_reader_params say."""
+    listed = params.pop("columns", ())
+    names = split_columns(listed) if isinstance(listed, str) else listed
+    label = params.pop("label_col", "")
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"The data reader's parameter columns is {listed!r}, not a list of names.", "Use --columns.")
+    if not isinstance(label, str):
+        raise DataError(f"The data reader's parameter label_col is {label!r}, not a name.", "Use --label_column.")
+    features = tuple(columns) or tuple(names)
+    chosen = label_column or label
+    return Selection(tuple(name for name in features if name != chosen), chosen)
 
 
 def _header(params: Mapping[str, object], default: bool) -> bool:
@@ -80,3 +192,28 @@ def _delimiter(params: Mapping[str, object], paths: Sequence[str]) -> bytes:
     if isinstance(value, str) and len(value.encode()) == 1 and value not in '"\r\n':
         return value.encode()
     raise DataError(f"The data reader's parameter delimiter is {value!r}, not one ASCII character other than a quote.")
+
+
+def _column_dtypes(params: Mapping[str, object]) -> dict[str, str]:
+    value = params.get("column_dtypes", {})
+    if isinstance(value, dict) and all(dtype in _DTYPES for dtype in value.values()):
+        return {str(name): str(dtype) for name, dtype in value.items()}
+    raise DataError(
+        f"The data reader's parameter column_dtypes is {value!r}.",
+        f'Write column_dtypes={{"age": "float64"}}; a type is {", ".join(_DTYPES)}.',
+    )
+
+
+def _image_size(params: Mapping[str, object]) -> tuple[int, ...]:
+    """(height, width, 3), or (height, width, channels) as given; empty where nothing is said."""
+    value = params.get("image_size", ())
+    numbers = [value, value] if isinstance(value, int) else value
+    if isinstance(numbers, list | tuple) and all(isinstance(number, int) and number > 0 for number in numbers):
+        if len(numbers) == 2:
+            return (*numbers, 3)
+        if not numbers or (len(numbers) == 3 and numbers[2] in (1, 3)):
+            return tuple(numbers)
+    raise DataError(
+        f"The data reader's parameter image_size is {value!r}.",
+        "Write image_size=[height, width] or with 1 or 3 channels.",
+    )

@@ -29,13 +29,21 @@ class Metadata:
 
     Attributes:
         column_names: in order, empty when the source has no columns.
-        column_dtypes: name to "int64", "float64" or "string"; empty when unknown.
+        column_dtypes: name to "int64", "float64", "string" or "image" (an encoded one); empty when unknown.
         seed: of the job; for stateless random ops in `feed`.
+        column_shapes: name to the shape of a record's values; (-1,): any number of them; left out: one value.
+        label_column: of --label_column; empty where the source has none of that name.
+        features: of --columns; empty: all columns but the label.
+        delimiter: of CSV rows; empty: each record is a tf.train.Example, if there are columns.
     """
 
     column_names: tuple[str, ...] = ()
     column_dtypes: tuple[tuple[str, str], ...] = ()
     seed: int = 0
+    column_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    label_column: str = ""
+    features: tuple[str, ...] = ()
+    delimiter: str = ""
 
 
 class Reader(Protocol):

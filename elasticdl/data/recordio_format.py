@@ -18,6 +18,8 @@ import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
+from elasticdl.kernels import _native
+
 MAGIC = 0x01020304
 HEADER_SIZE_BYTES = 20
 
@@ -162,10 +164,7 @@ class RecordTable:
             layout = np.dtype([("length", "<u4"), ("record", f"V{stride - _LENGTH.size}")])
             records: list[bytes] = np.frombuffer(piece, layout)["record"].tolist()
             return records
-        begin, _ = self.byte_range(first, last)
-        ends = (self._ends[first:last] - begin).tolist()
-        starts = [0, *ends[:-1]]
-        return [piece[start + 4 : end] for start, end in zip(starts, ends, strict=True)]
+        return _native.split_records(piece, self._ends[first:last], self.byte_range(first, last)[0])
 
     def _stride(self) -> int:
         return _LENGTH.size + (self._record_length or 0)
@@ -184,18 +183,10 @@ def _walk(body: bytes, num_records: int) -> NDArray[np.int64]:
     """The end of each record in the body."""
     if num_records * _LENGTH.size > len(body):
         raise ChunkFormatError(f"a chunk of {len(body)} bytes cannot hold the {num_records} records its header names")
-    unpack = _LENGTH.unpack_from
-    ends: list[int] = []
-    position = 0
-    try:
-        for _ in range(num_records):
-            position += unpack(body, position)[0] + 4
-            ends.append(position)
-    except struct.error:
-        raise _fault(body, num_records, ends) from None
-    if position != len(body):
-        raise _fault(body, num_records, ends)
-    return np.array(ends, np.int64)
+    ends = _native.record_ends(body, num_records)
+    if len(ends) < num_records or (ends[-1] if num_records else 0) != len(body):
+        raise _fault(body, num_records, ends.tolist())
+    return ends
 
 
 def _fault(body: bytes, num_records: int, ends: Sequence[int]) -> ChunkFormatError:

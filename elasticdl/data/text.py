@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO
 
+import numpy as np
+
+from elasticdl.data.columns import ColumnType, Selection, describe
+from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata, Shard
 from elasticdl.data.sources import no_records, shard_not_of_source
 from elasticdl.data.text_rows import TextRules, rows_from
+from elasticdl.data.text_types import guess_types
 from elasticdl_client.errors import DataError
 
 _ROWS_BETWEEN_OFFSETS = 256
+_GUESSED_FROM = 1000
+_ALL_COLUMNS = Selection()
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -38,6 +46,28 @@ class TextIndex:
     offsets: tuple[int, ...]
     num_records: int
     size_bytes: int
+
+    @classmethod
+    def find(cls, path: str, rules: TextRules, has_header: bool) -> TextIndex:
+        """The index of a file from its cache, or built.
+
+        Raises:
+            DataError: see `build`.
+        """
+        if not os.path.isfile(path):
+            return cls.build(path, rules, has_header)  # which says what is wrong
+
+        def arrays() -> Arrays:
+            built = cls.build(path, rules, has_header)
+            numbers = np.array([built.num_records, built.size_bytes], np.int64)
+            header = np.frombuffer(built.header or b"", np.uint8)
+            return {"offsets": np.array(built.offsets, np.int64), "numbers": numbers, "header": header}
+
+        kind = f"text {rules.quoted} {rules.delimiter!r} {has_header}"
+        found = cached(path, kind, arrays)
+        num_records, size_bytes = found["numbers"].tolist()
+        header = found["header"].tobytes() if has_header else None
+        return cls(header, tuple(found["offsets"].tolist()), num_records, size_bytes)
 
     @classmethod
     def build(cls, path: str, rules: TextRules, has_header: bool) -> TextIndex:
@@ -70,7 +100,14 @@ class TextReader:
     """The `Reader` over text files: one shard a file, named by its path.  Files without rows are left out."""
 
     def __init__(
-        self, source: str, paths: Sequence[str], rules: TextRules, has_header: bool = False, seed: int = 0
+        self,
+        source: str,
+        paths: Sequence[str],
+        rules: TextRules,
+        has_header: bool = False,
+        seed: int = 0,
+        selection: Selection = _ALL_COLUMNS,
+        column_dtypes: Mapping[str, str] | None = None,
     ) -> None:
         """Opens no file yet.
 
@@ -80,7 +117,11 @@ class TextReader:
             rules: how rows are told apart.
             has_header: whether the first row of each file names the columns.
             seed: of the job; for the metadata.
+            selection: of the columns, for the metadata: records are whole rows.
+            column_dtypes: of columns whose type is not to be guessed.
         """
+        self._selection = selection
+        self._column_dtypes = column_dtypes or {}
         self._source = source
         self._paths = sorted(paths)
         self._rules = rules
@@ -118,7 +159,7 @@ class TextReader:
             return [row for _, row in islice(rows, skipped, skipped + len(shard))]
 
     def metadata(self) -> Metadata:
-        """Column names come from the header, which all files must share."""
+        """Column names come from the header, which all files must share, types from the first file's first rows."""
         if not self._has_header:
             return Metadata(seed=self._seed)
         first, *others = self._paths
@@ -129,7 +170,22 @@ class TextReader:
                     f"The header of {path} differs from that of {first}.",
                     "All files of a data source must have the same columns in the same order.",
                 )
-        return Metadata(column_names=names, seed=self._seed)
+        if not self._rules.quoted:
+            return Metadata(column_names=names, seed=self._seed)
+        for asked in self._column_dtypes:
+            if asked not in names:
+                raise DataError(
+                    f"{first} has no column {asked}, which column_dtypes names.", f"It has: {_listed(names)}."
+                )
+        self._selection.of(names, first)
+        guessed = guess_types(self._first_rows(first), len(names), self._rules.delimiter.decode())
+        types = {
+            name: ColumnType(self._column_dtypes.get(name, dtype)) for name, dtype in zip(names, guessed, strict=True)
+        }
+        return describe(types, self._selection, self._seed, self._rules.delimiter.decode())
+
+    def _first_rows(self, path: str) -> list[bytes]:
+        return self.read(Shard(path, 0, min(_GUESSED_FROM, self._index(path).num_records)))
 
     def _column_names(self, path: str) -> tuple[str, ...]:
         header = self._index(path).header or b""
@@ -144,7 +200,7 @@ class TextReader:
         with self._lock:
             index = self._indexes.get(path)
             if index is None:
-                index = self._indexes[path] = TextIndex.build(path, self._rules, self._has_header)
+                index = self._indexes[path] = TextIndex.find(path, self._rules, self._has_header)
             return index
 
 
@@ -153,3 +209,7 @@ def _open(path: str) -> BinaryIO:
         return open(path, "rb", buffering=1 << 18)
     except OSError as error:
         raise DataError(f"The file {path} cannot be opened: {error.strerror}.") from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)

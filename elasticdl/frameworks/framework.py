@@ -7,13 +7,15 @@ Embedding rows that live on the parameter servers cross it as one array of uniqu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from elasticdl.frameworks.callback_rules import Rules
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -58,6 +60,7 @@ class ModelReport:
     Attributes:
         optimizer: a Keras config as JSON.
         has_callbacks: `Framework.end_training` has something to do.
+        rules: what the master decides for the user's callbacks.
     """
 
     variables: tuple[Variable, ...]
@@ -65,6 +68,7 @@ class ModelReport:
     optimizer: str
     metrics: tuple[str, ...]
     has_callbacks: bool = False
+    rules: Rules = field(default_factory=Rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +81,19 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecords:
-    """The records of one lease, as the input pipeline takes them."""
+    """The records of one lease, as the input pipeline takes them.
+
+    Attributes:
+        seed: of (job seed, epoch, task): the seed of every shuffle inside this task.
+        shard: that they are of.
+        numbers: of the records in it; may be empty.
+    """
 
     lease: int
-    seed: int  # of (job seed, epoch, task): the seed of every shuffle inside this task
+    seed: int
     records: Sequence[bytes]
+    shard: str = ""
+    numbers: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,45 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """AllReduce: a minibatch that this member adds to a step.
+
+    Attributes:
+        seed: of (job seed, epoch, task, n): dropout and the like depend on it alone.
+        scale: its records / all records of the step.
+    """
+
+    batch: Batch
+    seed: int
+    scale: float
+
+
+NUM_TOLD = 3  # numbers at the end of the last buffer of a `LocalGradient`
+
+
+@dataclass(slots=True)
+class LocalGradient:
+    """AllReduce: what a member adds to a step.  Its buffers are summed over all members in place.
+
+    A share that is not finite adds nothing but 1 to the count of those.
+
+    Attributes:
+        buffers: float32, one dimension, contiguous, writable; NumPy arrays or objects with `__dlpack__`.  Equal in
+            number and length in every process.  The last one ends with the changes of non-trainable variables (of all
+            shares, each times its scale), and then `NUM_TOLD` numbers: the sum of the losses (each times its scale),
+            the sum of the scales of the finite shares, the number of shares that are not finite.
+        told: reads those numbers as they are now: of this member before the reduction, of the step after it.
+        not_finite: of this member's own shares, by their position: what is not finite, in words for the user.
+        rescale: `Framework.apply_gradient` multiplies all buffers by it (1 / the sum of the scales, if it is not 1).
+    """
+
+    buffers: list[Any]
+    told: Callable[[], Floats]
+    not_finite: dict[int, str] = field(default_factory=dict)
+    rescale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class MetricState:
     """One metric's variables as float64; see the proto message of the same name."""
 
@@ -128,17 +179,34 @@ class MetricState:
 
 
 @dataclass(frozen=True, slots=True)
+class InitialRow:
+    """How the initial row of an id is made, the same by whoever makes it.
+
+    Attributes:
+        kind: constant (a), uniform (in [a, b)), normal or truncated_normal (mean a, standard deviation b).
+        key: what is drawn depends on it, the id and the column alone.
+    """
+
+    kind: str = "constant"
+    key: int = 0
+    a: float = 0.0
+    b: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TableRows:
     """The rows of one table, for export.  With an `input_dim` all of them, in order of id.
 
     Attributes:
         chunks: ids [n] and rows [n, dim], `num_rows` ids in all; read once, before the next table.
+        initial: the row of any other id.
     """
 
     name: str
     dim: int
     num_rows: int
     chunks: Iterator[tuple[Ids, Floats]]
+    initial: InitialRow = InitialRow()
 
 
 class FeedError(Exception):
@@ -153,8 +221,36 @@ class FeedError(Exception):
         self.n = n
 
 
-class Framework(Protocol):
+class Inference(Protocol):
+    """What is asked of a model that is not trained: half of `Framework`, and all that a loaded export can do."""
+
+    def report(self) -> ModelReport:
+        """See `Framework.report`."""
+        ...
+
+    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        """See `Framework.batches`."""
+        ...
+
+    def predict(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
+        """The model's outputs for a minibatch: arrays of [batch.size, …], or tuples and dictionaries of them.
+
+        `parameters` and `rows` as in `Evaluation.update`.
+        """
+        ...
+
+    def evaluation(self) -> Evaluation:
+        """See `Framework.evaluation`."""
+        ...
+
+
+class Framework(Inference, Protocol):
     """One instance per worker process, made from a `ModelDefinition` and the job's seed."""
+
+    @property
+    def device(self) -> str:
+        """Where the buffers of a `LocalGradient` are: ``cpu``, ``cuda`` or ``cuda:N``."""
+        ...
 
     def report(self) -> ModelReport:
         """Builds the model if need be.
@@ -190,6 +286,10 @@ class Framework(Protocol):
         """What the user's `LearningRateScheduler` says at an epoch, from 0, and a model version; None: no such."""
         ...
 
+    def rate_in_use(self) -> float | None:
+        """For people: the learning rate where `learning_rate` was last asked for; None: not known.  From any thread."""
+        ...
+
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         """Local strategy: one step with the user's own optimizer on the framework's own variables; the loss.
 
@@ -197,12 +297,39 @@ class Framework(Protocol):
         """
         ...
 
+    def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
+        """AllReduce: gradients at the framework's own variables, each share times its scale, summed.
+
+        Every share starts from the same values of the non-trainable variables, and leaves them unchanged.
+
+        Args:
+            shares: may be empty: then everything is zero, of the same shapes.
+            ready: called with every buffer but the last, in order, as soon as it is final; the caller may reduce it
+                while the rest is computed.
+        """
+        ...
+
+    def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
+        """AllReduce: after the reduction, one update with the user's own optimizer, then the non-trainable changes.
+
+        `learning_rate` None: the optimizer's own.
+        """
+        ...
+
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Local strategy: variables and optimizer slots, by name."""
+        """Local strategy and AllReduce: variables and optimizer slots, by name; copies."""
         ...
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """The inverse of `state`."""
+        ...
+
+    def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """The model's part of a `state`; there need be no optimizer.
+
+        Raises:
+            CheckpointError: it is of another model.
+        """
         ...
 
     def evaluation(self) -> Evaluation:
@@ -219,6 +346,22 @@ class Framework(Protocol):
             tables: all rows that live elsewhere.
             model_file: write the framework's own file of the model beside it, too, if it has one for such a model.
         """
+        ...
+
+    def begin_training(self) -> None:
+        """Calls the user's callbacks before this process computes its first minibatch.
+
+        Raises:
+            ModelDefinitionError: one raises.
+        """
+        ...
+
+    def end_epoch(self, parameters: Parameters | None, epoch: int, logs: Mapping[str, float]) -> None:
+        """Calls the user's callbacks once an epoch is in the model; `parameters` as for `export`."""
+        ...
+
+    def end_evaluation(self, step: int, results: Mapping[str, float]) -> None:
+        """Calls the user's callbacks with the numbers of an evaluation."""
         ...
 
     def end_training(self, parameters: Parameters | None, output: str) -> None:

@@ -117,10 +117,36 @@ def buckets(ids: Ids) -> npt.NDArray[np.uint16]:
 def crc32c(data: Any, checksum: int = 0) -> int:
     """Castagnoli's checksum of bytes-like data, going on from an earlier one."""
 
+def record_ends(body: bytes, num_records: int) -> npt.NDArray[np.int64]:
+    """Where the records of a RecordIO chunk end, up to the first whose length lies beyond the body."""
+
+def split_records(piece: bytes, ends: npt.NDArray[np.int64], begin: int) -> list[bytes]:
+    """The records that end there without their lengths; the piece begins at `begin`, with the first one."""
+
+def receive(socket: int, size: int) -> npt.NDArray[np.uint8]:
+    """So many bytes from a stream socket, given as its descriptor.
+
+    Raises:
+        EOFError: the other end has closed.  OSError: the socket's, so of all functions here that take one.
+    """
+
+def receive_frame(socket: int, size: int) -> tuple[npt.NDArray[np.uint8], int]:
+    """A frame whose prefix comes last, and the checksum of its other bytes; see `elasticdl.rpc.frames`."""
+
+def send_frame(socket: int, number: int, parts: Sequence[Any], magic: int) -> None:
+    """Sends a head (u32 number, u32 0, u64 size of the frame), the parts of a frame, then its prefix."""
+
+def call(socket: int, number: int, parts: Sequence[Any], magic: int) -> tuple[int, npt.NDArray[np.uint8], int]:
+    """`send_frame`, then the reply: the number of its head, what follows, and if that number is 0, so that a frame
+    follows, its checksum."""
+
 def to_half(values: Floats) -> Halves:
     """float32 to the bits of float16, to nearest even, in the same shape."""
 
 def from_half(values: Halves) -> Floats: ...
 def to_bfloat16(values: Floats) -> Halves: ...
 def from_bfloat16(values: Halves) -> Floats: ...
+def all_within(ids: Ids, bound: int) -> bool:
+    """Whether all ids are in [0, bound)."""
+
 def all_finite(values: Floats) -> bool: ...

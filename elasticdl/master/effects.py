@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.cluster.cluster import Cluster, EventType, Pod, PodEvent, Role
-from elasticdl.data.factory import create_reader
+from elasticdl.data.factory import open_source
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.core import commands, events
 from elasticdl.master.core.values import DataKind, Phase, PsAddress, Shard
@@ -161,8 +161,7 @@ class Effects:
             self._inbox.post(events.ShardsUnreadable(kind, f"{what}\n  → start a new job on the new data"))
 
     def _read_shards(self, kind: DataKind) -> tuple[Shard, ...]:
-        origin = getattr(self._spec, f"{kind}_data")
-        reader = create_reader(origin, self._spec.data_reader_params_dict(), self._spec.seed)
+        reader = open_source(self._spec, getattr(self._spec, f"{kind}_data"))
         return tuple(Shard(shard.name, shard.start, shard.end) for shard in reader.shards())
 
     def _read_applied_sets(self, command: commands.ReadAppliedSets) -> None:

@@ -7,7 +7,10 @@ one).
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import random
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +21,15 @@ from elasticdl.cluster.processes import ProcessCluster
 from elasticdl.master.file_journal import FileJournal, StatusFile
 from elasticdl.master.journal import Journal, Superseded
 from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.model_def import framework_of
 from elasticdl.rpc.tokens import TOKEN_FILE_VARIABLE, read_token
+from elasticdl_client.choices import Framework
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 
 _LOOPBACK = "127.0.0.1"
-_THREADS_VARIABLE = "TF_NUM_INTRAOP_THREADS"
+_THREADS_VARIABLES = {Framework.TENSORFLOW: "TF_NUM_INTRAOP_THREADS", Framework.TORCH: "OMP_NUM_THREADS"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,18 @@ class LocalPlace:
 
     def pod_specs(self, port: int) -> PodSpecs:
         env = {TOKEN_FILE_VARIABLE: self.token_file, **shares_of_machine(self.spec, os.environ)}
-        return PodSpecs(self.spec, sys.executable, f"{_LOOPBACK}:{port}", env)
+        tf_addresses = self._tf_addresses() if self.spec.job_command and self.spec.need_tf_config else None
+        return PodSpecs(self.spec, sys.executable, f"{_LOOPBACK}:{port}", env, tf_addresses=tf_addresses)
+
+    def _tf_addresses(self) -> dict[str, list[str]]:
+        """Of TensorFlow's own servers and workers: chosen once, for all lives of the job's master and pods."""
+        path = Path(self.token_file).parent / "tf_addresses.json"
+        if not path.exists():
+            sizes = {"ps": self.spec.num_ps_pods, "worker": self.spec.num_workers}
+            ports = iter(_free_ports(sum(sizes.values())))
+            found = {role: [f"{_LOOPBACK}:{next(ports)}" for _ in range(size)] for role, size in sizes.items()}
+            path.write_text(json.dumps(found))
+        return dict(json.loads(path.read_text()))
 
     def is_transient(self, error: ElasticDLError) -> bool:
         return False
@@ -63,13 +79,29 @@ class LocalPlace:
 def shares_of_machine(spec: JobSpec, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that give each pod of a job its share of this machine's cores, unless the user says otherwise.
 
-    TensorFlow's threads wait for each other by spinning: as many as there are cores, in each of several pods, take
+    The frameworks' threads wait for each other by spinning: as many as there are cores, in each of several pods, take
     twice the time for the same step.
     """
-    if _THREADS_VARIABLE in environment or _THREADS_VARIABLE in spec.envs_dict():
-        return {}
+    known = _THREADS_VARIABLES
+    wanted = list(known.values()) if not spec.model_def else [known[framework_of(spec)]]
     num_cores = len(os.sched_getaffinity(0))
-    return {_THREADS_VARIABLE: str(max(1, num_cores // (spec.num_workers + spec.num_ps_pods)))}
+    share = str(max(1, num_cores // (spec.num_workers + spec.num_ps_pods)))
+    return {name: share for name in wanted if name not in environment and name not in spec.envs_dict()}
+
+
+def _free_ports(number: int) -> list[int]:
+    """Ports of this machine that nobody listens on, below those that the system gives to outgoing connections."""
+    found: list[int] = []
+    for port in random.sample(range(20_000, 30_000), 10_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind((_LOOPBACK, port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == number:
+            return found
+    raise JobError(f"there are no {number} free ports between 20000 and 30000 on this machine")
 
 
 def open_place() -> LocalPlace:
@@ -114,6 +146,8 @@ def read_spec(job_dir: Path) -> JobSpec:
     spec = JobSpec.from_json(text)
     if spec.training_data and not spec.checkpoint_dir:
         spec = dataclasses.replace(spec, checkpoint_dir=str(job_dir / "checkpoints"))
+    if spec.max_bad_records and not spec.bad_records_dir:
+        spec = dataclasses.replace(spec, bad_records_dir=str(job_dir / "bad_records"))
     return spec
 
 

@@ -29,11 +29,16 @@ from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.servicer import MasterServicer
 from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, fixed_flags, settings_of
 from elasticdl.master.shell import Shell, end_of_log
+from elasticdl.master.tensorboard import watcher
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.servers import serve
+from elasticdl_client.choices import JobType
 from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import reads_data_itself
+from elasticdl_client.trained_model import Kind, check_unused, look_at
 
 EXIT_TERMINATED = 143  # of a life that was told to leave and has left the job to the next
 _PORT_RETRY_S = 10.0
@@ -94,8 +99,12 @@ class Master:
     def _run(self, saved: dict[str, Any] | None) -> int:
         state = _next_state(self._place, saved)
         if saved is None:
-            state["initial_checkpoint"] = _initial_checkpoint(self._settings)
-        self._settings = dataclasses.replace(self._settings, checkpoint_dir_for_init=state["initial_checkpoint"])
+            state |= _initial_model(self._spec, self._settings)
+        chosen: dict[str, Any] = {"checkpoint_dir_for_init": state["initial_checkpoint"]}
+        if self._spec.job_type is not JobType.TRAIN:
+            self._spec = dataclasses.replace(self._spec, **chosen)  # workers load it, too: all the same
+            chosen["model_version"] = state["initial_version"]
+        self._settings = dataclasses.replace(self._settings, **chosen)
         generation: int = state["generation"]
         for line in describe(self._spec):
             logger.info("%s", line)
@@ -105,7 +114,8 @@ class Master:
         save_patiently(self._journal, first, None, self._place.patience_s, self._stop)
         inbox = Inbox()
         effects = self._make_effects(inbox, generation, state["port"])
-        shell = Shell(job, inbox, effects, self._journal, self._place.cluster, state, self._place.patience_s)
+        watching = watcher(self._spec.tensorboard_log_dir, generation, job.status().model_version)
+        shell = Shell(job, inbox, effects, self._journal, self._place.cluster, state, self._place.patience_s, watching)
         server = self._serve(inbox, generation, shell, state["port"])
         with self._stop_lock:
             self._shell = shell
@@ -116,6 +126,7 @@ class Master:
             outcome = shell.run()
         finally:
             inbox.close()
+            watching.close()
             server.stop(0.0 if self._is_leaving else _STOP_GRACE_S).wait()
         if outcome is None:
             return self._left()
@@ -171,7 +182,8 @@ class Master:
         def register(server: grpc.Server) -> None:
             pb_grpc.add_MasterServicer_to_server(servicer, server)
 
-        max_threads = 2 * (self._settings.num_workers + self._settings.num_ps) + 16
+        num_polls = 2 if self._settings.has_worlds else 1  # of a worker at a time, besides its other calls
+        max_threads = (num_polls + 1) * self._settings.num_workers + 2 * self._settings.num_ps + 16
         deadline = time.monotonic() + (_PORT_RETRY_S if generation > 1 else 0.0)
         while True:
             try:
@@ -188,6 +200,8 @@ class Master:
 
     def _list_data(self, effects: Effects, saved: Mapping[str, Any] | None) -> None:
         """Begins to list what the master can list itself, and to check what an earlier life has listed."""
+        if self._spec.job_command:  # listed when a script asks for them
+            return
         if reads_data_itself(self._spec, Path(self._spec.model_zoo or ".")):
             return
         known = (saved or {}).get("core", {}).get("data", {}).get("shards", {})
@@ -219,8 +233,30 @@ def _change_status(place: Place, **changes: Any) -> None:
         logger.error("%s", error)
 
 
-def _initial_checkpoint(settings: JobSettings) -> str:
+def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     """What the job begins with, chosen once: there may be a newer one in the next life of the master."""
+    if spec.job_type is JobType.TRAIN:
+        return {"initial_checkpoint": _initial_checkpoint(settings)}
+    if spec.job_type is JobType.ANALYZE:
+        _remove_parts(Path(spec.prediction_outputs))
+        return {"initial_checkpoint": "", "initial_version": 0}
+    if spec.prediction_outputs:
+        check_unused(Path(spec.prediction_outputs))
+    found = look_at(Path(spec.checkpoint_dir_for_init))
+    found.check_strategy(spec.distribution_strategy)
+    found.check_framework(framework_of(spec))
+    logger.info("The model is %s: %s, version %d", found.kind, found.path, found.version)
+    path = checkpoints.initial(found.path) if found.kind is Kind.SERVERS else found.path
+    return {"initial_checkpoint": str(path), "initial_version": found.version}
+
+
+def _remove_parts(directory: Path) -> None:
+    """What an analysis that did not reach its end has left beside its output."""
+    for part in [*directory.glob("part-*"), *directory.glob(".*.part-*")]:
+        part.unlink(missing_ok=True)
+
+
+def _initial_checkpoint(settings: JobSettings) -> str:
     if settings.checkpoint_dir_for_init and settings.strategy is Strategy.PARAMETER_SERVER:
         return str(checkpoints.initial(Path(settings.checkpoint_dir_for_init)))
     return settings.checkpoint_dir_for_init

@@ -1,13 +1,14 @@
-"""Wire messages to the core's records and back: the one place where both are known.
+"""Wire messages to the core's records; the way back is in replies.py.  Both are known in these two places alone.
 
 Nothing here decides anything; ids, names and numbers pass unchanged.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
-from elasticdl.master.core import commands, events
+from elasticdl.master.core import events
 from elasticdl.master.core.applied import AppliedSet
 from elasticdl.master.core.values import (
     Array,
@@ -15,19 +16,18 @@ from elasticdl.master.core.values import (
     HeldLease,
     Lease,
     MetricState,
-    Partition,
+    Occasion,
+    Plan,
     Position,
     PsLoad,
     Role,
+    SessionEvent,
     Shard,
     TaskType,
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 _ROLES = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
-
-
-# From the wire ---------------------------------------------------------------------------------------------------
 
 
 def applied_set(message: pb.AppliedSet) -> AppliedSet:
@@ -53,7 +53,13 @@ def lease(message: pb.Lease) -> Lease:
         excluded=tuple(message.excluded),
         model_version=message.model_version,
         merged=tuple(metric_state(state) for state in message.merged),
+        committed=tuple(message.committed),
+        occasion=occasion(message.occasion) if message.HasField("occasion") else None,
     )
+
+
+def occasion(message: pb.Occasion) -> Occasion:
+    return Occasion(message.save_to, message.epoch, tuple(sorted(message.logs.items())))
 
 
 def worker_joined(call: int, message: pb.RegisterWorkerRequest) -> events.WorkerJoined:
@@ -84,7 +90,19 @@ def model_reported(call: int, message: pb.ModelReport) -> events.ModelReported:
         bool(message.metrics),
         message.has_callbacks,
         shards,
+        plan(message.plan) if message.HasField("plan") else None,
+        json.loads(message.callbacks) if message.callbacks else {},
     )
+
+
+def session_reported(call: int, message: pb.SessionReport) -> events.SessionReported:
+    what = SessionEvent(pb.SessionEvent.Name(message.event).lower())
+    return events.SessionReported(call, message.worker_id, message.incarnation, what)
+
+
+def plan(message: pb.Plan) -> Plan:
+    num_epochs = message.num_epochs if message.has_num_epochs else None
+    return Plan(message.minibatch_size, message.num_minibatches_per_task, num_epochs, message.num_records)
 
 
 def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.HeartbeatReceived:
@@ -99,6 +117,31 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         message.partition_version,
         message.leaving,
         ps_load(message.load) if message.HasField("load") else None,
+        message.world_version,
+        message.waiting_seconds,
+    )
+
+
+def lease_requested(call: int, message: pb.LeaseRequest) -> events.LeaseRequested:
+    only = TaskType(pb.TaskType.Name(message.only)) if message.only else None
+    return events.LeaseRequested(call, message.worker_id, message.incarnation, message.at_once, only)
+
+
+def ready_for_world(call: int, message: pb.ReadyForWorldRequest) -> events.ReadyForWorld:
+    return events.ReadyForWorld(
+        call, message.worker_id, message.incarnation, message.address, message.left, message.reason
+    )
+
+
+def world_formed(call: int, message: pb.WorldFormedRequest) -> events.WorldFormed:
+    return events.WorldFormed(
+        call,
+        message.worker_id,
+        message.incarnation,
+        message.version,
+        applied_set(message.applied),
+        message.steps,
+        message.restored_from,
     )
 
 
@@ -127,6 +170,7 @@ def progress_reported(call: int, message: pb.ProgressReport) -> events.ProgressR
         loss,
         tuple(message.skipped),
         message.not_finite,
+        message.learning_rate or None,
     )
 
 
@@ -155,6 +199,12 @@ def evaluation_reported(call: int, message: pb.EvaluationReport) -> events.Evalu
         message.lease,
         tuple(metric_state(state) for state in message.states),
         dict(message.results),
+    )
+
+
+def metrics_reported(call: int, message: pb.MetricsReport) -> events.MetricsReported:
+    return events.MetricsReported(
+        call, message.worker_id, message.incarnation, message.step, dict(sorted(message.metrics.items()))
     )
 
 
@@ -187,105 +237,6 @@ def model_layout(message: pb.ModelReport) -> dict[str, object]:
         ],
         "optimizer": message.optimizer,
     }
-
-
-# To the wire -----------------------------------------------------------------------------------------------------
-
-
-def lease_message(value: Lease) -> pb.Lease:
-    return pb.Lease(
-        id=value.id,
-        type=str(value.type),
-        epoch=value.epoch,
-        task=value.task,
-        shard=pb.ShardMessage(name=value.shard.name, start=value.shard.start, end=value.shard.end),
-        excluded=value.excluded,
-        model_version=value.model_version,
-        merged=[metric_state_message(state) for state in value.merged],
-    )
-
-
-def metric_state_message(value: MetricState) -> pb.MetricState:
-    arrays = [pb.Array(shape=array.shape, data=array.data) for array in value.arrays]
-    return pb.MetricState(name=value.name, arrays=arrays, additive=value.additive, num_states=value.num_states)
-
-
-def partition_message(value: Partition | None) -> pb.Partition | None:
-    if value is None:
-        return None
-    addresses = [
-        pb.PsAddress(
-            ps_id=ps.ps_id,
-            address=ps.address,
-            incarnation=ps.incarnation,
-            buckets=[pb.BucketRange(start=owned.start, end=owned.end) for owned in ps.buckets],
-        )
-        for ps in value.ps
-    ]
-    return pb.Partition(version=value.version, ps=addresses)
-
-
-def registration_reply(answer: commands.Answer, generation: int, job_spec: str) -> pb.RegisterWorkerReply:
-    match answer:
-        case commands.Registered(partition):
-            return pb.RegisterWorkerReply(
-                accepted=True, generation=generation, job_spec=job_spec, partition=partition_message(partition)
-            )
-        case commands.Refused(reason):
-            return pb.RegisterWorkerReply(accepted=False, reason=reason, generation=generation)
-    raise AssertionError(f"{answer} does not answer RegisterWorker")
-
-
-def lease_reply(answer: commands.Answer, generation: int) -> pb.LeaseReply:
-    match answer:
-        case commands.LeaseGranted(granted):
-            return pb.LeaseReply(generation=generation, lease=lease_message(granted))
-        case commands.NoLeaseNow():
-            return pb.LeaseReply(generation=generation, wait=True)
-        case commands.JobOver():
-            return pb.LeaseReply(generation=generation, end=True)
-        case commands.UnknownWorker(reason):
-            return pb.LeaseReply(generation=generation, unknown=reason)
-    raise AssertionError(f"{answer} does not answer RequestLease")
-
-
-def heartbeat_reply(answer: commands.Answer, generation: int) -> pb.HeartbeatReply:
-    match answer:
-        case commands.HeartbeatAnswer(known, revoked, partition, stop, num_pushing):
-            return pb.HeartbeatReply(
-                known=known,
-                generation=generation,
-                revoked=revoked,
-                partition=partition_message(partition),
-                stop=stop,
-                num_pushing=num_pushing,
-            )
-    raise AssertionError(f"{answer} does not answer Heartbeat")
-
-
-def ps_registration_reply(answer: commands.Answer, generation: int, job_spec: str) -> pb.RegisterPsReply:
-    match answer:
-        case commands.PsAdmitted(incarnation, restore_from, parameters_only):
-            return pb.RegisterPsReply(
-                accepted=True,
-                generation=generation,
-                incarnation=incarnation,
-                job_spec=job_spec,
-                restore_from=restore_from,
-                parameters_only=parameters_only,
-            )
-        case commands.Refused(reason):
-            return pb.RegisterPsReply(accepted=False, reason=reason, generation=generation)
-    raise AssertionError(f"{answer} does not answer RegisterPs")
-
-
-def ack(answer: commands.Answer, generation: int) -> pb.Ack:
-    match answer:
-        case commands.Accepted(model_version):
-            return pb.Ack(accepted=True, generation=generation, model_version=model_version)
-        case commands.Refused(reason) | commands.UnknownWorker(reason):
-            return pb.Ack(accepted=False, reason=reason, generation=generation)
-    raise AssertionError(f"{answer} is no acknowledgement")
 
 
 def manifest_layout(

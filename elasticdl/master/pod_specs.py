@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.cluster.cluster import PodSpec, Role
+from elasticdl.cluster.standby import ENGINE, FRAMEWORK_VARIABLE
 from elasticdl.master.core.commands import CreatePod
+from elasticdl.model_def import framework_of
 from elasticdl.rpc.patience import MASTER_TIMEOUT_VARIABLE
+from elasticdl_client.choices import DistributionStrategy, Framework
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
+from elasticdl_client.tf_config import tf_config
 
 _MODULES = {Role.PS: "elasticdl.ps", Role.WORKER: "elasticdl.worker"}
 _ID_VARIABLES = {Role.PS: "PS_ID", Role.WORKER: "WORKER_ID"}
+_OF_WORKERS = {  # read when torch is imported
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of connections that we end ourselves
+    # Its threads spin for some 50 µs where they wait for each other, then sleep. The 3 ms that OpenMP takes by itself
+    # make a step several times longer where others want the processors, too.
+    "GOMP_SPINCOUNT": "5000",
+}
 _GRACE_S = {Role.PS: 30.0, Role.WORKER: 10.0}  # a PS that is told to leave writes a checkpoint first
 
 
@@ -27,6 +38,7 @@ class PodSpecs:
         master_address: host:port at which pods reach the master.
         env: of all pods, what the runtime adds.
         ps_env: of servers, the same.
+        tf_addresses: where the job has TensorFlow's own servers, and the runtime does not set TF_CONFIG itself.
     """
 
     spec: JobSpec
@@ -34,19 +46,22 @@ class PodSpecs:
     master_address: str
     env: Mapping[str, str] = field(default_factory=dict)
     ps_env: Mapping[str, str] = field(default_factory=dict)
+    tf_addresses: Mapping[str, Sequence[str]] | None = None
 
     def of(self, command: CreatePod) -> PodSpec:
         """The pod that the core wants."""
         role = Role(command.role)
         labels = names.pod_labels(self.spec.job_name, role, command.index)
+        framework = self._framework() if role is Role.WORKER else ""
         if role is Role.WORKER:
             labels[names.SLOT_LABEL] = str(command.slot)
         return PodSpec(
             name=command.name,
             role=role,
             index=command.index,
-            command=(self.python, "-m", _MODULES[role]),
+            command=self._command(role),
             env={
+                **(_OF_WORKERS if role is Role.WORKER else {}),
                 **self._populated(os.environ),
                 **self.spec.envs_dict(),
                 **self.env,
@@ -56,13 +71,38 @@ class PodSpecs:
                 "ELASTICDL_POD_NAME": command.name,
                 "WORKER_NUM": str(self.spec.num_workers),
                 _ID_VARIABLES[role]: str(command.index),
+                **({FRAMEWORK_VARIABLE: framework} if framework else {}),
+                **self._tf_config(command),
             },
             labels=labels,
             grace_s=_GRACE_S[role],
-            framework="tensorflow" if role is Role.WORKER else "",
+            framework=self._preloaded(framework),
             slot=command.slot,
             memory_factor=command.memory_factor,
         )
+
+    def _command(self, role: Role) -> tuple[str, ...]:
+        """Of a role's pods; a user's own command is given word by word."""
+        if self.spec.job_command:
+            directory = self.spec.model_zoo or "."
+            return (self.python, "-m", "elasticdl.worker.command", directory, *shlex.split(self.spec.job_command))
+        return (self.python, "-m", _MODULES[role])
+
+    def _tf_config(self, command: CreatePod) -> dict[str, str]:
+        if self.tf_addresses is None:
+            return {}
+        number = command.slot if Role(command.role) is Role.WORKER else command.index
+        return {"TF_CONFIG": tf_config(self.tf_addresses, str(command.role), number)}
+
+    def _framework(self) -> str:
+        """What a worker will import; unknown of a command of the user's, nothing where there is no model."""
+        return "" if not self.spec.model_def else framework_of(self.spec).value
+
+    def _preloaded(self, framework: str) -> str:
+        """What a standby process for its pods imports: the collectives of Keras jobs are those of torch, too."""
+        is_all_reduce = self.spec.distribution_strategy is DistributionStrategy.ALL_REDUCE
+        uses_engine = is_all_reduce and framework == Framework.TENSORFLOW.value
+        return framework + ENGINE if uses_engine else framework
 
     def _populated(self, environment: Mapping[str, str]) -> dict[str, str]:
         if not self.spec.populate_env_names:

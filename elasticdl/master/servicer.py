@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import grpc
 
-from elasticdl.master import messages
+from elasticdl.master import messages, replies
 from elasticdl.master.core.commands import Answer, LeaseGranted, NoLeaseNow
-from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, LeaseRequested
+from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, SampleRequested, WorldWatched
 from elasticdl.master.inbox import Closed, Inbox
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -46,7 +46,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         self, request: pb.RegisterWorkerRequest, context: grpc.ServicerContext
     ) -> pb.RegisterWorkerReply:
         answer = self._ask(lambda call: messages.worker_joined(call, request), context)
-        return messages.registration_reply(answer, self._generation, self._job_spec)
+        return replies.registration_reply(answer, self._generation, self._job_spec)
 
     def ReportModel(self, request: pb.ModelReport, context: grpc.ServicerContext) -> pb.Ack:
         if not request.error:
@@ -54,7 +54,30 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         return self._ack(lambda call: messages.model_reported(call, request), context)
 
     def RequestLease(self, request: pb.LeaseRequest, context: grpc.ServicerContext) -> pb.LeaseReply:
-        call, future = self._post(lambda n: LeaseRequested(n, request.worker_id, request.incarnation), context)
+        call, answer = self._poll(lambda n: messages.lease_requested(n, request), context)
+        if isinstance(answer, LeaseGranted) and not context.is_active():
+            self._inbox.post(CallAbandoned(call))  # nobody will hear of this lease
+        return replies.lease_reply(answer, self._generation)
+
+    def Sample(self, request: pb.SampleRequest, context: grpc.ServicerContext) -> pb.SampleReply:
+        _, answer = self._poll(lambda n: SampleRequested(n, request.worker_id, request.incarnation), context)
+        return replies.sample_reply(answer)
+
+    def ReadyForWorld(self, request: pb.ReadyForWorldRequest, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.ready_for_world(call, request), context)
+
+    def WatchWorld(self, request: pb.WatchWorldRequest, context: grpc.ServicerContext) -> pb.WatchWorldReply:
+        _, answer = self._poll(
+            lambda n: WorldWatched(n, request.worker_id, request.incarnation, request.known_version), context
+        )
+        return replies.watch_reply(answer, self._generation)
+
+    def WorldFormed(self, request: pb.WorldFormedRequest, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.world_formed(call, request), context)
+
+    def _poll(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> tuple[int, Answer]:
+        """A long poll: the number of the call, and its answer or, in time for the caller, `NoLeaseNow`."""
+        call, future = self._post(make_event, context)
         context.add_callback(lambda: self._abandon(call))
         answer: Answer
         try:
@@ -66,13 +89,11 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
             answer = NoLeaseNow()  # the caller has gone
         except Closed:
             _refuse_closed(context)
-        if isinstance(answer, LeaseGranted) and not context.is_active():
-            self._inbox.post(CallAbandoned(call))  # nobody will hear of this lease
-        return messages.lease_reply(answer, self._generation)
+        return call, answer
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         answer = self._ask(lambda call: messages.heartbeat_received(call, request), context)
-        return messages.heartbeat_reply(answer, self._generation)
+        return replies.heartbeat_reply(answer, self._generation)
 
     def ReportProgress(self, request: pb.ProgressReport, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.progress_reported(call, request), context)
@@ -86,20 +107,26 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     def ReportEvaluation(self, request: pb.EvaluationReport, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.evaluation_reported(call, request), context)
 
+    def ReportMetrics(self, request: pb.MetricsReport, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.metrics_reported(call, request), context)
+
     def ConfirmLease(self, request: pb.LeaseQuestion, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(
             lambda call: LeaseQuestioned(call, request.worker_id, request.incarnation, request.lease), context
         )
 
+    def ReportSession(self, request: pb.SessionReport, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.session_reported(call, request), context)
+
     def RegisterPs(self, request: pb.RegisterPsRequest, context: grpc.ServicerContext) -> pb.RegisterPsReply:
         answer = self._ask(lambda call: messages.ps_joined(call, request), context)
-        return messages.ps_registration_reply(answer, self._generation, self._job_spec)
+        return replies.ps_registration_reply(answer, self._generation, self._job_spec)
 
     def PsReady(self, request: pb.PsReadyRequest, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.ps_ready(call, request), context)
 
     def _ack(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> pb.Ack:
-        return messages.ack(self._ask(make_event, context), self._generation)
+        return replies.ack(self._ask(make_event, context), self._generation)
 
     def _ask(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> Answer:
         call, future = self._post(make_event, context)

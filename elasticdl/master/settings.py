@@ -7,8 +7,17 @@ from collections.abc import Iterator, Mapping
 
 from elasticdl.master.core.settings import JobSettings, NanPolicy, Strategy
 from elasticdl.master.core.values import DataKind
+from elasticdl_client.choices import JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.tf_config import has_evaluator
+
+_VERBS = {
+    JobType.TRAIN: "committed",
+    JobType.EVALUATE: "evaluated",
+    JobType.PREDICT: "predicted",
+    JobType.ANALYZE: "analyzed",
+}
 
 
 def settings_of(spec: JobSpec) -> JobSettings:
@@ -24,14 +33,15 @@ def settings_of(spec: JobSpec) -> JobSettings:
             f"--distribution_strategy={spec.distribution_strategy} is not supported by this master",
             f"choose one of {', '.join(Strategy)}",
         ) from None
+    runs_command = bool(spec.job_command)
     is_local = strategy is Strategy.LOCAL
     return JobSettings(
         job_name=spec.job_name,
         strategy=strategy,
         num_workers=1 if is_local else spec.num_workers,
         num_ps=0 if is_local else spec.num_ps_pods,
-        has_training_data=bool(spec.training_data),
-        has_validation_data=bool(spec.validation_data),
+        has_training_data=bool(spec.training_data) or runs_command,
+        has_validation_data=bool(spec.validation_data) and not runs_command,
         has_prediction_data=bool(spec.prediction_data),
         minibatch_size=spec.minibatch_size,
         num_minibatches_per_task=spec.num_minibatches_per_task,
@@ -39,15 +49,26 @@ def settings_of(spec: JobSpec) -> JobSettings:
         max_step=spec.max_step,
         seed=spec.seed,
         evaluation_steps=spec.evaluation_steps,
-        output=spec.output,
-        checkpoint_dir=spec.checkpoint_dir,
+        evaluation_start_delay=spec.evaluation_start_delay_secs,
+        evaluation_throttle=spec.evaluation_throttle_secs,
+        output="" if runs_command else spec.output,
+        checkpoint_dir="" if runs_command else spec.checkpoint_dir,
         checkpoint_steps=spec.checkpoint_steps,
-        checkpoint_dir_for_init=spec.checkpoint_dir_for_init,
+        checkpoint_dir_for_init="" if runs_command else spec.checkpoint_dir_for_init,
+        collective_timeout=spec.collective_timeout,
+        min_workers=spec.min_workers,
+        fixed_global_batch=spec.fixed_global_batch,
         lease_timeout=spec.lease_timeout,
         step_timeout=spec.step_timeout,
         max_task_failures=spec.max_task_failures,
         max_bad_records=spec.max_bad_records,
+        bad_records_dir=spec.bad_records_dir,
         nan_policy=NanPolicy(str(spec.nan_policy)),
+        runs_command=runs_command,
+        has_tensorflow_servers=spec.need_tf_config and spec.num_ps_pods > 0,
+        has_evaluator=has_evaluator(spec),
+        verb=_VERBS[spec.job_type],
+        has_last_task=bool(spec.prediction_outputs),
     )
 
 
@@ -58,12 +79,19 @@ def data_kinds(spec: JobSpec) -> list[DataKind]:
 
 def fixed_flags(spec: JobSpec) -> dict[str, object]:
     """What all lives of a job's master have in common: which records a minibatch holds, and who holds the model."""
-    return {
+    sources = (
+        {} if spec.job_type is JobType.TRAIN else {f"{kind}_data": getattr(spec, f"{kind}_data") for kind in DataKind}
+    )
+    return sources | {
         "job_name": spec.job_name,
         "minibatch_size": spec.minibatch_size,
         "num_minibatches_per_task": spec.num_minibatches_per_task,
         "seed": spec.seed,
+        "fixed_global_batch": spec.fixed_global_batch,
         "training_data": spec.training_data,
+        "data_reader_params": spec.data_reader_params,
+        "records_per_shard": spec.records_per_shard,
+        "shuffle": spec.shuffle,
         "distribution_strategy": str(spec.distribution_strategy),
         "num_ps_pods": spec.num_ps_pods,
     }

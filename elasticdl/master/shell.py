@@ -21,6 +21,7 @@ from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import Journal, JournalWriteError, save_patiently
 from elasticdl.master.pod_view import PodView
 from elasticdl.master.status import to_job_status
+from elasticdl.master.tensorboard import Nobody, Watcher
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_status import JobStatus
 
@@ -62,6 +63,7 @@ class Shell:
         cluster: where the job's pods are.
         shell_state: what the shell itself keeps in the journal; `snapshot` adds the core's to it.
         patience_s: how long the cluster may be away at the start, and the journal at the end.
+        watcher: is told how the job fares.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Shell:
         cluster: Cluster,
         shell_state: dict[str, Any],
         patience_s: float = 0.0,
+        watcher: Watcher | None = None,
     ) -> None:
         self._core = core
         self._inbox = inbox
@@ -82,9 +85,11 @@ class Shell:
         self._state = shell_state
         self._state_lock = threading.Lock()
         self._patience_s = patience_s
+        self._watcher = watcher or Nobody()
         self._stop = threading.Event()
         self._journalled_at = float("-inf")
         self._ticked_at = float("-inf")
+        self._wake_at = float("inf")  # asked for by the core, before the next tick that comes by itself
         self._listed_at = time.monotonic()
         self._tick_is_queued = False
         self._pods = PodView()
@@ -195,8 +200,8 @@ class Shell:
     def _keep_time(self) -> None:
         """Queues a tick behind everything that has come in before it, so that late heartbeats are heard first."""
         moment = time.monotonic()
-        if moment - self._ticked_at >= TICK_S and not self._tick_is_queued:
-            self._ticked_at = moment
+        if moment >= min(self._ticked_at + TICK_S, self._wake_at) and not self._tick_is_queued:
+            self._ticked_at, self._wake_at = moment, float("inf")
             self._tick_is_queued = True
             self._inbox.post(events.Tick())
         if moment - self._listed_at >= RELIST_S:
@@ -205,9 +210,10 @@ class Shell:
         if moment - self._journalled_at >= JOURNAL_INTERVAL_S:
             self._journalled_at = moment
             self._journal.save_later(self.snapshot(), self.status())
+            self._watcher.look(self._core.status())
 
     def _until_tick_s(self) -> float:
-        return 0.0 if self._tick_is_queued else self._ticked_at + TICK_S - time.monotonic()
+        return 0.0 if self._tick_is_queued else min(self._ticked_at + TICK_S, self._wake_at) - time.monotonic()
 
     # Commands ----------------------------------------------------------------------------------------------------
 
@@ -237,10 +243,15 @@ class Shell:
                 with self._state_lock:
                     layout = dict(self._state.get("model") or {})
                 self._effects.save_checkpoint(command, layout)
+            case commands.Wake(after_s):
+                self._wake_at = min(self._wake_at, time.monotonic() + after_s)
             case commands.Log(level, text):
                 logger.log(_LEVELS[level], "%s", text)
+            case commands.Measured(step, metrics):
+                self._watcher.measured(step, metrics)
             case commands.EndJob():
                 self._outcome = command
+                self._watcher.look(self._core.status())
             case commands.Persist():
                 raise AssertionError("carried out by `_carry_out`")
             case _:

@@ -15,13 +15,15 @@ class ModelDefinition:
         path: the module's file, for messages.
         symbol: the model's name in it.
         model: makes the model; `--model_params` are bound already.
-        feed: ``feed(dataset, mode, metadata)``.
+        feed: ``feed(dataset, mode, metadata)``; of PyTorch ``feed(records, mode, metadata)``, or ``dataset``.
         loss: ``loss(labels, predictions)``.
-        optimizer: ``optimizer()``.
+        optimizer: ``optimizer()``; of PyTorch ``optimizer(model)`` or ``optimizer(params)``.
         eval_metrics_fn: ``eval_metrics_fn()``.
         callbacks: ``callbacks()``.
         custom_data_reader: ``custom_data_reader(data_origin, records_per_task=None, **params)``.
         prediction_outputs_processor: class whose ``process(predictions, worker_id)`` takes predictions.
+        collate_fn: of PyTorch alone: ``collate_fn(samples)`` makes a minibatch.
+        lr_scheduler: of PyTorch alone: ``lr_scheduler(optimizer)``.
     """
 
     path: str
@@ -29,8 +31,10 @@ class ModelDefinition:
     model: Callable[[], Any]
     feed: Callable[..., Any] | None = None
     loss: Callable[..., Any] | None = None
-    optimizer: Callable[[], Any] | None = None
+    optimizer: Callable[..., Any] | None = None
     eval_metrics_fn: Callable[[], Any] | None = None
     callbacks: Callable[[], Any] | None = None
     custom_data_reader: Callable[..., Any] | None = None
     prediction_outputs_processor: Callable[..., Any] | None = None
+    collate_fn: Callable[..., Any] | None = None
+    lr_scheduler: Callable[..., Any] | None = None

@@ -24,12 +24,17 @@ from elasticdl_client.job_spec import JobSpec
 _SIGNATURES = {
     "feed": "a function feed(dataset, mode, metadata)",
     "loss": "a function loss(labels, predictions)",
-    "optimizer": "a function without arguments that returns a Keras optimizer",
+    "optimizer": "a function that returns an optimizer: optimizer() of Keras, optimizer(model) of PyTorch",
     "eval_metrics_fn": "a function without arguments that returns a dictionary of metrics",
-    "callbacks": "a function without arguments that returns a list of Keras callbacks",
+    "callbacks": "a function without arguments that returns a list of callbacks",
     "custom_data_reader": "a function custom_data_reader(data_origin, records_per_task=None, **params)",
     "prediction_outputs_processor": "a class with a method process(predictions, worker_id)",
 }
+_OF_TORCH = {  # symbols that no flag names
+    "collate_fn": "a function collate_fn(samples) that makes a minibatch",
+    "lr_scheduler": "a function lr_scheduler(optimizer) that returns a scheduler of torch.optim",
+}
+_OTHER_NAMES = {"feed": ("dataset_fn", "dataset")}  # the older name, and that of PyTorch
 _DEFAULTS = {symbol: symbol for symbol in _SIGNATURES} | {"prediction_outputs_processor": "PredictionOutputsProcessor"}
 _REQUIRED = {
     "train": ("feed", "loss", "optimizer"),
@@ -49,7 +54,7 @@ def load_model_definition(spec: JobSpec) -> ModelDefinition:
         spec.model_def,
         spec.model_params_dict(),
         {name: getattr(spec, name) for name in _SIGNATURES},
-        required=_REQUIRED[spec.job_type],
+        required=[name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed],
     )
 
 
@@ -83,6 +88,9 @@ def load(
     for name, default in _DEFAULTS.items():
         wanted = (symbols or {}).get(name) or default
         found[name] = _symbol(zoo, module, name, wanted, name in required or wanted != default)
+    for name in _OF_TORCH:
+        wanted = (symbols or {}).get(name) or name
+        found[name] = _symbol(zoo, module, name, wanted, required=wanted != name)
     return ModelDefinition(path=_file(module), symbol=symbol, model=model, **found)
 
 
@@ -175,14 +183,15 @@ def _symbol(zoo: Path, module: ModuleType, name: str, wanted: str, required: boo
     if other:
         module = _import(zoo, other)
     value = getattr(module, attribute, None)
-    if value is None and wanted == "feed":
-        value = getattr(module, "dataset_fn", None)
+    for other in _OTHER_NAMES.get(wanted, ()):
+        value = getattr(module, other, None) if value is None else value
+    expected = _SIGNATURES.get(name) or _OF_TORCH[name]
     if value is None:
         if required:
-            raise _missing(module, attribute, _SIGNATURES[name])
+            raise _missing(module, attribute, expected)
         return None
     if not callable(value):
-        raise _wrong(module, attribute, _SIGNATURES[name], value)
+        raise _wrong(module, attribute, expected, value)
     return value  # type: ignore[no-any-return]
 
 

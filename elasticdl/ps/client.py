@@ -17,7 +17,7 @@ from elasticdl.ps.carried_rounds import CarriedRounds
 from elasticdl.ps.connection import PsConnection, PsUnavailable
 from elasticdl.ps.dense_copy import DenseCopy
 from elasticdl.ps.exchanges import LeaseRefused, PsUninitialized, Pull, Pulled, Push, TooStale
-from elasticdl.ps.initializers import check_table
+from elasticdl.ps.initializers import check_table, initial_row
 from elasticdl.ps.lookups import IdsOutOfRange, Lookup, Lookups
 from elasticdl.ps.optimizers import check_optimizer
 from elasticdl.ps.partition import Partition, joined
@@ -47,6 +47,7 @@ __all__ = [
     "Push",
     "TooStale",
     "check_model",
+    "initial_row",
 ]
 
 Answer = TypeVar("Answer")

@@ -5,6 +5,7 @@ It repeats only what the PS has refused because it is busy, and so has not begun
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -13,14 +14,17 @@ from typing import Any, TypeVar
 
 import grpc
 
+from elasticdl.ps.tensor_sockets import TENSOR_ADDRESS, TensorClient
 from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import is_transient, open_channel, token_metadata
-from elasticdl.rpc.frames import STREAM_FROM_BYTES, Buffer, Frame, join
+from elasticdl.rpc.frames import STREAM_FROM_BYTES, Frame, Message, join
 from elasticdl_client.errors import JobError
 
 Answer = TypeVar("Answer")
+
+_log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.005
 _LONGEST_BACKOFF_S = 1.0
@@ -56,13 +60,19 @@ class PsConnection:
         self._stub: Any = pb_grpc.ParameterServerStub(self._channel)  # type: ignore[no-untyped-call]
         self._methods: dict[str, Any] = {}
         self._closed = threading.Event()
+        self._token = token
+        self._beginning = threading.Lock()
+        self._is_begun = False
+        self._sockets: TensorClient | None = None  # set once; None: tensors go by gRPC
 
     def close(self) -> None:
         """Calls under way fail as `PsUnavailable`."""
         self._closed.set()
         self._channel.close()
+        if self._sockets is not None:
+            self._sockets.close()
 
-    def raw(self, method: str, frame: Frame, reply_bytes: int) -> Buffer:
+    def raw(self, method: str, frame: Frame, reply_bytes: int) -> Message:
         """Calls a raw method.
 
         Args:
@@ -73,7 +83,10 @@ class PsConnection:
             JobError: it does not understand the call.
         """
         size = max(len(frame), reply_bytes)
-        timeout_s = self._timeout_s + size / _SLOWEST_BYTES_PER_S
+        timeout_s = self._timeout_s + size // STREAM_FROM_BYTES * (STREAM_FROM_BYTES / _SLOWEST_BYTES_PER_S)
+        sockets = self._sockets if self._is_begun else self._begin()
+        if sockets is not None:
+            return self._answered(lambda: sockets.call(method, frame, timeout_s))
         if size < STREAM_FROM_BYTES:
             unary: Callable[..., bytes] = self._method(method, self._channel.unary_unary)
             message = frame.whole()
@@ -96,6 +109,31 @@ class PsConnection:
         """
         reply: pb.CloseRoundReply = self._controlled(self._stub.CloseRound, request)
         return reply
+
+    def _begin(self) -> TensorClient | None:
+        """Finds out by which road tensors go."""
+        with self._beginning:
+            if not self._is_begun:
+                self._sockets = self._answered(self._direct)
+                self._is_begun = True
+                if self._closed.is_set() and self._sockets is not None:
+                    self._sockets.close()
+            return self._sockets
+
+    def _direct(self) -> TensorClient | None:
+        ask: Callable[..., bytes] = self._method(TENSOR_ADDRESS, self._channel.unary_unary)
+        try:
+            address = ask(b"", timeout=self._timeout_s, metadata=self._metadata).decode()
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            address = ""
+        host = self._address.rpartition(":")[0].strip("[]")
+        try:
+            return TensorClient(host, address, self._token, self._timeout_s) if address else None
+        except OSError as error:
+            _log.warning("PS %d is reached over gRPC alone, which is slower: port %s: %s", self._ps_id, address, error)
+            return None
 
     def _controlled(self, method: Callable[..., Answer], request: object) -> Answer:
         return self._answered(lambda: method(request, timeout=self._timeout_s, metadata=self._metadata))

@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.frameworks.framework import Table
+from elasticdl.frameworks.framework import InitialRow, Table
 from elasticdl.kernels import _native
 from elasticdl_client.errors import ModelDefinitionError
 
-Distribution = tuple[str, float, float]  # as `_native.Initializer` takes it
+Distribution = tuple[str, float, float]  # kind, a and b of an `InitialRow`
 
 _TRUNCATED_STDDEV = 0.87962566103423978  # of a standard normal cut off at two sigma; as in Keras
 _SCALING: Mapping[str, tuple[float, str, str]] = {
@@ -35,6 +35,16 @@ _HINT = (
 
 
 def build_initializer(table: Table, seed: int) -> _native.Initializer:
+    """The initializer of a table.
+
+    Raises:
+        ModelDefinitionError: see `initial_row`.
+    """
+    initial = initial_row(table, seed)
+    return _native.Initializer(initial.kind, initial.key, initial.a, initial.b)
+
+
+def initial_row(table: Table, seed: int) -> InitialRow:
     """The initializer of a table, from its Keras config.
 
     An integer seed of the config is mixed into the job's; a seed generator is not: rows have no order to draw in.
@@ -53,9 +63,9 @@ def build_initializer(table: Table, seed: int) -> _native.Initializer:
     if name in constants:
         if not isinstance(constants[name], int | float):
             raise _unsupported(table, f"{name} with an array as value")
-        return _native.Initializer("constant", key, float(constants[name]))
+        return InitialRow("constant", key, float(constants[name]))
     kind, a, b = _distribution(table, name, config)
-    return _native.Initializer(kind, key, a, b)
+    return InitialRow(kind, key, a, b)
 
 
 def check_table(table: Table) -> None:
@@ -64,7 +74,7 @@ def check_table(table: Table) -> None:
     Raises:
         ModelDefinitionError: the table's initializer is not supported by the parameter server; named.
     """
-    build_initializer(table, 0)
+    initial_row(table, 0)
 
 
 def _distribution(table: Table, name: str, config: Mapping[str, Any]) -> Distribution:

@@ -7,7 +7,7 @@ looked up by the same ids.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,7 +73,7 @@ class Lookup:
         Raises:
             IdsOutOfRange: some id is not in [0, input_dim).
         """
-        if not len(self.unique) or (self.unique.min() >= 0 and self.unique.max() < input_dim):
+        if _native.all_within(self.unique, input_dim):
             return
         wrong = self.unique[(self.unique < 0) | (self.unique >= input_dim)]
         shown = ", ".join(str(one) for one in np.sort(wrong)[:5].tolist())
@@ -90,7 +90,7 @@ class Lookups:
         self._partition = partition
         self._input_dims = {table.name: table.input_dim for table in tables if table.input_dim}
         self._lock = threading.Lock()
-        self._known: deque[tuple[Ids, Lookup]] = deque(maxlen=_REMEMBERED)
+        self._known: OrderedDict[int, tuple[Ids, Lookup]] = OrderedDict()  # by id() of an array that lives here
 
     def of(self, ids: Mapping[str, Ids], remember: bool = True) -> dict[str, Lookup]:
         """By table.
@@ -107,14 +107,17 @@ class Lookups:
             found[name] = self._remembered(of_table) or self._made(of_table, alike)
             if remember:
                 with self._lock:
-                    self._known.append((of_table, found[name]))
+                    self._known[id(of_table)] = of_table, found[name]
+                    if len(self._known) > _REMEMBERED:
+                        self._known.popitem(last=False)
             if name in self._input_dims:
                 found[name].check_range(name, self._input_dims[name])
         return found
 
     def _remembered(self, ids: Ids) -> Lookup | None:
         with self._lock:
-            return next((lookup for known, lookup in self._known if known is ids), None)
+            known = self._known.get(id(ids))
+        return None if known is None else known[1]
 
     def _made(self, ids: Ids, alike: dict[bytes, list[tuple[Ids, Lookup]]]) -> Lookup:
         key = len(ids).to_bytes(8, "little") + ids[:_ENDS].tobytes() + ids[-_ENDS:].tobytes()

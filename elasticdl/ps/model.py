@@ -14,8 +14,9 @@ import numpy as np
 
 from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.kernels import _native
+from elasticdl.ps.dense_values import DenseCopy, DenseValues
 from elasticdl.ps.optimizers import OptimizerConfig
-from elasticdl.ps.parameters import DenseCopy, DenseValues, build_table
+from elasticdl.ps.parameters import build_table
 from elasticdl.ps.partition import NUM_BUCKETS, Owners, joined_buckets, num_floats, slices_within
 from elasticdl.ps.snapshot import Buckets, Chunks, PartSnapshot, Piece, TableChunk
 from elasticdl.ps.wire import InitializeCall, PullCall, PushCall, RequestError, table_from_message
@@ -96,7 +97,7 @@ class ModelPart:
             raise RequestError("the model was initialised without an optimizer, to be read only")
         if push.gradient is not None and push.change is not None:
             shapes = push.gradient.shape, push.change.shape
-            if shapes != (self._dense.trainable.shape, self._dense.non_trainable.shape):
+            if shapes != self._dense.shapes:
                 raise RequestError(f"dense gradient and change have shapes {shapes}, not those of this PS's part")
             if not (_native.all_finite(push.gradient) and _native.all_finite(push.change)):
                 raise RequestError("the gradient or change of the dense values is not finite")
@@ -155,18 +156,17 @@ class ModelPart:
         self._table(table)
         return self._tables[table].ids()
 
-    def dense_buffers(self, threads: Executor) -> DenseCopy:
+    def dense_room(self, threads: Executor) -> DenseCopy:
         """For `freeze`; made before, because it takes longer."""
-        return self._dense.buffers(threads)
+        return self._dense.room(threads)
 
-    def freeze(self, dense: DenseCopy, threads: Executor) -> PartSnapshot:
+    def freeze(self, room: DenseCopy) -> PartSnapshot:
         """Everything as it is now, without pieces; no update may be under way.  The one before must have been closed.
 
         Args:
-            dense: from `dense_buffers`.
-            threads: to copy with.
+            room: from `dense_room`.
         """
-        self._dense.copy_into(dense, threads)
+        dense = self._dense.freeze(room)
         frozen = {name: table.freeze() for name, table in self._tables.items()}
         slots = [slot.name for slot in self._config.slots]
 
@@ -182,6 +182,7 @@ class ModelPart:
         def close() -> None:
             for table in frozen.values():
                 table.close()
+            self._dense.thaw()
 
         return PartSnapshot(
             *self._origin[:2],
@@ -233,7 +234,8 @@ def initial_snapshot(call: InitializeCall, buckets: Buckets) -> PartSnapshot:
 def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
     """The values of another job's checkpoint under the optimizer, seed and initializers of this job's model.
 
-    Slots of the same name are kept.  The step count goes on from the newest part's.
+    Slots of the same name are kept.  The step count goes on from the newest part's.  A job that only reads, with no
+    optimizer, keeps the other job's seed: rows that were never trained are what they were there.
 
     Raises:
         RequestError: they are not the same model.
@@ -242,7 +244,7 @@ def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
     version = max(piece.version for piece in restored.pieces)
     return PartSnapshot(
         wanted.optimizer or restored.optimizer,
-        wanted.seed,
+        wanted.seed if wanted.optimizer else restored.seed,
         tuple(Piece(piece.buckets, version, pb.AppliedSet()) for piece in wanted.pieces),
         wanted.total_trainable,
         wanted.total_non_trainable,
@@ -288,8 +290,6 @@ def _owners(work: Sequence[tuple[Buckets, int]], own: Buckets) -> Owners | None:
 
 
 def _check_ids(table: Table, ids: Ids) -> None:
-    if table.input_dim and len(ids):
-        least, most = ids.min(), ids.max()
-        if least < 0 or most >= table.input_dim:
-            wrong = least if least < 0 else most
-            raise RequestError(f"the id {wrong} of table {table.name} is not in [0, {table.input_dim})")
+    if table.input_dim and not _native.all_within(ids, table.input_dim):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise RequestError(f"the id {wrong} of table {table.name} is not in [0, {table.input_dim})")

@@ -1,93 +1,14 @@
-"""What a PS holds of a model in native memory: the dense vector with its slots, and how tables are made."""
+"""How a PS makes the native tables of a model."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
 
-import numpy as np
-
-from elasticdl.frameworks.framework import Floats, Table
+from elasticdl.frameworks.framework import Table
 from elasticdl.kernels import _native
 from elasticdl.ps.initializers import build_initializer
 from elasticdl.ps.optimizers import OptimizerConfig
 from elasticdl_client.errors import ModelDefinitionError
-
-_BLOCK = 1 << 20  # floats
-
-
-@dataclass(frozen=True, slots=True)
-class DenseCopy:
-    """Trainable values [t], each slot [t], non-trainable values [n]."""
-
-    trainable: Floats
-    slots: tuple[Floats, ...]
-    non_trainable: Floats
-
-
-class DenseValues:
-    """A PS's parts of the flat vectors.  Thread-safe: whoever reads sees no half of an update."""
-
-    def __init__(self, trainable: Floats, slots: Mapping[str, Floats], non_trainable: Floats, config: OptimizerConfig):
-        """Copies what it is given; a slot that is missing starts fresh."""
-        self._lock = threading.Lock()
-        self._rule = _native.Optimizer(config.kind, config.options)
-        self._clip = config.clip_value
-        self.trainable = np.array(trainable, np.float32)
-        self.non_trainable = np.array(non_trainable, np.float32)
-        self._slots = [
-            np.array(slots[slot.name], np.float32)
-            if slot.name in slots
-            else np.full_like(self.trainable, np.float32(slot.initial))
-            for slot in config.slots
-        ]
-
-    def apply(
-        self,
-        gradient: Floats,
-        change: Floats,
-        parts: Sequence[tuple[Sequence[slice], Sequence[slice], Sequence[float]]],
-    ) -> None:
-        """One update.
-
-        Args:
-            gradient, change: whole.
-            parts: what of the two vectors changes, with the optimizer's scalars for it.
-        """
-        with self._lock:
-            for trainable, non_trainable, scalars in parts:
-                for part in trainable:
-                    slots = [slot[part] for slot in self._slots]
-                    self._rule.apply(self.trainable[part], slots, gradient[part], scalars, self._clip)
-                for part in non_trainable:
-                    self.non_trainable[part] += change[part]
-
-    def read(self) -> list[Floats]:
-        """Copies of trainable and non-trainable values."""
-        with self._lock:
-            return [self.trainable.copy(), self.non_trainable.copy()]
-
-    def buffers(self, threads: Executor) -> DenseCopy:
-        """Room for `copy_into`, its pages in place already, so that the copy itself is short."""
-        arrays = [np.empty_like(array) for array in self._arrays()]
-        list(threads.map(lambda block: block.fill(0.0), _blocks(arrays)))
-        return DenseCopy(arrays[0], tuple(arrays[1:-1]), arrays[-1])
-
-    def copy_into(self, copy: DenseCopy, threads: Executor) -> None:
-        copies = (copy.trainable, *copy.slots, copy.non_trainable)
-        with self._lock:
-            list(threads.map(np.copyto, _blocks(copies), _blocks(self._arrays())))
-
-    def _arrays(self) -> tuple[Floats, ...]:
-        return self.trainable, *self._slots, self.non_trainable
-
-
-def _blocks(arrays: Iterable[Floats]) -> list[Floats]:
-    """Views that several threads can work on."""
-    return [array[start : start + _BLOCK] for array in arrays for start in range(0, len(array), _BLOCK)]
 
 
 def build_table(table: Table, config: OptimizerConfig, seed: int, expected_rows: int) -> _native.Table:

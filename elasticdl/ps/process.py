@@ -22,7 +22,7 @@ from elasticdl.ps.departure import TERMINATED, Departure
 from elasticdl.ps.master_link import Beginning, Left, MasterLink, PsIdentity
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.restoring import NoneIsWhole, restore, restore_other
-from elasticdl.ps.service import PsService, register_service
+from elasticdl.ps.service import PsService, register_service, serve_tensors
 from elasticdl.ps.settings import Updates
 from elasticdl.ps.snapshot import Buckets
 from elasticdl.ps.state import PsState
@@ -105,8 +105,9 @@ class PsProcess:
             ElasticDLError: it cannot go on.
         """
         settings = self._settings
+        tensors = serve_tensors(self._service, settings.host, self._token, self._damaged)
         server, port = serve(
-            lambda grpc_server: register_service(grpc_server, self._service, self._damaged),
+            lambda grpc_server: register_service(grpc_server, self._service, self._damaged, tensors.address),
             settings.host,
             settings.port,
             self._token,
@@ -128,6 +129,7 @@ class PsProcess:
             pass
         finally:
             server.stop(grace=1.0).wait()
+            tensors.close()
         return self._departure.exit_code
 
     def _serve(self, link: MasterLink, identity: PsIdentity) -> None:

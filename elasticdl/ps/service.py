@@ -17,6 +17,7 @@ from elasticdl.ps.applied import MinibatchName
 from elasticdl.ps.checkpoint import write_part
 from elasticdl.ps.claims import StateDamagedError
 from elasticdl.ps.state import PsState
+from elasticdl.ps.tensor_sockets import TENSOR_ADDRESS, CallFailed, TensorServer
 from elasticdl.ps.wire import (
     SERVICE,
     RequestError,
@@ -27,13 +28,13 @@ from elasticdl.ps.wire import (
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc.frames import Buffer, Frame, FrameError, join
+from elasticdl.rpc.frames import Frame, FrameError, Message, WireVersionError, join
 from elasticdl.rpc.servers import raw_handlers
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 _log = logging.getLogger(__name__)
 
-RawMethod = Callable[[Buffer], Frame]
+RawMethod = Callable[[Message], Frame]
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
@@ -106,7 +107,7 @@ class PsService:
         """What this PS has done in this life."""
         return self.state.load_message()
 
-    def initialize(self, frame: Buffer) -> Frame:
+    def initialize(self, frame: Message) -> Frame:
         """Raw method Initialize."""
         call = decode_initialize(frame)
         refusal = self._refusal(call.header.incarnation, call.header.partition_version)
@@ -115,7 +116,7 @@ class PsService:
         self.state.initialize(call)
         return reply_frame(pb.ExchangeReply(status=pb.OK))
 
-    def exchange(self, frame: Buffer) -> Frame:
+    def exchange(self, frame: Message) -> Frame:
         """Raw method Exchange."""
         with self.state.load.call(len(frame)):
             call = decode_exchange(frame)
@@ -135,7 +136,7 @@ class PsService:
             self.state.load.sent(len(encoded))
             return encoded
 
-    def known_ids(self, frame: Buffer) -> Frame:
+    def known_ids(self, frame: Message) -> Frame:
         """Raw method KnownIds."""
         header = decode_known_ids(frame)
         refusal = self._refusal(header.incarnation, header.partition_version)
@@ -257,14 +258,17 @@ class _ControlCalls(pb_grpc.ParameterServerServicer):
         return self._answer(self._service.save_checkpoint, request, context)
 
 
-def register_service(server: grpc.Server, service: PsService, on_damage: Callable[[], None]) -> None:
+def register_service(
+    server: grpc.Server, service: PsService, on_damage: Callable[[], None], tensor_address: str = ""
+) -> None:
     """Adds all methods to a server.
 
     Args:
         on_damage: called when the state is worth nothing any more; the process must end.
+        tensor_address: of the `TensorServer` of the same service; empty: there is none.
     """
     answer = _Answer(service, on_damage)
-    methods = {"Initialize": service.initialize, "Exchange": service.exchange, "KnownIds": service.known_ids}
+    methods = _raw_methods(service)
 
     def unary(method: RawMethod) -> Callable[[bytes, Any], bytes]:
         return lambda frame, context: answer(method, frame, context).whole()
@@ -273,10 +277,38 @@ def register_service(server: grpc.Server, service: PsService, on_damage: Callabl
         return lambda parts, context: answer(lambda chunks: method(join(chunks)), parts, context).chunks()
 
     unaries = {name: unary(method) for name, method in methods.items()}
+    unaries[TENSOR_ADDRESS] = lambda _frame, _context: tensor_address.encode()
     streams = {f"{name}Stream": streamed(method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((raw_handlers(SERVICE, unaries, streams, _MAX_RAW_CALLS),))
     control = _ControlCalls(service, answer)
     pb_grpc.add_ParameterServerServicer_to_server(control, server)  # type: ignore[no-untyped-call]
+
+
+def serve_tensors(service: PsService, host: str, token: str, on_damage: Callable[[], None]) -> TensorServer:
+    """The raw methods at an address of their own; close it.
+
+    Args:
+        on_damage: as for `register_service`.
+    """
+    answer = _Answer(service, on_damage)
+
+    def direct(method: RawMethod) -> Callable[[Message], Frame]:
+        return lambda frame: answer(method, frame, _Direct)
+
+    methods = {name: direct(method) for name, method in _raw_methods(service).items()}
+    return TensorServer(host, token, methods, _MAX_RAW_CALLS)
+
+
+def _raw_methods(service: PsService) -> dict[str, RawMethod]:
+    return {"Initialize": service.initialize, "Exchange": service.exchange, "KnownIds": service.known_ids}
+
+
+class _Direct:
+    """The context of a call that has none."""
+
+    @staticmethod
+    def abort(code: grpc.StatusCode, details: str) -> None:
+        raise CallFailed(code, details)
 
 
 class _Answer:
@@ -289,6 +321,9 @@ class _Answer:
     def __call__(self, method: Callable[[Request], Reply], request: Request, context: Any) -> Reply:
         try:
             return method(request)
+        except WireVersionError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise
         except FrameError as error:
             context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             raise

@@ -23,7 +23,7 @@ from elasticdl.ps.synchronous import Confirmed, NumPushing, Synchronous
 from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 
-_COPYING_THREADS = 4
+_ALLOCATING_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +206,11 @@ class PsState:
         claims = self._checked_claims()
         if claims is None:
             return None
-        with ThreadPoolExecutor(_COPYING_THREADS, "ps-copy") as threads:
-            buffers = claims.model.dense_buffers(threads)
-            with self._lock, claims.frozen():
-                pieces = claims.pieces.copy()
-                frozen = claims.model.freeze(buffers, threads)
+        with ThreadPoolExecutor(_ALLOCATING_THREADS, "ps-room") as threads:
+            room = claims.model.dense_room(threads)
+        with self._lock, claims.frozen():
+            pieces = claims.pieces.copy()
+            frozen = claims.model.freeze(room)
         return replace(frozen, pieces=tuple(piece.frozen() for piece in pieces))
 
     def load_message(self) -> pb.PsLoad:

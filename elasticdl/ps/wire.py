@@ -12,7 +12,8 @@ KnownIds            KnownIdsHeader           none → ids [U]
 
 Ids are int64.  Floats are float32; with another wire type those of Exchange travel as the bits of float16 or bfloat16,
 to nearest even, and what does not fit into float16 as its largest number.  Here alone they are converted: who encodes
-and who decodes sees float32.  ``<method>Stream`` is the same in chunks, for what is larger than 4 MiB.
+and who decodes sees float32.  Frames travel over plain sockets (`tensor_sockets`), or over gRPC where only that gets
+through: ``<method>Stream`` is then the same in chunks, for what is larger than 4 MiB.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy.typing as npt
 from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.kernels import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.frames import Buffer, Frame, decode
+from elasticdl.rpc.frames import Frame, Message, decode
 
 Array = npt.NDArray[Any]
 SERVICE = "elasticdl.ParameterServer"
@@ -92,7 +93,7 @@ def initialize_frame(call: InitializeCall) -> Frame:
     return Frame(call.header.SerializeToString(), [call.trainable, call.non_trainable])
 
 
-def decode_initialize(frame: Buffer | Frame) -> InitializeCall:
+def decode_initialize(frame: Message | Frame) -> InitializeCall:
     """The inverse.
 
     Raises:
@@ -134,7 +135,7 @@ def exchange_frame(call: ExchangeCall) -> Frame:
     return Frame(header.SerializeToString(), arrays)
 
 
-def decode_exchange(frame: Buffer | Frame) -> ExchangeCall:
+def decode_exchange(frame: Message | Frame) -> ExchangeCall:
     """The inverse.
 
     Raises:
@@ -170,7 +171,7 @@ def known_ids_frame(incarnation: int, table: str, partition_version: int = 0) ->
     return Frame(header.SerializeToString(), [])
 
 
-def decode_known_ids(frame: Buffer | Frame) -> pb.KnownIdsHeader:
+def decode_known_ids(frame: Message | Frame) -> pb.KnownIdsHeader:
     """The inverse.
 
     Raises:
@@ -190,7 +191,7 @@ def reply_frame(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type
     return Frame(reply.SerializeToString(), [pack(a) if a.dtype == np.float32 else a for a in arrays])
 
 
-def decode_reply(frame: Buffer | Frame, wire_type: pb.WireType = pb.FLOAT32) -> tuple[pb.ExchangeReply, list[Array]]:
+def decode_reply(frame: Message | Frame, wire_type: pb.WireType = pb.FLOAT32) -> tuple[pb.ExchangeReply, list[Array]]:
     """The inverse.
 
     Raises:

@@ -20,6 +20,14 @@ class TaskType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVALUATION: _ClassVar[TaskType]
     PREDICTION: _ClassVar[TaskType]
     TRAIN_END: _ClassVar[TaskType]
+    CALLBACK: _ClassVar[TaskType]
+
+class SessionEvent(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SESSION_EVENT_UNSPECIFIED: _ClassVar[SessionEvent]
+    SAVING: _ClassVar[SessionEvent]
+    SAVED: _ClassVar[SessionEvent]
+    RESTORED: _ClassVar[SessionEvent]
 
 class PsStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -45,6 +53,11 @@ TRAINING: TaskType
 EVALUATION: TaskType
 PREDICTION: TaskType
 TRAIN_END: TaskType
+CALLBACK: TaskType
+SESSION_EVENT_UNSPECIFIED: SessionEvent
+SAVING: SessionEvent
+SAVED: SessionEvent
+RESTORED: SessionEvent
 OK: PsStatus
 WRONG_INCARNATION: PsStatus
 OLD_GENERATION: PsStatus
@@ -139,18 +152,36 @@ class HeldLease(_message.Message):
     def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., committed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterWorkerReply(_message.Message):
-    __slots__ = ("accepted", "reason", "generation", "job_spec", "partition")
+    __slots__ = ("accepted", "reason", "generation", "job_spec", "partition", "plan")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     JOB_SPEC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     generation: int
     job_spec: str
     partition: Partition
-    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., job_spec: _Optional[str] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
+    plan: Plan
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., job_spec: _Optional[str] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("worker_id", "incarnation")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class SampleReply(_message.Message):
+    __slots__ = ("wait", "shard")
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    wait: bool
+    shard: ShardMessage
+    def __init__(self, wait: bool = ..., shard: _Optional[_Union[ShardMessage, _Mapping]] = ...) -> None: ...
 
 class Variable(_message.Message):
     __slots__ = ("name", "shape", "trainable")
@@ -187,7 +218,7 @@ class ShardMessage(_message.Message):
     def __init__(self, name: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class ModelReport(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "error", "error_details", "variables", "tables", "optimizer", "metrics", "has_training_shards", "training_shards", "has_validation_shards", "validation_shards", "has_prediction_shards", "prediction_shards", "has_callbacks")
+    __slots__ = ("worker_id", "incarnation", "error", "error_details", "variables", "tables", "optimizer", "metrics", "has_training_shards", "training_shards", "has_validation_shards", "validation_shards", "has_prediction_shards", "prediction_shards", "has_callbacks", "plan", "callbacks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +234,8 @@ class ModelReport(_message.Message):
     HAS_PREDICTION_SHARDS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_SHARDS_FIELD_NUMBER: _ClassVar[int]
     HAS_CALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    CALLBACKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     error: str
@@ -218,18 +251,40 @@ class ModelReport(_message.Message):
     has_prediction_shards: bool
     prediction_shards: _containers.RepeatedCompositeFieldContainer[ShardMessage]
     has_callbacks: bool
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., error: _Optional[str] = ..., error_details: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., optimizer: _Optional[str] = ..., metrics: _Optional[_Iterable[str]] = ..., has_training_shards: bool = ..., training_shards: _Optional[_Iterable[_Union[ShardMessage, _Mapping]]] = ..., has_validation_shards: bool = ..., validation_shards: _Optional[_Iterable[_Union[ShardMessage, _Mapping]]] = ..., has_prediction_shards: bool = ..., prediction_shards: _Optional[_Iterable[_Union[ShardMessage, _Mapping]]] = ..., has_callbacks: bool = ...) -> None: ...
+    plan: Plan
+    callbacks: str
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., error: _Optional[str] = ..., error_details: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., optimizer: _Optional[str] = ..., metrics: _Optional[_Iterable[str]] = ..., has_training_shards: bool = ..., training_shards: _Optional[_Iterable[_Union[ShardMessage, _Mapping]]] = ..., has_validation_shards: bool = ..., validation_shards: _Optional[_Iterable[_Union[ShardMessage, _Mapping]]] = ..., has_prediction_shards: bool = ..., prediction_shards: _Optional[_Iterable[_Union[ShardMessage, _Mapping]]] = ..., has_callbacks: bool = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., callbacks: _Optional[str] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("minibatch_size", "num_minibatches_per_task", "has_num_epochs", "num_epochs", "num_records", "num_minibatches")
+    MINIBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_MINIBATCHES_PER_TASK_FIELD_NUMBER: _ClassVar[int]
+    HAS_NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
+    minibatch_size: int
+    num_minibatches_per_task: int
+    has_num_epochs: bool
+    num_epochs: int
+    num_records: int
+    num_minibatches: int
+    def __init__(self, minibatch_size: _Optional[int] = ..., num_minibatches_per_task: _Optional[int] = ..., has_num_epochs: bool = ..., num_epochs: _Optional[int] = ..., num_records: _Optional[int] = ..., num_minibatches: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("worker_id", "incarnation")
+    __slots__ = ("worker_id", "incarnation", "at_once", "only")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    at_once: bool
+    only: TaskType
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., at_once: bool = ..., only: _Optional[_Union[TaskType, str]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("id", "type", "epoch", "task", "shard", "excluded", "model_version", "merged")
+    __slots__ = ("id", "type", "epoch", "task", "shard", "excluded", "model_version", "merged", "committed", "occasion")
     ID_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +293,8 @@ class Lease(_message.Message):
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    OCCASION_FIELD_NUMBER: _ClassVar[int]
     id: int
     type: TaskType
     epoch: int
@@ -246,7 +303,26 @@ class Lease(_message.Message):
     excluded: _containers.RepeatedScalarFieldContainer[int]
     model_version: int
     merged: _containers.RepeatedCompositeFieldContainer[MetricState]
-    def __init__(self, id: _Optional[int] = ..., type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ..., shard: _Optional[_Union[ShardMessage, _Mapping]] = ..., excluded: _Optional[_Iterable[int]] = ..., model_version: _Optional[int] = ..., merged: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ...) -> None: ...
+    committed: _containers.RepeatedScalarFieldContainer[int]
+    occasion: Occasion
+    def __init__(self, id: _Optional[int] = ..., type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., task: _Optional[int] = ..., shard: _Optional[_Union[ShardMessage, _Mapping]] = ..., excluded: _Optional[_Iterable[int]] = ..., model_version: _Optional[int] = ..., merged: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., committed: _Optional[_Iterable[int]] = ..., occasion: _Optional[_Union[Occasion, _Mapping]] = ...) -> None: ...
+
+class Occasion(_message.Message):
+    __slots__ = ("save_to", "epoch", "logs")
+    class LogsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SAVE_TO_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
+    save_to: str
+    epoch: int
+    logs: _containers.ScalarMap[str, float]
+    def __init__(self, save_to: _Optional[str] = ..., epoch: _Optional[int] = ..., logs: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
     __slots__ = ("generation", "lease", "wait", "end", "unknown")
@@ -271,7 +347,7 @@ class Position(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., minibatch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load")
+    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +364,8 @@ class HeartbeatRequest(_message.Message):
     PARTITION_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     role: Role
     id: int
     incarnation: int
@@ -297,7 +375,9 @@ class HeartbeatRequest(_message.Message):
     partition_version: int
     leaving: bool
     load: PsLoad
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ...) -> None: ...
+    world_version: int
+    waiting_seconds: float
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ...) -> None: ...
 
 class PsLoad(_message.Message):
     __slots__ = ("pushes", "pulls", "rows_pushed", "rows_pulled", "bytes_received", "bytes_sent", "busy_seconds", "staleness", "refused", "table_rows", "table_bytes")
@@ -326,23 +406,29 @@ class PsLoad(_message.Message):
     def __init__(self, pushes: _Optional[int] = ..., pulls: _Optional[int] = ..., rows_pushed: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., staleness: _Optional[_Iterable[int]] = ..., refused: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_bytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "generation", "revoked", "partition", "stop", "num_pushing")
+    __slots__ = ("known", "generation", "revoked", "partition", "stop", "world_version", "num_pushing", "whole_epochs", "newest_lease")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_PUSHING_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_LEASE_FIELD_NUMBER: _ClassVar[int]
     known: bool
     generation: int
     revoked: _containers.RepeatedScalarFieldContainer[int]
     partition: Partition
     stop: bool
+    world_version: int
     num_pushing: int
-    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., num_pushing: _Optional[int] = ...) -> None: ...
+    whole_epochs: int
+    newest_lease: int
+    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., world_version: _Optional[int] = ..., num_pushing: _Optional[int] = ..., whole_epochs: _Optional[int] = ..., newest_lease: _Optional[int] = ...) -> None: ...
 
 class ProgressReport(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "lease", "committed", "loss", "has_loss", "skipped", "not_finite")
+    __slots__ = ("worker_id", "incarnation", "lease", "committed", "loss", "has_loss", "skipped", "not_finite", "learning_rate")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +437,7 @@ class ProgressReport(_message.Message):
     HAS_LOSS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     lease: int
@@ -359,7 +446,111 @@ class ProgressReport(_message.Message):
     has_loss: bool
     skipped: _containers.RepeatedScalarFieldContainer[int]
     not_finite: str
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., skipped: _Optional[_Iterable[int]] = ..., not_finite: _Optional[str] = ...) -> None: ...
+    learning_rate: float
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., loss: _Optional[float] = ..., has_loss: bool = ..., skipped: _Optional[_Iterable[int]] = ..., not_finite: _Optional[str] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+
+class MetricsReport(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "step", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    step: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class World(_message.Message):
+    __slots__ = ("version", "members")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    members: _containers.RepeatedCompositeFieldContainer[WorldMember]
+    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ...) -> None: ...
+
+class WorldMember(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "address", "is_source")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    address: str
+    is_source: bool
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., is_source: bool = ...) -> None: ...
+
+class ReadyForWorldRequest(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "address", "left", "reason")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    address: str
+    left: int
+    reason: str
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., left: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class WatchWorldRequest(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "known_version")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    known_version: int
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., known_version: _Optional[int] = ...) -> None: ...
+
+class WatchWorldReply(_message.Message):
+    __slots__ = ("generation", "world", "wait", "end", "unknown")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    world: World
+    wait: bool
+    end: bool
+    unknown: str
+    def __init__(self, generation: _Optional[int] = ..., world: _Optional[_Union[World, _Mapping]] = ..., wait: bool = ..., end: bool = ..., unknown: _Optional[str] = ...) -> None: ...
+
+class WorldFormedRequest(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "version", "applied", "steps", "restored_from")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    version: int
+    applied: AppliedSet
+    steps: int
+    restored_from: str
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ..., steps: _Optional[int] = ..., restored_from: _Optional[str] = ...) -> None: ...
+
+class SessionReport(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "event")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    event: SessionEvent
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., event: _Optional[_Union[SessionEvent, str]] = ...) -> None: ...
 
 class FinishedTask(_message.Message):
     __slots__ = ("worker_id", "incarnation", "lease", "num_minibatches")

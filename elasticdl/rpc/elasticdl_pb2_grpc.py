@@ -54,9 +54,39 @@ class MasterStub(object):
                 request_serializer=elasticdl__pb2.EvaluationReport.SerializeToString,
                 response_deserializer=elasticdl__pb2.Ack.FromString,
                 )
+        self.ReportMetrics = channel.unary_unary(
+                '/elasticdl.Master/ReportMetrics',
+                request_serializer=elasticdl__pb2.MetricsReport.SerializeToString,
+                response_deserializer=elasticdl__pb2.Ack.FromString,
+                )
         self.ConfirmLease = channel.unary_unary(
                 '/elasticdl.Master/ConfirmLease',
                 request_serializer=elasticdl__pb2.LeaseQuestion.SerializeToString,
+                response_deserializer=elasticdl__pb2.Ack.FromString,
+                )
+        self.Sample = channel.unary_unary(
+                '/elasticdl.Master/Sample',
+                request_serializer=elasticdl__pb2.SampleRequest.SerializeToString,
+                response_deserializer=elasticdl__pb2.SampleReply.FromString,
+                )
+        self.ReadyForWorld = channel.unary_unary(
+                '/elasticdl.Master/ReadyForWorld',
+                request_serializer=elasticdl__pb2.ReadyForWorldRequest.SerializeToString,
+                response_deserializer=elasticdl__pb2.Ack.FromString,
+                )
+        self.WatchWorld = channel.unary_unary(
+                '/elasticdl.Master/WatchWorld',
+                request_serializer=elasticdl__pb2.WatchWorldRequest.SerializeToString,
+                response_deserializer=elasticdl__pb2.WatchWorldReply.FromString,
+                )
+        self.WorldFormed = channel.unary_unary(
+                '/elasticdl.Master/WorldFormed',
+                request_serializer=elasticdl__pb2.WorldFormedRequest.SerializeToString,
+                response_deserializer=elasticdl__pb2.Ack.FromString,
+                )
+        self.ReportSession = channel.unary_unary(
+                '/elasticdl.Master/ReportSession',
+                request_serializer=elasticdl__pb2.SessionReport.SerializeToString,
                 response_deserializer=elasticdl__pb2.Ack.FromString,
                 )
         self.RegisterPs = channel.unary_unary(
@@ -129,8 +159,50 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportMetrics(self, request, context):
+        """With --job_command: what the script's own evaluation has found.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ConfirmLease(self, request, context):
         """Is this lease still mine?  Asked right before an effect that cannot be undone (renaming an export).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sample(self, request, context):
+        """AllReduce: records to compile a step on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadyForWorld(self, request, context):
+        """AllReduce: a worker stands outside of every world and is ready to enter one (its model is compiled).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchWorld(self, request, context):
+        """Waits (long poll, at most the deadline of the call) for a world newer than the known one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WorldFormed(self, request, context):
+        """From rank 0 of a world that has formed: what the model holds that its members go on with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportSession(self, request, context):
+        """From the chief of a job whose model is on TensorFlow's own parameter servers: what happens to that model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,9 +265,39 @@ def add_MasterServicer_to_server(servicer, server):
                     request_deserializer=elasticdl__pb2.EvaluationReport.FromString,
                     response_serializer=elasticdl__pb2.Ack.SerializeToString,
             ),
+            'ReportMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportMetrics,
+                    request_deserializer=elasticdl__pb2.MetricsReport.FromString,
+                    response_serializer=elasticdl__pb2.Ack.SerializeToString,
+            ),
             'ConfirmLease': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfirmLease,
                     request_deserializer=elasticdl__pb2.LeaseQuestion.FromString,
+                    response_serializer=elasticdl__pb2.Ack.SerializeToString,
+            ),
+            'Sample': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sample,
+                    request_deserializer=elasticdl__pb2.SampleRequest.FromString,
+                    response_serializer=elasticdl__pb2.SampleReply.SerializeToString,
+            ),
+            'ReadyForWorld': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadyForWorld,
+                    request_deserializer=elasticdl__pb2.ReadyForWorldRequest.FromString,
+                    response_serializer=elasticdl__pb2.Ack.SerializeToString,
+            ),
+            'WatchWorld': grpc.unary_unary_rpc_method_handler(
+                    servicer.WatchWorld,
+                    request_deserializer=elasticdl__pb2.WatchWorldRequest.FromString,
+                    response_serializer=elasticdl__pb2.WatchWorldReply.SerializeToString,
+            ),
+            'WorldFormed': grpc.unary_unary_rpc_method_handler(
+                    servicer.WorldFormed,
+                    request_deserializer=elasticdl__pb2.WorldFormedRequest.FromString,
+                    response_serializer=elasticdl__pb2.Ack.SerializeToString,
+            ),
+            'ReportSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportSession,
+                    request_deserializer=elasticdl__pb2.SessionReport.FromString,
                     response_serializer=elasticdl__pb2.Ack.SerializeToString,
             ),
             'RegisterPs': grpc.unary_unary_rpc_method_handler(
@@ -355,6 +457,23 @@ class Master(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
+    def ReportMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/ReportMetrics',
+            elasticdl__pb2.MetricsReport.SerializeToString,
+            elasticdl__pb2.Ack.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
     def ConfirmLease(request,
             target,
             options=(),
@@ -367,6 +486,91 @@ class Master(object):
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/ConfirmLease',
             elasticdl__pb2.LeaseQuestion.SerializeToString,
+            elasticdl__pb2.Ack.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Sample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/Sample',
+            elasticdl__pb2.SampleRequest.SerializeToString,
+            elasticdl__pb2.SampleReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ReadyForWorld(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/ReadyForWorld',
+            elasticdl__pb2.ReadyForWorldRequest.SerializeToString,
+            elasticdl__pb2.Ack.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def WatchWorld(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/WatchWorld',
+            elasticdl__pb2.WatchWorldRequest.SerializeToString,
+            elasticdl__pb2.WatchWorldReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def WorldFormed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/WorldFormed',
+            elasticdl__pb2.WorldFormedRequest.SerializeToString,
+            elasticdl__pb2.Ack.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ReportSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/ReportSession',
+            elasticdl__pb2.SessionReport.SerializeToString,
             elasticdl__pb2.Ack.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

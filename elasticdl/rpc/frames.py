@@ -1,9 +1,9 @@
 """Frames: tensors on the wire as raw bytes.
 
-A frame is a protobuf header followed by arrays, little-endian and C-ordered, each starting at a multiple of 8 bytes
-so that the receiver uses them in place, without a copy::
+A frame is a protobuf header followed by arrays, little-endian and C-ordered, each starting at a multiple of 64 bytes:
+where the frame does so, too, the receiver and TensorFlow use them in place, without a copy::
 
-    u32 magic  u32 crc32c of all that follows  u32 header size  u32 number of arrays
+    u32 magic, its last byte the version  u32 crc32c of all that follows  u32 header size  u32 number of arrays
     per array: u8 dtype, u8 dimensions, u16 0, u32 0, then i64 per dimension
     header, padding, then per array: bytes, padding
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,17 @@ import numpy.typing as npt
 
 from elasticdl.kernels import _native
 
-MAGIC = 0x4C444C45  # "ELDL"
+WIRE_VERSION = 1  # of frames and of what they carry: worker and server must speak the same
+_NAME = 0x444C45  # "ELD"
+MAGIC = WIRE_VERSION << 24 | _NAME
 CHUNK_BYTES = 1 << 20
 STREAM_FROM_BYTES = 4 << 20  # larger calls go as a stream of chunks
 
+_ALIGNMENT = 64
+_PADDING = bytes(_ALIGNMENT)
 _PREFIX = struct.Struct("<II")
 _SIZES = struct.Struct("<II")
+PREFIX_BYTES = _PREFIX.size
 _BODY = _PREFIX.size + _SIZES.size
 _STREAM_SIZE = struct.Struct("<Q")
 _ARRAY = struct.Struct("<BBHI")
@@ -44,8 +50,18 @@ class FrameError(ValueError):
     """The bytes are not a whole, undamaged frame."""
 
 
+class WireVersionError(FrameError):
+    """The other end speaks another version of the wire."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"the caller speaks version {version} of the wire, this server version {WIRE_VERSION}: all pods of a job "
+            "must run the same version of elasticdl"
+        )
+
+
 class Frame:
-    """A header and arrays, laid out and checked but not yet copied together; the arrays must not change meanwhile."""
+    """A header and arrays, laid out but not yet copied together; the arrays must not change meanwhile."""
 
     __slots__ = ("_parts", "_size")
 
@@ -63,16 +79,13 @@ class Frame:
         parts: list[Any] = [described]
         position = _PREFIX.size + len(described)
         for array in arrays:
-            padding = -position % 8
+            padding = -position % _ALIGNMENT
             if padding:
-                parts.append(bytes(padding))
+                parts.append(_PADDING[:padding])
             if array.size:
                 parts.append(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)
             position += padding + array.nbytes
-        checksum = 0
-        for part in parts:
-            checksum = _native.crc32c(part, checksum)
-        self._parts: list[Any] = [_PREFIX.pack(MAGIC, checksum), *parts]
+        self._parts = [memoryview(part).cast("B") for part in parts]
         self._size = position
 
     def __len__(self) -> int:
@@ -81,23 +94,62 @@ class Frame:
 
     def whole(self) -> bytes:
         """As one message."""
-        return b"".join(self._parts)
+        return b"".join([self._prefix(), *self._parts])
 
     def chunks(self) -> Iterator[bytes]:
         """As the messages of a stream."""
         yield _STREAM_SIZE.pack(self._size)
-        waiting: list[memoryview] = []
-        room = CHUNK_BYTES
-        for part in self._parts:
-            rest = memoryview(part).cast("B")
-            while len(rest):
-                waiting.append(rest[:room])
-                room, rest = room - len(waiting[-1]), rest[room:]
-                if room == 0:
-                    yield b"".join(waiting)
-                    waiting, room = [], CHUNK_BYTES
-        if waiting:
-            yield b"".join(waiting)
+        for piece in _pieces([memoryview(self._prefix()), *self._parts], CHUNK_BYTES):
+            yield b"".join(piece)
+
+    @property
+    def parts(self) -> list[memoryview]:
+        """All but the prefix, where it lies."""
+        return self._parts
+
+    def _prefix(self) -> bytes:
+        return _PREFIX.pack(MAGIC, _checksum_of(self._parts))
+
+
+def _pieces(parts: Iterable[memoryview], max_bytes: int) -> Iterator[list[memoryview]]:
+    waiting: list[memoryview] = []
+    room = max_bytes
+    for part in parts:
+        rest = part
+        while len(rest):
+            waiting.append(rest[:room])
+            room, rest = room - len(waiting[-1]), rest[room:]
+            if room == 0:
+                yield waiting
+                waiting, room = [], max_bytes
+    if waiting:
+        yield waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A frame whose checksum was made while its bytes came; `decode` compares it.
+
+    Attributes:
+        checksum: of all bytes but the prefix.
+    """
+
+    data: npt.NDArray[np.uint8]
+    checksum: int
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+Message = Buffer | Arrived
+
+
+def _checksum_of(parts: Iterable[Buffer]) -> int:
+    """Of parts that follow one another."""
+    checksum = 0
+    for part in parts:
+        checksum = _native.crc32c(part, checksum)
+    return checksum
 
 
 def encode(header: bytes, arrays: Sequence[Array]) -> bytes:
@@ -127,28 +179,33 @@ def join(chunks: Iterable[bytes]) -> memoryview:
     return frame
 
 
-def decode(frame: Buffer | Frame) -> tuple[bytes, list[Array]]:
+def decode(frame: Message | Frame) -> tuple[bytes, list[Array]]:
     """Header and arrays of a frame that is whole, or has not left this process; the arrays are views into it.
 
     Raises:
+        WireVersionError: of another version.
         FrameError: truncated, damaged, or not a frame.
     """
     if isinstance(frame, Frame):
         frame = frame.whole()
-    if len(frame) < _BODY:
-        raise FrameError(f"a frame of {len(frame)} bytes has no prefix")
-    magic, checksum = _PREFIX.unpack_from(frame)
+    data = frame.data.data if isinstance(frame, Arrived) else memoryview(frame)
+    if len(data) < _BODY:
+        raise FrameError(f"a frame of {len(data)} bytes has no prefix")
+    magic, checksum = _PREFIX.unpack_from(data)
     if magic != MAGIC:
+        if magic & 0xFFFFFF == _NAME:
+            raise WireVersionError(magic >> 24)
         raise FrameError(f"not a frame: magic {magic:#x}")
-    if _native.crc32c(memoryview(frame)[_PREFIX.size :]) != checksum:
+    found = frame.checksum if isinstance(frame, Arrived) else _checksum_of([data[PREFIX_BYTES:]])
+    if found != checksum:
         raise FrameError("the checksum of a frame does not match")
     try:
-        return _decode_body(frame)
+        return _decode_body(data)
     except (struct.error, ValueError, IndexError) as error:
         raise FrameError(f"malformed frame: {error}") from error
 
 
-def _decode_body(frame: Buffer) -> tuple[bytes, list[Array]]:
+def _decode_body(frame: memoryview) -> tuple[bytes, list[Array]]:
     header_size, num_arrays = _SIZES.unpack_from(frame, _PREFIX.size)
     position = _BODY
     described = []
@@ -164,7 +221,7 @@ def _decode_body(frame: Buffer) -> tuple[bytes, list[Array]]:
     position += header_size
     arrays: list[Array] = []
     for dtype, shape in described:
-        position += -position % 8
+        position += -position % _ALIGNMENT
         count = math.prod(shape)
         arrays.append(np.frombuffer(frame, dtype, count, position).reshape(shape))
         position += count * dtype.itemsize

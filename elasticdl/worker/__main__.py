@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 
+from elasticdl.cluster.keras_import import import_less_with_keras
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.termination import Termination
 
@@ -11,6 +12,7 @@ if __name__ == "__main__":
     clock = ActivityClock()
     termination = Termination(clock)
     termination.install()
+    import_less_with_keras()
     # Not before: importing the framework takes seconds, and SIGTERM may come meanwhile.
     from elasticdl.worker.process import main
 

@@ -16,6 +16,7 @@ class Activity(StrEnum):
     COMPILE = "compile"  # the first minibatch of each kind
     COMPUTE = "compute"
     PS = "ps"  # waiting for parameter servers
+    WORLD = "world"  # AllReduce: waiting for the other members
     INPUT = "input"  # waiting for records and the user's feed
     EVALUATE = "evaluate"
     EXPORT = "export"

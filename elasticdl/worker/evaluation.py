@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from elasticdl.frameworks.framework import Framework, MetricState
+from elasticdl.frameworks.framework import Inference, MetricState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.batches import TaskBatches
+from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.strategy import Values
 
 
-def evaluate_task(framework: Framework, values: Values, batches: TaskBatches) -> list[pb.MetricState]:
+def evaluate_task(framework: Inference, values: Values, held: HeldLease, batches: TaskBatches) -> list[pb.MetricState]:
     """Freshly reset metrics, updated with every minibatch of the task."""
     evaluation = framework.evaluation()
     for batch in batches:
+        held.minibatch = batch.n
         evaluation.update(batch, values.parameters, values.rows(batch))
     return [to_message(state) for state in evaluation.states()]
 
 
-def merged_results(framework: Framework, merged: Iterable[pb.MetricState]) -> dict[str, float]:
+def merged_results(framework: Inference, merged: Iterable[pb.MetricState]) -> dict[str, float]:
     """What the metrics say of states that the master has added up."""
     return framework.evaluation().results([from_message(state) for state in merged])
+
+
+def as_json(step: int, metrics: Mapping[str, float]) -> str:
+    """The file of `--metrics_output`; a number that is not finite, which JSON does not have, is null."""
+    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return json.dumps({"step": step, "metrics": finite}, allow_nan=False) + "\n"
 
 
 def to_message(state: MetricState) -> pb.MetricState:

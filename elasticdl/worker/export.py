@@ -1,4 +1,7 @@
-"""TRAIN_END: exports the trained model, under a name that only a confirmed lease may make final, then the callbacks."""
+"""What one worker does alone: TRAIN_END exports the trained model, then the callbacks; CALLBACK does it on the way.
+
+A model is written under a name of the lease's own, which only a confirmed lease may make final.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from elasticdl.frameworks.framework import Framework, Parameters, TableRows
 from elasticdl.worker.batches import LeaseLost
@@ -18,7 +22,7 @@ from elasticdl.worker.export_stream import ExportWriter
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.memory import available_bytes
-from elasticdl.worker.strategy import Strategy
+from elasticdl.worker.strategy import Values
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 
@@ -26,14 +30,24 @@ _log = logging.getLogger("elasticdl.worker")
 _LOOK_S = 0.5
 _BUFFER_BYTES = 1 << 20
 _SIGKILL = -9
+_FILES = (".keras", ".pt")  # the frameworks' own, as `Framework.export` names them: model.keras, model.pt
+_NO_FILE = "Give a directory: elasticdl.api.callbacks.ModelCheckpoint writes a whole export there."
+
+
+class TrainedModel(Protocol):
+    """What is exported: the half of a `Strategy` that reads."""
+
+    def values(self, held: HeldLease) -> Values: ...
+
+    def tables(self, held: HeldLease) -> list[TableRows]: ...
 
 
 class Exporter:
     """Ends the training of one job."""
 
-    def __init__(self, framework: Framework, strategy: Strategy, link: MasterLink, spec: JobSpec) -> None:
+    def __init__(self, framework: Framework, model: TrainedModel, link: MasterLink, spec: JobSpec) -> None:
         self._framework = framework
-        self._strategy = strategy
+        self._model = model
         self._link = link
         self._spec = spec
 
@@ -44,10 +58,30 @@ class Exporter:
             LeaseLost: somebody else does it.
             ModelDefinitionError: the model cannot be exported.
         """
-        parameters = self._strategy.values(held).parameters
-        if not self._spec.output or not self._export(held, parameters, Path(self._spec.output)):
+        parameters = self._model.values(held).parameters
+        paths = [self._spec.output, *self._framework.report().rules.export_paths]
+        exported = [self._export(held, parameters, self._place(path)) for path in dict.fromkeys(paths) if path]
+        if not any(exported):
             self._confirm(held)
         self._framework.end_training(parameters, self._spec.output)
+
+    def occasion(self, held: HeldLease) -> None:
+        """Saves the model as it is now, or calls the user's callbacks at the end of an epoch.
+
+        Raises:
+            LeaseLost: somebody else does it.
+            ModelDefinitionError: the model cannot be saved.
+        """
+        what, parameters = held.lease.occasion, self._model.values(held).parameters
+        if what.save_to:
+            self._export(held, parameters, self._place(what.save_to))
+        else:
+            self._confirm(held)
+            self._framework.end_epoch(parameters, what.epoch, what.logs)
+
+    def _place(self, path: str) -> Path:
+        """Of a callback's path: a relative one lies in the directory of checkpoints."""
+        return Path(path if path == self._spec.output else os.path.join(self._spec.checkpoint_dir, path))
 
     def _export(self, held: HeldLease, parameters: Parameters | None, final: Path) -> bool:
         """Writes to a name of the lease's own and, when the master confirms the lease, renames that to `final`.
@@ -55,7 +89,7 @@ class Exporter:
         Returns:
             Whether it did: what does not fit into the memory there is stays a checkpoint.
         """
-        tables = self._strategy.tables(held)
+        tables = self._model.tables(held)
         size, available = sum(4 * table.dim * table.num_rows for table in tables), available_bytes()
         plan = plan_export(size, available)
         if not plan.saved_model and self._spec.checkpoint_dir:
@@ -67,14 +101,9 @@ class Exporter:
         try:
             self._write(held, parameters, tables, temporary, plan)
             self._confirm(held)
-        except BaseException:
+            _put(temporary, final, held.id)
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        retired = final.with_name(f".{final.name}.{held.id}.old")
-        if final.exists():
-            os.rename(final, retired)
-        os.rename(temporary, final)
-        shutil.rmtree(retired, ignore_errors=True)
         _log.info("Exported the model to %s", final)
         return True
 
@@ -97,6 +126,25 @@ class Exporter:
     def _confirm(self, held: HeldLease) -> None:
         if not self._link.confirm(held.id):
             raise LeaseLost
+
+
+def _put(made: Path, final: Path, lease: int) -> None:
+    """Gives what was made its final name; of a path that names a file, the file of that kind alone.
+
+    Raises:
+        ModelDefinitionError: there is no such file of this model.
+    """
+    if final.suffix in _FILES:
+        file = made / f"model{final.suffix}"
+        if not file.exists():
+            raise ModelDefinitionError(f"{final}: of this model no {final.suffix} file can be written.", _NO_FILE)
+        os.replace(file, final)
+        return
+    retired = final.with_name(f".{final.name}.{lease}.old")
+    if final.exists():
+        os.rename(final, retired)
+    os.rename(made, final)
+    shutil.rmtree(retired, ignore_errors=True)
 
 
 def export_elsewhere(

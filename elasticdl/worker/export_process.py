@@ -13,6 +13,7 @@ import sys
 import traceback
 from typing import BinaryIO
 
+from elasticdl.cluster.keras_import import import_less_with_keras
 from elasticdl.frameworks.framework import Parameters
 from elasticdl.model_def import load_model_definition
 from elasticdl.worker.export_stream import ExportReader, StreamEnded
@@ -29,6 +30,7 @@ def export(pipe: BinaryIO) -> int:
     Returns:
         The bytes of memory that this process had before the first table came.
     """
+    import_less_with_keras()
     reader = ExportReader(pipe)
     order = reader.message()
     spec = JobSpec.from_json(order["job_spec"])

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.frameworks.framework import Floats, Ids, TableRows
+from elasticdl.frameworks.framework import Floats, Ids, InitialRow, TableRows
 
 _COUNT = struct.Struct("<Q")
 
@@ -38,7 +39,7 @@ class ExportWriter:
         self._pipe.write(_bytes(np.ascontiguousarray(values)))
 
     def table(self, table: TableRows) -> None:
-        self.message(table=table.name, num_rows=table.num_rows, dim=table.dim)
+        self.message(table=table.name, num_rows=table.num_rows, dim=table.dim, initial=asdict(table.initial))
         for ids, rows in table.chunks:
             if len(ids):
                 self._count(len(ids))
@@ -76,7 +77,7 @@ class ExportReader:
         """Each must be read to its end before the next."""
         while "table" in (message := self.message()):
             name, num_rows, dim = message["table"], message["num_rows"], message["dim"]
-            yield TableRows(name, dim, num_rows, self._chunks(dim))
+            yield TableRows(name, dim, num_rows, self._chunks(dim), InitialRow(**message["initial"]))
 
     def _chunks(self, dim: int) -> Iterator[tuple[Ids, Floats]]:
         while (count := self._count()) > 0:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 
@@ -76,3 +77,25 @@ class LeaseBook:
         """What a restarted master is told."""
         with self._lock:
             return [pb.HeldLease(lease=h.lease, committed=sorted(h.committed)) for h in self._held.values()]
+
+
+class LeaseLink(Protocol):
+    """Who grants leases and is told of progress: the master, or what takes its place in a process without one."""
+
+    leases: LeaseBook
+
+    def request_lease(self) -> HeldLease | None:
+        """Waits for a task, which is held from then on; None when the job is over."""
+        ...
+
+    def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
+        """A task of a type if there is one now; it is held then."""
+        ...
+
+    def report_progress(
+        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
+    ) -> pb.Ack: ...
+
+    def finish(self, lease: int, num_minibatches: int) -> pb.Ack: ...
+
+    def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack: ...

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from elasticdl.data.custom import adapt_reader
-from elasticdl.data.factory import create_reader
+from elasticdl.data.factory import open_source
 from elasticdl.data.reader import Reader
-from elasticdl.frameworks.framework import Framework
-from elasticdl.frameworks.keras import KerasFramework
-from elasticdl.model_def import ModelDefinition
+from elasticdl.frameworks.framework import Framework, Mode
+from elasticdl.model_def import ModelDefinition, framework_of
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
+from elasticdl_client.choices import Framework as FrameworkChoice
 from elasticdl_client.job_spec import JobSpec
+
+TASK_TYPES = {JobType.TRAIN: pb.TRAINING, JobType.EVALUATE: pb.EVALUATION, JobType.PREDICT: pb.PREDICTION}
+MODES = {JobType.TRAIN: Mode.TRAINING, JobType.EVALUATE: Mode.EVALUATION, JobType.PREDICT: Mode.PREDICTION}
 
 
 class Readers:
     """The job's data sources, each opened when it is first asked for."""
 
-    def __init__(self, spec: JobSpec, definition: ModelDefinition) -> None:
+    def __init__(self, spec: JobSpec, definition: ModelDefinition | None) -> None:
+        """
+        Args:
+            definition: of the model, which may have a reader of its own; None: there is no model.
+        """
         self._spec = spec
         self._definition = definition
         self._readers: dict[int, Reader] = {}
@@ -24,14 +31,19 @@ class Readers:
     def of(self, task_type: pb.TaskType) -> Reader:
         """The reader of the data that tasks of a type are made of."""
         if task_type not in self._readers:
-            origins = {pb.TRAINING: self._spec.training_data, pb.EVALUATION: self._spec.validation_data}
+            spec = self._spec
+            origins = {
+                pb.TRAINING: spec.training_data,
+                pb.EVALUATION: spec.validation_data,
+                pb.PREDICTION: spec.prediction_data,
+            }
             self._readers[task_type] = self._open(origins[task_type])
         return self._readers[task_type]
 
     def _open(self, origin: str) -> Reader:
+        if self._definition is None or self._definition.custom_data_reader is None:
+            return open_source(self._spec, origin)
         params = self._spec.data_reader_params_dict()
-        if self._definition.custom_data_reader is None:
-            return create_reader(origin, params, self._spec.seed)
         records_per_task = self._spec.minibatch_size * self._spec.num_minibatches_per_task
         return adapt_reader(self._definition.custom_data_reader, origin, records_per_task, params, self._spec.seed)
 
@@ -41,13 +53,43 @@ def on_parameter_servers(spec: JobSpec) -> bool:
     return spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
 
 
+def first_op(framework: str) -> None:
+    """Executes an op of a pod's framework, if it is known yet: from here on that works in this process."""
+    if framework == FrameworkChoice.TORCH:
+        from elasticdl.frameworks.torch import first_op as first_torch_op
+
+        first_torch_op()
+    elif framework == FrameworkChoice.TENSORFLOW:
+        from elasticdl.frameworks.keras import first_op as first_keras_op
+
+        first_keras_op()
+
+
 def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers) -> Framework:
-    """The framework over the user's module; the same model in every process of the job."""
+    """The framework over the user's module; the same model in every process of the job.
+
+    No job imports two frameworks.
+    """
+    metadata = readers.of(TASK_TYPES[spec.job_type]).metadata()
+    if framework_of(spec) is FrameworkChoice.TORCH:
+        from elasticdl.frameworks.torch import TorchFramework
+
+        return TorchFramework(
+            definition,
+            minibatch_size=spec.minibatch_size,
+            seed=spec.seed,
+            metadata=metadata,
+            on_parameter_server=on_parameter_servers(spec),
+            overlaps=spec.nan_policy is NanPolicy.FAIL,
+        )
+    from elasticdl.frameworks.keras import KerasFramework
+
     return KerasFramework(
         definition,
         minibatch_size=spec.minibatch_size,
         seed=spec.seed,
-        metadata=readers.of(pb.TRAINING).metadata(),
+        metadata=metadata,
         on_parameter_server=on_parameter_servers(spec),
         embedding_threshold=spec.embedding_threshold_bytes,
+        mode=MODES[spec.job_type],
     )

@@ -6,8 +6,7 @@ User code fails the task it belongs to, never the worker; everything else that g
 from __future__ import annotations
 
 import logging
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import grpc
 
@@ -16,11 +15,11 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import LeaseLost, NotFinite, TaskBatches
-from elasticdl.worker.evaluation import evaluate_task, merged_results
 from elasticdl.worker.export import Exporter
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.quarantine import BadRecords, inspected
+from elasticdl.worker.outcomes import Outcomes
+from elasticdl.worker.quarantine import BadRecords, Quarantine, inspected
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.tasks import TaskStream
@@ -44,7 +43,7 @@ class WorkerLoop:
         reporter: Reporter,
         clock: ActivityClock,
         exporter: Exporter,
-        max_bad_records: int,
+        quarantine: Quarantine,
         termination: Termination,
     ) -> None:
         self._link = link
@@ -53,19 +52,23 @@ class WorkerLoop:
         self._strategy = strategy
         self._reporter = reporter
         self._clock = clock
-        self._exporter = exporter
-        self._max_bad_records = max_bad_records
+        self._outcomes = Outcomes(link, framework, reporter, exporter, clock)
+        self._quarantine = quarantine
         self._termination = termination
 
     def run(self) -> None:
         """Returns when the master says that the job is over."""
         while (held := self._next()) is not None:
             if held.lease.type == pb.TRAIN_END:
-                self._train_end(held)
+                self._outcomes.end_training(held)
+                self._tasks.close(held)
+            elif held.lease.type == pb.CALLBACK:
+                self._outcomes.occasion(held)
+                self._tasks.close(held)
             elif held.lease.merged:
-                self._merge(held)
-            elif self._max_bad_records and held.lease.type == pb.TRAINING:
-                self._work_off_inspected()
+                self._outcomes.merge(held, self._tasks)
+            elif self._quarantine:
+                self._work_off_inspected(held.lease.type)
             else:
                 self._work_off(held.lease.type)
         self._reporter.drain()
@@ -95,19 +98,21 @@ class WorkerLoop:
                 if held is not None:
                     self._run_task(held, batch, batches)
         except FeedError as error:
-            self._feed_failed(error)
+            self._outcomes.feed_failed(error, self._tasks)
 
-    def _work_off_inspected(self) -> None:
-        """Consecutive training tasks, each looked through for bad records before its first minibatch is computed."""
-        for task in self._tasks.records(pb.TRAINING):
+    def _work_off_inspected(self, task_type: pb.TaskType) -> None:
+        """Consecutive tasks of a type, each looked through for bad records before its first minibatch is computed."""
+        for task in self._tasks.records(task_type):
             held = self._link.leases.get(task.lease)
             if held is None:
                 continue
             try:
                 with self._clock.during(Activity.INPUT):
-                    batches = iter(inspected(self._framework, Mode.TRAINING, task, self._max_bad_records))
+                    batches = iter(inspected(self._framework, _MODES[task_type], task, self._quarantine))
             except BadRecords as bad:
-                self._feed_failed(bad.error, [held.record_numbers[position] for position in bad.positions])
+                self._outcomes.feed_failed(
+                    bad.error, self._tasks, [held.record_numbers[position] for position in bad.positions]
+                )
             else:
                 self._run_task(held, next(batches), batches)
 
@@ -128,11 +133,11 @@ class WorkerLoop:
             _log.info("Lease %d (%s) is lost; its minibatches go to another worker", held.id, held.task_name)
             self._link.leases.revoke((held.id,))
         except NotFinite as error:
-            self._end_job(held, error)
+            self._outcomes.not_finite(held, error)
         except (FeedError, JobError, grpc.RpcError):
             raise
         except Exception as error:  # noqa: BLE001  the user's model, loss and metrics run in here
-            self._user_code_failed(held, error)
+            self._outcomes.user_code_failed(held, error)
         self._tasks.close(held)
 
     def _train(self, held: HeldLease, batches: TaskBatches) -> None:
@@ -142,7 +147,7 @@ class WorkerLoop:
         for minibatch in sorted(held.committed):
             commit(minibatch, None)
         self._strategy.train_task(held, batches, commit)
-        if self._report_unreadable(held):
+        if self._outcomes.is_unreadable(held, self._tasks):
             return
         if batches.num_minibatches is not None:
             self._reporter.finished(held.id, batches.num_minibatches)
@@ -151,65 +156,5 @@ class WorkerLoop:
 
     def _evaluate(self, held: HeldLease, batches: TaskBatches) -> None:
         with self._clock.during(Activity.EVALUATE):
-            states = evaluate_task(self._framework, self._strategy.values(held), batches)
-        if self._report_unreadable(held):
-            return
-        self._link.report_evaluation(held.id, states, {})
-        self._link.leases.remove(held.id)
-
-    def _merge(self, held: HeldLease) -> None:
-        with self._clock.during(Activity.EVALUATE):
-            results = merged_results(self._framework, held.lease.merged)
-        self._link.report_evaluation(held.id, [], results)
-        self._close(held)
-
-    def _train_end(self, held: HeldLease) -> None:
-        self._reporter.drain()
-        try:
-            with self._clock.during(Activity.EXPORT):
-                self._exporter.end_training(held)
-        except LeaseLost:
-            _log.info("Lease %d (%s) is lost; another worker exports", held.id, held.task_name)
-        except JobError:
-            raise
-        except Exception as error:  # noqa: BLE001  the user's model and callbacks run in here
-            _log.error("%s", traceback.format_exc())
-            self._link.fail(held.id, 0, f"{type(error).__name__}: {error}", traceback.format_exc(), [])
-        else:
-            self._link.finish(held.id, 0)
-        self._close(held)
-
-    def _report_unreadable(self, held: HeldLease) -> bool:
-        error = self._tasks.errors.get(held.id)
-        if error is None:
-            return False
-        self._reporter.drain()
-        self._link.fail(held.id, 0, str(error), "", [])
-        self._link.leases.remove(held.id)
-        return True
-
-    def _feed_failed(self, error: FeedError, bad_records: Sequence[int] = ()) -> None:
-        details = "".join(traceback.format_exception(error))
-        _log.error("%s", details)
-        self._reporter.drain()
-        held = self._link.leases.get(error.lease)
-        if held is not None:
-            self._link.fail(held.id, error.n, str(error), details, list(bad_records))
-            self._close(held)
-
-    def _end_job(self, held: HeldLease, error: NotFinite) -> None:
-        _log.error("Minibatch %d of %s: %s", error.minibatch, held.task_name, error)
-        self._reporter.drain()
-        self._link.report_progress(held.id, [], None, not_finite=f"{error}, in minibatch {error.minibatch}")
-        self._link.leases.remove(held.id)
-
-    def _user_code_failed(self, held: HeldLease, error: Exception) -> None:
-        details = traceback.format_exc()
-        _log.error("%s", details)
-        self._reporter.drain()
-        self._link.fail(held.id, held.minibatch, f"{type(error).__name__}: {error}", details, [])
-        self._link.leases.remove(held.id)
-
-    def _close(self, held: HeldLease) -> None:
-        self._link.leases.remove(held.id)
-        self._tasks.close(held)
+            values = self._strategy.values(held)
+        self._outcomes.evaluate(held, values, batches, self._tasks)

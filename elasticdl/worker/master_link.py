@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -21,7 +21,7 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
 from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.leases import LeaseBook
+from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl_client.errors import JobError
 
 _HEARTBEAT_S = 1.0
@@ -29,6 +29,7 @@ _CALL_TIMEOUT_S = 10.0
 _LONG_POLL_S = 20.0
 _RETRY_S = 0.3
 _FAREWELL_S = 1.5
+_RATE_S = 0.5  # between two looks at the learning rate
 
 Answer = TypeVar("Answer")
 _log = logging.getLogger("elasticdl.worker")
@@ -52,10 +53,23 @@ class MasterLink:
         self._partition = pb.Partition()
         self._partition_changed = threading.Condition()
         self._applied: Callable[[], pb.AppliedSet | None] = lambda: None
+        self._granted = (0, 0)
+        self._standing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
+        self._rate: Callable[[], float | None] = lambda: None
+        self._told_rate = (-_RATE_S, 0.0)  # when, what
+        self.num_registrations = 0
 
     def carry_ledger(self, applied: Callable[[], pb.AppliedSet | None]) -> None:
         """Local strategy: what to tell the master of the model's own ledger when registering."""
         self._applied = applied
+
+    def carry_standing(self, standing: Callable[[], tuple[int, float]]) -> None:
+        """AllReduce: what heartbeats say, (version of the world it is in, seconds inside the present collective)."""
+        self._standing = standing
+
+    def carry_rate(self, rate: Callable[[], float | None]) -> None:
+        """What reports of progress say of the learning rate."""
+        self._rate = rate
 
     def register(self) -> pb.RegisterWorkerReply:
         """Says that this worker lives and what it holds.
@@ -76,6 +90,7 @@ class MasterLink:
             )
         if not reply.accepted:
             raise JobError(f"the master does not accept worker {self.worker_id}: {reply.reason}")
+        self.num_registrations += 1
         self.learn_partition(reply.partition)
         return reply
 
@@ -85,6 +100,14 @@ class MasterLink:
 
     def _told(self, method: Callable[..., Any], message: Any) -> pb.Ack:
         ack: pb.Ack = self.call(method, lambda: message)
+        return ack
+
+    def _told_anew(self, method: Callable[..., Any], message: Any) -> pb.Ack:
+        """Of what is said once: a master that began anew meanwhile, and refuses it, hears of this worker first."""
+        ack = self._told(method, message)
+        if not ack.accepted:
+            self.register()
+            ack = self._told(method, message)
         return ack
 
     def call(
@@ -107,38 +130,112 @@ class MasterLink:
         """
         patience_s = self._master_timeout_s if patience_s is None else patience_s
         gone_since: float | None = None
+        limit_s = timeout_s
         while True:
             try:
-                return method(request(), timeout=timeout_s)
+                # A call that waits for the connection makes gRPC look after it at once.
+                return method(request(), timeout=limit_s, wait_for_ready=gone_since is not None)
             except grpc.RpcError as error:
                 if not is_transient(error):
                     raise
                 gone_since = gone_since or time.monotonic()
+                limit_s = min(timeout_s, max(_RETRY_S, gone_since + patience_s - time.monotonic()))
                 if time.monotonic() - gone_since > patience_s:
                     raise MasterGone(self._address, patience_s) from error
                 threading.Event().wait(_RETRY_S)
 
-    def request_lease(self) -> pb.Lease | None:
-        """Waits for a task; None when the job is over."""
+    def request_lease(self) -> HeldLease | None:
+        """See `LeaseLink`."""
+        held: HeldLease | None = None
+        is_answered = False
+        while not is_answered:
+            is_answered, held = self.poll_lease(_LONG_POLL_S)
+        return held
+
+    def poll_lease(self, timeout_s: float) -> tuple[bool, HeldLease | None]:
+        """Waits at most that long; whether there is an answer, and the task, or None when the job is over."""
+        reply: pb.LeaseReply = self.call(
+            self._stub.RequestLease,
+            lambda: pb.LeaseRequest(worker_id=self.worker_id, incarnation=self._incarnation),
+            timeout_s,
+        )
+        answer = reply.WhichOneof("answer")
+        if answer == "unknown":
+            self.register()
+        return answer in ("lease", "end"), self.leases.add(reply.lease) if answer == "lease" else None
+
+    def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
+        """See `LeaseLink`."""
+        reply: pb.LeaseReply = self.call(
+            self._stub.RequestLease,
+            lambda: pb.LeaseRequest(worker_id=self.worker_id, incarnation=self._incarnation, at_once=True, only=only),
+        )
+        return self.leases.add(reply.lease) if reply.WhichOneof("answer") == "lease" else None
+
+    def is_over(self) -> bool:
+        """Whether there is no more work for this worker; asks for none."""
+        reply: pb.LeaseReply = self.call(
+            self._stub.RequestLease,
+            lambda: pb.LeaseRequest(
+                worker_id=self.worker_id, incarnation=self._incarnation, at_once=True, only=pb.EVALUATION
+            ),
+        )
+        return bool(reply.WhichOneof("answer") == "end")
+
+    def sample(self) -> pb.ShardMessage:
+        """AllReduce: records to compile a step on; waits until the master knows the data."""
+        pause = threading.Event()
         while True:
-            reply: pb.LeaseReply = self.call(
-                self._stub.RequestLease,
-                lambda: pb.LeaseRequest(worker_id=self.worker_id, incarnation=self._incarnation),
-                _LONG_POLL_S,
+            reply: pb.SampleReply = self.call(
+                self._stub.Sample,
+                lambda: pb.SampleRequest(worker_id=self.worker_id, incarnation=self._incarnation),
             )
-            match reply.WhichOneof("answer"):
-                case "lease":
-                    return reply.lease
-                case "end":
-                    return None
-                case "unknown":
-                    self.register()
-                case _:
-                    pass
+            if not reply.wait:
+                return reply.shard
+            pause.wait(_RETRY_S)
+
+    def ready_for_world(self, address: str, left: int, reason: str) -> pb.Ack:
+        """AllReduce: this worker stands outside of every world; see the message."""
+        message = pb.ReadyForWorldRequest(
+            worker_id=self.worker_id, incarnation=self._incarnation, address=address, left=left, reason=reason
+        )
+        return self._told(self._stub.ReadyForWorld, message)
+
+    def watch_world(self, known_version: int) -> pb.WatchWorldReply:
+        """AllReduce: waits a while for a world newer than the known one."""
+        reply: pb.WatchWorldReply = self.call(
+            self._stub.WatchWorld,
+            lambda: pb.WatchWorldRequest(
+                worker_id=self.worker_id, incarnation=self._incarnation, known_version=known_version
+            ),
+            _LONG_POLL_S,
+        )
+        return reply
+
+    def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str) -> pb.Ack:
+        """AllReduce, rank 0: what the model holds with which the world goes on."""
+        message = pb.WorldFormedRequest(
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            version=version,
+            applied=applied,
+            steps=steps,
+            restored_from=restored_from,
+        )
+        return self._told(self._stub.WorldFormed, message)
+
+    def is_me(self, member: pb.WorldMember) -> bool:
+        """Whether a member of a world is this process."""
+        return member.worker_id == self.worker_id and member.incarnation == self._incarnation
 
     def report_model(self, report: pb.ModelReport) -> pb.Ack:
         report.worker_id, report.incarnation = self.worker_id, self._incarnation
-        return self._told(self._stub.ReportModel, report)
+        return self._told_anew(self._stub.ReportModel, report)
+
+    def report_session(self, event: pb.SessionEvent) -> pb.Ack:
+        """TensorFlow's chief: what happens to the model."""
+        message = pb.SessionReport(worker_id=self.worker_id, incarnation=self._incarnation, event=event)
+        return self._told_anew(self._stub.ReportSession, message)
 
     def report_progress(
         self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
@@ -152,8 +249,15 @@ class MasterLink:
             has_loss=loss is not None,
             skipped=skipped,
             not_finite=not_finite,
+            learning_rate=self._learning_rate(),
         )
         return self._told(self._stub.ReportProgress, message)
+
+    def _learning_rate(self) -> float:
+        """As it was a moment ago; 0: not known."""
+        if time.monotonic() - self._told_rate[0] >= _RATE_S:
+            self._told_rate = (time.monotonic(), self._rate() or 0.0)
+        return self._told_rate[1]
 
     def finish(self, lease: int, num_minibatches: int) -> pb.Ack:
         message = pb.FinishedTask(
@@ -179,6 +283,13 @@ class MasterLink:
         )
         return self._told(self._stub.ReportEvaluation, message)
 
+    def report_metrics(self, step: int, metrics: Mapping[str, float]) -> pb.Ack:
+        """A script: what its own evaluation has found."""
+        message = pb.MetricsReport(
+            worker_id=self.worker_id, incarnation=self._incarnation, step=step, metrics=dict(metrics)
+        )
+        return self._told_anew(self._stub.ReportMetrics, message)
+
     def confirm(self, lease: int) -> bool:
         """Whether the master still counts `lease` as this worker's."""
         question = pb.LeaseQuestion(worker_id=self.worker_id, incarnation=self._incarnation, lease=lease)
@@ -198,6 +309,11 @@ class MasterLink:
         with self._partition_changed:
             self._partition_changed.wait_for(lambda: self._partition.version > newer_than, timeout_s)
             return self._partition
+
+    def has_rest_of(self, epoch: int, newest_lease: int) -> bool:
+        """With a fixed global batch: whether nothing of an epoch is to come but what is under leases up to this one."""
+        whole_epochs, newest_granted = self._granted
+        return epoch < whole_epochs and newest_granted <= newest_lease
 
     def learn_partition(self, partition: pb.Partition) -> None:
         """Of the master or of a PS; older ones are ignored."""
@@ -219,6 +335,7 @@ class MasterLink:
 
     def _beat(self) -> None:
         activity, seconds = self._clock.read()
+        world_version, waiting_seconds = self._standing()
         reply: pb.HeartbeatReply = self._stub.Heartbeat(
             pb.HeartbeatRequest(
                 role=pb.WORKER,
@@ -228,6 +345,8 @@ class MasterLink:
                 activity=activity,
                 seconds=seconds,
                 partition_version=self._partition.version,
+                world_version=world_version,
+                waiting_seconds=waiting_seconds,
             ),
             timeout=_CALL_TIMEOUT_S,
         )
@@ -238,6 +357,7 @@ class MasterLink:
         if not reply.known:
             self.register()
             return
+        self._granted = (reply.whole_epochs, reply.newest_lease)
         for held in self.leases.revoke(reply.revoked):
             _log.info("Lease %d (%s) was taken back by the master", held.id, held.task_name)
         self.learn_partition(reply.partition)

@@ -62,7 +62,8 @@ class ParameterServerStrategy:
             ids: Ids | range = range(table.input_dim)
             if not table.input_dim:
                 ids = self._session.on_ps(held, lambda ps, name=table.name: ps.known_ids(name))  # type: ignore[misc]
-            found.append(TableRows(table.name, table.dim, len(ids), self._chunks(held, table, ids)))
+            initial = self._session.initial_row(table)
+            found.append(TableRows(table.name, table.dim, len(ids), self._chunks(held, table, ids), initial))
         return found
 
     def close(self) -> None:

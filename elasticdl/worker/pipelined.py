@@ -1,13 +1,15 @@
 """Asynchronous training: while minibatch k computes, one call per PS carries the push of k-1 and the pull for k+1.
 
-So a worker misses one update of its own.  The pipeline is drained at the end of each task: what a worker computes
-depends on its tasks alone, never on timing.  Between two pulls of dense values (--get_model_steps) it goes on with its
-own updates of them.
+So a worker misses one update of its own.  A call is handed over as soon as its gradients are there, and begins when the
+one before it has ended: servers never wait for this thread.  The pipeline is drained at the end of each task: what a
+worker computes depends on its tasks alone, never on timing.  Between two pulls of dense values (--get_model_steps) it
+goes on with its own updates of them.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 from elasticdl.frameworks.framework import Batch
 from elasticdl.ps.client import DenseCopy, Pull, Pulled, TooStale
@@ -17,6 +19,15 @@ from elasticdl.worker.gradients import Computed, Gradients
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ps_session import PsSession
 from elasticdl.worker.strategy import Commit
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A call under way: the minibatch that it pushes, and the one that it pulls for."""
+
+    call: Future[Pulled]
+    pushed: Computed | None
+    pulled: Batch | None
 
 
 class PipelinedTraining:
@@ -51,24 +62,29 @@ class PipelinedTraining:
         with self._clock.during(Activity.PS):
             pulled = self._session.exchange(held, None, self._pull(batch))
         self._take(pulled)
-        waiting: Computed | None = None
+        following = next(batches, None)
+        sent = self._send(held, None, following)
         while batch is not None:
-            following = next(batches, None)
-            call = self._send(held, waiting, following)
             try:
                 computed = self._gradients.compute(
                     held, batch, self._dense.parameters, pulled.rows, self._dense.versions
                 )
+                after = next(batches, None) if following is not None else None
             except BaseException:
-                wait([call])
-                if waiting is not None and call.exception() is None:
-                    commit(waiting.batch.n, waiting.loss)
+                wait([sent.call])
+                if sent.pushed is not None and sent.call.exception() is None:
+                    commit(sent.pushed.batch.n, sent.pushed.loss)
                 raise
-            pulled = self._received(held, call, waiting, following, commit)
+            then = self._send(held, computed, after)
+            try:
+                pulled = self._received(held, sent, commit)
+            except BaseException:
+                wait([then.call])
+                raise
             if not self._take(pulled):
                 self._dense.apply(computed.push)
-            waiting, batch = computed, None if batches.is_cut_short else following
-        self._received(held, self._send(held, waiting, None), waiting, None, commit)
+            sent, batch, following = then, None if batches.is_cut_short else following, after
+        self._received(held, sent, commit)
 
     def _pull(self, batch: Batch) -> Pull:
         return Pull(dense=self._dense.begin_minibatch(), ids=batch.ids)
@@ -80,30 +96,24 @@ class PipelinedTraining:
         self._dense.replace(pulled.parameters, pulled.versions)
         return True
 
-    def _send(self, held: HeldLease, waiting: Computed | None, following: Batch | None) -> Future[Pulled]:
-        push = waiting.push if waiting is not None else None
+    def _send(self, held: HeldLease, computed: Computed | None, following: Batch | None) -> _Sent:
+        push = computed.push if computed is not None else None
         pull = self._pull(following) if following is not None else None
-        return self._calls.submit(self._session.exchange, held, push, pull)
+        return _Sent(self._calls.submit(self._session.exchange, held, push, pull), computed, following)
 
-    def _received(
-        self,
-        held: HeldLease,
-        call: Future[Pulled],
-        waiting: Computed | None,
-        following: Batch | None,
-        commit: Commit,
-    ) -> Pulled:
+    def _received(self, held: HeldLease, sent: _Sent, commit: Commit) -> Pulled:
         """The answer of a call whose push is in the model then, and committed."""
+        pushed = sent.pushed
         with self._clock.during(Activity.PS):
             try:
-                pulled = call.result()
+                pulled = sent.call.result()
             except TooStale:
-                assert waiting is not None
-                waiting = self._compute_again(held, waiting.batch)
-                pull = Pull(dense=True, ids=following.ids) if following is not None else None
+                assert pushed is not None
+                pushed = self._compute_again(held, pushed.batch)
+                pull = Pull(dense=True, ids=sent.pulled.ids) if sent.pulled is not None else None
                 pulled = self._session.exchange(held, None, pull)
-        if waiting is not None:
-            commit(waiting.batch.n, waiting.loss)
+        if pushed is not None:
+            commit(pushed.batch.n, pushed.loss)
         return pulled
 
     def _compute_again(self, held: HeldLease, batch: Batch) -> Computed:

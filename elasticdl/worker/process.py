@@ -10,10 +10,11 @@ import os
 import sys
 import threading
 import traceback
+from typing import TYPE_CHECKING
 
-from elasticdl.cluster.standby import report_ready
+from elasticdl.cluster.standby import FRAMEWORK_VARIABLE, report_ready
+from elasticdl.frameworks.callback_rules import check_job
 from elasticdl.frameworks.framework import ModelReport
-from elasticdl.frameworks.keras import first_op
 from elasticdl.model_def import load_model_definition
 from elasticdl.ps.client import check_model
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -24,7 +25,8 @@ from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.export import Exporter
 from elasticdl.worker.export_plan import announce_export
 from elasticdl.worker.gradients import Gradients
-from elasticdl.worker.loading import Readers, load_framework, on_parameter_servers
+from elasticdl.worker.inference import check_layout, load_trained, make_one_pass_loop
+from elasticdl.worker.loading import Readers, first_op, load_framework, on_parameter_servers
 from elasticdl.worker.local import LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
@@ -32,14 +34,18 @@ from elasticdl.worker.memory import available_bytes
 from elasticdl.worker.parameter_server import ParameterServerStrategy, Training
 from elasticdl.worker.pipelined import PipelinedTraining
 from elasticdl.worker.ps_session import PsSession
+from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.synchronous import SynchronousTraining
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
-from elasticdl_client.choices import NanPolicy
-from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
+from elasticdl_client.errors import CheckpointError, ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
+
+if TYPE_CHECKING:
+    from elasticdl.worker.all_reduce import AllReduceLoop
 
 _log = logging.getLogger("elasticdl.worker")
 
@@ -67,11 +73,57 @@ class Worker:
         self._termination.before_end(lambda is_idle: self._link.say_farewell())
         self._link.start_heartbeat()
         _log.info("Starting worker %d", self._link.worker_id)
+        if self._spec.job_type is JobType.TRAIN:
+            self._train()
+        elif self._spec.job_type is JobType.ANALYZE:
+            self._analyze()
+        else:
+            self._make_one_pass()
+        _log.info("Worker %d is done", self._link.worker_id)
+
+    def _make_one_pass(self) -> None:
+        """Evaluates or predicts with a trained model."""
+        spec = self._spec
+        try:
+            self._definition = load_model_definition(spec)
+            self._readers = Readers(spec, self._definition)
+            model = load_trained(spec, self._definition, self._readers)
+            report = model.report()
+            if on_parameter_servers(spec):
+                check_model(report)
+                check_layout(spec.checkpoint_dir_for_init, report)
+            loop = make_one_pass_loop(
+                self._link, model, report, self._readers, spec, self._definition, self._token, self._clock
+            )
+            message = self._describe(report)
+            message.callbacks = ""  # they are for training
+        except ElasticDLError as error:
+            self._refuse(error)
+            raise
+        self._link.report_model(message)
+        self._termination.before_end(loop.leave)
+        loop.run()
+
+    def _analyze(self) -> None:
+        """Computes statistics of the data; there is no model."""
+        from elasticdl.worker.analysis import make_analysis_loop  # a package that not every image has
+
+        try:
+            loop = make_analysis_loop(self._link, Readers(self._spec, None), self._spec, self._clock)
+        except ElasticDLError as error:
+            self._refuse(error)
+            raise
+        self._link.report_model(pb.ModelReport())
+        self._termination.before_end(loop.leave)
+        loop.run()
+
+    def _train(self) -> None:
         try:
             self._definition = load_model_definition(self._spec)
             self._readers = Readers(self._spec, self._definition)
             self._framework = load_framework(self._spec, self._definition, self._readers)
             report = self._framework.report()
+            self._check_callbacks(report)
             if on_parameter_servers(self._spec):
                 check_model(report)
             if self._spec.output:
@@ -80,13 +132,53 @@ class Worker:
         except ElasticDLError as error:
             self._refuse(error)
             raise
-        strategy = self._strategy(report)
+        try:
+            if self._spec.distribution_strategy is DistributionStrategy.ALL_REDUCE:
+                self._link.report_model(message)
+                loop: AllReduceLoop | WorkerLoop = self._all_reduce_loop()
+            else:
+                loop = self._task_loop(message, self._strategy(report))
+            self._termination.before_end(loop.leave)
+            self._begin_training()
+            loop.run()
+        except CheckpointError as error:  # it does not fit this job: another worker would not fare better
+            self._refuse(error)
+            raise
+
+    def _check_callbacks(self, report: ModelReport) -> None:
+        spec = self._spec
+        skips = spec.nan_policy is NanPolicy.SKIP
+        check_job(self._definition.path, report.rules, bool(spec.validation_data), skips, spec.checkpoint_dir)
+
+    def _begin_training(self) -> None:
+        if self._spec.training_data:
+            self._link.carry_rate(self._framework.rate_in_use)
+            try:
+                self._framework.begin_training()
+            except ElasticDLError as error:
+                self._refuse(error)
+                raise
+
+    def _all_reduce_loop(self) -> AllReduceLoop:
+        from elasticdl.worker.all_reduce_worker import make_all_reduce_loop  # torch, which not every image has
+
+        return make_all_reduce_loop(
+            self._link,
+            self._framework,
+            self._readers,
+            self._spec,
+            self._clock,
+            self._termination,
+            _environment("MASTER_ADDR"),
+        )
+
+    def _task_loop(self, message: pb.ModelReport, strategy: Strategy) -> WorkerLoop:
         self._link.report_model(message)
         tasks = TaskStream(
             self._link, self._readers.of, strategy.begin, self._spec.seed, self._spec.shuffle, self._clock
         )
         reporter = Reporter(self._link, self._spec.log_loss_steps)
-        loop = WorkerLoop(
+        return WorkerLoop(
             self._link,
             tasks,
             self._framework,
@@ -94,12 +186,9 @@ class Worker:
             reporter,
             self._clock,
             Exporter(self._framework, strategy, self._link, self._spec),
-            self._spec.max_bad_records,
+            Quarantine.of(self._spec),
             self._termination,
         )
-        self._termination.before_end(loop.leave)
-        loop.run()
-        _log.info("Worker %d is done", self._link.worker_id)
 
     def _strategy(self, report: ModelReport) -> Strategy:
         spec = self._spec
@@ -141,10 +230,15 @@ class Worker:
             optimizer=report.optimizer,
             metrics=report.metrics,
             has_callbacks=report.has_callbacks,
+            callbacks=report.rules.to_json(),
         )
         if self._definition.custom_data_reader is not None:
-            message.has_training_shards = True
-            message.training_shards.extend(self._shards(pb.TRAINING))
+            if self._spec.job_type is JobType.TRAIN:
+                message.has_training_shards = True
+                message.training_shards.extend(self._shards(pb.TRAINING))
+            if self._spec.prediction_data:
+                message.has_prediction_shards = True
+                message.prediction_shards.extend(self._shards(pb.PREDICTION))
             if self._spec.validation_data:
                 message.has_validation_shards = True
                 message.validation_shards.extend(self._shards(pb.EVALUATION))
@@ -166,7 +260,7 @@ def main(clock: ActivityClock, termination: Termination) -> int:
     )
     threading.excepthook = _end_on_thread_error
     keep_large_buffers()
-    first_op()
+    first_op(os.environ.get(FRAMEWORK_VARIABLE, ""))
     report_ready()
     try:
         Worker(clock, termination).run()

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from elasticdl.frameworks.framework import Framework, ModelReport
-from elasticdl.ps.client import LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Pulled, Push
+from elasticdl.frameworks.framework import Framework, InitialRow, ModelReport, Table
+from elasticdl.ps.client import LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Pulled, Push, initial_row
 from elasticdl.worker.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
@@ -79,6 +79,10 @@ class PsSession:
             except LeaseRefused as error:
                 raise LeaseLost from error
         raise LeaseLost
+
+    def initial_row(self, table: Table) -> InitialRow:
+        """How the parameter servers make a row of a table."""
+        return initial_row(table, self._seed)
 
     def close(self) -> None:
         with self._connecting:

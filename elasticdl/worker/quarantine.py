@@ -1,15 +1,44 @@
 """Bad records: with `--max_bad_records`, a task's records all go through `feed` before its first push.
 
 A record on which `feed` raises is found by bisection, so it can be set aside before any minibatch of its task is in the
-model.  This module only finds; the master decides what becomes of the task.
+model.  The records and their errors are written to files; what becomes of the task, the master decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import base64
+import json
+import logging
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
+from elasticdl_client.job_spec import JobSpec
+
+_log = logging.getLogger("elasticdl.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """What a job's flags say of bad records; false: they are not looked for.
+
+    Attributes:
+        limit: how many may be set aside.
+        directory: where they are written; None: nowhere.
+    """
+
+    limit: int = 0
+    directory: Path | None = None
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Quarantine:
+        return cls(spec.max_bad_records, Path(spec.bad_records_dir) if spec.bad_records_dir else None)
+
+    def __bool__(self) -> bool:
+        return self.limit > 0
 
 
 class BadRecords(Exception):
@@ -26,41 +55,68 @@ class BadRecords(Exception):
         self.error = error
 
 
-def inspected(framework: Framework, mode: Mode, task: TaskRecords, limit: int) -> list[Batch]:
+def inspected(framework: Inference, mode: Mode, task: TaskRecords, quarantine: Quarantine) -> list[Batch]:
     """All minibatches of a task, its end included.
 
     Args:
-        limit: bad records beyond this many are not looked for.
+        quarantine: bad records beyond its limit are not looked for.
 
     Raises:
-        BadRecords: there are some.
+        BadRecords: there are some; they have been written.
     """
     try:
         return list(framework.batches(mode, iter((task,))))
     except FeedError as error:
-        found: list[int] = []
-        _bisect(framework, mode, task, 0, len(task.records), limit + 1, found)
-        raise BadRecords(found, error) from error
+        found: dict[int, str] = {}
+        _bisect(framework, mode, task, 0, len(task.records), quarantine.limit + 1, found)
+        if found and quarantine.directory is not None:
+            _write(quarantine.directory, task, found)
+        raise BadRecords(list(found), error) from error
 
 
 def _bisect(
-    framework: Framework, mode: Mode, task: TaskRecords, start: int, end: int, limit: int, found: list[int]
+    framework: Inference, mode: Mode, task: TaskRecords, start: int, end: int, limit: int, found: dict[int, str]
 ) -> None:
-    if start == end or len(found) >= limit or _is_good(framework, mode, task, start, end):
+    if start == end or len(found) >= limit:
+        return
+    error = _error(framework, mode, task, start, end)
+    if error is None:
         return
     if end - start == 1:
-        found.append(start)
+        found[start] = str(error)
         return
     middle = (start + end) // 2
     _bisect(framework, mode, task, start, middle, limit, found)
     _bisect(framework, mode, task, middle, end, limit, found)
 
 
-def _is_good(framework: Framework, mode: Mode, task: TaskRecords, start: int, end: int) -> bool:
+def _error(framework: Inference, mode: Mode, task: TaskRecords, start: int, end: int) -> FeedError | None:
+    """What `feed` raises on a part of the records."""
     part = replace(task, records=task.records[start:end])
     try:
         for _ in framework.batches(mode, iter((part,))):
             pass
-    except FeedError:
-        return False
-    return True
+    except FeedError as error:
+        return error
+    return None
+
+
+def _write(directory: Path, task: TaskRecords, found: Mapping[int, str]) -> None:
+    """One file, a JSON object on a line for each record; the same file whenever the same records are found."""
+    lines = []
+    for position, error in found.items():
+        number = task.numbers[position] if task.numbers else position
+        record = bytes(task.records[position])
+        line = {"shard": task.shard, "record": number, "error": error, "base64": base64.b64encode(record).decode()}
+        lines.append(json.dumps(line, ensure_ascii=False))
+    first = task.numbers[min(found)] if task.numbers else min(found)
+    target = directory / f"{os.path.basename(task.shard)[:80]}-{zlib.crc32(task.shard.encode()):08x}-{first}.jsonl"
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary.write_text("\n".join(lines) + "\n")
+        os.replace(temporary, target)
+    except OSError as error:
+        _log.warning("The bad records cannot be written to %s: %s", target, error.strerror)
+    else:
+        _log.warning("Bad records of %s are written to %s", task.shard, target)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.leases import LeaseLink
 
 _log = logging.getLogger("elasticdl.worker")
 _PAUSE_S = 0.1  # between reports of progress: a call costs this worker and the master as much as many a minibatch
@@ -28,7 +28,7 @@ class _News:
 class Reporter:
     """One thread and a queue; the minibatches of a moment are told together, the end of a task at once."""
 
-    def __init__(self, link: MasterLink, log_loss_steps: int) -> None:
+    def __init__(self, link: LeaseLink, log_loss_steps: int) -> None:
         self._link = link
         self._log_loss_steps = max(1, log_loss_steps)
         self._logged_at = -1

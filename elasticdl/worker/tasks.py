@@ -17,8 +17,7 @@ from elasticdl.frameworks.framework import TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.batches import LeaseLost
-from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.leases import HeldLease, LeaseLink
 from elasticdl.worker.seeds import derive_seed
 from elasticdl_client.errors import DataError
 
@@ -30,7 +29,7 @@ class TaskStream:
 
     def __init__(
         self,
-        link: MasterLink,
+        link: LeaseLink,
         reader: Callable[[pb.TaskType], Reader],
         begin: Callable[[HeldLease], None],
         seed: int,
@@ -50,15 +49,30 @@ class TaskStream:
         self._seed = seed
         self._shuffle = shuffle
         self._clock = clock
-        self._lock = threading.Lock()
+        self._asking = threading.Lock()  # one request at a time
+        self._lock = threading.Lock()  # never held while the master is waited for
         self._open: list[HeldLease] = []
         self._over = False
         self.errors: dict[int, DataError] = {}  # by lease: why its records could not be read
 
     def peek(self) -> HeldLease | None:
         """The oldest open lease, waiting for one if need be; None when the job is over."""
+        return self._first_unseen(set())
+
+    def peek_at_once(self, task_type: pb.TaskType) -> HeldLease | None:
+        """The oldest open lease, else one of a type if the master has one now."""
+        return self._first_unseen(set(), task_type)
+
+    def reopen(self, leases: Sequence[HeldLease]) -> None:
+        """Leases that were closed, or of another stream, are open here, before all others."""
         with self._lock:
-            return self._first_unseen(set())
+            known = {held.id for held in self._open}
+            self._open = [*(held for held in leases if held.id not in known), *self._open]
+
+    @property
+    def is_over(self) -> bool:
+        """The master has said that there is no more work."""
+        return self._over
 
     def close(self, held: HeldLease) -> None:
         """The lease has been worked off, has failed or is lost."""
@@ -66,32 +80,40 @@ class TaskStream:
             self._open = [other for other in self._open if other is not held]
             self.errors.pop(held.id, None)
 
-    def records(self, task_type: pb.TaskType) -> Iterator[TaskRecords]:
-        """Records of consecutive leases of a type; ends at the first lease of another type, which stays open."""
+    def records(self, task_type: pb.TaskType, may_wait: Callable[[], bool] = lambda: True) -> Iterator[TaskRecords]:
+        """Records of consecutive leases of a type; ends at the first lease of another type, which stays open.
+
+        Args:
+            may_wait: asked when there is no open lease left; if not, and the master has none at once, this is the end.
+        """
         seen: set[int] = set()
         while True:
-            with self._lock:
-                held = self._first_unseen(seen)
+            held = self._first_unseen(seen, None if may_wait() else task_type)
             if held is None or held.lease.type != task_type or held.lease.merged:
                 return
             seen.add(held.id)
             yield self._read(held)
 
-    def _first_unseen(self, seen: set[int]) -> HeldLease | None:
-        self._open = [held for held in self._open if not held.revoked]
-        for held in self._open:
-            if held.id not in seen:
-                return held
-        if self._over:
-            return None
-        with self._clock.without_task():
-            lease = self._link.request_lease()
-        if lease is None:
-            self._over = True
-            return None
-        held = self._link.leases.add(lease)
-        self._open.append(held)
-        return held
+    def _first_unseen(self, seen: set[int], at_once: pb.TaskType | None = None) -> HeldLease | None:
+        """The oldest open lease not seen yet, else a new one.
+
+        Args:
+            at_once: not None: a lease of this type, if the master has one now.
+        """
+        with self._asking:
+            with self._lock:
+                self._open = [held for held in self._open if self._link.leases.get(held.id) is held]
+                unseen = next((held for held in self._open if held.id not in seen), None)
+            if unseen is not None or self._over:
+                return unseen
+            with self._clock.without_task():
+                held = self._link.request_lease() if at_once is None else self._link.lease_at_once(at_once)
+            if held is None:
+                self._over = at_once is None
+                return None
+            with self._lock:
+                self._open.append(held)
+            return held
 
     def _read(self, held: HeldLease) -> TaskRecords:
         lease = held.lease
@@ -107,9 +129,15 @@ class TaskStream:
             self.errors[held.id] = error
         except LeaseLost:
             self._link.leases.revoke((held.id,))
-        excluded = {number - lease.shard.start for number in lease.excluded}
-        order = [i for i in range(len(records)) if i not in excluded]
-        if self._shuffle and lease.type == pb.TRAINING:
-            np.random.Generator(np.random.PCG64(seed)).shuffle(order)
-        held.record_numbers = [lease.shard.start + i for i in order]
-        return TaskRecords(lease.id, seed, [records[i] for i in order])
+        numbers = range(lease.shard.start, lease.shard.start + len(records))
+        is_shuffled = self._shuffle and lease.type == pb.TRAINING
+        if lease.excluded or is_shuffled:
+            excluded = {number - lease.shard.start for number in lease.excluded}
+            order = [i for i in range(len(records)) if i not in excluded]
+            if is_shuffled:
+                np.random.Generator(np.random.PCG64(seed)).shuffle(order)
+            held.record_numbers = [numbers[i] for i in order]
+            records = [records[i] for i in order]
+        else:
+            held.record_numbers, records = list(numbers), list(records)
+        return TaskRecords(lease.id, seed, records, lease.shard.name, held.record_numbers)

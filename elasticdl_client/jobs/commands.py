@@ -32,6 +32,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         "delete": _delete,
         "clean": _clean,
         "resume": _resume,
+        "tensorboard": _tensorboard,
     }
     return actions[command](options, Places.of(options))
 
@@ -131,6 +132,11 @@ def _resume(options: Options, places: Places) -> int:
     else:
         print(f"job/{job.name}" if options.output else f'job "{job.name}" resumed: its master has a pod again')
     return code
+
+
+def _tensorboard(options: Options, places: Places) -> int:
+    job = places.find(options.jobs[0])
+    return places.store(job).tensorboard(job, options.port)
 
 
 def _see(job: Job) -> str:

@@ -15,7 +15,7 @@ from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus, PodStatus
-from elasticdl_client.jobs import cluster_end, cluster_logs, pods
+from elasticdl_client.jobs import cluster_end, cluster_logs, cluster_tensorboard, pods
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
 from elasticdl_client.jobs.job import Job, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
@@ -73,6 +73,18 @@ class KubernetesJobs:
         with self._connection.doing(f"create the pod {names.pod_name(job.name, 'master', 0)}"):
             self._connection.core.create_namespaced_pod(job.namespace, manifest)
         return 0
+
+    def tensorboard(self, job: Job, port: int) -> int:
+        """See `JobStore`.
+
+        Raises:
+            JobError: the job writes no event files that a pod could see, or TensorBoard does not start.
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        owner = self._owner(job)
+        if owner is None or pods.is_going(owner):
+            raise JobError(f"Job {job.name} has no ConfigMap {names.job_object(job.name)} any more.")
+        return cluster_tensorboard.show(self._connection, job, owner, port)
 
     def _owner(self, job: Job) -> Object | None:
         found = list_objects(self._connection, "config_map", job.namespace, job.name)

@@ -19,7 +19,7 @@ from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_dir import JobDir
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
-from elasticdl_client.jobs import holders, log_files
+from elasticdl_client.jobs import holders, log_files, tensorboard
 from elasticdl_client.jobs.job import Job, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
 
@@ -71,6 +71,14 @@ class LocalJobs:
             ) from error
         finally:
             os.close(job_dir.lock_fd)
+
+    def tensorboard(self, job: Job, port: int) -> int:
+        """See `JobStore`.
+
+        Raises:
+            JobError: the job writes no event files, or TensorBoard is not installed.
+        """
+        return tensorboard.show_local(job, port)
 
     def resume(self, job: Job) -> int:
         """See `JobStore`; the job runs in the foreground, as it did before.

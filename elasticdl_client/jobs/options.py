@@ -25,9 +25,11 @@ FORMATS = {  # command → what --output may say
     "delete": ("json", "name"),
     "clean": ("json", "name"),
     "resume": ("json", "name"),
+    "tensorboard": (),
 }
-WITH_JOB = ("status", "logs", "delete", "resume")
+WITH_JOB = ("status", "logs", "delete", "resume", "tensorboard")
 _ALL = tuple(FORMATS)
+_PRINTING = tuple(command for command, formats in FORMATS.items() if formats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Options:
     all_namespaces: bool = _option(False, "Jobs of all namespaces.", ("list",), "A")
     runtime: str = _option("", "kubernetes or local; by default both are searched.")
     job_dir: str = _option("", "Directory of a local job that is not in ~/.elasticdl/jobs.")
-    output: str = _option("", "Instead of text for people: {formats}.", short="o")
+    output: str = _option("", "Instead of text for people: {formats}.", _PRINTING, "o")
+    port: int = _option(0, "Port of this machine; 0: the first free one from 6006 on.", ("tensorboard",))
     follow: bool = _option(False, "Go on to the job's end, through restarts of its pods.", ("logs",), "f")
     role: str = _option("", "Whose log: master (by default), worker-0, ps-1, …", ("logs",))
     all: bool = _option(False, "The logs of all pods, each line after its pod's name.", ("logs",))
@@ -157,6 +160,8 @@ def _check_values(command: str, options: Options) -> None:
     runtimes = [runtime.value for runtime in Runtime]
     if options.runtime and options.runtime not in runtimes:
         raise FlagError(f"--runtime is one of {', '.join(runtimes)}, not '{options.runtime}'.", "Choose one of these.")
+    if not 0 <= options.port <= 65535:
+        raise FlagError(f"--port={options.port} is no port.", "Give one between 1 and 65535, or leave it out.")
     if options.output and options.output not in FORMATS[command]:
         raise FlagError(
             f"--output is one of {', '.join(FORMATS[command])}, not '{options.output}'.", "Choose one of these."

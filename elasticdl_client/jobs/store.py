@@ -33,7 +33,7 @@ class LogRequest:
 
 
 class JobStore(Protocol):
-    """Five verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """Six verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def list(self) -> list[Job]:
         """Every job, ended ones too, the oldest first."""
@@ -49,6 +49,10 @@ class JobStore(Protocol):
 
     def delete(self, job: Job, wait_s: float | None) -> None:
         """Ends the job and removes all that there is of it; waits so long for that, or not at all."""
+        ...
+
+    def tensorboard(self, job: Job, port: int) -> int:
+        """Shows the job's event files on a port of this machine (0: a free one), until Ctrl-C; the exit code."""
         ...
 
     def resume(self, job: Job) -> int:

@@ -152,8 +152,11 @@ def _coverage_lines(status: JobStatus) -> list[str]:
     summed, shown = status.coverage[:num_summed], status.coverage[num_summed:]
     lines = progress.coverage_lines(dataclasses.replace(status, coverage=shown))
     if summed:
-        counts = [field.name for field in dataclasses.fields(EpochCoverage) if field.name != "epoch"]
-        sums = EpochCoverage(0, **{name: sum(getattr(one, name) for one in summed) for name in counts})
+        fields = [field.name for field in dataclasses.fields(EpochCoverage)]
+        counts = [name for name in fields if name not in ("epoch", "verb", "is_bound")]
+        sums = EpochCoverage(
+            0, **{name: sum(getattr(one, name) for one in summed) for name in counts}, is_bound=summed[0].is_bound
+        )
         lines = [f"epochs {summed[0].epoch} to {summed[-1].epoch}: {sums}", *lines]
     return ["Coverage:", *(f"  {line}" for line in lines)]
 

@@ -190,7 +190,8 @@ def _check_pods(connection: Connection, spec: JobSpec) -> None:
 
 def _too_large(connection: Connection, spec: JobSpec) -> list[str]:
     listed = _readable(connection, "the nodes", lambda: connection.core.list_node())
-    nodes = [node.status.allocatable for node in listed.items] if listed is not None else []
+    told = [node.status.allocatable for node in listed.items] if listed is not None else []
+    nodes = [node for node in told if node]  # one that has just come has not said yet
     notes = []
     for role in ("master", "ps", "worker") if spec.num_ps_pods else ("master", "worker"):
         request, limit = getattr(spec, f"{role}_resource_request"), getattr(spec, f"{role}_resource_limit")

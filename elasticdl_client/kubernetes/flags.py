@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from elasticdl_client.checks import check_envs, regular_expression
 from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
-from elasticdl_client.flags import TRAIN_ONLY, Group, flag
+from elasticdl_client.flags import Group, flag
 from elasticdl_client.kubernetes.cluster_spec import check_cluster_spec_json
 from elasticdl_client.kubernetes.priority import check_worker_priority
 from elasticdl_client.kubernetes.resources import check_resources
 from elasticdl_client.kubernetes.volumes import check_volumes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KubernetesFlags:
     """The part of `JobSpec` that the Kubernetes runtime adds; the attributes have the flags' names."""
 
@@ -78,12 +78,6 @@ class KubernetesFlags:
     )
     cluster_spec: str = flag("", "Python file that adapts pods and services to the cluster.", Group.KUBERNETES)
     cluster_spec_json: str = flag("", "The same as JSON.", Group.KUBERNETES, check=check_cluster_spec_json)
-    job_command: str = flag(
-        "", "Run this command in workers instead of the Keras worker.", Group.KUBERNETES, jobs=TRAIN_ONLY
-    )
-    need_tf_config: bool = flag(
-        False, "With --job_command: set TF_CONFIG, one service for each worker.", Group.KUBERNETES, jobs=TRAIN_ONLY
-    )
     log_file_path: str = flag("", "Also write each pod's output to this file in the pod.", Group.KUBERNETES)
     yaml: str = flag("", "Write the job's manifests to this file, for `kubectl apply`.", Group.KUBERNETES)
     dry_run: bool = flag(False, "Print the job's manifests; submit nothing.", Group.KUBERNETES)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from typing import Any
 
 from elasticdl_client import progress
@@ -16,7 +17,7 @@ from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.kubernetes import commands, names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.progress import Display
-from elasticdl_client.report import print_end
+from elasticdl_client.report import print_end, written
 
 BLOCKED = frozenset(
     {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "RegistryUnavailable"}
@@ -26,6 +27,7 @@ BLOCKED = frozenset(
 _LOOK_S = 1.0
 _MAX_IDLE_RESTARTS = 4  # of the master in a row without a committed record; the last of them takes the kubelet 80 s
 _INTERRUPTED = 130
+_OVERDUE_S = 30.0  # after its grace period; kubelets of the servers that we know take up to 90 s where they are slow
 
 
 def wait(connection: Connection, spec: JobSpec) -> int:
@@ -51,17 +53,23 @@ def wait(connection: Connection, spec: JobSpec) -> int:
     finally:
         display.close()
     hint = f"`{commands.elasticdl('logs', job, namespace)}` shows the master's log, with --all those of all pods."
-    print_end(job, ended, output=spec.output, logs=commands.elasticdl("logs", job, namespace), hint=hint)
+    print_end(job, ended, written=written(spec), logs=commands.elasticdl("logs", job, namespace), hint=hint)
     return ended.exit_code
 
 
 class Follower:
-    """Looks at a job's master and status until they say that the job has ended, or cannot go on as it is."""
+    """Looks at a job's master and status until they say that the job has ended, or cannot go on as it is.
 
-    def __init__(self, connection: Connection, spec: JobSpec, display: Display) -> None:
+    Args:
+        overdue_s: a deleted master is called overdue when it is there for so long after its grace period.
+    """
+
+    def __init__(self, connection: Connection, spec: JobSpec, display: Display, overdue_s: float = _OVERDUE_S) -> None:
         self._connection = connection
         self._spec = spec
         self._display = display
+        self._overdue_s = overdue_s
+        self._leaving = ("", 0.0)  # the uid of a master that is being deleted, and since when that is known
         self._status: JobStatus | None = None
         self._said = ""
         self._restarts = 0
@@ -134,11 +142,27 @@ class Follower:
             reason = f"{waiting.reason}: {waiting.message or ''}".rstrip(": ")
             raise self._never_starts(f"its master's container cannot start: {reason}.")
         if master.metadata.deletion_timestamp is not None:
-            self._say("The master's pod is being deleted.")
+            self._say(self._how_it_leaves(master.metadata, master.spec.node_name))
         elif master.status.phase == "Pending":
             self._say(f"The master's pod is pending{_why_pending(master)}")
         else:
             self._said = ""
+
+    def _how_it_leaves(self, master: Any, node: str | None) -> str:
+        """Of a master that is being deleted; by this machine's clock, which need not agree with the cluster's."""
+        now = time.monotonic()
+        if self._leaving[0] != master.uid:
+            self._leaving = (master.uid, now)
+        if now - self._leaving[1] <= (master.deletion_grace_period_seconds or 0) + self._overdue_s:
+            return "The master's pod is being deleted."
+        overdue = f"The master's pod should have been gone {self._overdue_s:g} s ago, and is still being deleted:"
+        if master.finalizers:
+            return f"{overdue} it is kept by {', '.join(master.finalizers)}, until who set that takes it away."
+        return (
+            f"{overdue} its node {node} has not said that its container has ended. If the node is lost, "
+            f"`kubectl delete pod {master.name} --namespace={master.namespace} --grace-period=0 --force` takes the pod "
+            f"away, and `{commands.elasticdl('resume', self._spec.job_name, master.namespace)}` makes another."
+        )
 
     def _never_starts(self, why: str) -> JobError:
         job, namespace = self._spec.job_name, self._spec.namespace

@@ -5,7 +5,6 @@ Manifests are plain dictionaries, as the API takes them and as YAML holds them. 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from elasticdl_client.kubernetes.cluster_spec import adapt_pod
 from elasticdl_client.kubernetes.priority import worker_priorities
 from elasticdl_client.kubernetes.resources import Resources, container_resources
 from elasticdl_client.kubernetes.volumes import parse_volumes, pod_volumes
+from elasticdl_client.tf_config import tf_config
 
 Manifest = dict[str, Any]
 
@@ -127,7 +127,7 @@ def _container(spec: JobSpec, pod: PodLike, mounts: list[Manifest], max_memory: 
         "name": pod.name[:63].rstrip("-"),
         "image": image,
         "imagePullPolicy": spec.image_pull_policy.value,
-        "command": list(pod.command),
+        "command": [word.replace("$(", "$$(") for word in pod.command],  # else $(NAME) is another word there
         "env": _env(spec, pod),
         "resources": _resources(spec, pod, max_memory),
         "securityContext": {
@@ -159,27 +159,20 @@ def _env(spec: JobSpec, pod: PodLike) -> list[Manifest]:
             "MASTER_PORT": str(names.MASTER_PORT),
         }
     elif spec.need_tf_config:
-        values["TF_CONFIG"] = tf_config(spec, str(pod.role), pod.slot if pod.role == "worker" else pod.index)
+        number = pod.slot if pod.role == "worker" else pod.index
+        values["TF_CONFIG"] = tf_config(service_addresses(spec), str(pod.role), number)
     values.pop("MY_POD_IP", None)
     address = {"name": "MY_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return [address, *({"name": name, "value": value} for name, value in values.items())]
 
 
-def tf_config(spec: JobSpec, role: str, index: int) -> str:
-    """TF_CONFIG of a server or worker: the addresses are those of Services, which outlive pods.
-
-    Args:
-        spec: the job.
-        role: ps or worker.
-        index: of the server, or the worker's slot.
-    """
+def service_addresses(spec: JobSpec) -> dict[str, list[str]]:
+    """Of TensorFlow's servers and workers: those of Services, which outlive pods."""
     sizes = {"ps": spec.num_ps_pods, "worker": spec.num_workers}
-    cluster = {
-        kind: [names.service_address(spec.job_name, kind, number, spec.namespace) for number in range(size)]
-        for kind, size in sizes.items()
-        if size
+    return {
+        role: [names.service_address(spec.job_name, role, number, spec.namespace) for number in range(size)]
+        for role, size in sizes.items()
     }
-    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
 
 
 def _resources(spec: JobSpec, pod: PodLike, max_memory: int | None) -> Resources:

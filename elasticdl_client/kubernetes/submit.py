@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
-from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.kubernetes import api, commands, follow, names, written
 from elasticdl_client.kubernetes.checks import check
 from elasticdl_client.kubernetes.objects import job_manifests
@@ -158,10 +158,10 @@ def mount_notes(spec: JobSpec) -> list[str]:
         FlagError: a path that no pod can write to.
     """
     found = []
-    mounts = parse_volumes(spec.volume)
-    for name in ("checkpoint_dir", "output"):
+    mounts, flags = parse_volumes(spec.volume), flag_fields(spec.job_type)
+    for name in ("checkpoint_dir", "output", "prediction_outputs", "metrics_output", "tensorboard_log_dir"):
         path = getattr(spec, name)
-        if not path or is_mounted(path, mounts):
+        if not path or name not in flags or is_mounted(path, mounts):
             continue
         is_writable = any(PurePosixPath(path).is_relative_to(place) for place in ("/tmp", names.JOB_DIRECTORY))
         if not is_writable and not spec.cluster_spec:  # a cluster specification may add mounts

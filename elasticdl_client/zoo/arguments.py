@@ -21,6 +21,10 @@ class Framework(StrEnum):
     ESTIMATOR = "estimator"
 
 
+ALLREDUCE = "allreduce"
+"""The extra with what AllReduceStrategy reduces with; TensorFlow images have it, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class ZooFlag:
     """A flag of a zoo command."""
@@ -56,9 +60,16 @@ COMMANDS: dict[str, ZooCommand] = {
                 Framework.TENSORFLOW.value,
                 "tensorflow, torch, or estimator: TensorFlow 2.15, the last one with Estimator.",
             ),
+            "without": ZooFlag(
+                "",
+                "allreduce: a TensorFlow image without PyTorch's collectives (750 MB for CPUs, 5 GB with CUDA); no "
+                "AllReduceStrategy.",
+            ),
             "base_image": ZooFlag("python:3.11-slim", "The image to build on; it has Python 3.11 or later and pip."),
             "local_pkg_dir": ZooFlag(
-                "", "A folder with the wheels of this version (`make wheels`), instead of a package index."
+                "",
+                "A folder with the wheels of this version (`make wheels`), instead of a package index. Wheels of "
+                "others in it are preferred to those of the index.",
             ),
             "extra_pypi_index": ZooFlag(
                 "", "One more package index for pip inside the build; without it, pip's own configuration counts."

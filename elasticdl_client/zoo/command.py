@@ -84,6 +84,7 @@ def _wishes(given: Arguments) -> folder.Wishes:
     return folder.Wishes(
         folder=Path(given.place or given.text("init", "model_zoo")),
         framework=flags.parse("framework", given.text("init", "framework"), Framework.TENSORFLOW),
+        without=given.text("init", "without"),
         base_image=given.text("init", "base_image"),
         local_pkg_dir=given.text("init", "local_pkg_dir"),
         extra_pypi_index=given.text("init", "extra_pypi_index"),

@@ -14,6 +14,7 @@ from elasticdl_client.kubernetes.names import CLUSTER_SPEC_DIRECTORY, USER_ID, Z
 FOLDER = ".elasticdl"  # in the model zoo: what the image needs and the zoo has not
 RUNTIME_FILE = "runtime.txt"  # in FOLDER: requirements in pip's format
 WHEELS = "wheels"  # in FOLDER
+PACKAGES = "packages"  # in FOLDER: wheels of others
 CLUSTER_SPEC = "cluster_spec"  # in FOLDER
 _SHARE = "/usr/local/share/elasticdl"  # in the image
 
@@ -26,6 +27,7 @@ class Recipe:
         version: of the client; the runtime has the same.
         runtime: requirements of the first layer: the runtime itself, or with `wheels` what the wheels need.
         wheels: file names in FOLDER/WHEELS, installed last; may be empty.
+        has_packages: whether there are wheels of others in FOLDER/PACKAGES, which pip takes in the first layer.
         extra_index: URL of one more package index; may be empty.
         has_cluster_spec: whether there is a file in FOLDER/CLUSTER_SPEC.
     """
@@ -34,13 +36,14 @@ class Recipe:
     base_image: str
     runtime: Sequence[str]
     wheels: Sequence[str] = ()
+    has_packages: bool = False
     extra_index: str = ""
     has_cluster_spec: bool = False
 
 
 def dockerfile(recipe: Recipe) -> str:
     """The Dockerfile, for any builder; the model zoo is the build context."""
-    parts = [_base(recipe), _packages(), _requirements()]
+    parts = [_base(recipe), _packages(recipe.has_packages), _requirements()]
     if recipe.wheels:
         parts.append(_wheels(recipe.wheels))
     if recipe.has_cluster_spec:
@@ -69,10 +72,12 @@ ARG PIP_ROOT_USER_ACTION=ignore
 {index}"""
 
 
-def _packages() -> str:
+def _packages(has_packages: bool) -> str:
+    copied = f"COPY {FOLDER}/{PACKAGES}/ {_SHARE}/{PACKAGES}/\n" if has_packages else ""
+    found = f"ARG PIP_FIND_LINKS={_SHARE}/{PACKAGES}\n" if has_packages else ""
     return f"""\
 # The framework and everything else the runtime needs: large, and changes least.
-COPY {FOLDER}/{RUNTIME_FILE} {_SHARE}/
+{copied}{found}COPY {FOLDER}/{RUNTIME_FILE} {_SHARE}/
 RUN python -m pip install --requirement {_SHARE}/{RUNTIME_FILE}
 """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from elasticdl_client.errors import FlagError
 from elasticdl_client.zoo import dockerfile, wheels
-from elasticdl_client.zoo.arguments import Framework
+from elasticdl_client.zoo.arguments import ALLREDUCE, Framework
 from elasticdl_client.zoo.dockerfile import FOLDER, Recipe
 from elasticdl_client.zoo.errors import ImageError
 
@@ -23,15 +23,20 @@ Ask = Callable[[str], bool]
 """Puts a question to the user; whether the answer is yes."""
 
 RUNTIME = "elasticdl"
-_GITIGNORE = f"# Made by `elasticdl zoo init --local_pkg_dir`.\n{dockerfile.WHEELS}/\n"
+_GITIGNORE = f"# Made by `elasticdl zoo init --local_pkg_dir`.\n{dockerfile.WHEELS}/\n{dockerfile.PACKAGES}/\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The flags of `elasticdl zoo init`; paths are empty if not given."""
+    """The flags of `elasticdl zoo init`; paths are empty if not given.
+
+    Attributes:
+        without: the extra that is left out; may be empty.
+    """
 
     folder: Path
     framework: Framework
+    without: str
     base_image: str
     local_pkg_dir: str
     extra_pypi_index: str
@@ -61,14 +66,17 @@ def plan(wishes: Wishes, version: str) -> Plan:
     _check_base_image(wishes)
     _check_index(wishes.extra_pypi_index)
     files: dict[str, bytes] = {}
-    requirements: tuple[str, ...] = (f"{RUNTIME}[{wishes.framework}]=={version}",)
+    extras = _extras(wishes)
+    requirements: tuple[str, ...] = (f"{RUNTIME}[{','.join(extras)}]=={version}",)
     wheel_names: tuple[str, ...] = ()
+    packages: tuple[Path, ...] = ()
     if wishes.local_pkg_dir:
         python_minor = _python_minor(wishes.base_image)
-        found = wheels.find(Path(wishes.local_pkg_dir), version, wishes.framework, python_minor)
+        found = wheels.find(Path(wishes.local_pkg_dir), version, extras, python_minor)
         requirements = found.requirements
-        wheel_names = tuple(file.name for file in found.files)
+        wheel_names, packages = tuple(file.name for file in found.files), found.packages
         files |= {f"{FOLDER}/{dockerfile.WHEELS}/{file.name}": file.read_bytes() for file in found.files}
+        files |= {f"{FOLDER}/{dockerfile.PACKAGES}/{file.name}": file.read_bytes() for file in packages}
     if wishes.cluster_spec:
         spec = _cluster_spec(Path(wishes.cluster_spec))
         files[f"{FOLDER}/{dockerfile.CLUSTER_SPEC}/{spec.name}"] = spec.read_bytes()
@@ -77,6 +85,7 @@ def plan(wishes: Wishes, version: str) -> Plan:
         base_image=wishes.base_image,
         runtime=requirements,
         wheels=wheel_names,
+        has_packages=bool(packages),
         extra_index=wishes.extra_pypi_index,
         has_cluster_spec=bool(wishes.cluster_spec),
     )
@@ -138,6 +147,20 @@ def _check_folder(folder: Path) -> None:
         f"The model zoo {folder.resolve()} holds no Python file.",
         "Name the folder that holds the modules of your models: elasticdl zoo init PATH.",
     )
+
+
+def _extras(wishes: Wishes) -> tuple[str, ...]:
+    """Of the runtime, for the image.  PyTorch brings its collectives along."""
+    if wishes.without not in ("", ALLREDUCE):
+        raise FlagError(f"--without={wishes.without}: nothing of that name can be left out.", f"--without={ALLREDUCE}")
+    if wishes.framework is not Framework.TENSORFLOW:
+        if wishes.without:
+            raise FlagError(
+                f"--without={ALLREDUCE} is for TensorFlow images, and --framework={wishes.framework}.",
+                "Leave --without out.",
+            )
+        return (wishes.framework.value,)
+    return (wishes.framework.value,) if wishes.without else (wishes.framework.value, ALLREDUCE)
 
 
 def _check_base_image(wishes: Wishes) -> None:

@@ -1,9 +1,13 @@
-"""The wheels of `make wheels`: exactly the two of the client's own version, and what they need of others."""
+"""The wheels of `make wheels`: exactly the two of the client's own version, and what they need of others.
+
+Wheels of others may lie beside them: pip prefers them to those of an index, such as a build of PyTorch without CUDA.
+"""
 
 from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -15,35 +19,37 @@ DISTRIBUTIONS = ("elasticdl", "elasticdl-client")
 
 @dataclass(frozen=True, slots=True)
 class Wheels:
-    """The files, in the order of `DISTRIBUTIONS`, and the requirements of both that are not on each other."""
+    """The files, in the order of `DISTRIBUTIONS`, and the requirements of both that are not on each other.
+
+    Attributes:
+        packages: wheels of others.
+    """
 
     files: tuple[Path, ...]
     requirements: tuple[str, ...]
+    packages: tuple[Path, ...] = ()
 
 
-def find(folder: Path, version: str, extra: str, python_minor: int | None = None) -> Wheels:
+def find(folder: Path, version: str, extras: Sequence[str], python_minor: int | None = None) -> Wheels:
     """Finds the wheels of a version.
 
     Args:
         folder: of --local_pkg_dir.
         version: the only one accepted.
-        extra: of the runtime, whose requirements count.
+        extras: of the runtime, whose requirements count.
         python_minor: the image has Python 3.this; None: nobody knows.
 
     Raises:
-        FlagError: the folder lacks one, or holds another version or another distribution, or one that was built for
-            another Python or another system.
+        FlagError: the folder lacks one, or holds another version, or any wheel that was built for another Python or
+            another system.
     """
     if not folder.is_dir():
         raise FlagError(f"--local_pkg_dir={folder}: there is no such folder.", _HINT)
     found = {path: _name_and_version(path) for path in sorted(folder.glob("*.whl"))}
     for path, (name, wheel_version) in found.items():
         if name not in DISTRIBUTIONS:
-            raise FlagError(
-                f"--local_pkg_dir={folder}: {path.name} is not a wheel of ElasticDL.",
-                "Keep only those of `make wheels` there; packages that your models need go into requirements.txt.",
-            )
-        if wheel_version != version:
+            _check_tags(folder, path, python_minor)
+        elif wheel_version != version:
             raise FlagError(
                 f"--local_pkg_dir={folder}: {path.name} is of version {wheel_version}, this client of {version}.",
                 "Client and image must be of one version: `make wheels` anew, or install that version's client.",
@@ -56,7 +62,8 @@ def find(folder: Path, version: str, extra: str, python_minor: int | None = None
             raise FlagError(f"--local_pkg_dir={folder}: holds {state} of {distribution} {version}.", _HINT)
         files += of_it
         _check_tags(folder, of_it[0], python_minor)
-    return Wheels(tuple(files), _requirements(files, extra))
+    packages = tuple(path for path, (name, _) in found.items() if name not in DISTRIBUTIONS)
+    return Wheels(tuple(files), _requirements(files, extras), packages)
 
 
 _HINT = "`make wheels` in a checkout of this version makes both into dist/: --local_pkg_dir=dist."
@@ -81,16 +88,16 @@ def _check_tags(folder: Path, path: Path, python_minor: int | None) -> None:
         raise FlagError(
             f"--local_pkg_dir={folder}: {path.name} was built for Python 3.{minors[0]}, "
             f"the image has 3.{python_minor}.",
-            f"--base_image=python:3.{minors[0]}-slim, or build wheels for the image's: "
+            f"--base_image=python:3.{minors[0]}-slim, or wheels for the image's; of ElasticDL: "
             f"make wheels PYTHON=python3.{python_minor} VENV=.venv-3.{python_minor}.",
         )
 
 
-def _requirements(files: list[Path], extra: str) -> tuple[str, ...]:
+def _requirements(files: list[Path], extras: Sequence[str]) -> tuple[str, ...]:
     found: set[str] = set()
     for file in files:
         for line in _required(file):
-            requirement = for_extra(line, extra)
+            requirement = for_extra(line, extras)
             if requirement and re.split(r"[^\w.-]", requirement)[0].lower() not in DISTRIBUTIONS:
                 found.add(requirement)
     return tuple(sorted(found, key=str.lower))
@@ -105,8 +112,8 @@ def _required(file: Path) -> list[str]:
         raise FlagError(f"{file} is damaged: {error or 'it has no METADATA'}.", _HINT) from error
 
 
-def for_extra(line: str, extra: str) -> str:
-    """A `Requires-Dist` as it reads in a requirements file, for somebody who asked for one extra.
+def for_extra(line: str, extras: Sequence[str]) -> str:
+    """A `Requires-Dist` as it reads in a requirements file, for somebody who asked for extras.
 
     The condition on the extra, which setuptools writes last, is dropped; other conditions stay.
 
@@ -117,7 +124,7 @@ def for_extra(line: str, extra: str) -> str:
     found = re.search(r"(?:^|\s+and\s+)extra\s*==\s*(?P<quote>[\"'])(?P<extra>[\w.-]+)(?P=quote)$", marker)
     if not found:
         return f"{requirement}; {marker}" if marker else requirement
-    if found["extra"] != extra:
+    if found["extra"] not in extras:
         return ""
     condition = marker[: found.start()].strip()
     return f"{requirement}; {condition}" if condition else requirement

@@ -30,9 +30,9 @@ def custom_model(num_ids: int = NUM_IDS, embedding_dim: int = 16) -> keras.Model
     return keras.Model({"ids": ids, "numbers": numbers}, logits, name="deepfm")
 
 
-def loss(labels: tf.Tensor, predictions: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
-    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, tf.float32), logits=predictions)
-    return tf.reduce_mean(losses if sample_weight is None else losses * sample_weight)
+def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """Of logits [batch], for each sample."""
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, tf.float32), logits=predictions)
 
 
 def optimizer() -> keras.optimizers.Optimizer:

@@ -30,8 +30,8 @@ def deepfm(factors: keras.KerasTensor, weights: keras.KerasTensor, hidden: int) 
 
 
 def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    labels = tf.cast(labels, tf.float32)
-    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=predictions))
+    """Of logits [batch], for each sample."""
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, tf.float32), logits=predictions)
 
 
 def optimizer() -> keras.optimizers.Optimizer:

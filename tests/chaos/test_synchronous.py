@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from elasticdl.cluster.cluster import Role
+from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, RealJob
 from tests.chaos.kills import Fault, Freeze, Kill, run_life
 from tests.chaos.scenarios import FREEZE_S, LEASE_TIMEOUT_S, assert_exact
 
+MINIBATCHES_OF_AN_EPOCH = 45  # of 32 records, in tasks of four
 SYNC = {"use_async": False, "checkpoint_steps": 40, "lease_timeout": LEASE_TIMEOUT_S}
 
 
@@ -24,6 +28,10 @@ def assert_survives(job: RealJob, life: list[Fault], tmp_path: Path, **flags: ob
         running.end()
     assert_exact(running, job)
     assert running.metrics()["accuracy"] >= 0.9, running.story()
+
+
+def has_workers(running: LocalJob, number: int) -> bool:
+    return len(running.pods(Role.WORKER)) == number
 
 
 @pytest.mark.ci
@@ -49,3 +57,33 @@ def test_rounds_survive_kills_of_every_role_every_few_seconds(tolerance: int, tm
     steps = job.num_steps
     life: list[Fault] = [Kill(roles[k % len(roles)], steps * (k + 1) // 22) for k in range(20)]
     assert_survives(job, life, tmp_path, grads_to_wait=2, sync_version_tolerance=tolerance)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_rounds_go_on_while_room_is_taken_and_given_back(tmp_path: Path) -> None:
+    """Workers that are told to end leave rounds; steps stay minibatches, whatever the size of a round."""
+    job = replace(DIGITS, num_epochs=100, num_workers=3, num_ps_pods=2)
+    flags = {**SYNC, "grads_to_wait": 3, "evaluation_steps": 1000, "local_slots": 5}
+    running = job.local_job(tmp_path / "job", job.make_data(tmp_path), **flags).start()
+    try:
+        running.wait_for_version(150)
+        for num_workers in (1, 3, 2):
+            running.cluster().set_slots(2 + num_workers)
+            running.wait_until(f"{num_workers} workers", partial(has_workers, running, num_workers))
+            status = running.status()
+            assert status is not None
+            running.wait_for_version(status.model_version + 150)
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
+    assert_exact(running, job)
+    assert "Preempted" in running.master_log()
+    num_steps = job.num_epochs * MINIBATCHES_OF_AN_EPOCH
+    status = running.status()
+    assert status is not None
+    assert status.model_version == num_steps
+    evaluated = [int(step) for step in re.findall(r"Evaluation metrics\[step=(\d+)\]", running.master_log())]
+    assert [step // 1000 for step in evaluated] == [*range(1, num_steps // 1000 + 1), num_steps // 1000]
+    saved = sorted(int(path.name.removeprefix("version-")) for path in (tmp_path / "job/checkpoints").glob("version-*"))
+    assert saved[-1] == num_steps

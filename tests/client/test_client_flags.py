@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl_client import support
-from elasticdl_client.choices import DistributionStrategy, LogLevel, NanPolicy, WireDtype
+from elasticdl_client.choices import DistributionStrategy, JobType, LogLevel, NanPolicy, WireDtype
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import flag_of, split_arguments
 from elasticdl_client.job_spec import JobSpec, flag_defaults, flag_fields
@@ -86,7 +86,7 @@ def test_a_flag_becomes_a_value_of_its_type_and_nothing_else(name: str) -> None:
 @pytest.mark.ci
 def test_every_flag_has_a_line_of_help_and_is_in_a_command() -> None:
     flags = [field for field in dataclasses.fields(JobSpec) if field.name != "job_type"]
-    commands = set().union(*(flag_fields(kind) for kind in ("train", "evaluate", "predict")))
+    commands = set().union(*(flag_fields(kind) for kind in JobType))
     for field in flags:
         found = flag_of(field)
         assert found is not None
@@ -103,6 +103,14 @@ def test_image_model_data_and_job_name_are_enough() -> None:
     assert (spec.num_workers, spec.num_ps_pods, spec.use_async) == (2, 1, True)
     assert spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
     assert not spec.job_command
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["AllReduceStrategy", "AllreduceStrategy"])
+def test_all_reduce_has_no_servers_by_itself(name: str) -> None:
+    spec = train(distribution_strategy=name, num_workers=4, min_workers=2, fixed_global_batch=256)
+    support.check(spec)
+    assert (spec.num_workers, spec.num_ps_pods, spec.collective_timeout) == (4, 0, 5.0)
 
 
 @pytest.mark.ci
@@ -173,6 +181,17 @@ def test_a_wrong_value_is_refused_by_name(name: str, text: str, said: str) -> No
         ({"distribution_strategy": "Local", "get_model_steps": 2}, "--get_model_steps is for parameter servers"),
         ({"distribution_strategy": "Local", "wire_dtype": "float16"}, "--wire_dtype is for parameter servers"),
         ({"distribution_strategy": "Local", "embedding_threshold": "1MB"}, "--embedding_threshold is for parameter"),
+        ({"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 1}, "no parameter servers"),
+        ({"distribution_strategy": "AllReduceStrategy", "use_async": False}, "--use_async is for parameter servers"),
+        ({"distribution_strategy": "AllReduceStrategy", "wire_dtype": "float16"}, "--wire_dtype is for parameter"),
+        (
+            {"distribution_strategy": "AllReduceStrategy", "fixed_global_batch": 100},
+            "not a multiple of --minibatch_size",
+        ),
+        ({"distribution_strategy": "AllReduceStrategy", "min_workers": 3}, "is more than --num_workers=2"),
+        ({"fixed_global_batch": 128}, "--fixed_global_batch is for AllReduceStrategy"),
+        ({"min_workers": 2}, "--min_workers is for AllReduceStrategy"),
+        ({"collective_timeout": 2}, "--collective_timeout is for AllReduceStrategy"),
         ({"runtime": "kubernetes", "image_name": "i", "job_dir": "/x"}, "local runtime"),
         ({"runtime": "kubernetes"}, "--image_name"),
         ({"runtime": "kubernetes", "image_name": "i", "wait": True, "dry_run": True}, "--wait"),
@@ -192,10 +211,8 @@ def test_contradictions_are_refused(flags: dict[str, object], said: str) -> None
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({"distribution_strategy": "AllReduceStrategy"}, "AllReduceStrategy"),
         ({"distribution_strategy": "Local", "checkpoint_dir_for_init": "/c"}, "--checkpoint_dir_for_init"),
         ({"distribution_strategy": "Local", "nan_policy": "skip"}, "--nan_policy=skip"),
-        ({"job_command": "python train.py"}, "--job_command"),
         ({"runtime": "kubernetes", "image_name": "i", "log_file_path": "/tmp/log"}, "--log_file_path"),
     ],
 )
@@ -244,12 +261,14 @@ def test_on_kubernetes_flags_without_effect_are_named() -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllReduceStrategy", "Local"])
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
-def test_evaluate_and_predict_are_refused_for_now(command: str) -> None:
+def test_evaluate_and_predict_go_with_every_strategy_and_need_a_model(command: str, strategy: str) -> None:
     data = {"evaluate": "validation_data", "predict": "prediction_data"}[command]
-    flags = {"job_name": "j", "runtime": "local", "model_def": "m.f", "checkpoint_dir_for_init": "/c", data: "/d"}
-    with pytest.raises(FlagError, match=command):
-        support.check(JobSpec.from_flags(command, flags))
+    flags = {"job_name": "j", "runtime": "local", "model_def": "m.f", data: "/d", "distribution_strategy": strategy}
+    with pytest.raises(FlagError, match="needs --checkpoint_dir_for_init"):
+        JobSpec.from_flags(command, flags)
+    support.check(JobSpec.from_flags(command, {**flags, "checkpoint_dir_for_init": "/c"}))
 
 
 @pytest.mark.ci

@@ -130,6 +130,12 @@ def test_of_many_epochs_the_older_ones_are_summed() -> None:
     assert "  epochs 1 to 4: records 400, committed 399, repeated 0, lost 1\n  epoch 5: records 100" in page
 
 
+def test_repeats_that_nobody_can_count_are_told_as_a_bound() -> None:
+    coverage = tuple(EpochCoverage(epoch, 100, 100, repeated=64, is_bound=True) for epoch in range(1, 10))
+    page = words.page(dataclasses.replace(JOB, status=dataclasses.replace(STATUS, coverage=coverage)), NOW)
+    assert "repeated at most 256, lost 0\n  epoch 5: records 100, committed 100, repeated at most 64, lost 0" in page
+
+
 def test_a_job_without_room_for_a_worker_says_why() -> None:
     waiting = dataclasses.replace(JOB, status=dataclasses.replace(STATUS, workers_alive=0))
     assert "No worker runs yet; pending worker: Unschedulable: 0/1 nodes are available" in words.page(waiting, NOW)
@@ -160,7 +166,7 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("epoch", "num_epochs", "records_done", "records_total", "records_per_second", "workers_alive"),
         *("workers_wanted", "ps_alive", "ps_wanted", "model_version", "loss", "metrics", "metrics_step", "coverage"),
         *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at", "records_skipped"),
-        *("ps", "staleness", "gradients_refused"),
+        *("ps", "staleness", "gradients_refused", "world", "num_worlds"),
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")

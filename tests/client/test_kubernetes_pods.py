@@ -203,21 +203,29 @@ def test_the_environment_is_the_users_and_ours_and_ours_wins() -> None:
 
 @pytest.mark.ci
 def test_tf_config_names_services_and_the_workers_slot() -> None:
-    spec = job(need_tf_config=True, num_workers=2, num_ps_pods=1)
+    flags = {"need_tf_config": True, "job_command": "python train.py", "validation_data": "/v", "model_def": ""}
+    spec = job(**flags, num_workers=2, num_ps_pods=1)
     cluster = {
+        "chief": ["elasticdl-job-worker-0.here.svc:3333"],
+        "worker": ["elasticdl-job-worker-1.here.svc:3333"],
         "ps": ["elasticdl-job-ps-0.here.svc:2222"],
-        "worker": ["elasticdl-job-worker-0.here.svc:3333", "elasticdl-job-worker-1.here.svc:3333"],
     }
-    worker = json.loads(env(manifest(spec, "worker", index=7, slot=1))["TF_CONFIG"])
-    assert worker == {"cluster": cluster, "task": {"type": "worker", "index": 1}}
+    for slot, task in enumerate((("chief", 0), ("worker", 0), ("evaluator", 0))):
+        config = json.loads(env(manifest(spec, "worker", index=7, slot=slot))["TF_CONFIG"])
+        assert config == {"cluster": cluster, "task": dict(zip(("type", "index"), task, strict=True))}
     server = json.loads(env(manifest(spec, "ps"))["TF_CONFIG"])
     assert server == {"cluster": cluster, "task": {"type": "ps", "index": 0}}
     assert "TF_CONFIG" not in env(manifest(spec, "master"))
-    alone = job(need_tf_config=True, distribution_strategy="Local", num_workers=1, num_ps_pods=0)
-    assert json.loads(env(manifest(alone))["TF_CONFIG"])["cluster"] == {
-        "worker": ["elasticdl-job-worker-0.here.svc:3333"]
-    }
     assert "TF_CONFIG" not in env(manifest(job()))
+
+
+@pytest.mark.ci
+def test_words_of_a_command_stay_what_they_are() -> None:
+    """Kubernetes would put a variable in the place of $(NAME)."""
+    command = ("python", "-c", "print('$(HOME) $HOME')")
+    pod = PodSpec("elasticdl-job-worker-0", Role.WORKER, 0, command)
+    container = pod_manifest(job(), pod)["spec"]["containers"][0]
+    assert container["command"] == ["python", "-c", "print('$$(HOME) $HOME')"]
 
 
 @pytest.mark.ci

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,50 @@ def test_a_port_in_use_is_refused(spec: JobSpec) -> None:
         port = taken.getsockname()[1]
         assert f"--master_port={port}" in refused(spec, JobError, master_port=port)
     check_local(dataclasses.replace(spec, master_port=free_port()))
+
+
+@pytest.mark.ci
+def test_several_sources_and_tables_get_absolute_paths(
+    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "part-1").write_text("a record")
+    checked = check_local(dataclasses.replace(spec, training_data="data,more"))
+    assert checked.training_data == f"{tmp_path}/data,{tmp_path}/more"
+    with sqlite3.connect("rows.db") as database:
+        database.execute("create table t (id integer primary key, a real, y integer)")
+    database.close()
+    columns = {"columns": "a", "label_column": "y"}
+    checked = check_local(dataclasses.replace(spec, training_data="sqlite:///rows.db?table=t", **columns))
+    assert checked.training_data == f"sqlite:///{tmp_path}/rows.db?table=t"
+    said = refused(spec, DataError, training_data="sqlite:///rows.db?table=t", columns="b")
+    assert "the table t of" in said
+    assert "has no column b, which --columns names" in said
+    assert "has no table u" in refused(spec, DataError, training_data="sqlite:///rows.db?table=u")
+    assert "names no table" in refused(spec, DataError, training_data="sqlite:///rows.db")
+    assert "none.db does not exist" in refused(spec, DataError, training_data="sqlite:///none.db?table=t")
+    assert "s3:// is no data source" in refused(spec, DataError, training_data="s3://bucket/data")
+
+
+@pytest.mark.ci
+def test_columns_and_parameters_of_files_are_checked_where_that_is_cheap(spec: JobSpec, tmp_path: Path) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text('n,"a, b",y\n1,2,3\n')
+    check_local(dataclasses.replace(spec, training_data=str(data), columns="n", label_column="y"))
+    said = refused(spec, DataError, training_data=str(data), label_column="z")
+    assert "rows.csv has no column z, which --label_column names" in said
+    assert "n, a, b, y" in said
+    said = refused(spec, DataError, training_data=str(data), data_reader_params="headr=True")
+    assert "CSV reader" in said
+    assert "headr" in said
+    said = refused(spec, DataError, training_data=str(data), data_reader_params="reader_type=ODPS")
+    assert "reader type ODPS is not supported" in said
+
+
+@pytest.mark.ci
+def test_a_module_needs_no_feed_where_a_label_is_named(spec: JobSpec, tmp_path: Path) -> None:
+    without = model(spec, "def custom_model(): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n")
+    assert "has no feed" in refused(without, ModelDefinitionError)
+    (tmp_path / "rows.csv").write_text("a,y\n1,2\n")
+    check_local(dataclasses.replace(without, training_data=str(tmp_path / "rows.csv"), label_column="y"))

@@ -101,7 +101,7 @@ def test_the_end_of_a_job_says_what_was_left_out_and_how_stale_gradients_were(
         staleness=(3, 1),
         gradients_refused=2,
     )
-    report.print_end("j", Ended(0, "", status), output="", logs="l", hint="")
+    report.print_end("j", Ended(0, "", status), written="", logs="l", hint="")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "epoch 1: records 100, committed 90, repeated 0, lost 0, skipped 10"
     assert "staleness of gradients: 0 75%, 1 25%; refused 2" in lines

@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_image_holds_the_runtime_of_the_clients_own_version(folder: Path) -> None:
     assert zoo.run(["init", str(folder)]) == 0
     assert instructions(folder)[0] == "FROM python:3.11-slim"
-    assert f"elasticdl[tensorflow]=={VERSION}" in (folder / ".elasticdl" / "runtime.txt").read_text()
+    assert f"elasticdl[tensorflow,allreduce]=={VERSION}" in (folder / ".elasticdl" / "runtime.txt").read_text()
 
 
 def test_the_models_come_last_and_belong_to_a_user_who_is_not_root(folder: Path) -> None:
@@ -68,12 +68,40 @@ def test_credentials_in_the_address_of_an_index_are_warned_of(folder: Path, caps
     assert "credentials" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("framework", ["torch", "estimator", "Tensorflow"])
-def test_the_framework_is_an_extra_of_the_runtime(folder: Path, framework: str) -> None:
-    zoo.run(["init", str(folder), "--framework", framework])
-    assert f"elasticdl[{framework.lower()}]==" in (folder / ".elasticdl" / "runtime.txt").read_text()
+@pytest.mark.parametrize(
+    ("arguments", "extras"),
+    [
+        (["--framework", "torch"], "torch"),
+        (["--framework", "estimator"], "estimator"),
+        (["--framework", "Tensorflow"], "tensorflow,allreduce"),
+        (["--framework=tensorflow", "--without=allreduce"], "tensorflow"),
+    ],
+)
+def test_the_framework_is_an_extra_of_the_runtime(folder: Path, arguments: list[str], extras: str) -> None:
+    zoo.run(["init", str(folder), *arguments])
+    assert f"elasticdl[{extras}]==" in (folder / ".elasticdl" / "runtime.txt").read_text()
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras.split(",")) <= set(known)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "packages"),
+    [
+        (["--framework=torch"], ["torch==2.13.0"]),
+        (["--framework=tensorflow"], ["tensorflow-cpu", "torch==2.13.0"]),
+        (["--without=allreduce"], ["tensorflow-cpu"]),
+    ],
+)
+def test_an_image_from_wheels_has_its_frameworks_and_no_other(
+    folder: Path, tmp_path: Path, arguments: list[str], packages: list[str]
+) -> None:
+    zoo.run(["init", str(folder), f"--local_pkg_dir={wheels(tmp_path / 'dist')}", *arguments])
+    lines = (folder / ".elasticdl" / "runtime.txt").read_text().splitlines()
+    found = [line.partition("<")[0] for line in lines if line.startswith(("tensorflow", "torch"))]
+    assert found == packages
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert framework.lower() in extras
+    assert extras["torch"] == extras["allreduce"] == ["torch==2.13.0"]
+    assert any("pip install --requirement" in line and "runtime.txt" in line for line in instructions(folder))
 
 
 def test_the_folder_may_be_given_as_a_flag_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +122,7 @@ def test_wheels_come_along_and_their_requirements_have_a_layer_of_their_own(fold
         "numpy<3,>=1.26",
         'PyYAML>=6; python_version >= "3.11"',
         'tensorflow-cpu<2.22,>=2.21; (platform_system == "Linux" and platform_machine == "x86_64")',
+        "torch==2.13.0",
     ]
     lines = instructions(folder)
     [copied] = [number for number, line in enumerate(lines) if line.startswith("COPY .elasticdl/wheels/")]
@@ -151,7 +180,7 @@ def test_wheels_are_for_the_python_and_the_system_of_the_image(
         (lambda dist: (dist / f"elasticdl-{VERSION}-py3-none-any.whl").unlink(), "no wheel of elasticdl "),
         (lambda dist: (dist / f"elasticdl_client-{VERSION}-py3-none-any.whl").unlink(), "no wheel of elasticdl-client"),
         (lambda dist: wheel(dist, "elasticdl", RUNTIME_METADATA, "0.9.0"), "is of version 0.9.0, this client of"),
-        (lambda dist: wheel(dist, "numpy", "Name: numpy\n", "2.0"), "numpy-2.0-py3-none-any.whl is not a wheel of"),
+        (lambda dist: wheel(dist, "numpy", "Name: numpy\n", "2.0", "cp310-cp310-any"), "was built for Python 3.10"),
         (
             lambda dist: (dist / f"elasticdl-{VERSION}-py3-none-linux_x86_64.whl").write_bytes(b""),
             "several wheels of elasticdl ",
@@ -160,7 +189,7 @@ def test_wheels_are_for_the_python_and_the_system_of_the_image(
         (lambda dist: wheel(dist, "elasticdl_client", CLIENT_METADATA, f"{VERSION}.dev1"), "is of version"),
     ],
 )  # fmt: skip
-def test_other_wheels_than_the_two_are_refused_and_nothing_is_written(
+def test_wheels_of_no_use_are_refused_and_nothing_is_written(
     folder: Path, tmp_path: Path, change, complaint: str
 ) -> None:
     dist = wheels(tmp_path / "dist")
@@ -183,7 +212,7 @@ def test_other_wheels_than_the_two_are_refused_and_nothing_is_written(
     ],
 )
 def test_a_requirement_counts_for_its_own_extra_alone(line: str, kept: str) -> None:
-    assert for_extra(line, "torch") == kept
+    assert for_extra(line, ("torch",)) == kept
 
 
 def test_a_cluster_spec_goes_into_the_image_until_it_is_left_out(folder: Path, tmp_path: Path) -> None:
@@ -260,10 +289,12 @@ def test_the_dockerignore_that_it_writes_spares_what_the_build_needs(folder: Pat
         (["--base_image=a b"], "not the name of an image"),
         (["--base_image=python:3.12", "--framework=estimator"], "knows no Python after 3.11"),
         (["--framework=jax"], "is one of tensorflow, torch, estimator"),
+        (["--without=torch"], "nothing of that name can be left out"),
+        (["--framework=torch", "--without=allreduce"], "is for TensorFlow images"),
         (["--extra_pypi_index=pypi.example.com"], "not the address of a package index"),
         (["--extra_pypi_index=https://x/ RUN"], "not the address of a package index"),
         (["--base-imag=x"], "Did you mean --base_image?"),
-        (["--zzz"], "--framework, --base_image"),
+        (["--zzz"], "--framework, --without, --base_image"),
         (["--framework=torch", "--framework=torch"], "given twice"),
         (["--framework"], "needs a value"),
         (["-f"], "'-f' is not a flag"),
@@ -316,3 +347,13 @@ def test_the_readme_of_the_images_names_commands_and_flags_that_exist() -> None:
     used = {flag for line in block.splitlines() if "elasticdl zoo" in line for flag in re.findall(r"--(\w+)", line)}
     assert used
     assert used <= known
+
+
+def test_wheels_of_others_are_preferred_to_those_of_the_index(folder: Path, tmp_path: Path) -> None:
+    dist = wheels(tmp_path / "dist")
+    torch = wheel(dist, "torch", "Name: torch\n", "2.13.0+cpu", "cp311-cp311-linux_x86_64")
+    assert zoo.run(["init", str(folder), f"--local_pkg_dir={dist}"]) == 0
+    assert (folder / ".elasticdl" / "packages" / torch.name).read_bytes() == torch.read_bytes()
+    text = (folder / "Dockerfile").read_text()
+    assert text.index("COPY .elasticdl/packages/") < text.index("ARG PIP_FIND_LINKS=") < text.index("pip install")
+    assert torch.name not in text.partition("The runtime itself")[2]

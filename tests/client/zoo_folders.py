@@ -17,6 +17,8 @@ Requires-Dist: tensorflow-cpu<2.22,>=2.21; (platform_system == "Linux" and platf
 extra == "tensorflow"
 Provides-Extra: torch
 Requires-Dist: torch==2.13.0; extra == "torch"
+Provides-Extra: allreduce
+Requires-Dist: torch==2.13.0; extra == "allreduce"
 
 # A description; Requires-Dist: none-of-it
 """

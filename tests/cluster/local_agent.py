@@ -79,6 +79,10 @@ class Observer:
         """Waits until the pod is observed in one of the phases."""
         return self.until(lambda event: event.pod.name == name and event.pod.phase in phases).pod
 
+    def latest(self) -> dict[str, PodEvent]:
+        """The last event seen of every pod, by name."""
+        return {event.pod.name: event for event in self.seen}
+
     def ended_pod(self, name: str) -> Pod:
         return self.phase(name, PodPhase.SUCCEEDED, PodPhase.FAILED)
 

@@ -6,16 +6,15 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from local_agent import LocalAgent, Observer, Wire
+from pod_specs import master, worker
 from real_cluster import Pods
 
-from elasticdl.cluster.cluster import Cluster, EndReason, EventType, Pod, PodPhase, PodSpec, RestartPolicy, Role
+from elasticdl.cluster.cluster import Cluster, EndReason, EventType, Pod, PodPhase, RestartPolicy, Role
 from elasticdl_client.errors import ElasticDLError
 
-FOREVER = "exec sleep 1000"
 PHASES = [PodPhase.PENDING, PodPhase.RUNNING, PodPhase.SUCCEEDED]
 
 
@@ -55,21 +54,8 @@ def cluster(runtime: Runtime) -> Cluster:
 
 
 @pytest.fixture
-def observer(cluster: Cluster) -> Observer:
-    return Observer(cluster)
-
-
-@pytest.fixture
 def wire(runtime: Runtime) -> Wire:
     return Wire(runtime.directory / "wire")
-
-
-def worker(name: str, script: str, **more: Any) -> PodSpec:
-    return PodSpec(**({"name": name, "role": Role.WORKER, "index": 0, "command": ("sh", "-c", script)} | more))
-
-
-def master(name: str, script: str, **more: Any) -> PodSpec:
-    return worker(name, script, role=Role.MASTER, **more)
 
 
 def test_a_pod_runs_to_its_end(cluster: Cluster, observer: Observer) -> None:
@@ -102,15 +88,15 @@ def test_an_ended_pod_stays_until_it_is_deleted(cluster: Cluster, observer: Obse
 
 
 def test_a_second_pod_of_a_living_ones_name_is_refused(cluster: Cluster) -> None:
-    cluster.create(worker("w-0", FOREVER))
+    cluster.create(worker("w-0"))
     with pytest.raises(ElasticDLError, match="w-0 exists already"):
-        cluster.create(worker("w-0", FOREVER))
+        cluster.create(worker("w-0"))
 
 
 def test_an_ended_ones_name_may_be_given_again(cluster: Cluster, observer: Observer) -> None:
     first = cluster.create(worker("ps-0", "exit 1"))
     observer.ended_pod("ps-0")
-    second = cluster.create(worker("ps-0", FOREVER))
+    second = cluster.create(worker("ps-0"))
     assert second.uid != first.uid
     assert observer.deleted("ps-0").uid == first.uid
     assert observer.phase("ps-0", PodPhase.RUNNING).uid == second.uid
@@ -149,7 +135,7 @@ def test_a_command_that_does_not_exist_is_an_error_that_names_it(cluster: Cluste
 def test_a_signal_from_outside_is_told_from_a_crash(
     runtime: Runtime, observer: Observer, number: signal.Signals, reason: EndReason
 ) -> None:
-    runtime.cluster.create(worker("w-0", FOREVER))
+    runtime.cluster.create(worker("w-0"))
     runtime.signal(observer.phase("w-0", PodPhase.RUNNING), number)
     ended = observer.ended_pod("w-0")
     assert (ended.phase, ended.reason, ended.exit_code) == (PodPhase.FAILED, reason, 128 + number)
@@ -175,7 +161,7 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace(cluster: Cluster, 
     observer.phase("w-0", PodPhase.RUNNING)
     cluster.delete("w-0")
     with pytest.raises(ElasticDLError, match="exists already"):
-        cluster.create(worker("w-0", FOREVER))
+        cluster.create(worker("w-0"))
     gone = observer.deleted("w-0")
     assert gone.reason is EndReason.DELETED
     assert gone.exit_code in (128 + signal.SIGKILL, None)
@@ -192,7 +178,7 @@ def test_a_second_deletion_may_shorten_the_grace(cluster: Cluster, observer: Obs
 
 
 def test_a_stopped_pod_can_be_deleted(runtime: Runtime, observer: Observer) -> None:
-    runtime.cluster.create(worker("w-0", FOREVER, grace_s=0.2))
+    runtime.cluster.create(worker("w-0", grace_s=0.2))
     runtime.signal(observer.phase("w-0", PodPhase.RUNNING), signal.SIGSTOP)
     runtime.cluster.delete("w-0")
     assert observer.deleted("w-0").reason is EndReason.DELETED
@@ -218,14 +204,14 @@ def test_a_failed_pod_is_restarted_in_place(runtime: Runtime, observer: Observer
 
 
 def test_a_killed_pod_is_restarted_in_place(runtime: Runtime, observer: Observer) -> None:
-    created = runtime.cluster.create(master("m", FOREVER, restart_policy=RestartPolicy.ON_FAILURE))
+    created = runtime.cluster.create(master("m", restart_policy=RestartPolicy.ON_FAILURE))
     runtime.signal(observer.phase("m", PodPhase.RUNNING), signal.SIGKILL)
     second = observer.until(lambda event: event.pod.restarts == 1).pod
     assert (second.uid, second.phase) == (created.uid, PodPhase.RUNNING)
 
 
 def test_a_watch_begins_with_what_exists(cluster: Cluster, observer: Observer) -> None:
-    cluster.create(worker("w-0", FOREVER))
+    cluster.create(worker("w-0"))
     observer.phase("w-0", PodPhase.RUNNING)
     cluster.create(worker("w-1", "true"))
     observer.ended_pod("w-1")

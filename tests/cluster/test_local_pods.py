@@ -6,18 +6,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from local_agent import LocalAgent, Observer, Wire, have_ended
+from pod_specs import master, worker
 
-from elasticdl.cluster.cluster import EndReason, PodPhase, PodSpec, RestartPolicy, Role
+from elasticdl.cluster.cluster import EndReason, PodPhase, RestartPolicy, Role
 from elasticdl.cluster.processes import ProcessCluster
 
 pytestmark = pytest.mark.ci
 
 SLOTS = 2
-FOREVER = "exec sleep 1000"
 
 
 @pytest.fixture
@@ -27,23 +26,10 @@ def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
     agent.stop()
 
 
-@pytest.fixture
-def observer(cluster: ProcessCluster) -> Observer:
-    return Observer(cluster)
-
-
-def worker(name: str, script: str, **more: Any) -> PodSpec:
-    return PodSpec(**({"name": name, "role": Role.WORKER, "index": 0, "command": ("sh", "-c", script)} | more))
-
-
-def master(name: str, script: str, **more: Any) -> PodSpec:
-    return worker(name, script, role=Role.MASTER, **more)
-
-
 def test_pods_beyond_the_capacity_wait_in_order_of_creation(cluster: ProcessCluster, observer: Observer) -> None:
     for index in range(4):
-        cluster.create(worker(f"w-{index}", FOREVER))
-    cluster.create(master("m", FOREVER))  # needs no slot
+        cluster.create(worker(f"w-{index}"))
+    cluster.create(master("m"))  # needs no slot
     observer.phase("m", PodPhase.RUNNING)
     pods = {pod.name: pod for pod in cluster.list()}
     assert [pods[f"w-{index}"].phase for index in range(4)] == [PodPhase.RUNNING] * 2 + [PodPhase.PENDING] * 2
@@ -55,20 +41,20 @@ def test_pods_beyond_the_capacity_wait_in_order_of_creation(cluster: ProcessClus
 
 def test_a_waiting_pod_can_be_deleted(cluster: ProcessCluster, observer: Observer) -> None:
     for index in range(3):
-        cluster.create(worker(f"w-{index}", FOREVER))
+        cluster.create(worker(f"w-{index}"))
     cluster.delete("w-2")
     assert observer.deleted("w-2").reason is EndReason.DELETED
 
 
 def test_taking_a_slot_preempts_the_youngest_worker(cluster: ProcessCluster, observer: Observer) -> None:
     for name, role in [("w-0", Role.WORKER), ("ps-0", Role.PS)]:
-        cluster.create(worker(name, FOREVER, role=role))
+        cluster.create(worker(name, role=role))
     observer.phase("ps-0", PodPhase.RUNNING)
     cluster.set_slots(1)
     preempted = observer.ended_pod("w-0")
     assert (preempted.phase, preempted.reason) == (PodPhase.FAILED, EndReason.PREEMPTED)
-    cluster.create(worker("w-1", FOREVER))
-    cluster.create(worker("w-2", FOREVER))
+    cluster.create(worker("w-1"))
+    cluster.create(worker("w-2"))
     cluster.set_slots(3)
     observer.phase("w-2", PodPhase.RUNNING)
     cluster.set_slots(2)
@@ -115,8 +101,8 @@ def test_the_rest_of_a_pod_ends_with_its_leader(cluster: ProcessCluster, observe
 def test_the_slots_tool_frees_a_slot(tmp_path: Path) -> None:
     agent = LocalAgent(tmp_path, slots=1)
     observer = Observer(agent.cluster)
-    agent.cluster.create(worker("w-0", FOREVER))
-    agent.cluster.create(worker("w-1", FOREVER))
+    agent.cluster.create(worker("w-0"))
+    agent.cluster.create(worker("w-1"))
     subprocess.run([sys.executable, "-m", "elasticdl.cluster.slots", agent.socket, "2"], check=True)
     observer.phase("w-1", PodPhase.RUNNING)
     agent.stop()

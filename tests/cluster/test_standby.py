@@ -133,19 +133,14 @@ def ready(shared: tuple[Forks, str]) -> Forks:
     return shared[0]
 
 
-@pytest.fixture(scope="module")
-def patient_for_a_second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    forks = Forks(tmp_path_factory.mktemp("impatient"), standby_timeout_s=1)
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Forks]:
+    """A ready standby that may be damaged, and an agent that gives a forked child one second."""
+    forks = Forks(tmp_path, standby_timeout_s=1)
     forks.run("text")
+    forks.cluster.wait_for_standby(READY_S)
     yield forks
     forks.agent.stop()
-
-
-@pytest.fixture
-def impatient(patient_for_a_second: Forks) -> Forks:
-    """A ready standby that may be damaged, and an agent that gives a forked child one second."""
-    patient_for_a_second.cluster.wait_for_standby(READY_S)
-    return patient_for_a_second
 
 
 def seconds(log: str) -> float:
@@ -236,12 +231,12 @@ def test_a_stopped_standby_is_replaced(impatient: Forks) -> None:
     assert have_ended([stopped])
 
 
-def test_a_killed_standby_takes_no_pod_with_it_and_is_started_again(impatient: Forks) -> None:
-    living = impatient.create_staying()
-    os.kill(impatient.standby(), signal.SIGKILL)
-    assert impatient.run("show")[0] == 0
-    impatient.cluster.wait_for_standby(READY_S)
-    assert {pod.name: (pod.phase, pod.pid) for pod in impatient.cluster.list()}[living.name] == (
+def test_a_killed_standby_takes_no_pod_with_it_and_is_started_again(ready: Forks) -> None:
+    living = ready.create_staying()
+    os.kill(ready.standby(), signal.SIGKILL)
+    assert ready.run("show")[0] == 0
+    ready.cluster.wait_for_standby(READY_S)
+    assert {pod.name: (pod.phase, pod.pid) for pod in ready.cluster.list()}[living.name] == (
         PodPhase.RUNNING,
         living.pid,
     )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
+import typed_sources as typed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticdl.data.custom import CustomTask, adapt_reader
+from elasticdl.data.example import encode_example
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Metadata, Reader, Shard
 from elasticdl.data.recordio import Compressor, RecordIOWriter
@@ -76,6 +81,86 @@ def text_file(directory: Path) -> Source:
     return Source(lambda: create_reader(str(path)), {str(path): lines})
 
 
+def tfrecord_files(directory: Path) -> Source:
+    found = {
+        str(directory / f"part-{number}.tfrecord"): [b"%d/%d" % (number, i) * (i % 9) for i in range(300 + number)]
+        for number in range(2)
+    }
+    for path, payloads in found.items():
+        typed.write_tfrecord(Path(path), payloads)
+    return Source(lambda: create_reader(str(directory)), found, lambda: cut_off(directory / "part-1.tfrecord"))
+
+
+def parquet_files(directory: Path) -> Source:
+    return typed_files(directory, ".parquet", lambda path, made: typed.write_parquet(path, made))
+
+
+def arrow_files(directory: Path) -> Source:
+    return typed_files(directory, ".feather", lambda path, made: typed.write_arrow(path, made))
+
+
+def arrow_streams(directory: Path) -> Source:
+    return typed_files(directory, ".arrow", lambda path, made: typed.write_arrow_stream(path, made))
+
+
+def numpy_files(directory: Path) -> Source:
+    return typed_files(directory, ".npz", lambda path, made: typed.write_npz(path, made))
+
+
+def compressed_numpy_files(directory: Path) -> Source:
+    return typed_files(directory, ".npz", lambda path, made: typed.write_npz(path, made, compressed=True))
+
+
+def typed_files(directory: Path, ending: str, write: Callable[[Path, list[dict[str, object]]], None]) -> Source:
+    found: dict[str, list[bytes]] = {}
+    for number in range(2):
+        path, made = directory / f"part-{number}{ending}", typed.rows(310 + number, 1000 * number)
+        write(path, made)
+        found[str(path)] = typed.records(made)
+    return Source(lambda: create_reader(str(directory)), found, lambda: cut_off(directory / f"part-1{ending}"))
+
+
+def image_folder(directory: Path) -> Source:
+    written = typed.write_images(directory, {"cat": 40, "dog": 25, "eel": 12})
+    (directory / "notes.txt").write_text("no image")
+    order = sorted(written, key=lambda path: hashlib.blake2b(path.encode(), digest_size=8).digest())
+    labels = {"cat": 0, "dog": 1, "eel": 2}
+    made = [encode_example({"image": written[path], "label": labels[path.partition("/")[0]]}) for path in order]
+
+    def empty_one() -> str:
+        (directory / order[0]).write_bytes(b"")
+        return str(directory / order[0])
+
+    return Source(lambda: create_reader(str(directory)), {str(directory): made}, empty_one)
+
+
+def saved_dataset(directory: Path) -> Source:
+    made = typed.rows(300)
+    datasets.Dataset.from_list(made).save_to_disk(str(directory))
+
+    def cut() -> str:
+        cut_off(directory / "data-00000-of-00001.arrow")
+        os.truncate(directory / "data-00000-of-00001.arrow", 100)
+        return str(directory)
+
+    return Source(lambda: create_reader(str(directory)), {str(directory): typed.records(made)}, cut)
+
+
+def sqlite_table(directory: Path) -> Source:
+    made = typed.rows(700)
+    typed.write_sqlite(directory / "rows.db", made)
+    url = f"sqlite:///{directory}/rows.db?table=t"
+    return Source(lambda: create_reader(url, columns=["f", "n", "t"]), {url: typed.records(made)})
+
+
+def slices_of_a_file(directory: Path) -> Source:
+    made = typed.records(typed.rows(310))
+    typed.write_parquet(directory / "rows.parquet", typed.rows(310))
+    name = str(directory / "rows.parquet")
+    found = {f"{name}#{start:03}": made[start : start + 120] for start in (0, 120, 240)}
+    return Source(lambda: create_reader(name, records_per_shard=120), found, lambda: cut_off(Path(name)))
+
+
 def custom_reader(directory: Path) -> Source:
     records = {f"table-{number}": [f"{number}:{i}".encode() for i in range(100 + number)] for number in range(3)}
 
@@ -135,14 +220,33 @@ def open_a_quote(path: Path) -> str:
     return f"{path}, byte {size + 2}"
 
 
-SOURCES = [
+DAMAGEABLE = [
     recordio_directory,
     recordio_file_of_large_chunks,
     csv_files,
+    tfrecord_files,
+    parquet_files,
+    arrow_files,
+    arrow_streams,
+    numpy_files,
+    compressed_numpy_files,
+    image_folder,
+    saved_dataset,
+    slices_of_a_file,
+]
+SOURCES = [
+    *DAMAGEABLE,
     text_file,
+    sqlite_table,
     custom_reader,
     custom_reader_of_the_originals_form,
 ]
+
+
+def scan(open_reader: Callable[[], Reader]) -> None:
+    reader = open_reader()
+    for shard in reader.shards():
+        reader.read(shard)
 
 
 @pytest.fixture(scope="module", params=SOURCES, ids=lambda source: source.__name__)
@@ -204,15 +308,23 @@ def test_a_shard_of_another_source_is_refused_by_name(source: Source) -> None:
 def test_metadata_carries_a_seed_and_the_columns(source: Source) -> None:
     metadata = source.open().metadata()
     assert metadata.seed == 0
-    assert metadata.column_names in ((), ("only",), ("a b", 'quoted "b",', "c"))
+    known = ((), ("only",), ("a b", 'quoted "b",', "c"), ("f", "n", "t"), ("image", "label"))
+    assert metadata.column_names in known
 
 
-@pytest.mark.parametrize("make", [recordio_directory, recordio_file_of_large_chunks, csv_files])
+def test_the_index_is_built_once_and_found_by_the_next_reader(source: Source) -> None:
+    first, second = source.open(), source.open()
+    assert first.shards() == second.shards()
+    name, records = next(iter(source.records.items()))
+    assert list(second.read(Shard(name, len(records) - 2, len(records)))) == records[-2:]
+
+
+@pytest.mark.parametrize("make", DAMAGEABLE)
 def test_damaged_input_is_named(make: Callable[[Path], Source], tmp_path: Path) -> None:
     source = make(tmp_path)
     named = source.damage()
     with pytest.raises(DataError) as caught:
-        source.open().shards()
+        scan(source.open)
     assert named in caught.value.what
     assert "byte" in caught.value.what
     assert caught.value.hint

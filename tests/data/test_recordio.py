@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticdl.data.recordio import Compressor, RecordIOFile, RecordIOIndex, RecordIOWriter
+from elasticdl.data.reader import Shard
+from elasticdl.data.recordio import Compressor, RecordIOFile, RecordIOIndex, RecordIOReader, RecordIOWriter
 from elasticdl_client.errors import DataError
 
 pytestmark = pytest.mark.ci
@@ -163,6 +164,17 @@ def test_threads_share_a_file(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert right == [True] * 3
+
+
+def test_a_source_of_many_files_keeps_few_of_them_open(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"data-{number:03}") for number in range(400)]
+    for path in paths:
+        Path(path).write_bytes(chunk(GOLDEN_BODY, 3))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    reader = RecordIOReader(str(tmp_path), paths)
+    assert [shard.name for shard in reader.shards()] == paths
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 300
+    assert [reader.read(Shard(path, 0, 3)) for path in paths] == [GOLDEN_RECORDS] * 400
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:

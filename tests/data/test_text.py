@@ -93,6 +93,11 @@ def test_blank_lines_are_no_csv_rows_but_are_lines_of_text(tmp_path: Path) -> No
     assert records_of(path) == [b"a", b"", b"", b"b"]
 
 
+def test_a_field_may_be_as_long_as_a_document(tmp_path: Path) -> None:
+    reader = open_csv(tmp_path, b'a,b\n1,"' + b"x" * 200_000 + b'"\n')
+    assert dict(reader.metadata().column_dtypes) == {"a": "int64", "b": "string"}
+
+
 def test_files_of_one_source_must_share_their_header(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
     (tmp_path / "b.csv").write_text("y,x\n1,2\n")

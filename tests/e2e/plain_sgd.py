@@ -96,7 +96,7 @@ def main() -> None:
     @tf.function
     def step(features: tf.Tensor, labels: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            value = loss(labels, model(features, training=True))
+            value = tf.reduce_mean(loss(labels, model(features, training=True)))
         made.apply_gradients(
             zip(tape.gradient(value, model.trainable_variables), model.trainable_variables, strict=True)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, zoo_with
 from tests.chaos.scenarios import coverage_of
+from tests.e2e.all_reduce_jobs import KERAS
+from tests.e2e.ugly_sevens import RAISES
 from tests.master.small_disk import small_disk
 
 
@@ -145,20 +148,7 @@ def test_a_full_disk_costs_checkpoints_not_the_job(tmp_path: Path, digits: Path)
 @pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_bad_records_are_set_aside_and_counted(tmp_path: Path, digits: Path) -> None:
-    zoo = zoo_with(
-        tmp_path,
-        """
-        good_feed = feed
-
-        def feed(dataset, mode, metadata):
-            def check(image, label):
-                bad = tf.logical_and(tf.equal(label, 7), tf.equal(image[21], 3.0))
-                tf.debugging.Assert(tf.logical_not(bad), ["an ugly seven"])
-                return image, label
-
-            return good_feed(dataset, mode, metadata).map(check)
-        """,
-    )
+    zoo = zoo_with(tmp_path, RAISES[KERAS])
     flags = {"model_zoo": zoo, "model_def": "model.custom_model", "validation_data": "", "num_epochs": 2}
     running = DIGITS.local_job(tmp_path / "job", digits, max_bad_records=20, **flags)
     code, _ = said(running)
@@ -168,6 +158,10 @@ def test_bad_records_are_set_aside_and_counted(tmp_path: Path, digits: Path) -> 
         assert epoch.quarantined > 0
         assert (epoch.committed, epoch.repeated, epoch.lost) == (1437 - epoch.quarantined, 0, 0)
     assert 0 < quarantined <= 20
+    written = [line for file in (tmp_path / "job" / "bad_records").iterdir() for line in file.read_text().splitlines()]
+    assert len(written) == coverage_of(running)[-1].quarantined
+    assert all("an ugly seven" in json.loads(line)["error"] for line in written)
+    assert f"they and their errors are in {tmp_path / 'job' / 'bad_records'}" in running.master_log()
     code, text = said(DIGITS.local_job(tmp_path / "strict", digits, **flags))
     assert code == 1
     assert "an ugly seven" in text

@@ -16,7 +16,7 @@ from elasticdl.cluster.cluster import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, FRAPPE
 from tests.chaos.scenarios import assert_exact
-from tests.master.small_disk import small_disk
+from tests.master.small_disk import BREAKS, small_disk
 
 LONG = replace(DIGITS, num_epochs=60)
 
@@ -51,11 +51,7 @@ def frozen_workers(running: LocalJob) -> Iterator[None]:
 
 @pytest.mark.ci
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("broken", "mended", "message"),
-    [("size=64k", "size=64m", "No space left on device"), ("ro", "rw,size=64m", "Read-only file system")],
-    ids=["full", "read-only"],
-)
+@BREAKS
 def test_checkpoints_come_back_when_the_volume_does(
     tmp_path: Path, digits: Path, broken: str, mended: str, message: str
 ) -> None:

@@ -35,6 +35,20 @@ def kill(pod_uid: str, signal_number: signal.Signals = signal.SIGKILL) -> None:
     os.kill(process_of(pod_uid), signal_number)
 
 
+@contextlib.contextmanager
+def cut_off(pod_uid: str) -> Iterator[None]:
+    """While nothing that the pod sends leaves it, and nothing reaches it: its connections stay open and are silent."""
+    inside = ["nsenter", "--net", f"--target={process_of(pod_uid)}", "iptables"]
+    rules = [[chain, "!", "-i" if chain == "INPUT" else "-o", "lo", "-j", "DROP"] for chain in ("INPUT", "OUTPUT")]
+    for rule in rules:
+        subprocess.run([*inside, "--append", *rule], check=True)
+    try:
+        yield
+    finally:
+        for rule in rules:
+            subprocess.run([*inside, "--delete", *rule], check=False)
+
+
 def _docker(*arguments: str) -> str:
     return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout.strip()
 

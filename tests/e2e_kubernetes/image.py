@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.e2e_kubernetes.kubectl import REPOSITORY
@@ -14,20 +15,26 @@ from tests.e2e_kubernetes.kubectl import REPOSITORY
 BUILD = REPOSITORY / "build" / "e2e"
 _INPUTS = (
     "elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo", "docker", "pyproject.toml", "setup.py",
-    "tests/e2e_kubernetes/zoo",
+    "tests/e2e_kubernetes/zoo", "tests/e2e_kubernetes/image.py",
 )  # fmt: skip
 _IGNORED = {"__pycache__", "build"}
+_OF_COMMANDS = ("tensorboard", "datasketches")  # packages that `elasticdl tensorboard` and `elasticdl analyze` need
 
 
-def ready_image() -> str:
-    """The image of the checkout as it is now; built if there is none of this content yet."""
-    image = f"elasticdl-e2e:{_digest()}"
+def ready_image(framework: str = "tensorflow") -> str:
+    """The image of the checkout as it is now; built if there is none of this content yet.
+
+    Args:
+        framework: as `elasticdl zoo init` has it.
+    """
+    name = "elasticdl-e2e" if framework == "tensorflow" else f"elasticdl-e2e-{framework}"
+    image = f"{name}:{_digest()}"
     if subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode != 0:
-        _build(image)
+        _build(image, framework)
     return image
 
 
-def _build(image: str) -> None:
+def _build(image: str, framework: str) -> None:
     zoo = BUILD / "zoo"
     shutil.rmtree(zoo, ignore_errors=True)
     ignored = shutil.ignore_patterns(*_IGNORED)
@@ -37,7 +44,11 @@ def _build(image: str) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels)]
     _run(*pip, "./elasticdl_client", ".")
-    _elasticdl("zoo", "init", f"--model_zoo={zoo}", f"--local_pkg_dir={wheels}", "--force")
+    if framework == "tensorflow":
+        torch = f"torch=={version('torch').partition('+')[0]}"  # as pip here finds it: without CUDA, if it may choose
+        _run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels), torch)
+        (zoo / "requirements.txt").write_text("".join(f"{name}=={version(name)}\n" for name in _OF_COMMANDS))
+    _elasticdl("zoo", "init", f"--model_zoo={zoo}", f"--framework={framework}", f"--local_pkg_dir={wheels}", "--force")
     _elasticdl("zoo", "build", str(zoo), f"--image={image}")
 
 

@@ -35,7 +35,7 @@ def elasticdl(*arguments: str, timeout_s: float = 120.0) -> subprocess.Completed
 
 @dataclass(slots=True)
 class KubernetesJob:
-    """``elasticdl train …`` in a namespace.
+    """``elasticdl train …`` in a namespace, or another command.
 
     Attributes:
         directory: on this machine; the pods have it as /job.
@@ -48,6 +48,7 @@ class KubernetesJob:
     directory: Path
     recorder: Recorder
     num_records: int
+    command: str = "train"
     output: list[str] = field(default_factory=list)
 
     def client(self, command: str, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -58,8 +59,8 @@ class KubernetesJob:
 
     def try_to_submit(self) -> subprocess.CompletedProcess[str]:
         flags = {"job_name": self.name, "namespace": self.namespace, **self.flags}
-        done = elasticdl("train", *(f"--{name}={value}" for name, value in flags.items()))
-        self.output += ["$ elasticdl train", *(done.stdout + done.stderr).splitlines()]
+        done = elasticdl(self.command, *(f"--{name}={value}" for name, value in flags.items()))
+        self.output += [f"$ elasticdl {self.command}", *(done.stdout + done.stderr).splitlines()]
         return done
 
     def submit(self) -> KubernetesJob:
@@ -200,10 +201,17 @@ class KubernetesJob:
             assert counted == (self.num_records, self.num_records, 0, 0), f"{epoch}\n{self.story()}"
 
     def metrics(self) -> dict[str, float]:
-        """Of the last evaluation that the master printed."""
-        lines = re.findall(r"Evaluation metrics\[step=\d+\]: (\{.*\})", self.log(self.master))
-        assert lines, f"no evaluation\n{self.story()}"
-        return dict(json.loads(lines[-1].replace("'", '"')))
+        """Of the final evaluation, as the master has printed it; the recorder has a line a moment later."""
+
+        found: list[str] = []
+
+        def printed() -> bool:
+            _, started, log = self.log(self.master).rpartition("Starting the final evaluation")
+            found[:] = re.findall(r"Evaluation metrics\[step=\d+\]: (\{.*\})", log) if started else []
+            return bool(found)
+
+        self.wait_until("the final evaluation in the master's log", printed, 10)
+        return dict(json.loads(found[-1].replace("'", '"')))
 
     def story(self) -> str:
         """Everything that is known of it, for a failed test."""

@@ -35,9 +35,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels"),
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
-    "elasticdl.data": SHARED,
-    "elasticdl.model_def": (*SHARED, "elasticdl.data"),
-    "elasticdl.frameworks": (*SHARED, "elasticdl.kernels", "elasticdl.data", "elasticdl.model_def", "elasticdl.layers"),
+    "elasticdl.data": (*SHARED, "elasticdl.kernels", "elasticdl_client.data_sources"),  # checksums; kinds of sources
+    "elasticdl.analysis": (*SHARED, "elasticdl.data"),
+    "elasticdl.model_def": (*SHARED, "elasticdl.data", "elasticdl_client.model_framework"),
+    "elasticdl.frameworks": (
+        *SHARED,
+        "elasticdl.kernels",
+        "elasticdl.data",
+        "elasticdl.model_def",
+        "elasticdl.layers",
+        "elasticdl.api.callbacks",
+    ),
     "elasticdl.frameworks.keras": (  # knows the user's own callback when it sees it
         *SHARED,
         "elasticdl.data",
@@ -45,16 +53,49 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.layers",
         "elasticdl.frameworks",
         "elasticdl.api.tensorflow",
+        "elasticdl.api.callbacks",
     ),
-    "elasticdl.collective": (*SHARED, "elasticdl.rpc"),
+    "elasticdl.frameworks.torch": (
+        *SHARED,
+        "elasticdl.data",
+        "elasticdl.model_def",
+        "elasticdl.frameworks",
+        "elasticdl.api.callbacks",
+    ),
+    "elasticdl.collective": ("elasticdl_client.errors",),
     "elasticdl.layers": SHARED,
-    "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers"),
-    "elasticdl.master": (*SHARED, *BELOW, "elasticdl_client.model_source", "elasticdl_client.kubernetes.names"),
+    "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers", "elasticdl.worker"),  # a worker inside of a user's script
+    "elasticdl.api.pytorch": (  # gradients in flat buffers, as every PyTorch model's
+        *SHARED,
+        *BELOW,
+        "elasticdl.api",
+        "elasticdl.worker",
+        "elasticdl.ps.applied",
+        "elasticdl.frameworks.torch",
+    ),
+    "elasticdl.master": (
+        *SHARED,
+        *BELOW,
+        "elasticdl_client.model_source",
+        "elasticdl_client.model_framework",
+        "elasticdl_client.trained_model",
+        "elasticdl_client.tf_config",
+        "elasticdl_client.kubernetes.names",
+    ),
     "elasticdl.master.__main__": (*SHARED, "elasticdl.master", "elasticdl.master.kubernetes"),  # chooses the runtime
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
     "elasticdl.master.core": (),
     "elasticdl.ps": (*SHARED, *BELOW, "elasticdl.kernels"),
-    "elasticdl.worker": (*SHARED, *BELOW, "elasticdl.kernels", "elasticdl.frameworks", "elasticdl.ps.client"),
+    "elasticdl.worker": (  # a worker's own model has an applied set, too
+        *SHARED,
+        *BELOW,
+        "elasticdl.analysis",
+        "elasticdl.kernels",
+        "elasticdl.frameworks",
+        "elasticdl.ps.client",
+        "elasticdl.ps.applied",
+        "elasticdl_client.trained_model",
+    ),
     "elasticdl_preprocessing": (),
     "model_zoo": ("elasticdl.layers", "elasticdl.api", "elasticdl_preprocessing"),
 }
@@ -74,7 +115,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
             "model_zoo",
         ),
     ),
-    "torch": ("elasticdl.frameworks.torch", "elasticdl.collective", "elasticdl.api.pytorch"),
+    "torch": ("elasticdl.frameworks.torch", "elasticdl.collective", "elasticdl.api.pytorch", "model_zoo"),
 }
 
 # Room → the only packages of others that it may import.

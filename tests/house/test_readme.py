@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_OURS = {"--quick", "--json"}  # of the benchmarks
 OF_SCRIPTS = {"--output", "--source"}
-OF_OTHER_COMMANDS = {"--print", "--all", "--role", "--local_pkg_dir", "--image"}
+OF_OTHER_COMMANDS = {"--print", "--all", "--role", "--local_pkg_dir", "--image", "--without"}
 
 
 def blocks(page: Path) -> list[str]:

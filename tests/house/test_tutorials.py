@@ -27,6 +27,7 @@ def test_the_commands_of_the_tutorials_are_sound_bash_and_their_flags_exist(page
     script = "\n".join(bash_blocks(page))
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
     for command in commands(page.read_text(), "elasticdl train"):
+        command = re.sub(r'--job_command="[^"]*"', "--job_command=…", command)  # a script has flags of its own
         assert set(re.findall(r"(?<![\w-])--[a-z_]+", command)) <= known, command
 
 

@@ -7,13 +7,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Mode, TableRows, TaskRecords
+from elasticdl.frameworks.framework import InitialRow, Mode, TableRows, TaskRecords
+from elasticdl.frameworks.keras.export import ServedTable
+from elasticdl.frameworks.keras.tables import describe_table
+from elasticdl.layers.placement import TableSpec
+from elasticdl.ps.initializers import build_initializer, initial_row
 
 pytestmark = pytest.mark.ci
+
+ZEROS = InitialRow()
 
 _LOAD = """
 import sys
@@ -54,9 +61,9 @@ def _table(dim: int) -> Any:
     return np.random.default_rng(0).normal(size=(40, dim)).astype("f4")
 
 
-def _rows(name: str, ids: Any, values: Any, chunk: int = 7) -> TableRows:
+def _rows(name: str, ids: Any, values: Any, chunk: int = 7, initial: InitialRow = ZEROS) -> TableRows:
     chunks = ((ids[at : at + chunk], values[at : at + chunk]) for at in range(0, len(ids), chunk))
-    return TableRows(name, values.shape[1], len(ids), chunks)
+    return TableRows(name, values.shape[1], len(ids), chunks, initial)
 
 
 @pytest.mark.parametrize("symbol", ["custom_model", "CustomModel", "sequential_model"])
@@ -86,12 +93,41 @@ def test_a_model_with_whole_tables(framework: Any, minibatches: Any, tmp_path: P
     np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_ids_that_were_never_trained_get_zeros(framework: Any, tmp_path: Path) -> None:
+def test_ids_that_were_never_trained_have_their_initial_row(framework: Any, tmp_path: Path) -> None:
     tested = framework("tables.unbounded")
     ids, rows = np.array([5, -7, 2**60]), np.array([[1, 1], [10, 10], [100, 100]], "f4")
-    tested.export(str(tmp_path / "model"), tested.initial(), [_rows("unbounded", ids, rows, 2)])
-    found = _reload(tmp_path / "model", np.array([[5, 5, 6, 6, 6, 6], [-7, 2**60, 6, 0, 0, 0]]))
-    np.testing.assert_allclose(found["output"], [4, 220])
+    (table,) = tested.report().tables
+    initial = initial_row(table, 3)
+    tested.export(str(tmp_path / "model"), tested.initial(), [_rows("unbounded", ids, rows, 2, initial)])
+    found = _reload(tmp_path / "model", np.array([[5, 5, 5, 5, 5, 5], [-7, 2**60, 6, 0, 0, 0]]))
+    six, zero = build_initializer(table, 3).rows(np.array([6, 0]), 2).sum(axis=1)
+    assert abs(six + 3 * zero) > 1e-3
+    np.testing.assert_allclose(found["output"], [12, 220 + six + 3 * zero], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        keras.initializers.Zeros(),
+        keras.initializers.Ones(),
+        keras.initializers.Constant(0.5),
+        keras.initializers.RandomUniform(1.0, 2.0),
+        keras.initializers.RandomUniform(seed=4),
+        keras.initializers.RandomNormal(0.5, 0.1),
+        keras.initializers.TruncatedNormal(),
+    ],
+    ids=lambda initializer: type(initializer).__name__,
+)
+def test_initial_rows_are_those_of_the_parameter_servers(initializer: Any) -> None:
+    spec = TableSpec("unbounded", 70, initializer, 0)
+    table = describe_table(spec)
+    unknown = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 500)
+    expected = build_initializer(table, 11).rows(unknown, 70)
+    known, values = np.array([4, -9]), np.full((2, 70), 7.0, "f4")
+    for ids, rows in ((known, values), (known[:0], values[:0])):
+        served = ServedTable(spec, _rows("unbounded", ids, rows, initial=initial_row(table, 11)))
+        np.testing.assert_array_equal(served(tf.constant(ids)), rows)
+        np.testing.assert_array_max_ulp(served(tf.constant(unknown)).numpy(), expected, maxulp=2)
 
 
 def test_a_model_with_named_outputs(framework: Any, rows_of: Any, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def _oracle(zoo: str, model_def: str, parameters: Parameters, images: Any, label
     return float(value), gradient, flat_values(frozen) - parameters.non_trainable
 
 
-@pytest.mark.parametrize("symbol", ["custom_model", "CustomModel", "sequential_model"])
+@pytest.mark.parametrize("symbol", ["custom_model", "CustomModel", "sequential_model", "spectral_model"])
 def test_gradients_are_those_of_a_gradient_tape(
     framework: Any, rows_of: Any, minibatches: Any, digits: Any, symbol: str, request: Any
 ) -> None:
@@ -65,6 +65,18 @@ def test_gradients_are_those_of_a_gradient_tape(
         np.testing.assert_allclose(step.gradient, gradient, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(step.change, change, rtol=1e-4, atol=1e-6)
     assert start == 100
+
+
+@pytest.mark.parametrize("symbol", ["twice", "TwiceModel"])
+def test_layers_that_only_training_calls_are_trained(
+    framework: Any, rows_of: Any, minibatches: Any, digits: Any, symbol: str
+) -> None:
+    tested = framework(f"conv.{symbol}", minibatch_size=32)
+    assert [v.name.split("/")[-2] for v in tested.report().variables] == ["always"] * 2 + ["training"] * 2
+    step = tested.gradients(minibatches(tested, rows_of(digits))[0], tested.initial(), {}, seed=1)
+    always, training = np.split(step.gradient, 2)
+    assert np.abs(training).max() > 0
+    np.testing.assert_array_equal(training, always)
 
 
 def test_fifty_steps_by_hand_are_those_of_model_fit(

@@ -69,6 +69,8 @@ def _equal(ordinary: Any, moved: Any, minibatches: Any, records: list[bytes], ta
 SHAPES = {
     "functional": {"shared": "shared/embeddings", "wide": "wide/embeddings"},
     "sequential": {"table": "sequential/table/embeddings"},
+    "configured": {"table_1": "table/embeddings"},
+    "cloned": {"table_1": "table/embeddings"},
     "masked": {"padded": "padded/embeddings"},
     "nested": {"table": "table/embeddings", "table_1": "table/embeddings_1"},
     "ragged": {"table": "table/embeddings"},
@@ -90,6 +92,16 @@ def test_a_model_with_moved_tables_has_the_gradients_of_the_model_as_it_is(
     tables = {table: next(name for name in names if name.endswith(end)) for table, end in SHAPES[symbol].items()}
     given = _shorter(records, 6) if symbol == "ragged" else records
     _equal(ordinary, moved, minibatches, given, tables)
+
+
+def test_a_table_that_keras_does_not_know_of_stays_as_it_was_begun(
+    framework: Any, minibatches: Any, records: list[bytes], caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+    ordinary = framework("swapped.stranger", embedding_threshold=ORDINARY)
+    moved = framework("swapped.stranger", embedding_threshold=0)
+    _equal(ordinary, moved, minibatches, records, {"table": "table/embeddings"})
+    assert "hidden (0.0 MB) stays an ordinary variable: the layer is no part of the model" in caplog.text
 
 
 @pytest.mark.parametrize("optimizer", ["clipping", "clipping_each"])

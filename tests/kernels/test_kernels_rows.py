@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -34,6 +36,19 @@ def test_ids_of_the_same_place_are_told_apart() -> None:
     unique, positions = _native.unique(ids)
     assert unique.tolist() == ids[:400].tolist()
     assert positions.tolist() == [*range(400)] * 3
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000])
+def test_new_arrays_begin_at_a_cache_line_and_may_be_written(size: int) -> None:
+    positions = np.zeros(size, np.int32)
+    rows = [_native.gather(np.ones((1, 3), np.float32), positions) for _ in range(5)]
+    assert [array.__array_interface__["data"][0] % 64 for array in rows] == [0] * 5
+    for array in rows:
+        assert array.shape == (size, 3)
+        assert array.flags.writeable
+        assert array.flags.c_contiguous
+        array[...] = 2.0
+    assert all((array == 2.0).all() for array in rows)
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -109,3 +124,26 @@ def test_arrays_at_odd_addresses_are_read() -> None:
     moved = np.frombuffer(b"x" + ids.tobytes(), np.int64, offset=1)
     assert not moved.flags.aligned
     assert _native.unique(moved)[0].tolist() == ids.tolist()
+
+
+def test_records_end_where_their_lengths_say() -> None:
+    body = b"".join(struct.pack("<I", len(record)) + record for record in (b"", b"ab", b"cde"))
+    ends = _native.record_ends(body, 3)
+    assert ends.tolist() == [4, 10, 17]
+    assert _native.split_records(body, ends, 0) == [b"", b"ab", b"cde"]
+    assert _native.split_records(body[4:], ends[1:], 4) == [b"ab", b"cde"]
+    assert _native.record_ends(body[:12], 3).tolist() == [4, 10]
+    assert _native.record_ends(body[:15], 3).tolist() == [4, 10, 17]
+
+
+@pytest.mark.parametrize("ends", [[3], [18], [10, 4]])
+def test_a_record_that_is_not_in_its_piece_is_refused(ends: list[int]) -> None:
+    with pytest.raises(ValueError, match="not in the piece"):
+        _native.split_records(bytes(17), np.array(ends, np.int64), 0)
+
+
+def test_ids_within_a_bound() -> None:
+    assert _native.all_within(np.array([0, 4]), 5)
+    assert _native.all_within(np.zeros(0, np.int64), 0)
+    assert not _native.all_within(np.array([0, 5]), 5)
+    assert not _native.all_within(np.array([0, -1]), 5)

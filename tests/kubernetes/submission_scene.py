@@ -76,6 +76,14 @@ class Scene:
             self.command(**more), cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
         )
 
+    def take_away(self, pod: str) -> None:
+        """Deletes a pod without its node's consent, so at once.
+
+        A kubelet of 1.20 may take more than a minute for it: if a pod is deleted before the kubelet has noted that its
+        container runs, it looks at the pod again after 60 to 90 s.
+        """
+        self.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+
     def left(self) -> list[str]:
         """Everything that a job has made and that is not being deleted."""
         listed = self.kubectl("get", KINDS, "-l", "elasticdl-job-name", "-o", "yaml")

@@ -23,13 +23,12 @@ pytestmark = pytest.mark.cluster
 Run = Callable[..., str]
 SMALL = "cpu=10m,memory=32Mi"
 PLAYER = """
-import os, signal, sys, time
+import contextlib, os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+with contextlib.suppress(FileExistsError):  # a test may have written already
+    os.mkfifo("/tmp/end")
 print("begins", flush=True)
-while not os.path.exists("/tmp/end"):
-    time.sleep(0.1)
 code = int(open("/tmp/end").read())
-os.remove("/tmp/end")
 print("ends with", code, flush=True)
 sys.exit(code)
 """
@@ -170,7 +169,7 @@ def test_a_job_without_its_master_says_so_and_resume_brings_it_back(jobs: Jobs, 
     jobs.wait_ready()
     jobs.write(STATUS)
     before = jobs.core.read_namespaced_pod("elasticdl-job-master", jobs.scene.namespace)
-    jobs.scene.kubectl("delete", "pod", "elasticdl-job-master", "--wait=true")
+    jobs.scene.take_away("elasticdl-job-master")
     page = run("status", "job")
     assert "Phase:        Stopped" in page
     assert "Its master's pod is gone, and the job has not ended." in page
@@ -183,7 +182,7 @@ def test_a_job_without_its_master_says_so_and_resume_brings_it_back(jobs: Jobs, 
     jobs.wait_ready()
     jobs.write(dataclasses.replace(STATUS, phase=JobPhase.FAILED, exit_code=1, message="feed raised: broken"))
     assert "Message:      feed raised: broken" in run("status", "job")
-    jobs.scene.kubectl("delete", "pod", "elasticdl-job-master", "--wait=true")
+    jobs.scene.take_away("elasticdl-job-master")
     assert shown(run)["phase"] == "Failed"
     with pytest.raises(JobError, match="has ended"):
         run("resume", "job")
@@ -210,7 +209,7 @@ def test_logs_follow_the_master_through_restart_deletion_and_resume(jobs: Jobs, 
     assert reader.stdout.readline() == "begins\n"
     jobs.end_container("master", 5)
     assert [reader.stdout.readline() for _ in range(2)] == ["ends with 5\n", "begins\n"]
-    jobs.scene.kubectl("delete", "pod", "elasticdl-job-master", "--wait=true")
+    jobs.scene.take_away("elasticdl-job-master")
     run("resume", "job")
     assert reader.stdout.readline() == "begins\n"
     assert run("logs", "job") == "begins\n"

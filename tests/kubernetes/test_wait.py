@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,12 +16,58 @@ from breakable_road import Road
 from played_master import DONE, FAILED, RUNNING, play
 from submission_scene import NO_ROOM, ROOT, TIMEOUT_S, Scene
 
+from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.follow import Follower
 
 pytestmark = pytest.mark.cluster
 TINY = "cpu=10m,memory=64Mi"
 
+ON_A_NODE = """
+class Cluster:
+    def with_pod(self, pod):
+        pod.spec.node_name = "{node}"
+        return pod
+
+    def with_service(self, service):
+        return service
+
+
+cluster = Cluster()
+"""
+
 Start = Callable[..., "subprocess.Popen[str]"]
+
+
+class Told:
+    """A display that keeps what is said."""
+
+    def __init__(self) -> None:
+        self._lines: Queue[str] = Queue()
+
+    def update(self, status: JobStatus) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        self._lines.put(line)
+
+    def close(self) -> None:
+        pass
+
+    def next_line(self, part: str) -> str:
+        while part not in (line := self._lines.get(timeout=TIMEOUT_S)):
+            pass
+        return line
+
+
+@pytest.fixture
+def lost_node(scene: Scene) -> Iterator[str]:
+    """A node that has no kubelet; nothing is scheduled onto it."""
+    name = f"hollow-{scene.namespace}"
+    scene.connection.core.create_node({"metadata": {"name": name}, "spec": {"unschedulable": True}})
+    yield name
+    scene.connection.core.delete_node(name)
 
 
 @pytest.fixture
@@ -88,18 +136,43 @@ def test_ctrl_c_ends_the_following_and_not_the_job(scene: Scene, start: Start) -
 def test_a_deleted_master_can_be_resumed(scene: Scene, start: Start) -> None:
     client = start([RUNNING], None)
     wait_for_line(client, "records 50/100")
-    scene.kubectl("delete", "pod", "elasticdl-job-master", "--grace-period=1", "--wait=false")
+    scene.take_away("elasticdl-job-master")
     code, _, errors = end_of(client)
     assert code == 1
     assert "The job job has no master: its pod was deleted" in errors
     assert f"`elasticdl resume job --namespace={scene.namespace}`" in errors
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_master_that_should_be_gone_and_is_not_is_told_of(scene: Scene, lost_node: str, is_held: bool) -> None:
+    place = scene.directory / "place.py"
+    place.write_text(ON_A_NODE.format(node=lost_node))
+    submitted = scene.train(cluster_spec=str(place), master_resource_request=TINY)
+    assert submitted.returncode == 0, submitted.stderr
+    core, pod = scene.connection.core, (names.pod_name("job", "master", 0), scene.namespace)
+    if is_held:
+        core.patch_namespaced_pod(*pod, {"metadata": {"finalizers": ["example.com/hold"]}})
+    told = Told()
+    with ThreadPoolExecutor() as threads:
+        end = threads.submit(Follower(scene.connection, scene.spec(), told, overdue_s=2.0).follow)
+        scene.kubectl("delete", "pod", pod[0], "--grace-period=1", "--wait=false")
+        assert told.next_line("deleted") == "The master's pod is being deleted."
+        line = told.next_line("deleted")
+        assert "should have been gone 2 s ago" in line
+        assert f"`elasticdl resume job --namespace={scene.namespace}`" in line or is_held
+        assert ("kept by example.com/hold" if is_held else f"its node {lost_node} has not said") in line
+        if is_held:
+            core.patch_namespaced_pod(*pod, {"metadata": {"finalizers": None}})
+        scene.take_away(pod[0])
+        with pytest.raises(JobError, match="has no master: its pod was deleted"):
+            end.result(TIMEOUT_S)
+
+
 def test_a_deleted_job_is_called_that(scene: Scene, start: Start) -> None:
     client = start([RUNNING], None)
     wait_for_line(client, "records 50/100")
     scene.kubectl("delete", "configmap", "elasticdl-job")
-    scene.kubectl("delete", "pod", "elasticdl-job-master", "--grace-period=1", "--wait=false", check=False)
+    scene.take_away("elasticdl-job-master")
     code, _, errors = end_of(client)
     assert code == 1
     assert "The job job was deleted." in errors

@@ -86,6 +86,7 @@ class MasterJob:
         self.port = free_port()
         self.cluster = DirectoryCluster(self.path / "pods")
         self.process: subprocess.Popen[str] | None = None
+        self._servers: list[ScriptedPs] = []
 
     def start(self) -> MasterJob:
         log = (self.path / "master.log").open("a")
@@ -107,6 +108,8 @@ class MasterJob:
     def end(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.kill()
+        for ps in self._servers:
+            ps.server.stop(None).wait()
         self.cluster.close()
 
     def wait(self, timeout_s: float = 30.0) -> int:
@@ -117,7 +120,9 @@ class MasterJob:
             raise AssertionError(f"the master did not end\n{self.log()}") from None
 
     def log(self) -> str:
-        return (self.path / "master.log").read_text()
+        """Without the flags at its beginning."""
+        lines = (self.path / "master.log").read_text().splitlines()
+        return "\n".join(line for line in lines if " INFO   --" not in line)
 
     def status(self) -> JobStatus:
         return JobStatus.from_json((self.path / "status.json").read_text())
@@ -135,7 +140,8 @@ class MasterJob:
 
     def ps(self, ps_id: int = 0) -> ScriptedPs:
         wait_until(lambda: self._has_pod(f"ps-{ps_id}"), f"PS {ps_id}\n{self._tail()}")
-        return ScriptedPs(self, ps_id)
+        self._servers.append(ScriptedPs(self, ps_id))
+        return self._servers[-1]
 
     def _has_pod(self, role: str) -> bool:
         return any(pod.name == f"elasticdl-digits-{role}" for pod in self.cluster.list())
@@ -271,6 +277,10 @@ class ScriptedPs(pb_grpc.ParameterServerServicer):
 
     def apply(self, lease: pb.Lease, n: int) -> None:
         self.applied.setdefault((lease.epoch, lease.task), set()).add(n)
+
+    def leave(self) -> None:
+        """The pod is gone, as when the job is over."""
+        self.job.cluster.delete(f"elasticdl-digits-ps-{self.id}")
 
     def _set(self) -> pb.AppliedSet:
         return applied_set(self.applied)

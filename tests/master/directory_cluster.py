@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import uuid
@@ -41,9 +42,11 @@ class DirectoryCluster:
         (self._directory / f"{name}.pod").unlink(missing_ok=True)
 
     def list(self) -> list[Pod]:
-        paths = sorted(self._directory.glob("*.pod"))
-        texts = [path.read_text() for path in paths if path.exists()]
-        return [pod_from_message(json.loads(text)) for text in texts]
+        pods = []
+        for path in sorted(self._directory.glob("*.pod")):
+            with contextlib.suppress(FileNotFoundError):  # deleted by another process just now
+                pods.append(pod_from_message(json.loads(path.read_text())))
+        return pods
 
     def watch(self) -> Iterator[PodEvent]:
         known: dict[str, Pod] = {}

@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+BREAKS = pytest.mark.parametrize(
+    ("broken", "mended", "message"),
+    [("size=64k", "size=64m", "No space left on device"), ("ro", "rw,size=64m", "Read-only file system")],
+    ids=["full", "read-only"],
+)  # how such a file system is mounted anew, and what is said of it in between
+
 
 @contextlib.contextmanager
 def small_disk(path: Path, size_kib: int) -> Iterator[Path]:

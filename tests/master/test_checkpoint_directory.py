@@ -141,6 +141,7 @@ def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_the_job_goes_on(t
             wait_until(lambda: "Checkpoint of version 2 saved" in job.log(), "the first checkpoint")
             ps.part = bytes(1_000_000)
             worker.train_all(ps.apply)
+            ps.leave()
             assert job.wait() == 0, job.log()
             log = job.log()
             assert "No space left on device" in log

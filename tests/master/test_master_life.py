@@ -34,7 +34,7 @@ def test_a_job_runs_from_its_first_worker_to_exit_code_0(tmp_path: Path) -> None
         status = job.status()
         assert (status.phase, status.exit_code, status.records_done) == (JobPhase.SUCCEEDED, 0, 128)
         assert [str(one) for one in status.coverage] == ["records 64, committed 64, repeated 0, lost 0"] * 2
-        log = job.log()
+        log = (job.path / "master.log").read_text()
         for line in ("Starting epoch 1", "Starting epoch 2", "completed, 0 remaining tasks", "--minibatch_size=8"):
             assert line in log, log
 
@@ -47,6 +47,7 @@ def test_a_job_with_a_parameter_server_is_covered_and_checkpointed(tmp_path: Pat
         assert worker.report_model(optimizer="{}").accepted
         wait_until(lambda: worker.register().partition.version > 0, "the partition")
         worker.train_all(ps.apply)
+        ps.leave()
         assert job.wait() == 0, job.log()
         assert "records 64, committed 64, repeated 0, lost 0" in job.log()
         kept = sorted((tmp_path / "checkpoints").iterdir())

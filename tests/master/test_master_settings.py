@@ -31,6 +31,12 @@ def test_every_flag_that_differs_is_named() -> None:
         check_fixed_flags(fixed_flags(SPEC), dataclasses.replace(SPEC, seed=1, training_data="/e"))
 
 
+def test_what_changes_the_records_of_a_minibatch_is_fixed() -> None:
+    for name, value in {"shuffle": True, "records_per_shard": 7, "data_reader_params": "key=id"}.items():
+        with pytest.raises(JobError, match=f"--{name}="):
+            check_fixed_flags(fixed_flags(SPEC), dataclasses.replace(SPEC, **{name: value}))  # type: ignore[arg-type]
+
+
 def test_the_core_is_told_the_policy_and_the_servers() -> None:
     settings = settings_of(dataclasses.replace(SPEC, nan_policy="skip"))
     assert (settings.num_ps, settings.nan_policy) == (2, "skip")

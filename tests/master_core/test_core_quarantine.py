@@ -6,7 +6,7 @@ import pytest
 from core_script import Like, Script, everything, running
 
 from elasticdl.master.core import commands as c
-from elasticdl.master.core.values import Lease
+from elasticdl.master.core.values import Array, Lease, MetricState
 
 pytestmark = pytest.mark.ci
 
@@ -50,6 +50,40 @@ def test_a_quarantine_is_journalled_before_it_is_answered_and_is_no_failure_of_t
     assert script.job._work.tasks.quarantined() == [(lease.shard.name, lease.shard.start)]
 
 
+def evaluated_with_a_bad_record(script: Script) -> list[Lease]:
+    """One worker works off a round, and reports record 3 of the validation data when it meets it."""
+    finished = []
+    while not (lease := script.lease()).merged:
+        if lease.shard.start <= 3 < lease.shard.end and 3 not in lease.excluded:
+            script.fail(lease, bad=(3,))
+        else:
+            script.evaluated(lease, MetricState("accuracy", (Array((1,), bytes(8)),)))
+            finished.append(lease)
+    script.evaluated(lease, accuracy=0.5)
+    return finished
+
+
+def test_a_bad_record_of_the_validation_data_is_set_aside_in_all_evaluations() -> None:
+    script = running(has_validation_data=True, max_bad_records=1, max_task_failures=1, evaluation_steps=2)
+    rounds = []
+    for _ in range(2):
+        script.finish(script.lease())
+        rounds.append(evaluated_with_a_bad_record(script))
+    assert [[(lease.shard.start, lease.excluded) for lease in done] for done in rounds] == 2 * [[(0, (3,)), (20, ())]]
+    script.restart_master()
+    assert script.job._work.evaluations.quarantined() == [("validation", 3)]
+
+
+def test_records_that_are_set_aside_are_counted_once_in_both_kinds_of_data() -> None:
+    script = running(has_validation_data=True, max_bad_records=1, max_task_failures=1)
+    train_with_a_bad_record(script)
+    script.sets_are_read(everything(script))
+    lease = script.lease()
+    assert lease.shard.name == "validation"
+    script.fail(lease, error="ValueError: bad", bad=(lease.shard.start,))
+    assert script.job.status().phase == "Failed"
+
+
 def test_one_bad_record_too_many_is_a_failure_of_the_task() -> None:
     script = running(max_bad_records=1, max_task_failures=1)
     lease = script.lease()
@@ -65,3 +99,11 @@ def test_a_task_that_the_model_holds_in_part_stays_as_it_is() -> None:
     script.fail(lease, bad=(lease.shard.start,))
     again = script.lease()
     assert (again.task, again.excluded) == (lease.task, ())
+
+
+def test_a_record_that_cannot_be_set_aside_is_a_failure_of_the_task() -> None:
+    script = running(max_bad_records=5, max_task_failures=1)
+    lease = script.lease()
+    script.progress(lease, 0)
+    script.fail(lease, bad=(lease.shard.start,))
+    assert script.job.status().phase == "Failed"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from core_simulation import SimWorker, World
-from hypothesis import HealthCheck, given, settings
+from core_simulation import SimJob
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedules import UNHURRIED, Schedule, check_coverage, happen, play, schedules_of
 
 from elasticdl.master.core.settings import JobSettings, NanPolicy
 from elasticdl.master.core.values import Lease, Phase, Role, Shard, TaskType
@@ -39,96 +38,53 @@ ACTIONS = [
 ]
 
 
-def act(world: World, action: str, pick: int) -> None:
+def act(job: SimJob, action: str, pick: int) -> None:
     """One thing happens."""
-    living = world.living()
-    worker: SimWorker | None = living[pick % len(living)] if living else None
     match action:
-        case "start pod":
-            world.start_pod(pick)
-        case "shell" | "shell fails":
-            world.shell_work(pick, fail=action == "shell fails")
-        case "deliver" | "deliver again":
-            world.deliver(pick, again=action == "deliver again")
-        case "second":
-            world.pass_time(1)
-        case "long time":
-            world.pass_time(5 + pick % 90)
-        case "restart master":
-            world.restart_master()
+        case "shell fails":
+            job.shell_work(pick, fail=True)
         case "kill ps":
-            servers = [pod for pod in world.pods.values() if pod.role is Role.PS and pod.phase is Phase.RUNNING]
-            if servers and world.losses < 4:
-                world.end_pod(servers[pick % len(servers)], "Killed")
+            servers = [pod for pod in job.pods.values() if pod.role is Role.PS and pod.phase is Phase.RUNNING]
+            if servers and job.losses < 4:
+                job.end_pod(servers[pick % len(servers)], "Killed")
         case "ps leaves":
-            if world.ps and world.losses < 4:
-                world.leave_ps(list(world.ps.values())[pick % len(world.ps)])
+            if job.ps and job.losses < 4:
+                job.leave_ps(list(job.ps.values())[pick % len(job.ps)])
         case "blocked":
-            world.block(pick)
+            job.block(pick)
         case "node lost" | "out of memory":
-            pods = [pod for pod in world.pods.values() if pod.phase is Phase.RUNNING]
-            if pods and world.losses < 4:
-                world.end_pod(pods[pick % len(pods)], "NodeLost" if action == "node lost" else "OOMKilled")
-        case _ if worker is None:
-            pass
-        case "request":
-            world.request(worker)
-        case "step":
-            world.step(worker, pick)
-        case "kill worker":
-            world.end_pod(worker.pod, ("Killed", "Preempted", "Evicted")[pick % 3])
-        case "worker fails":
-            if pick % 8 == 0:
-                world.end_pod(worker.pod, "Error")
-        case "worker leaves":
-            world.leave(worker)
-        case "stop worker":
-            worker.is_stopped = True
-        case "continue worker":
-            for one in living:
-                one.is_stopped = one.is_leaving
+            pods = [pod for pod in job.pods.values() if pod.phase is Phase.RUNNING]
+            if pods and job.losses < 4:
+                job.end_pod(pods[pick % len(pods)], "NodeLost" if action == "node lost" else "OOMKilled")
+        case _:
+            happen(job, action, pick)
 
 
-def play(job: JobSettings, schedule: list[tuple[str, int]], filtered: bool, bad: frozenset[int]) -> None:
-    """Lets everything happen, then lets the job end, and looks at what the model holds.
+def check(job_settings: JobSettings, schedule: Schedule, filtered: bool, bad: frozenset[int]) -> None:
+    """Lets everything happen, and looks at what the model holds.
 
     Args:
-        job: what is run.
+        job_settings: of what is run.
         schedule: what happens to it.
         filtered: tasks have fewer minibatches than their records would make.
         bad: the gradients of these minibatches, counted over epochs and tasks in turn, are not finite.
     """
-    world = World(
-        job,
+    job = SimJob(
+        job_settings,
         SHARDS,
         (lambda task: task % 3) if filtered else None,
         lambda epoch, task, n: 12 * epoch + 2 * task + n in bad,
     )
-    for action, pick in schedule:
-        if world.end is not None:
-            break
-        act(world, action, pick)
-    if world.end is None:
-        world.drain()
-    assert world.end is not None
-    assert world.end.exit_code == 0, world.end
-    epochs = max(1, job.num_epochs)
-    lines = [line for line in world.log if line.startswith("Epoch") and "records" in line]
-    for epoch in range(1, epochs + 1):
-        newest = [line for line in lines if line.startswith(f"Epoch {epoch}:")][-1]
-        skipped = records_of_bad(world, epoch - 1)
-        end = f", skipped {skipped}" if skipped else ""
-        assert newest == f"Epoch {epoch}: records {RECORDS}, committed {RECORDS - skipped}, repeated 0, lost 0{end}", (
-            lines
-        )
-    if not world.losses:
-        assert not any("open again" in line for line in world.log)
-    for server in world.ps.values():
+    play(job, schedule, act)
+    for epoch in range(max(1, job_settings.num_epochs)):
+        check_coverage(job, epoch, RECORDS, records_of_bad(job, epoch))
+    if not job.losses:
+        assert not any("open again" in line for line in job.log)
+    for server in job.ps.values():
         assert server.num_applies == sum(len(names) for names in server.names.values())
-    assert any(re.match(r"Evaluation metrics\[step=\d+\]: ", line) for line in world.log)
 
 
-def records_of_bad(world: World, epoch: int) -> int:
+def records_of_bad(world: SimJob, epoch: int) -> int:
     """Records of the minibatches of an epoch whose gradients are not finite."""
     total = 0
     for task, shard in enumerate(world.job._work.tasks.slices):
@@ -155,19 +111,16 @@ JOBS = st.builds(
     nan_policy=st.just(NanPolicy.SKIP),
 )
 BAD = st.frozensets(st.integers(0, 35), max_size=8)
-SCHEDULES = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), min_size=60, max_size=400)
-UNHURRIED = settings(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], derandomize=True
-)
+SCHEDULES = schedules_of(ACTIONS)
 
 
 @pytest.mark.ci
 @settings(UNHURRIED, max_examples=150)
 @given(job=JOBS, schedule=SCHEDULES, filtered=st.booleans(), bad=BAD)
 def test_whatever_happens_every_record_is_committed_exactly_once(
-    job: JobSettings, schedule: list[tuple[str, int]], filtered: bool, bad: frozenset[int]
+    job: JobSettings, schedule: Schedule, filtered: bool, bad: frozenset[int]
 ) -> None:
-    play(job, schedule, filtered, bad)
+    check(job, schedule, filtered, bad)
 
 
 @pytest.mark.full
@@ -175,6 +128,6 @@ def test_whatever_happens_every_record_is_committed_exactly_once(
 @settings(UNHURRIED, max_examples=3000, derandomize=False)
 @given(job=JOBS, schedule=SCHEDULES, filtered=st.booleans(), bad=BAD)
 def test_whatever_happens_for_long_every_record_is_committed_exactly_once(
-    job: JobSettings, schedule: list[tuple[str, int]], filtered: bool, bad: frozenset[int]
+    job: JobSettings, schedule: Schedule, filtered: bool, bad: frozenset[int]
 ) -> None:
-    play(job, schedule, filtered, bad)
+    check(job, schedule, filtered, bad)

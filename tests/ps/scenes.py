@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
 from elasticdl.ps.client import PsClient, Pull, Push
 from elasticdl.ps.partition import even_buckets
-from elasticdl.ps.service import PsService, register_service
+from elasticdl.ps.service import PsService, register_service, serve_tensors
 from elasticdl.ps.settings import Updates
 from elasticdl.ps.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -84,8 +85,10 @@ def ps_cluster(num_ps: int, initialize: bool = True, updates: Updates | None = N
     partition = pb.Partition(version=1)
     for service in services:
         service.incarnation = 10 + service.ps_id
-        server, port = serve(lambda s, it=service: register_service(s, it, lambda: None), "127.0.0.1", 0, TOKEN, 8)
-        servers.append(server)
+        tensors = serve_tensors(service, "127.0.0.1", TOKEN, lambda: None)
+        register = partial(register_service, service=service, on_damage=lambda: None, tensor_address=tensors.address)
+        server, port = serve(register, "127.0.0.1", 0, TOKEN, 8)
+        servers.append((server, tensors))
         partition.ps.add(ps_id=service.ps_id, address=f"127.0.0.1:{port}", incarnation=service.incarnation)
     client = PsClient(partition, LAYOUT, TOKEN, timeout_s=20)
     if initialize:
@@ -94,8 +97,9 @@ def ps_cluster(num_ps: int, initialize: bool = True, updates: Updates | None = N
         yield Cluster(services, partition, client)
     finally:
         client.close()
-        for server in servers:
+        for server, tensors in servers:
             server.stop(None).wait()
+            tensors.close()
 
 
 def assert_same_model(one: PsClient, other: PsClient) -> None:

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
 from elasticdl.kernels import _native
+from elasticdl.ps import tensor_sockets
 from elasticdl.ps.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
 from elasticdl.ps.connection import PsConnection
 from elasticdl.ps.lookups import Lookup, Lookups
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.frames import Frame, encode
+from elasticdl.rpc.frames import MAGIC, WIRE_VERSION, Frame, encode
 from elasticdl.rpc.servers import raw_handlers
 from elasticdl_client.errors import JobError
 from tests.ps.scenes import (
@@ -329,6 +330,15 @@ def test_a_reply_that_is_damaged_on_the_way_is_asked_for_again() -> None:
         client.close()
         server.stop(None).wait()
         assert cluster.client.exchange(make_push(0), whole_pull()).repeated_push == (True,)
+
+
+def test_a_worker_of_another_version_is_told_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ps_cluster(1) as cluster:
+        with monkeypatch.context() as newer:
+            newer.setattr(tensor_sockets, "MAGIC", MAGIC + (1 << 24))  # a later worker's frames
+            with pytest.raises(JobError, match=f"version {WIRE_VERSION + 1} of the wire, .* version {WIRE_VERSION}:"):
+                cluster.client.exchange(make_push(0), whole_pull())
+        assert cluster.client.exchange(make_push(0), whole_pull()).repeated_push == (False,)
 
 
 def test_tables_with_equal_ids_and_the_push_after_the_pull_share_their_unique_ids() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.frameworks.framework import Table
+from elasticdl.frameworks.framework import Floats, Table
 from elasticdl.ps.client import PsClient, PsUnavailable
 from elasticdl.ps.load import staleness_bin
 from elasticdl.ps.model import ModelPart
@@ -302,6 +302,26 @@ def test_another_jobs_values_are_trained_on_by_this_jobs_optimizer() -> None:
     adopted.close()
     after.push(reals(0))
     assert [name.n for name in after.names(0)] == [0]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("optimizer", "is_as_before"), [("", True), (OPTIMIZERS["momentum"], False)])
+def test_rows_that_were_never_trained_are_read_as_they_were(optimizer: str, is_as_before: bool) -> None:
+    def row(fleet: Fleet) -> Floats:
+        pull = PullCall(pb.Pull(tables=["deep"], read_only=True), (("deep", np.array([7], np.int64)),))
+        return fleet.states[0].exchange(ExchangeCall(0, None, pull)).arrays[0]
+
+    before, after = Fleet.begin(1, initialized=False), Fleet.begin(1, initialized=False)
+    for fleet, trained_by, seed in ((before, OPTIMIZERS["adam"], 1), (after, optimizer, 2)):
+        call = fleet.initialize_call(0, trained_by)
+        call.header.seed = seed
+        call.header.tables[0].initializer = config("RandomUniform", minval=-1, maxval=1, seed=None)
+        if fleet is after:
+            snapshot = before.states[0].snapshot()
+            assert snapshot is not None
+            after.states[0].restore(snapshot, parameters_only=True)
+        fleet.states[0].initialize(call)
+    assert np.array_equal(row(after), row(before)) == is_as_before
 
 
 @pytest.mark.ci

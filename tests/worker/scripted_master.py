@@ -16,6 +16,12 @@ from elasticdl.rpc.servers import serve
 TOKEN = "a token of the tests"
 
 
+def before_the_deadline(context: grpc.ServicerContext) -> float:
+    """Seconds for which a call may wait so that its answer is still heard."""
+    left: float = context.time_remaining()
+    return max(0.0, left - 0.5)
+
+
 class ScriptedMaster(pb_grpc.MasterServicer):
     """Grants the given leases in order, then says that the job is over, or lets workers wait."""
 
@@ -30,7 +36,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self._ends = ends
         self._stopped = threading.Event()
         self._server, self.port = serve(
-            lambda server: pb_grpc.add_MasterServicer_to_server(self, server), "127.0.0.1", port, TOKEN, 8
+            lambda server: pb_grpc.add_MasterServicer_to_server(self, server), "127.0.0.1", port, TOKEN, 16
         )
 
     @property
@@ -67,7 +73,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         if self.leases:
             return pb.LeaseReply(lease=self.leases.popleft())
         if not self._ends:
-            self._stopped.wait(context.time_remaining())
+            self._stopped.wait(before_the_deadline(context))
             return pb.LeaseReply(wait=True)
         return pb.LeaseReply(end=True)
 
@@ -80,6 +86,15 @@ class ScriptedMaster(pb_grpc.MasterServicer):
 
     def FinishTask(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("FinishTask", request)
+
+    def ReportModel(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        return self._note("ReportModel", request)
+
+    def ReportSession(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        return self._note("ReportSession", request)
+
+    def ReportMetrics(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        return self._note("ReportMetrics", request)
 
     def ConfirmLease(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("ConfirmLease", request)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elasticdl.frameworks.framework import Table, TableRows
+from elasticdl.frameworks.framework import InitialRow, Table, TableRows
 from elasticdl.worker.export_plan import ExportPlan, announce_export, needed_bytes, plan_export
 from elasticdl.worker.export_stream import ExportReader, ExportWriter, StreamEnded
 from elasticdl.worker.memory import available_bytes
@@ -108,7 +108,8 @@ def test_what_is_written_to_the_stream_is_read_from_it() -> None:
     writer.message(path="somewhere")
     writer.array(values)
     writer.array(values[:0])
-    writer.table(TableRows("deep", 3, 2, iter(chunks)))
+    drawn = InitialRow("uniform", 2**64 - 1, -0.05, 0.05)
+    writer.table(TableRows("deep", 3, 2, iter(chunks), drawn))
     writer.table(TableRows("empty", 1, 0, iter(())))
     writer.end()
 
@@ -116,8 +117,13 @@ def test_what_is_written_to_the_stream_is_read_from_it() -> None:
     assert reader.message() == {"path": "somewhere"}
     np.testing.assert_array_equal(reader.floats(6), values)
     assert reader.floats(0).size == 0
-    found = [(t.name, t.dim, t.num_rows, [(i.tolist(), r.tolist()) for i, r in t.chunks]) for t in reader.tables()]
-    assert found == [("deep", 3, 2, [([3, -1], [[0, 1, 2], [3, 4, 5]])]), ("empty", 1, 0, [])]
+    found = [
+        (t.name, t.dim, t.num_rows, [(i.tolist(), r.tolist()) for i, r in t.chunks], t.initial) for t in reader.tables()
+    ]
+    assert found == [
+        ("deep", 3, 2, [([3, -1], [[0, 1, 2], [3, 4, 5]])], drawn),
+        ("empty", 1, 0, [], InitialRow()),
+    ]
 
     cut = ExportReader(io.BytesIO(pipe.getvalue()[:-3]))
     cut.message()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 
-from elasticdl.data.reader import Metadata, Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import connect
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
@@ -16,7 +20,10 @@ from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.errors import JobError
+from tests.worker.counting import Numbers
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
+
+AWAY_S = 2.0  # long enough that gRPC pauses between two attempts to connect
 
 
 def lease(number: int, task_type: pb.TaskType = pb.TRAINING, epoch: int = 0) -> pb.Lease:
@@ -28,19 +35,6 @@ def link(master: ScriptedMaster, token: str = TOKEN, timeout_s: float = 20.0) ->
     return MasterLink(master.address, token, 3, "pod", ActivityClock(), timeout_s)
 
 
-class Numbers:
-    """A reader whose records are their own numbers."""
-
-    def shards(self) -> list[Shard]:
-        return [Shard("s", 0, 1000)]
-
-    def read(self, shard: Shard) -> list[bytes]:
-        return [str(number).encode() for number in range(shard.start, shard.end)]
-
-    def metadata(self) -> Metadata:
-        return Metadata()
-
-
 def stream(to: MasterLink, begun: list[int], shuffle: bool = False) -> TaskStream:
     def begin(held: HeldLease) -> None:
         begun.append(held.id)
@@ -50,7 +44,7 @@ def stream(to: MasterLink, begun: list[int], shuffle: bool = False) -> TaskStrea
 
 @pytest.fixture
 def master() -> Iterator[ScriptedMaster]:
-    scripted = ScriptedMaster(lease(0), lease(1), lease(0, pb.EVALUATION), lease(2))
+    scripted = ScriptedMaster(lease(0), lease(1), lease(3, pb.EVALUATION), lease(2))
     yield scripted
     scripted.stop()
 
@@ -85,6 +79,25 @@ def test_a_report_waits_for_the_masters_next_life(master: ScriptedMaster) -> Non
         assert [report.num_minibatches for report in next_life.hears("FinishTask")] == [1]
     finally:
         next_life.stop()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("call", "method", "limit_s"), [(["lease"], "RequestLease", 1.5), ([], "Heartbeat", 2.5)])
+def test_the_masters_next_life_is_found_at_once(call: list[str], method: str, limit_s: float) -> None:
+    master = ScriptedMaster(ends=False)
+    argv = [sys.executable, "-m", "tests.worker.lone_link", master.address, *call]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as worker:
+        try:
+            master.hears(method)
+            master.stop()
+            threading.Event().wait(AWAY_S)
+            next_life = ScriptedMaster(port=master.port, ends=False)
+            try:
+                next_life.hears(method, timeout_s=limit_s)
+            finally:
+                next_life.stop()
+        finally:
+            worker.kill()
 
 
 @pytest.mark.ci
@@ -161,3 +174,33 @@ def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:
     reporter.committed(held.id, 0, 0.1)
     reporter.drain()
     assert held.revoked
+
+
+@pytest.mark.ci
+def test_a_new_channel_is_not_held_back_by_one_to_a_server_that_had_the_same_port(master: ScriptedMaster) -> None:
+    old = pb_grpc.MasterStub(connect(master.address, TOKEN))
+    master.stop()
+    with pytest.raises(grpc.RpcError):
+        old.Heartbeat(pb.HeartbeatRequest(), timeout=AWAY_S, wait_for_ready=True)
+    successor = ScriptedMaster(port=master.port)
+    new = pb_grpc.MasterStub(connect(successor.address, TOKEN))
+    assert new.Heartbeat(pb.HeartbeatRequest(), timeout=20).known
+    successor.stop()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("method", "tell"),
+    [
+        ("ReportModel", lambda worker: worker.report_model(pb.ModelReport())),
+        ("ReportSession", lambda worker: worker.report_session(pb.SAVED)),
+        ("ReportMetrics", lambda worker: worker.report_metrics(1, {"accuracy": 0.5})),
+    ],
+)
+def test_a_master_that_began_anew_hears_of_the_worker_and_then_what_it_has_to_say(
+    master: ScriptedMaster, method: str, tell: Callable[[MasterLink], pb.Ack]
+) -> None:
+    master.accepts = False
+    master.on_call = lambda called: setattr(master, "accepts", master.accepts or called == "RegisterWorker")
+    assert tell(link(master)).accepted
+    assert [called for called, _ in master.told] == [method, "RegisterWorker", method]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import signal
 import subprocess
 import threading
@@ -236,6 +238,27 @@ def test_a_lost_lease_ends_the_waiting_for_a_ps() -> None:
             worker.train(held, 6)
 
 
+class Said(logging.Handler):
+    """Hears of a line of a module's log."""
+
+    def __init__(self, logger: str, text: str) -> None:
+        super().__init__()
+        self.event = threading.Event()
+        self._logger = logging.getLogger(logger)
+        self._text = text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage():
+            self.event.set()
+
+    def __enter__(self) -> threading.Event:
+        self._logger.addHandler(self)
+        return self.event
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+
+
 def test_a_stopped_ps_gets_its_push_again_when_it_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     master = OnePsMaster()
@@ -249,9 +272,10 @@ def test_a_stopped_ps_gets_its_push_again_when_it_goes_on(tmp_path: Path, caplog
             held = worker.hold(0, 1)
             worker.train(held, 2)
             process.send_signal(signal.SIGSTOP)
-            with ThreadPoolExecutor(1) as threads:
+            os.waitpid(process.pid, os.WUNTRACED)  # some of its threads may have gone on
+            with ThreadPoolExecutor(1) as threads, Said("elasticdl.worker", "Waiting for PS 0") as said:
                 waiting = threads.submit(worker.session.exchange, held, push_of(0, 2, 1), None)
-                _wait_for_line(caplog, "Waiting for PS 0")
+                assert said.wait(30)
                 process.send_signal(signal.SIGCONT)
                 waiting.result(timeout=30)
             check = worker.session.on_ps(held, lambda ps: ps.standing(1, 0, 0))
@@ -261,14 +285,6 @@ def test_a_stopped_ps_gets_its_push_again_when_it_goes_on(tmp_path: Path, caplog
             np.testing.assert_allclose(pulled.parameters.non_trainable[:4], [1, 1, 1, 0])
         finally:
             _end(process)
-
-
-def _wait_for_line(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    for _ in range(600):
-        if text in caplog.text:
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError(caplog.text)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
-from elasticdl.worker.quarantine import BadRecords, inspected
+from elasticdl.worker.quarantine import BadRecords, Quarantine, inspected
 
 pytestmark = pytest.mark.ci
 
@@ -32,7 +35,7 @@ def test_exactly_the_bad_records_are_found(bad: list[bool]) -> None:
     task = TaskRecords(1, 0, [b"bad" if one else b"good" for one in bad])
     found: list[int] = []
     try:
-        assert inspected(Picky(), Mode.TRAINING, task, limit=100)[-1].end  # type: ignore[arg-type]
+        assert inspected(Picky(), Mode.TRAINING, task, Quarantine(100))[-1].end  # type: ignore[arg-type]
     except BadRecords as error:
         found.extend(error.positions)
     assert found == [i for i, one in enumerate(bad) if one]
@@ -41,5 +44,27 @@ def test_exactly_the_bad_records_are_found(bad: list[bool]) -> None:
 def test_the_search_ends_one_beyond_the_limit() -> None:
     task = TaskRecords(1, 0, [b"bad"] * 64)
     with pytest.raises(BadRecords) as found:
-        inspected(Picky(), Mode.TRAINING, task, limit=2)  # type: ignore[arg-type]
+        inspected(Picky(), Mode.TRAINING, task, Quarantine(2))  # type: ignore[arg-type]
     assert list(found.value.positions) == [0, 1, 2]
+
+
+def test_bad_records_and_their_errors_are_written_once_however_often_they_are_found(tmp_path: Path) -> None:
+    records = [b"good", b"bad", b"good", b"good", b"good", b"bad"]
+    task = TaskRecords(1, 0, records, "/data/part-0", numbers=[40, 44, 41, 43, 42, 45])
+    for _ in range(2):
+        with pytest.raises(BadRecords):
+            inspected(Picky(), Mode.TRAINING, task, Quarantine(5, tmp_path / "bad"))  # type: ignore[arg-type]
+    (file,) = (tmp_path / "bad").iterdir()
+    assert file.name.startswith("part-0-")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["shard"], line["record"]) for line in lines] == [("/data/part-0", 44), ("/data/part-0", 45)]
+    assert [base64.b64decode(line["base64"]) for line in lines] == [b"bad", b"bad"]
+    assert all("a bad record" in line["error"] for line in lines)
+
+
+def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    task = TaskRecords(1, 0, [b"good", b"bad"], "/data/part-0", numbers=[0, 1])
+    with pytest.raises(BadRecords) as found:
+        inspected(Picky(), Mode.TRAINING, task, Quarantine(5, tmp_path / "file"))  # type: ignore[arg-type]
+    assert list(found.value.positions) == [1]

@@ -93,16 +93,21 @@ def test_a_round_does_not_wait_for_more_workers_than_there_are() -> None:
         check_all_applied(job, {0, 1, 2})
 
 
+def train_overtaken(worker: Worker, other: Worker) -> None:
+    """While one computes the second of three minibatches, the other closes a round."""
+
+    def overtake(batch: Batch) -> None:
+        if batch.n == 1 and not other.committed:
+            other.train(other.hold(1, 2), 1)
+
+    worker.framework.before = overtake
+    worker.train(worker.hold(0, 1), 3)
+
+
 def test_a_late_gradient_is_refused_and_computed_again() -> None:
     with ps_job(2, rounds_of(1)) as job:
         worker, other = Worker(job), Worker(job)
-
-        def overtake(batch: Batch) -> None:
-            if batch.n == 1 and not other.committed:
-                other.train(other.hold(1, 2), 1)
-
-        worker.framework.before = overtake
-        worker.train(worker.hold(0, 1), 3)
+        train_overtaken(worker, other)
         assert worker.computed() == [0, 1, 1, 2]
         assert [seen[name_of(1, 0)] for _, _, _, seen in worker.framework.computed] == [0, 0, 1, 1]
         assert len({seed for _, n, seed, _ in worker.framework.computed if n == 1}) == 1
@@ -114,13 +119,7 @@ def test_a_late_gradient_is_refused_and_computed_again() -> None:
 def test_a_tolerated_late_gradient_is_taken() -> None:
     with ps_job(2, rounds_of(1, tolerance=1)) as job:
         worker, other = Worker(job), Worker(job)
-
-        def overtake(batch: Batch) -> None:
-            if batch.n == 1 and not other.committed:
-                other.train(other.hold(1, 2), 1)
-
-        worker.framework.before = overtake
-        worker.train(worker.hold(0, 1), 3)
+        train_overtaken(worker, other)
         assert worker.computed() == [0, 1, 2]
         check_all_applied(job, {0, 1, 2, name_of(1, 0)})
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from elasticdl.data.reader import Metadata, Shard
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
@@ -15,10 +14,12 @@ from elasticdl.worker.batches import NotFinite, TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Commit
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
+from tests.worker.counting import Numbers
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
 pytestmark = pytest.mark.ci
@@ -31,19 +32,6 @@ class OneByOne:
         for task in tasks:
             yield from (Batch(task.lease, n, size=1) for n in range(len(task.records)))
             yield Batch(task.lease, len(task.records), end=True)
-
-
-class Numbers:
-    """A reader."""
-
-    def shards(self) -> list[Shard]:
-        return [Shard("s", 0, 1000)]
-
-    def read(self, shard: Shard) -> list[bytes]:
-        return [str(number).encode() for number in range(shard.start, shard.end)]
-
-    def metadata(self) -> Metadata:
-        return Metadata()
 
 
 class Diverging:
@@ -69,7 +57,9 @@ def test_what_is_not_finite_is_told_and_the_lease_given_up() -> None:
     framework: Any = OneByOne()
     exporter: Any = None
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
-    loop = WorkerLoop(link, tasks, framework, strategy, Reporter(link, 10), clock, exporter, 0, Termination(clock))
+    loop = WorkerLoop(
+        link, tasks, framework, strategy, Reporter(link, 10), clock, exporter, Quarantine(), Termination(clock)
+    )
     loop.run()
     reports = master.hears("ReportProgress", times=2)
     assert [n for report in reports[:-1] for n in report.committed] == [0, 1]

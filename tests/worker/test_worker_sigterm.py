@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,19 +29,14 @@ def lease(number: int = 0, num_minibatches: int = 4) -> pb.Lease:
     return pb.Lease(id=100 + number, type=pb.TRAINING, epoch=0, task=number, shard=shard)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
-
-
 class Life:
-    """A worker process and its master."""
+    """A worker process and its master; a stepwise one listens to the pipe `go`."""
 
     def __init__(self, directory: Path, master: ScriptedMaster, *command: str) -> None:
-        self.directory = directory
         self.master = master
+        self.output = ""
+        os.mkfifo(directory / "go")
+        self._pipe = os.open(directory / "go", os.O_RDWR)
         token = directory / "token"
         token.write_text(TOKEN)
         environment = {"MASTER_ADDR": master.address, "WORKER_ID": "0", "ELASTICDL_TOKEN_FILE": str(token)}
@@ -53,19 +49,41 @@ class Life:
             text=True,
         )
 
-    def computes(self, minibatch: int) -> bool:
-        return (self.directory / f"computing-{minibatch}").exists()
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        os.close(self._pipe)
 
-    def go(self, minibatch: int) -> None:
-        (self.directory / f"go-{minibatch}").touch()
+    def go(self, *minibatches: int) -> None:
+        """Lets it compute these, in this order."""
+        os.write(self._pipe, "".join(f"{minibatch}\n" for minibatch in minibatches).encode())
+
+    def until(self, text: str) -> None:
+        """Reads what the worker prints until a line has this."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if text in line:
+                return
+        raise AssertionError(self.output)
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM in the middle of a minibatch, which ends only when it may."""
+        self.process.terminate()
+        self.until("leaves after the present minibatch")
+
+    def end(self) -> float:
+        """Waits for the end that SIGTERM brings; how many seconds."""
+        began_at = time.monotonic()
+        assert self.process.stdout is not None
+        self.output += self.process.stdout.read()
+        assert self.process.wait(60) == 143, self.output
+        return time.monotonic() - began_at
 
     def leave(self) -> float:
         """SIGTERM; seconds until the end."""
         self.process.terminate()
-        began_at = time.monotonic()
-        output, _ = self.process.communicate(timeout=60)
-        assert self.process.returncode == 143, output
-        return time.monotonic() - began_at
+        return self.end()
 
     def farewells(self) -> list[pb.HeartbeatRequest]:
         return [request for name, request in self.master.told if name == "Heartbeat" and request.leaving]
@@ -87,32 +105,28 @@ def begin(stack: ExitStack, directory: Path, *leases: pb.Lease, ends: bool = Tru
     """A stepwise worker with these leases, then the end of the job, or a wait."""
     master = ScriptedMaster(*leases, ends=ends)
     stack.callback(master.stop)
-    life = Life(directory, master, "tests.worker.stepwise_worker", master.address, str(directory), f"{directory}/saved")
-    stack.callback(life.process.communicate)
-    stack.callback(life.process.kill)
+    arguments = (master.address, f"{directory}/go", f"{directory}/saved")
+    life = Life(directory, master, "tests.worker.stepwise_worker", *arguments)
+    stack.callback(life.stop)
     return life
 
 
 def saved_minibatches(directory: Path) -> list[int]:
     (manifest,) = directory.glob("saved/version-*/MANIFEST.json")
-    ((_, _, minibatches),) = json.loads(manifest.read_text())["applied"]
+    ((_, _, minibatches, _),) = json.loads(manifest.read_text())["applied"]
     return list(minibatches)
 
 
 def test_the_present_minibatch_is_finished_reported_and_saved_and_no_more(stack: ExitStack, tmp_path: Path) -> None:
     life = begin(stack, tmp_path, lease())
     life.go(0)
-    wait_until(lambda: life.computes(1))
-    life.process.terminate()
-    assert life.process.stdout is not None
-    assert any("leaves after the present minibatch" in line for line in life.process.stdout)
+    life.until("computing 1")
+    life.ask_to_leave()
     assert life.farewells() == []
-    for minibatch in (1, 2, 3):
-        life.go(minibatch)
-    life.process.communicate(timeout=60)
-    assert life.process.returncode == 143
+    life.go(1, 2, 3)
+    life.end()
     assert life.committed() == {0, 1}
-    assert not life.computes(2)
+    assert "computing 2" not in life.output
     assert not life.has_finished_a_task()
     (farewell,) = life.farewells()
     assert list(farewell.positions) == []
@@ -124,7 +138,7 @@ def test_the_present_minibatch_is_finished_reported_and_saved_and_no_more(stack:
 def test_a_minibatch_that_lasts_too_long_is_given_up_within_the_grace(stack: ExitStack, tmp_path: Path) -> None:
     life = begin(stack, tmp_path, lease())
     life.go(0)
-    wait_until(lambda: life.computes(1))
+    life.until("computing 1")
     assert life.leave() < LIMIT_S + 1
     assert len(life.farewells()) == 1
     assert life.committed() == {0}
@@ -132,7 +146,7 @@ def test_a_minibatch_that_lasts_too_long_is_given_up_within_the_grace(stack: Exi
 
 def test_a_compilation_is_not_waited_for(stack: ExitStack, tmp_path: Path) -> None:
     life = begin(stack, tmp_path, lease())
-    wait_until(lambda: life.computes(0))
+    life.until("computing 0")
     assert life.leave() < 4
     assert len(life.farewells()) == 1
 
@@ -147,12 +161,13 @@ def test_a_worker_that_waits_for_a_task_leaves_at_once(stack: ExitStack, tmp_pat
 def test_a_master_that_is_away_is_told_nothing(stack: ExitStack, tmp_path: Path) -> None:
     life = begin(stack, tmp_path, lease())
     life.go(0)
-    wait_until(lambda: life.computes(1))
+    life.until("computing 1")
     life.master.hears("ReportProgress")
     life.master.stop()
+    life.ask_to_leave()
     life.go(1)
     assert life.leave() < LIMIT_S + 1
-    assert saved_minibatches(tmp_path) == [0, 1] or saved_minibatches(tmp_path) == [0, 1, 2]
+    assert saved_minibatches(tmp_path) == [0, 1]
 
 
 def test_a_worker_that_still_imports_ends_at_once(stack: ExitStack, tmp_path: Path) -> None:
@@ -160,15 +175,18 @@ def test_a_worker_that_still_imports_ends_at_once(stack: ExitStack, tmp_path: Pa
     stack.callback(master.stop)
     life = Life(tmp_path, master, "elasticdl.worker")
     status = Path(f"/proc/{life.process.pid}/status")
-    wait_until(lambda: bool(_caught(status) & 1 << 14))
+    deadline = time.monotonic() + 60
+    while not _catches_sigterm(status.read_text()):  # nobody tells
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
     assert life.leave() < 4
     assert master.told == []
 
 
-def _caught(status: Path) -> int:
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+def _catches_sigterm(status: str) -> bool:
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     assert found is not None
-    return int(found.group(1), 16)
+    return bool(int(found.group(1), 16) & 1 << (signal.SIGTERM - 1))
 
 
 def test_a_forked_child_of_user_code_ends_at_sigterm_without_its_worker(tmp_path: Path) -> None:

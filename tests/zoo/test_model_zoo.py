@@ -3,45 +3,64 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.data.example import encode_examples
+from elasticdl.data.datasets import cifar, criteo, imagenet
+from elasticdl.data.datasets.tables import CENSUS_COLUMNS, CENSUS_NUMERIC_COLUMNS, IRIS_COLUMNS
+from elasticdl.data.example import encode_example, encode_examples
 from elasticdl.data.factory import create_reader
 from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, RealJob
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_RECORDS = 70
-ZOO = {
-    "digits.digits_functional": "digits",
-    "mnist.mnist_functional_api": "mnist",
-    "mnist.mnist_sequential": "mnist",
-    "mnist.mnist_subclass": "mnist",
-    "deepfm.deepfm_functional_api": "frappe",
-    "deepfm.deepfm_edl_embedding": "frappe",
-    "deepfm.deepfm_large": "clicks",
+GENERATED = {"cifar10": cifar, "criteo": criteo, "imagenet": imagenet}
+ZOO = {  # module: data set, arguments of the model
+    "digits.digits_functional": ("digits", {}),
+    "mnist.mnist_functional_api": ("mnist", {}),
+    "mnist.mnist_sequential": ("mnist", {}),
+    "mnist.mnist_subclass": ("mnist", {}),
+    "deepfm.deepfm_functional_api": ("frappe", {}),
+    "deepfm.deepfm_edl_embedding": ("frappe", {}),
+    "deepfm.deepfm_subclass": ("frappe", {}),
+    "deepfm.deepfm_large": ("clicks", {}),
+    "cifar10.cifar10_functional_api": ("cifar10", {"width": 8, "dropout": 0.0}),
+    "census.census_wide_deep": ("census", {}),
+    "criteo.deepfm": ("criteo", {"max_bins": 1000}),
+    "iris.iris_dnn": ("iris", {}),
+}
+AT_LENGTH = {
+    "cifar10.cifar10_resnet20": ("cifar10", {"num_blocks": 1}),
+    "cifar10.cifar10_mobilenetv2": ("cifar10", {"width": 0.25}),
+    "imagenet.imagenet_resnet50": ("imagenet", {"num_classes": 8, "image_size": 32, "width": 0.125}),
+    "census.census_dnn": ("census", {}),
+    "criteo.wide_deep": ("criteo", {"max_bins": 1000}),
+    "criteo.dcn": ("criteo", {"max_bins": 1000}),
+    "criteo.xdeepfm": ("criteo", {"max_bins": 1000}),
 }
 
 
-@pytest.fixture
-def zoo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The zoo's modules by their names inside it."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(ROOT / "model_zoo"))
-    yield
-    for name in set(sys.modules) - before:
-        if name.split(".")[0] in ("digits", "mnist", "deepfm"):
-            del sys.modules[name]
+def census_record(random: np.random.Generator) -> bytes:
+    numbers = {name: float(random.integers(0, 90)) for name in CENSUS_NUMERIC_COLUMNS}
+    words = {name: str(random.choice(["Private", "Sales", "?"])) for name in set(CENSUS_COLUMNS) - set(numbers)}
+    return encode_example({**numbers, **words, "label": int(random.integers(0, 2))})
 
 
 def records_like(dataset: str) -> list[bytes]:
     random = np.random.default_rng(0)
+    if dataset in GENERATED:
+        return [record for block in GENERATED[dataset].generated(NUM_RECORDS, 1)[0].blocks for record in block]
+    if dataset == "census":
+        return [census_record(random) for _ in range(NUM_RECORDS)]
+    if dataset == "iris":
+        measures = {name: random.uniform(0, 5, NUM_RECORDS) for name in IRIS_COLUMNS}
+        return encode_examples({**measures, "label": random.integers(0, 3, NUM_RECORDS)})
     if dataset == "frappe":
         ids = random.integers(0, 5382, (NUM_RECORDS, 10))
         return encode_examples({"feature": ids, "label": random.integers(0, 2, NUM_RECORDS)})
@@ -57,19 +76,27 @@ def batches(module: ModuleType, records: list[bytes], mode: str, size: int) -> t
     return module.feed(tf.data.Dataset.from_tensor_slices(records), mode, None).batch(size)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("name", "dataset"), ZOO.items())
-def test_an_example_of_the_zoo_follows_the_contract(name: str, dataset: str, zoo: None) -> None:
+def examples() -> Iterator[object]:
+    for name, (dataset, params) in {**ZOO, **AT_LENGTH}.items():
+        marks = [pytest.mark.ci] if name in ZOO else [pytest.mark.ci, pytest.mark.full]
+        yield pytest.param(name, dataset, params, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "dataset", "params"), list(examples()))
+def test_an_example_of_the_zoo_follows_the_contract(
+    name: str, dataset: str, params: dict[str, object], zoo: None
+) -> None:
+    keras.utils.set_random_seed(0)
     module = importlib.import_module(name)
     records = records_like(dataset)
-    model = module.custom_model()
+    model = module.custom_model(**params)
     for mode in ("training", "evaluation"):
         sizes = [len(labels) for _, labels in batches(module, records, mode, 32)]
         assert sizes == [32, 32, 6]
     features, labels = next(iter(batches(module, records, "evaluation", 32)))
     (only_features,) = batches(module, records, "prediction", NUM_RECORDS)
     assert tf.nest.flatten(only_features)[0].shape[0] == NUM_RECORDS
-    assert module.loss(labels, model(features)).shape == ()
+    assert module.loss(labels, model(features)).shape in [(), (len(labels),)]
     model.compile(module.optimizer(), module.loss, metrics=list(module.eval_metrics_fn().values()))
     history = model.fit(batches(module, records, "training", 32), epochs=8, verbose=0)
     assert history.history["loss"][-1] < history.history["loss"][0]
@@ -100,3 +127,18 @@ def test_the_zoo_reaches_its_quality_in_plain_keras(job: RealJob, model_def: str
     by_name = dict(zip(["loss", *module.eval_metrics_fn()], values, strict=True))
     metric, least = job.quality
     assert by_name[metric] >= least
+
+
+@pytest.mark.ci
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("cifar10.cifar10_resnet20", 269_722),  # 0.27 million: table 6 of the paper
+        ("cifar10.cifar10_mobilenetv2", 2_236_682),  # the paper's, with ten classes
+        ("imagenet.imagenet_resnet50", 25_557_032),
+    ],
+)
+def test_a_network_of_a_paper_has_its_number_of_parameters(name: str, num_parameters: int, zoo: None) -> None:
+    model = importlib.import_module(name).custom_model()
+    assert sum(int(np.prod(weight.shape)) for weight in model.trainable_weights) == num_parameters

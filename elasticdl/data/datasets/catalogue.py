@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from elasticdl.data.datasets.cifar import cifar10
 from elasticdl.data.datasets.clicks import ClickLog
+from elasticdl.data.datasets.criteo import criteo
+from elasticdl.data.datasets.imagenet import imagenet
 from elasticdl.data.datasets.images import digits, mnist
 from elasticdl.data.datasets.split import Split
 from elasticdl.data.datasets.tables import census, frappe, iris
 from elasticdl_client.errors import DataError
 
-NAMES = ("digits", "mnist", "frappe", "census", "iris", "clicks")
+NAMES = ("digits", "mnist", "cifar10", "imagenet", "frappe", "census", "criteo", "iris", "clicks")
 
 
 def open_dataset(name: str, source: str = "", click_log: ClickLog | None = None) -> list[Split]:
@@ -19,7 +22,8 @@ def open_dataset(name: str, source: str = "", click_log: ClickLog | None = None)
 
     Args:
         name: one of `NAMES`.
-        source: directory of the original files; digits and clicks need none.
+        source: directory of the original files; digits and clicks need none, and without one cifar10, imagenet and
+            criteo are generated.
         click_log: what to make, for clicks.
 
     Raises:
@@ -29,7 +33,11 @@ def open_dataset(name: str, source: str = "", click_log: ClickLog | None = None)
         return digits()
     if name == "clicks":
         return (click_log or ClickLog(num_records=100_000)).splits()
+    generated: dict[str, Callable[[str], list[Split]]] = {"cifar10": cifar10, "imagenet": imagenet, "criteo": criteo}
+    if name in generated and not source:
+        return generated[name]("")
     from_files: dict[str, Callable[[str], list[Split]]] = {
+        **generated,
         "mnist": mnist,
         "frappe": frappe,
         "census": census,

@@ -3,10 +3,12 @@
 import tensorflow as tf
 
 from elasticdl.frameworks.keras.framework import KerasFramework
+from elasticdl.frameworks.keras.threads import limit_threads
 
 __all__ = ["KerasFramework", "first_op"]
 
 
 def first_op() -> None:
     """Executes an op: from here on TensorFlow is known to work in this process."""
+    limit_threads()
     tf.add(1, 1)

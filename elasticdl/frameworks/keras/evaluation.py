@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import Batch, Floats, MetricState, Mode, Parameters
 from elasticdl.frameworks.keras.examples import take_apart
-from elasticdl.frameworks.keras.metrics import Array, KerasMeasure, Measure, State
+from elasticdl.frameworks.keras.metrics import KerasMeasure, TensorMeasure
+from elasticdl.frameworks.metrics import Array, results_of
 
 _log = logging.getLogger("elasticdl.keras")
 
@@ -21,7 +22,7 @@ Predict = Callable[[Batch, Parameters | None, Mapping[str, Floats]], Any]
 class Measures:
     """The metrics of a process, compiled once.  Their own variables are scratch: states live in `KerasEvaluation`."""
 
-    def __init__(self, measures: Sequence[Measure], example: Callable[[], tuple[Any, Any]]) -> None:
+    def __init__(self, measures: Sequence[TensorMeasure], example: Callable[[], tuple[Any, Any]]) -> None:
         """
         Args:
             example: labels and predictions of the right shapes, for metrics that make their variables when updated.
@@ -30,6 +31,7 @@ class Measures:
         self._example = example
         self._checked = False
         self._compiled = True
+        self._traced = False
         self._advance = tf.function(self._advanced, autograph=False, reduce_retracing=True)
 
     def __iter__(self) -> Any:
@@ -44,6 +46,10 @@ class Measures:
             return _arrays(self._advanced(starts, labels, predictions))
         if self._compiled:
             try:
+                if not self._traced and not any(starts):
+                    # For any number of samples at once: the last minibatch is shorter.
+                    self._advance.get_concrete_function(starts, _of_any_size(labels), _of_any_size(predictions))
+                self._traced = True
                 return _arrays(self._advance(starts, labels, predictions))
             except Exception as error:  # noqa: BLE001  it worked eagerly: then it may use NumPy
                 _log.info("Metrics run eagerly, as they cannot be compiled: %s", str(error).partition("\n")[0])
@@ -91,26 +97,17 @@ class KerasEvaluation:
 
     def results(self, merged: Sequence[MetricState]) -> dict[str, float]:
         self._measures.make_variables()
-        by_name = {state.name: state for state in merged}
-        results: dict[str, float] = {}
-        for measure in self._measures:
-            if measure.name in by_name:
-                results.update(_named(measure.name, measure.results(_apart(by_name[measure.name]))))
-        return results
+        return results_of(self._measures, merged)
 
 
-def _apart(state: MetricState) -> list[State]:
-    length = len(state.arrays) // state.num_states
-    return [state.arrays[k * length : (k + 1) * length] for k in range(state.num_states)]
-
-
-def _named(name: str, value: Any) -> dict[str, float]:
-    if isinstance(value, Mapping):
-        return {f"{name}_{key}": float(np.asarray(part)) for key, part in value.items()}
-    numbers = np.asarray(value, np.float64)
-    if numbers.ndim == 0:
-        return {name: float(numbers)}
-    return {f"{name}_{k}": float(number) for k, number in enumerate(numbers.ravel())}
+def _of_any_size(parts: Any) -> Any:
+    """Specs of tensors with any number of samples; what is no ordinary tensor as it is."""
+    return tf.nest.map_structure(
+        lambda part: (
+            tf.TensorSpec([None, *part.shape[1:]], part.dtype) if tf.is_tensor(part) and part.shape.rank else part
+        ),
+        parts,
+    )
 
 
 def _arrays(states: list[list[Any]]) -> list[list[Array]]:

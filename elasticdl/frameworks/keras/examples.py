@@ -90,3 +90,14 @@ def _zeros(spec: Any, batch: int) -> Any:
         indices = [[row] + [0] * (len(shape) - 1) for row in range(batch)]
         return tf.SparseTensor(indices, tf.zeros([batch], spec.dtype), shape)
     return tf.zeros(shape, spec.dtype)
+
+
+def full_spec(spec: Any, size: int) -> Any | None:
+    """The spec with the size of a full minibatch; None: something in it is of no fixed shape, or not a number."""
+    leaves = tf.nest.flatten(spec)
+    for leaf in leaves:
+        if type(leaf) is not tf.TensorSpec or leaf.dtype == tf.string or leaf.shape.rank in (None, 0):
+            return None
+        if not leaf.shape[1:].is_fully_defined() or leaf.shape[0] not in (None, size):
+            return None
+    return tf.nest.map_structure(lambda leaf: tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype), spec)

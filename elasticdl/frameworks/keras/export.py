@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Floats, TableRows
+from elasticdl.frameworks.framework import Floats, InitialRow, TableRows
+from elasticdl.frameworks.keras.initial_rows import initial_rows
 from elasticdl.frameworks.keras.keras_file import write_keras_file
 from elasticdl.layers.placement import Placement, Served, TableSpec
 
@@ -20,12 +21,16 @@ Tensor = Any
 
 
 class ServedTable(tf.Module):  # type: ignore[misc]
-    """The rows of one table.  With an `input_dim` an id is a row number; without, an id never trained gets zeros."""
+    """The rows of one table.
+
+    With an `input_dim` an id is a row number; without, an id that was never trained gets its initial row.
+    """
 
     def __init__(self, table: TableSpec, rows: TableRows | None) -> None:
         super().__init__(name=table.name)
         num_known = 0 if rows is None else rows.num_rows
-        num_rows = table.input_dim or num_known + 1  # the last one is that of all others
+        self._initial = InitialRow() if rows is None else rows.initial
+        num_rows = table.input_dim or num_known + 1  # the last one stands for all others
         self.rows = tf.Variable(tf.zeros([num_rows, table.dim]), trainable=False, name="rows")
         ids = np.arange(0 if table.input_dim else num_known)
         start = 0
@@ -37,7 +42,9 @@ class ServedTable(tf.Module):  # type: ignore[misc]
         if table.input_dim:
             self._index = None
         else:
-            numbers = tf.range(num_known, dtype=tf.int64)
+            if not num_known:
+                ids = np.zeros(1, np.int64)  # a lookup table must not be empty; row 0 stands for all others
+            numbers = tf.range(len(ids), dtype=tf.int64)
             contents = tf.lookup.KeyValueTensorInitializer(tf.constant(ids, tf.int64), numbers)
             self._index = tf.lookup.StaticHashTable(contents, default_value=num_known)
 
@@ -47,7 +54,11 @@ class ServedTable(tf.Module):  # type: ignore[misc]
         tf.raw_ops.ResourceStridedSliceAssign(ref=self.rows.handle, begin=begin, end=end, strides=strides, value=values)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        return tf.gather(self.rows, ids if self._index is None else self._index.lookup(ids))
+        if self._index is None:
+            return tf.gather(self.rows, ids)
+        numbers = self._index.lookup(ids)
+        is_new = tf.equal(numbers, tf.shape(self.rows, tf.int64)[0] - 1)[:, None]
+        return tf.where(is_new, initial_rows(self._initial, ids, self.rows.shape[1]), tf.gather(self.rows, numbers))
 
 
 class ServedModel(tf.Module):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.keras.elements import mapped_inline
 from elasticdl.frameworks.keras.examples import check_structure
 from elasticdl.frameworks.keras.operations import not_vectorisable, operations_of_dataset, stateful_random
 from elasticdl_client.errors import ModelDefinitionError
@@ -33,6 +34,7 @@ class TracedFeed:
         self._mode = mode
         self._metadata = metadata
         self._minibatch_size = minibatch_size
+        self._probed: Any = None
 
     def __call__(self, records: Any, seed: Any) -> Any:
         """The dataset of samples of one task.
@@ -52,13 +54,9 @@ class TracedFeed:
         Raises:
             ModelDefinitionError: `feed` returns something else than it should, or repeats without end.
         """
-        samples = self._checked(self._feed(tf.data.Dataset.from_tensors(b""), self._mode.value, self._metadata))
-        if int(samples.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            raise ModelDefinitionError(
-                f"feed(dataset, {self._mode.value!r}, metadata) returns a dataset without end.",
-                "Leave out repeat(): --num_epochs says how often the data is read.",
-            )
-        return samples.batch(self._minibatch_size).element_spec
+        if self._probed is None:
+            self._probed = self._spec()
+        return self._probed
 
     def warn_of_chance(self, flat_map: Any) -> None:
         """Logs the random operations of a traced pipeline that do not depend on the task alone."""
@@ -69,6 +67,15 @@ class TracedFeed:
                 "use stateless ones with metadata.seed to get the same minibatches everywhere",
                 ", ".join(found),
             )
+
+    def _spec(self) -> Any:
+        samples = self._checked(self._feed(tf.data.Dataset.from_tensors(b""), self._mode.value, self._metadata))
+        if int(samples.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise ModelDefinitionError(
+                f"feed(dataset, {self._mode.value!r}, metadata) returns a dataset without end.",
+                "Leave out repeat(): --num_epochs says how often the data is read.",
+            )
+        return samples.batch(self._minibatch_size).element_spec
 
     def _checked(self, samples: Any) -> Any:
         if not isinstance(samples, tf.data.Dataset):
@@ -132,7 +139,12 @@ class _Patches:
         """Batches of records, cut out of the whole task: no record is ever alone."""
         records, size = self._records, tf.cast(size, tf.int64)
         starts = tf.data.Dataset.range(0, tf.size(records, tf.int64), size)
-        return self._map(starts, lambda start: records[start : start + size])
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # reading our source takes longer
+        def cut(start: Any) -> Any:
+            return records[start : start + size]
+
+        return mapped_inline(starts, cut)
 
     def _seeded_shuffle(
         self, dataset: Any, buffer_size: Any, seed: Any = None, reshuffle_each_iteration: Any = True, name: Any = None
@@ -144,7 +156,8 @@ class _Patches:
 
     def _fast_map(self, dataset: Any, map_func: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("deterministic", None)
-        plain = self._map(dataset, map_func, *args, **kwargs)
+        is_told = bool(args or kwargs)
+        plain = self._map(dataset, map_func, *args, **kwargs) if is_told else mapped_inline(dataset, map_func)
         known = self._leading.get(id(dataset))
         if known is None:
             return plain
@@ -161,7 +174,7 @@ class _Patches:
         reason = _why_plain(plain, spec)
         if not reason:
             try:
-                vectorised = self._map(chunks, _vectorise(map_func, spec))
+                vectorised = mapped_inline(chunks, _vectorise(map_func, spec))
                 _check_same(vectorised.element_spec, spec)
             except Exception as error:  # noqa: BLE001  it traced as written, so whatever is wrong is ours
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,24 +14,32 @@ from elasticdl.frameworks.framework import (
     Batch,
     Evaluation,
     Floats,
+    LocalGradient,
     Mode,
     ModelReport,
     Parameters,
+    Share,
     Step,
     TableRows,
     TaskRecords,
 )
-from elasticdl.frameworks.keras.callbacks import end_training, has_end, make_callbacks
+from elasticdl.frameworks.keras import callbacks as hooks
+from elasticdl.frameworks.keras.all_reduce_step import AllReduceStep
 from elasticdl.frameworks.keras.clipping import describe_optimizer
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.examples import take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.export import export_model
 from elasticdl.frameworks.keras.feed import TracedFeed
-from elasticdl.frameworks.keras.learning_rates import LearningRates
-from elasticdl.frameworks.keras.metrics import Measure, make_measures
-from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names, user_call
+from elasticdl.frameworks.keras.keras_file import check_keras_file
+from elasticdl.frameworks.keras.learning_rates import LearningRates, own_rate_at
+from elasticdl.frameworks.keras.metrics import FunctionMeasure, TensorMeasure, make_measure
+from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names
 from elasticdl.frameworks.keras.pipeline import Pipeline
+from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.step import Steps
+from elasticdl.frameworks.keras.table_feed import table_feed
+from elasticdl.frameworks.metrics import make_measures
+from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
@@ -51,6 +59,7 @@ class KerasFramework:
         on_parameter_server: bool,
         jit_compile: bool = True,
         embedding_threshold: int = 2 << 20,
+        mode: Mode = Mode.TRAINING,
     ) -> None:
         """
         Args:
@@ -60,7 +69,9 @@ class KerasFramework:
                 outside; otherwise each such layer has an ordinary variable.
             jit_compile: try to compile steps of gradients with XLA.
             embedding_threshold: bytes; larger tables of `keras.layers.Embedding` live on the parameter servers.
+            mode: that of the job's tasks.
         """
+        self._mode = mode
         self._definition = definition
         self._minibatch_size = minibatch_size
         self._seed = seed
@@ -69,13 +80,20 @@ class KerasFramework:
         self._jit_compile = jit_compile
         self._threshold_bytes = embedding_threshold if on_parameter_server else None
         self._pipelines: dict[Mode, Pipeline] = {}
-        self._specs: dict[Mode, Any] = {}
+        self._feeds: dict[Mode, TracedFeed] = {}
         self._model: BuiltModel | None = None
         self._made_steps: Steps | None = None
+        self._made_all_reduce_step: AllReduceStep | None = None
         self._made_optimizer: Any = None
         self._made_measures: Measures | None = None
         self._made_callbacks: list[Any] | None = None
         self._made_rates: LearningRates | None = None
+        self._asked_rate: tuple[int, float | None] = (0, None)  # model version, and what a scheduler said
+
+    @property
+    def device(self) -> str:
+        """See `Framework.device`: what TensorFlow computes on a GPU comes to main memory first."""
+        return "cpu"
 
     def report(self) -> ModelReport:
         """See `Framework.report`."""
@@ -85,8 +103,13 @@ class KerasFramework:
         if self._definition.optimizer is not None:
             optimizer = describe_optimizer(self._optimizer(), self._definition.path, self._on_parameter_server)
         self._rates().at(0, 0)
-        metrics = tuple(measure.name for measure in self._measures())
-        return ModelReport(built.variables(), built.tables(), optimizer, metrics, has_end(self._callbacks()))
+        measures, callbacks = list(self._measures()), self._callbacks()
+        rules = hooks.rules_of(self._definition.path, callbacks, {one.name: one.maximize for one in measures})
+        if any(rule["path"].endswith(".keras") for rule in rules.saving):
+            check_keras_file(self._definition.path, built.model)
+        has_callbacks = hooks.has(callbacks, hooks.END) or bool(rules.export_paths)
+        metrics = tuple(measure.name for measure in measures)
+        return ModelReport(built.variables(), built.tables(), optimizer, metrics, has_callbacks, rules)
 
     def initial(self) -> Parameters:
         """See `Framework.initial`."""
@@ -114,15 +137,37 @@ class KerasFramework:
 
     def learning_rate(self, epoch: int, version: int) -> float | None:
         """See `Framework.learning_rate`."""
-        return self._rates().at(epoch, version)
+        rate = self._rates().at(epoch, version)
+        if rate is None and self._made_all_reduce_step is not None:
+            rate = self._made_all_reduce_step.scheduled_rate(version)
+        self._asked_rate = version, rate
+        return rate
+
+    def rate_in_use(self) -> float | None:
+        """See `Framework.rate_in_use`."""
+        version, rate = self._asked_rate
+        return rate if rate is not None else own_rate_at(self._made_optimizer, version)
 
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         """See `Framework.train`."""
         return self._steps().train(batch.data, self._batch_spec(batch), seed, learning_rate)
 
+    def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
+        """See `Framework.local_gradient`."""
+        spec = self._batch_spec(shares[0].batch) if shares else None
+        return self._all_reduce_step().local_gradient(shares, spec)
+
+    def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
+        """See `Framework.apply_gradient`."""
+        self._all_reduce_step().apply_gradient(gradient, learning_rate)
+
     def predictions(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
         """The model's outputs for a minibatch of any mode, as tensors; `parameters` as in `Evaluation.update`."""
         return self._steps().predictions(batch.data, self._batch_spec(batch), parameters, rows)
+
+    def predict(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
+        """See `Inference.predict`."""
+        return arrays_of(self.predictions(batch, parameters, rows))
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """See `Framework.state`."""
@@ -146,6 +191,10 @@ class KerasFramework:
         for name, variable in variables.items():
             variable.assign(state[name])
 
+    def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """See `Framework.load_weights`."""
+        load_weights(self._definition.path, self._built(), state)
+
     def evaluation(self) -> Evaluation:
         """See `Framework.evaluation`."""
         return KerasEvaluation(self._measures(), self.predictions)
@@ -153,21 +202,46 @@ class KerasFramework:
     def export(
         self, path: str, parameters: Parameters | None, tables: Iterable[TableRows], model_file: bool = True
     ) -> None:
-        """See `Framework.export`.  An id of a table without `input_dim` that has no row gets zeros."""
+        """See `Framework.export`."""
         built = self._built()
         if parameters is not None:
             self._steps().assign(parameters)
         export_model(path, built.model, built.placement, tables, self._features(), model_file)
 
+    def begin_training(self) -> None:
+        """See `Framework.begin_training`."""
+        user_call(lambda: self._call(hooks.BEGIN), f"{self._definition.path}: {hooks.BEGIN}")
+
+    def end_epoch(self, parameters: Parameters | None, epoch: int, logs: Mapping[str, float]) -> None:
+        """See `Framework.end_epoch`.  Rows of tables on the parameter servers are not in the model."""
+        self._call(hooks.EPOCH, (epoch, dict(logs)), parameters)
+
+    def end_evaluation(self, step: int, results: Mapping[str, float]) -> None:
+        """See `Framework.end_evaluation`."""
+        for hook in (hooks.EVALUATION, hooks.TEST):
+            self._call(hook, (dict(results),), params={"step": step})
+
     def end_training(self, parameters: Parameters | None, output: str) -> None:
         """See `Framework.end_training`.  Rows of tables on the parameter servers are not in the model."""
+        self._call(hooks.END, (), parameters, {"saved_model_path": output})
+
+    def _call(
+        self,
+        hook: str,
+        arguments: tuple[Any, ...] = (),
+        parameters: Parameters | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not hooks.has(self._callbacks(), hook):
+            return
         if parameters is not None:
             self._steps().assign(parameters)
-        end_training(self._callbacks(), self._built().model, self._minibatch_size, output)
+        known = {"batch_size": self._minibatch_size, **(params or {})}
+        hooks.call(self._callbacks(), hook, arguments, self._built().model, known)
 
     def _callbacks(self) -> list[Any]:
         if self._made_callbacks is None:
-            self._made_callbacks = make_callbacks(self._definition.path, self._definition.callbacks)
+            self._made_callbacks = hooks.make_callbacks(self._definition.path, self._definition.callbacks)
         return self._made_callbacks
 
     def _rates(self) -> LearningRates:
@@ -193,12 +267,24 @@ class KerasFramework:
             )
         return self._made_steps
 
+    def _all_reduce_step(self) -> AllReduceStep:
+        if self._made_all_reduce_step is None:
+            assert self._definition.loss is not None
+            self._made_all_reduce_step = AllReduceStep(
+                self._built(), self._definition.loss, self._optimizer(), self._minibatch_size, self._jit_compile
+            )
+        return self._made_all_reduce_step
+
     def _measures(self) -> Measures:
         if self._made_measures is None:
-            made: list[Measure] = []
+            made: list[TensorMeasure] = []
             if self._definition.eval_metrics_fn is not None:
                 path = self._definition.path
-                made = make_measures(path, user_call(self._definition.eval_metrics_fn, f"{path}: eval_metrics_fn()"))
+                defined = user_call(self._definition.eval_metrics_fn, f"{path}: eval_metrics_fn()")
+                made = make_measures(path, defined, make_measure)
+            loss = self._definition.loss
+            if loss is not None and hooks.watches_loss(self._callbacks()) and all(one.name != "loss" for one in made):
+                made.append(FunctionMeasure("loss", loss, None, maximize=False))
             self._made_measures = Measures(made, self._example)
         return self._made_measures
 
@@ -207,20 +293,19 @@ class KerasFramework:
         return examples.labels, self._built().model(examples.features, training=False)
 
     def _feed(self, mode: Mode) -> TracedFeed:
-        if self._definition.feed is None:
-            raise ModelDefinitionError(f"{self._definition.path} has no feed.", "Define feed(dataset, mode, metadata).")
-        return TracedFeed(self._definition.feed, mode, self._metadata, self._minibatch_size)
+        if mode not in self._feeds:
+            feed = self._definition.feed or table_feed(self._definition.path, mode, self._metadata)
+            self._feeds[mode] = TracedFeed(feed, mode, self._metadata, self._minibatch_size)
+        return self._feeds[mode]
 
     def _spec(self, mode: Mode) -> Any:
         """Spec of a minibatch of a mode, without reading data."""
-        if mode not in self._specs:
-            self._specs[mode] = user_call(
-                self._feed(mode).probe, f"{self._definition.path}: feed(dataset, {mode.value!r}, metadata)"
-            )
-        return self._specs[mode]
+        return user_call(self._feed(mode).probe, f"{self._definition.path}: feed(dataset, {mode.value!r}, metadata)")
 
     def _features(self) -> Any:
         """Spec of batched features, of the first mode that `feed` takes (a job that predicts may have no labels)."""
+        if self._mode is not Mode.TRAINING:
+            return take_apart(self._mode, self._spec(self._mode)).features
         try:
             return take_apart(Mode.TRAINING, self._spec(Mode.TRAINING)).features
         except ModelDefinitionError:

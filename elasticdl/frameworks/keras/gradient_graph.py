@@ -6,6 +6,7 @@ hundreds of steps a second what Python does around a step counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -19,9 +20,10 @@ from elasticdl.frameworks.keras.clipping import Clipping
 from elasticdl.frameworks.keras.examples import take_apart
 from elasticdl.frameworks.keras.lookups import IdOutOfRange, Lookups
 from elasticdl.frameworks.keras.losses import TotalLoss
-from elasticdl.frameworks.keras.model import BuiltModel, assign_flat, flat_tensor
+from elasticdl.frameworks.keras.model import BuiltModel, assign_flat, flat_tensor, split_flat
 from elasticdl.frameworks.keras.operations import operations_of_graph
 from elasticdl.frameworks.keras.seeds import as_int64
+from elasticdl.frameworks.keras.values import GivenValues
 from elasticdl.layers.placement import Given
 
 _ALIGNMENT = 64  # bytes
@@ -56,12 +58,24 @@ class GradientGraph:
         self._counted = [
             name for name, table in self._tables.items() if clipping.by_norm or table.regularizer is not None
         ]
-        self._parts = ["the loss", "the gradient", *(f"the row gradients of table {name!r}" for name in self._tables)]
+        self._parts = ["the gradient", *(f"the row gradients of table {name!r}" for name in self._tables)]
         self._lookups = Lookups()
         self._no_rows = {name: np.zeros((0, table.dim), np.float32) for name, table in self._tables.items()}
-        jit = True if jit_compile else None
-        function = tf.function(self._step, input_signature=self._signature(), autograph=False, jit_compile=jit)
-        self._call = _FlatCall(function.get_concrete_function())
+        self._no_change = np.zeros(0, np.float32)
+        self._takes_seed = built.seeds.are_needed
+        self._assigns = False
+        self._call = self._traced(jit_compile)
+
+    def _traced(self, jit_compile: bool) -> _FlatCall:
+        """The compiled function; what it needs beside values and samples is known once it has been traced."""
+        while True:
+            known = (self._takes_seed, self._assigns)
+            jit = True if jit_compile else None
+            function = tf.function(self._step, input_signature=self._signature(), autograph=False, jit_compile=jit)
+            call = _FlatCall(function.get_concrete_function())
+            self._takes_seed |= self._built.seeds.are_needed
+            if known == (self._takes_seed, self._assigns):
+                return call
 
     @property
     def operations(self) -> set[str]:
@@ -90,31 +104,44 @@ class GradientGraph:
         Raises:
             IdOutOfRange: an embedding layer with a variable of its own has no row for an id.
         """
-        inputs: list[Any] = [parameters.trainable, parameters.non_trainable]
+        inputs: list[Any] = [parameters.trainable]
+        if self._built.non_trainable:
+            inputs.append(parameters.non_trainable)
         inputs.extend(rows.get(name, none) for name, none in self._no_rows.items())
         for name in self._counted:
             inputs.extend(_occurrences(ids[name]))
         inputs.extend(leaves)
         if presence is not None:
             inputs.append(presence)
-        inputs.append(np.int64(as_int64(seed)))
-        told, gradient, change, *row_gradients = map(_view, self._call(inputs))
-        not_finite = "" if told[1:].all() else self._wrong(told)
-        return Step(float(told[0]), gradient, change, dict(zip(self._tables, row_gradients, strict=True)), not_finite)
+        if self._takes_seed:
+            inputs.append(np.int64(as_int64(seed)))
+        results = [_view(part) for part in self._call(inputs)]
+        told, gradient = results[:2]
+        change = results.pop(2) if self._built.non_trainable else self._no_change
+        self._check_ids(told)
+        loss, row_gradients = float(told[0]), results[2:]
+        not_finite = self._wrong(loss, [gradient, *row_gradients])
+        return Step(loss, gradient, change, dict(zip(self._tables, row_gradients, strict=True)), not_finite)
 
-    def _wrong(self, told: Floats) -> str:
-        start = 1 + len(self._parts)
-        for bound, in_range in zip(self._lookups.bounds, told[start:], strict=True):
+    def _check_ids(self, told: Floats) -> None:
+        for bound, in_range in zip(self._lookups.bounds, told[1:], strict=True):
             if not in_range:
                 raise IdOutOfRange(bound)
-        wrong = [part for part, is_finite in zip(self._parts, told[1:start], strict=True) if not is_finite]
-        if wrong[0] == "the loss":
-            return f"the loss is {told[0]}"
+
+    def _wrong(self, loss: float, gradients: Sequence[Floats]) -> str:
+        """What is not finite, in words; empty: nothing.  NumPy looks through them ten times faster than XLA."""
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        wrong = [part for part, found in zip(self._parts, gradients, strict=True) if not np.isfinite(found).all()]
+        if not wrong:
+            return ""
         return ", ".join(wrong) + (" is" if wrong == ["the gradient"] else " are") + " not finite"
 
     def _signature(self) -> list[Any]:
         initial = self._built.initial
-        signature = [tf.TensorSpec(initial.trainable.shape), tf.TensorSpec(initial.non_trainable.shape)]
+        signature = [tf.TensorSpec(initial.trainable.shape)]
+        if self._built.non_trainable:
+            signature.append(tf.TensorSpec(initial.non_trainable.shape))
         counts = {name: None if self._num_rows is None else self._num_rows[name] for name in self._tables}
         signature += [tf.TensorSpec((counts[name], table.dim)) for name, table in self._tables.items()]
         for name in self._counted:
@@ -123,38 +150,46 @@ class GradientGraph:
         signature += [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
         if self._num_rows is not None:
             signature.append(tf.TensorSpec((leaves[0].shape[0],)))
-        return [*signature, tf.TensorSpec((), tf.int64)]
+        if self._takes_seed:
+            signature.append(tf.TensorSpec((), tf.int64))
+        return signature
 
     def _step(self, *flat: Any) -> list[Any]:
         built, inputs = self._built, iter(flat)
-        trainable, non_trainable = next(inputs), next(inputs)
+        trainable = next(inputs)
+        non_trainable = next(inputs) if built.non_trainable else None
         rows = {name: next(inputs) for name in self._tables}
         places = {name: (next(inputs), next(inputs)) for name in self._counted}
         rest = list(inputs)
-        presence = None if self._num_rows is None else rest[-2]
-        leaves = rest[:-1] if presence is None else rest[:-2]
-        examples = take_apart(self._mode, tf.nest.pack_sequence_as(self._spec, leaves, expand_composites=True))
-        assign_flat(built.trainable, trainable)
-        assign_flat(built.non_trainable, non_trainable)
-        built.seeds.assign(rest[-1])
+        if self._takes_seed:
+            built.seeds.assign(rest.pop())
+        else:
+            built.seeds.install()
+        presence = None if self._num_rows is None else rest.pop()
+        examples = take_apart(self._mode, tf.nest.pack_sequence_as(self._spec, rest, expand_composites=True))
+        if non_trainable is not None:
+            assign_flat(built.non_trainable, non_trainable)
+        if self._assigns:
+            assign_flat(built.trainable, trainable)
+        given = GivenValues(built.trainable, split_flat(built.trainable, trainable))
         self._lookups = lookups = Lookups()
         with tf.GradientTape() as tape:
             tape.watch(rows)
+            tape.watch(given.sources)
             rows_given = nullcontext() if built.placement is None else built.placement.using(Given(rows))
-            with rows_given, lookups.watched():
+            with nullcontext() if self._assigns else given, rows_given, lookups.watched():
                 loss = self._loss(examples, presence)
             loss += self._regularization(rows, places)
-        sources = [v.value for v in built.trainable]
+        self._assigns |= given.are_assigned
+        sources = [v.value for v in built.trainable] if self._assigns else given.sources
         found = tape.gradient(loss, [sources, rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense, sparse = tf.nest.map_structure(tf.convert_to_tensor, found)
         dense, sparse = self._clipping.apply(dense, sparse, {name: place for name, (place, _) in places.items()})
         parts = [tf.reshape(part, [-1]) for part in dense]
         gradient = tf.concat(parts, 0) if parts else tf.zeros([0])
-        change = flat_tensor(built.non_trainable) - non_trainable
-        checked = [loss, gradient, *sparse.values()]
-        well = tf.stack([*(tf.reduce_all(tf.math.is_finite(part)) for part in checked), *lookups.in_range()])
-        told = tf.concat([[loss], tf.cast(well, tf.float32)], 0)
-        return [told, gradient, change, *sparse.values()]
+        told = tf.stack([loss, *(tf.cast(good, tf.float32) for good in lookups.in_range())])
+        change = [] if non_trainable is None else [flat_tensor(built.non_trainable) - non_trainable]
+        return [told, gradient, *change, *sparse.values()]
 
     def _regularization(self, rows: Mapping[str, Any], places: Mapping[str, Any]) -> Any:
         """Of the rows of a minibatch, each id once."""

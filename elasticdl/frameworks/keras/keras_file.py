@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from elasticdl.frameworks.keras.swap import MovedEmbedding
+from elasticdl_client.errors import ModelDefinitionError
 
 FILE = "model.keras"
 _log = logging.getLogger("elasticdl.keras")
@@ -45,6 +46,23 @@ def write_keras_file(directory: Path, model: Any, tables: Mapping[str, Any]) -> 
         shutil.rmtree(parts, ignore_errors=True)
 
 
+def check_keras_file(path: str, model: Any) -> None:
+    """For a `.keras` file that a callback is to write.
+
+    Args:
+        path: of the user's module, for messages.
+
+    Raises:
+        ModelDefinitionError: Keras alone could not load it.
+    """
+    reason = not_ordinary(model)
+    if reason:
+        raise ModelDefinitionError(
+            f"{path}: ModelCheckpoint cannot write a .keras file: {reason}, so Keras alone could not load it.",
+            "Use elasticdl.api.callbacks.ModelCheckpoint with a directory, which gets a SavedModel.",
+        )
+
+
 def not_ordinary(model: Any) -> str:
     """Which class of a model is not Keras's own, in words; empty: none."""
     if not _is_keras(model):
@@ -56,7 +74,9 @@ def not_ordinary(model: Any) -> str:
 
 
 def _is_keras(part: Any) -> bool:
-    return type(part).__module__.partition(".")[0] == "keras" or isinstance(part, MovedEmbedding)
+    """Keras knows the layers of elasticdl_preprocessing, too, where that is imported."""
+    package = type(part).__module__.partition(".")[0]
+    return package in ("keras", "elasticdl_preprocessing") or isinstance(part, MovedEmbedding)
 
 
 @contextmanager

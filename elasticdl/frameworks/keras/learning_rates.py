@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from elasticdl.api.tensorflow import LearningRateScheduler as ByVersion
-from elasticdl.frameworks.keras.model import user_call
+from elasticdl.frameworks.user_code import user_call
 from elasticdl_client.errors import ModelDefinitionError
 
 _ZERO = 1e-30  # on the wire 0 stands for the optimizer's own rate
@@ -69,6 +69,15 @@ class LearningRates:
         if not (math.isfinite(value) and value >= 0):
             raise ModelDefinitionError(f"{what} returned {value}.", "A learning rate is a finite number, not below 0.")
         return value or _ZERO
+
+
+def own_rate_at(optimizer: Any, version: int) -> float | None:
+    """What an optimizer says itself: its rate, or its schedule's at a model version."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = getattr(inner, "_learning_rate", None)
+    if rate is None:
+        return None
+    return float(rate(version) if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else rate)
 
 
 def _own_rate(path: str, optimizer: Any) -> float:

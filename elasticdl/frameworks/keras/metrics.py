@@ -1,4 +1,4 @@
-"""The user's metrics: what each is called, its state as float64 arrays, and what it makes of merged states.
+"""The user's metrics: the state of each as float64 arrays, and what it makes of merged states.
 
 It knows how to advance a state by one minibatch and nothing of tasks or models.
 """
@@ -6,27 +6,22 @@ It knows how to advance a state by one minibatch and nothing of tasks or models.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
+from elasticdl.frameworks.metrics import Array, Measure, State, select
 from elasticdl_client.errors import ModelDefinitionError
 
+_DIRECTIONS = {"up": True, "down": False}  # as Keras's metrics say it of themselves
 _log = logging.getLogger("elasticdl.keras")
 
-Array = npt.NDArray[np.float64]
-State = tuple[Array, ...]
 
-
-class Measure(Protocol):
+class TensorMeasure(Measure, Protocol):
     """One metric of the user's, of either kind."""
-
-    name: str
-    additive: bool
 
     def advance(self, start: Sequence[Any], labels: Any, predictions: Any) -> list[Any]:
         """The state after a minibatch, as float64 tensors; `start` empty: from a reset metric.  Traceable."""
@@ -44,16 +39,15 @@ class Measure(Protocol):
         """
         ...
 
-    def results(self, states: Sequence[State]) -> Any:
-        """The value of merged states: one if additive, else one per task."""
-        ...
-
 
 class FunctionMeasure:
     """A function f(labels, predictions): the mean of its values over samples."""
 
-    def __init__(self, name: str, function: Callable[[Any, Any], Any], output: str | None) -> None:
+    def __init__(
+        self, name: str, function: Callable[[Any, Any], Any], output: str | None, maximize: bool | None = None
+    ) -> None:
         self.name = name
+        self.maximize = maximize
         self.additive = True
         self._function = function
         self._output = output
@@ -86,6 +80,7 @@ class KerasMeasure:
 
     def __init__(self, name: str, metric: Any, output: str | None) -> None:
         self.name = name
+        self.maximize = _DIRECTIONS.get(getattr(metric, "_direction", ""))
         self._own = not type(metric).__module__.startswith("keras.")
         self.additive = not (self._own and callable(getattr(metric, "merge_state", None)))
         self._metric = metric
@@ -141,31 +136,7 @@ class KerasMeasure:
         return len(self._metric.variables)
 
 
-def make_measures(path: str, defined: Any) -> list[Measure]:
-    """The metrics of `eval_metrics_fn()`.
-
-    Args:
-        defined: {name: metric or function} or {output name: {name: metric or function}}.
-
-    Raises:
-        ModelDefinitionError: it is something else.
-    """
-    if not isinstance(defined, Mapping):
-        raise ModelDefinitionError(f"{path}: eval_metrics_fn() returned a {type(defined).__name__}, not a dictionary.")
-    flat: list[tuple[str | None, str, Any]] = []
-    for key, value in defined.items():
-        if isinstance(value, Mapping):
-            flat.extend((str(key), str(name), metric) for name, metric in value.items())
-        else:
-            flat.append((None, str(key), value))
-    names = [name for _, name, _ in flat]
-    return [
-        _measure(path, name if names.count(name) == 1 or output is None else f"{output}_{name}", metric, output)
-        for output, name, metric in flat
-    ]
-
-
-def _measure(path: str, name: str, metric: Any, output: str | None) -> Measure:
+def make_measure(path: str, name: str, metric: Any, output: str | None) -> TensorMeasure:
     if isinstance(metric, keras.metrics.Metric):
         return KerasMeasure(name, metric, output)
     if callable(metric):
@@ -174,17 +145,6 @@ def _measure(path: str, name: str, metric: Any, output: str | None) -> Measure:
         f"{path}: eval_metrics_fn() gives {name!r} a {type(metric).__name__}.",
         "Give it a keras.metrics.Metric or a function f(labels, predictions).",
     )
-
-
-def select(labels: Any, predictions: Any, output: str | None) -> tuple[Any, Any]:
-    """The labels and predictions of one named output; None: all of them."""
-    if output is None:
-        return labels, predictions
-    if not isinstance(predictions, Mapping) or output not in predictions:
-        known = ", ".join(predictions) if isinstance(predictions, Mapping) else "none by name"
-        raise ModelDefinitionError(f"eval_metrics_fn() has metrics of output {output!r}; the model's outputs: {known}.")
-    own = labels[output] if isinstance(labels, Mapping) and output in labels else labels
-    return own, predictions[output]
 
 
 def _cut(labels: Any, predictions: Any, start: int, end: int) -> tuple[Any, Any]:

@@ -6,10 +6,9 @@ Owns the order of variables in the flat vectors and what is in them; it trains n
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -22,11 +21,13 @@ from elasticdl.frameworks.keras.ids import ids_function
 from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
 from elasticdl.frameworks.keras.swap import Swap, Unmovable
 from elasticdl.frameworks.keras.tables import describe_table
+from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement, embedding_placement
 from elasticdl.model_def import ModelDefinition
-from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
+from elasticdl_client.errors import ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.keras")
+_KNOWN_PACKAGES = ("keras", "elasticdl", "elasticdl_preprocessing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class BuiltModel:
     placement: Placement | None
     seeds: StepSeeds
     initial: Parameters
+    _ids_functions: dict[tuple[Mode, str], Callable[[Any], dict[str, Any]]] = field(default_factory=dict)
 
     def variables(self) -> tuple[Variable, ...]:
         """Names and shapes in order: the trainable ones, then the others."""
@@ -64,8 +66,11 @@ class BuiltModel:
     def make_ids(self, features: Any, mode: Mode) -> Callable[[Any], dict[str, Any]]:
         """From batched features (whose spec is given) to the ids of each table; see `ids_function`."""
         assert self.placement is not None
-        changing = [*self.trainable, *self.seeds.states]
-        return ids_function(self.model, self.placement, features, mode, changing)
+        key = (mode, repr(features))
+        if key not in self._ids_functions:
+            changing = [*self.trainable, *self.seeds.states]
+            self._ids_functions[key] = ids_function(self.model, self.placement, features, mode, changing)
+        return self._ids_functions[key]
 
 
 def build_model(
@@ -76,7 +81,7 @@ def build_model(
     Args:
         threshold_bytes: tables of `keras.layers.Embedding` that are larger live on the parameter servers, as those of
             `elasticdl.layers.Embedding` do; None: there are no parameter servers.
-        features: spec of batched features, asked for only if the model has no input shapes of its own, or tables.
+        features: spec of batched features, asked for only if the model has code of the user's own, or tables.
 
     Raises:
         ModelDefinitionError: the module raises, returns no Keras model, or uses something unsupported.
@@ -121,8 +126,11 @@ def _built(
         if not _is_built(model):
             example = zeros_like_spec(features())
             user_call(lambda: model(example, training=False), f"{definition.path}: {definition.symbol}.call")
+        if _has_own_code(model):
+            user_call(lambda: _trace_training(model, features()), f"{definition.path}: {definition.symbol}.call")
         if swap is not None:
             swap.keep_frozen(model)
+            swap.drop_strangers(model)
     trainable = tuple(model.trainable_variables)
     _check_trainable(definition, trainable)
     others = list({id(v): v for v in model.non_trainable_weights}.values())
@@ -134,17 +142,6 @@ def _built(
     initial = Parameters(flat_values(trainable), flat_values(non_trainable))
     seeds = StepSeeds(generator_states(model), seed)
     return BuiltModel(model, trainable, non_trainable, own, placement, seeds, initial)
-
-
-def user_call(function: Callable[[], Any], what: str) -> Any:
-    """Calls user code; whatever it raises becomes a `ModelDefinitionError` with its traceback."""
-    try:
-        return function()
-    except ElasticDLError:
-        raise
-    except Exception as error:
-        message = f"{what} raised {type(error).__name__}: {error}"
-        raise ModelDefinitionError(message, details=traceback.format_exc()) from error
 
 
 def flat_values(variables: Sequence[Any]) -> Floats:
@@ -161,9 +158,16 @@ def flat_tensor(variables: Sequence[Any]) -> Any:
 
 def assign_flat(variables: Sequence[Any], flat: Any) -> None:
     """Sets variables from one vector, inside a graph or outside."""
-    if variables:
-        for variable, part in zip(variables, tf.split(flat, [_size(v) for v in variables]), strict=True):
-            variable.assign(tf.reshape(part, variable.shape))
+    for variable, part in zip(variables, split_flat(variables, flat), strict=True):
+        variable.assign(part)
+
+
+def split_flat(variables: Sequence[Any], flat: Any) -> list[Any]:
+    """The values of variables in one vector, inside a graph or outside."""
+    if not variables:
+        return []
+    parts = tf.split(flat, [_size(v) for v in variables])
+    return [tf.reshape(part, variable.shape) for variable, part in zip(variables, parts, strict=True)]
 
 
 def unique_names(variables: Sequence[Any]) -> list[str]:
@@ -180,6 +184,16 @@ def unique_names(variables: Sequence[Any]) -> list[str]:
 
 def _size(variable: Any) -> int:
     return int(np.prod(variable.shape, dtype=np.int64))
+
+
+def _has_own_code(model: Any) -> bool:
+    """Whether the model or a layer is of a class of the user's."""
+    return any(type(part).__module__.partition(".")[0] not in _KNOWN_PACKAGES for part in model._flatten_layers())
+
+
+def _trace_training(model: Any, features: Any) -> None:
+    """Makes the variables of layers that the user's code calls in training alone; it runs nothing."""
+    tf.function(lambda given: model(given, training=True), autograph=False).get_concrete_function(features)
 
 
 def _is_built(model: Any) -> bool:

@@ -13,6 +13,7 @@ _STATEFUL_RANDOM = re.compile(
     r"Random(?!Dataset)|Rng|Multinomial|TruncatedNormal|SampleDistortedBoundingBox|Stateful(Uniform|Standard|Truncated)"
 )
 _PYTHON = re.compile(r"PyFunc")
+_CONTROL_FLOW = re.compile(r"(Stateless)?(If|Case|While)$|For$|(Ref)?(Switch|Merge|Enter|Exit|NextIteration)$")
 _SLOW_WITH_XLA = re.compile(r"Conv\dD|DepthwiseConv|While$|StatelessWhile$")
 
 
@@ -38,6 +39,11 @@ def stateful_random(operations: Iterable[str]) -> list[str]:
 def not_vectorisable(operations: Iterable[str]) -> list[str]:
     """Those that mean something else, or nothing, for many records at once: anything random, anything in Python."""
     return sorted(op for op in operations if _STATEFUL_RANDOM.search(op) or _PYTHON.search(op))
+
+
+def has_control_flow(operations: Iterable[str]) -> bool:
+    """Whether there are conditions or loops, which TensorFlow does not run in one thread."""
+    return any(_CONTROL_FLOW.match(op) for op in operations)
 
 
 def slow_with_xla(operations: Iterable[str]) -> str:

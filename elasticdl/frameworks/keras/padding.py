@@ -47,7 +47,6 @@ class Padding:
         self._built = built
         self._mode = mode
         self._size = size
-        self._make_ids: Any = None
         self._is_exact: bool | None = None
 
     def run(
@@ -88,11 +87,8 @@ class Padding:
         if not minibatch.ids:
             return {}
         element = tf.nest.pack_sequence_as(minibatch.spec, leaves, expand_composites=True)
-        features = take_apart(self._mode, element).features
-        if self._make_ids is None:
-            spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), features)
-            self._make_ids = self._built.make_ids(spec, self._mode)
-        found = {name: part.numpy() for name, part in self._make_ids(features).items()}
+        make_ids = self._built.make_ids(take_apart(self._mode, minibatch.spec).features, self._mode)
+        found = {name: part.numpy() for name, part in make_ids(take_apart(self._mode, element).features).items()}
         return {name: found.get(name, ids) for name, ids in minibatch.ids.items()}
 
 

@@ -6,7 +6,6 @@ retries and never looks inside a record.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -16,10 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
-from elasticdl.frameworks.keras.elements import Elements
+from elasticdl.frameworks.keras.elements import Elements, Packing, mapped_inline
 from elasticdl.frameworks.keras.examples import Minibatch, size_of, take_apart
 from elasticdl.frameworks.keras.feed import TracedFeed
 from elasticdl.frameworks.keras.ids import complete, out_of_range
+from elasticdl.frameworks.processors import num_processors
 from elasticdl.layers.placement import TableSpec
 
 _PREFETCH = 2
@@ -55,8 +55,7 @@ class TaskSource:
             if task is None:
                 return
             self.leases.append(task.lease)
-            records = np.empty(len(task.records), dtype=object)
-            records[:] = task.records
+            records = np.fromiter(task.records, dtype=object, count=len(task.records))
             yield np.int64(task.lease), np.int64(task.seed & _SEED_MASK), records
 
     def ended(self) -> None:
@@ -99,7 +98,7 @@ class Pipeline:
         self._make_ids = make_ids
         self._dataset: Any = None
         self._source: TaskSource | None = None
-        self._content: Any = None  # spec of an element and its ids, once traced
+        self._packing: Packing | None = None  # once traced
         self.spec: Any = None  # of a minibatch's element, once traced
 
     def batches(self, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
@@ -111,7 +110,8 @@ class Pipeline:
                 return
             self._trace(first)
             source = TaskSource(_chained(first, tasks))
-        elements = Elements(self._dataset, self._content)
+        assert self._packing is not None
+        elements = Elements(self._dataset, self._packing.is_plain)
         self._source = source
         try:
             yield from self._run(elements, source)
@@ -138,7 +138,7 @@ class Pipeline:
                 yield Batch(int(lease), n, end=True)
                 task, n = task + 1, 0
             else:
-                yield self._batch(int(lease), n, int(size), elements.open(content))
+                yield self._batch(int(lease), n, int(size), Packing.unpack(content))
                 n += 1
 
     def _batch(self, lease: int, n: int, size: int, parts: list[Any]) -> Batch:
@@ -176,7 +176,7 @@ class Pipeline:
         options = tf.data.Options()
         options.deterministic = True
         # Waiting for a task must not take a thread from the steps.
-        options.threading.private_threadpool_size = (os.cpu_count() or 1) + 1
+        options.threading.private_threadpool_size = num_processors() + 1
         # It breaks graphs in which a dataset has two successors, as the trials of vectorised maps leave them.
         options.experimental_optimization.map_and_batch_fusion = False
         return whole.prefetch(_PREFETCH).with_options(options)
@@ -188,19 +188,18 @@ class Pipeline:
         ids = self._make_ids(take_apart(self._mode, self.spec).features) if self._tables else None
         most = tf.size(records, tf.int64) * _MOST_SAMPLES_PER_RECORD // self._minibatch_size + 1
 
-        def numbered(n: Any, parts: Any) -> Any:
+        def minibatch(n: Any, parts: Any) -> Any:
             tf.debugging.Assert(
                 n < most, [f"feed makes more than {_MOST_SAMPLES_PER_RECORD} samples a record: does it ever end?"]
             )
             found = {} if ids is None else ids(take_apart(self._mode, parts).features)
             content = (parts, complete(found, self._tables))
-            self._content = tf.nest.map_structure(tf.type_spec_from_value, content)
-            return tf.stack([lease, n, size_of(parts)]), tf.experimental.Optional.from_value(content)
+            self._packing = Packing(tf.nest.map_structure(tf.type_spec_from_value, content))
+            return self._packing.pack([lease, n, size_of(parts)], content)
 
-        full = minibatches.enumerate().map(numbered)
-        nothing = tf.experimental.Optional.empty(self._content)
-        end = tf.data.Dataset.from_tensors((tf.stack([lease, _END, 0]), nothing))
-        return full.concatenate(end)
+        full = mapped_inline(minibatches.enumerate(), minibatch)
+        assert self._packing is not None
+        return full.concatenate(tf.data.Dataset.from_tensors(self._packing.end([lease, _END, 0])))
 
 
 def batched(samples: Any, size: int) -> Any:

@@ -24,15 +24,37 @@ class StepSeeds:
     """Sets the seed generators of a model, and the one that Keras falls back to, inside a compiled function."""
 
     def __init__(self, states: Sequence[Any], seed: int) -> None:
-        self._fallback = keras.random.SeedGenerator(seed)
+        self._fallback = _Fallback(seed)
+        self._of_layers = tuple(states)
         self.states = (self._fallback.state, *states)
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether what has been traced draws numbers, or may."""
+        return bool(self._of_layers) or self._fallback.is_used
+
+    def install(self) -> None:
+        """Makes Keras fall back to our generator; call it where the function is traced."""
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, self._fallback)
 
     def assign(self, seed: Any) -> None:
         """Call it where the function is traced; `seed` is an int64 scalar."""
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, self._fallback)
+        self.install()
         for index, state in enumerate(self.states):
             value = tf.random.stateless_uniform([2], tf.stack([seed, index]), 0, _LARGEST, tf.int64)
             state.assign(tf.cast(value, state.dtype))
+
+
+class _Fallback(keras.random.SeedGenerator):  # type: ignore[misc]
+    """Notes that somebody draws from it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.is_used = False
+
+    def next(self, ordered: bool = True) -> Any:
+        self.is_used = True
+        return super().next(ordered)
 
 
 def as_int64(seed: int) -> int:

@@ -84,6 +84,14 @@ class Swap:
             if isinstance(layer, MovedEmbedding) and not layer.trainable:
                 self.keep(layer, "it is not trainable")
 
+    def drop_strangers(self, model: Any) -> None:
+        """For the end of the making: layers that are no part of the model, as after a copy, have no table."""
+        own = {id(layer) for layer in model._flatten_layers()}
+        for table, layer in list(self._moved.items()):
+            if id(layer) not in own:
+                self.placement.remove(table)
+                del self._moved[table]
+
     def log(self, model: Any) -> None:
         """Says once which tables moved, and which large ones did not, and why."""
         for layer in model._flatten_layers():
@@ -157,8 +165,12 @@ class Swap:
         return str(name)
 
 
+@keras.saving.register_keras_serializable(package="elasticdl")
 class MovedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
-    """A `keras.layers.Embedding` without a variable: no such layer is ever made, a layer becomes one."""
+    """A `keras.layers.Embedding` without a variable: no such layer is ever made, a layer becomes one.
+
+    From its config a `keras.layers.Embedding` is made, so that a model can be made from another's.
+    """
 
     swap: Swap
     table: str
@@ -207,6 +219,8 @@ class MovedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
         return keras.layers.Embedding.from_config(config)
 
     def _vectors(self, inputs: Any) -> Any:
+        if self.table not in self.swap.placement.tables:
+            raise Unmovable(self.path, "the layer is no part of the model")
         ids = tf.cast(tf.reshape(inputs, [-1]), tf.int64)
         rows = self.swap.placement.rows(self.table, ids, self.output_dim)
         vectors = tf.reshape(rows, tf.concat([tf.shape(inputs), [self.output_dim]], 0))

@@ -5,6 +5,10 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -73,17 +77,28 @@ class Output {
   py::array array_;
 };
 
-// A new array, its values not set.
+constexpr uintptr_t kCacheLine = 64;
+
+// A new array, its values not set.  It begins where a cache line does: TensorFlow takes such arrays without a copy.
 template <typename T>
 py::array_t<T> new_array(std::vector<py::ssize_t> shape) {
-  return py::array_t<T>(std::move(shape));
+  const auto size = std::accumulate(shape.begin(), shape.end(), py::ssize_t{1}, std::multiplies<>());
+  // Not `aligned_alloc`: what is freed after it serves the next array of the same size badly.
+  void* memory = std::malloc(static_cast<size_t>(size) * sizeof(T) + kCacheLine);
+  if (memory == nullptr) throw std::bad_alloc();
+  const py::capsule owner(memory, [](void* owned) { std::free(owned); });
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  auto* first = reinterpret_cast<T*>((address + kCacheLine - 1) / kCacheLine * kCacheLine);
+  return py::array_t<T>(std::move(shape), first, owner);
 }
 
 inline void check(bool right, const std::string& text) {
   if (!right) throw py::value_error(text);
 }
 
+void bind_frame_io(py::module_& module);
 void bind_optimizers(py::module_& module);
+void bind_records(py::module_& module);
 void bind_tables(py::module_& module);
 
 }  // namespace elasticdl

@@ -137,6 +137,12 @@ py::object converted(const py::object& values_object) {
   return result;
 }
 
+bool is_within(const py::object& ids_object, int64_t bound) {
+  const Input<int64_t> ids(ids_object, "ids");
+  const py::gil_scoped_release released;
+  return ids_within(ids.data(), ids.size(), bound);
+}
+
 bool is_finite(const py::object& values_object) {
   const Input<float> values(values_object, "values");
   const py::gil_scoped_release released;
@@ -149,7 +155,9 @@ bool is_finite(const py::object& values_object) {
 PYBIND11_MODULE(_native, module) {
   using namespace elasticdl;
   module.doc() = "C++ kernels; _native.pyi says what they do.";
+  bind_frame_io(module);
   bind_optimizers(module);
+  bind_records(module);
   bind_tables(module);
   module.def("unique", &unique, py::arg("ids"));
   module.def("gather", &gather, py::arg("rows"), py::arg("positions"), py::arg("out") = py::none());
@@ -162,5 +170,6 @@ PYBIND11_MODULE(_native, module) {
   module.def("from_half", &converted<uint16_t, float, &from_half>, py::arg("values"));
   module.def("to_bfloat16", &converted<float, uint16_t, &to_bfloat16>, py::arg("values"));
   module.def("from_bfloat16", &converted<uint16_t, float, &from_bfloat16>, py::arg("values"));
+  module.def("all_within", &is_within, py::arg("ids"), py::arg("bound"));
   module.def("all_finite", &is_finite, py::arg("values"));
 }

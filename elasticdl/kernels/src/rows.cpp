@@ -11,6 +11,7 @@ namespace elasticdl {
 namespace {
 
 constexpr int64_t kAhead = 16;  // rows prefetched ahead
+constexpr int64_t kHashedAtOnce = 128;
 
 template <int64_t kDim>
 void gather_fixed(const float* rows, const int32_t* positions, int64_t n, float* out) {
@@ -20,6 +21,10 @@ void gather_fixed(const float* rows, const int32_t* positions, int64_t n, float*
     std::memcpy(out + i * kDim, rows + positions[i] * kDim, kDim * sizeof(float));
   }
   for (int64_t i = warm; i < n; ++i) std::memcpy(out + i * kDim, rows + positions[i] * kDim, kDim * sizeof(float));
+}
+
+ELASTICDL_CLONES void hash_ids(const int64_t* ids, int64_t n, uint64_t* hashes) {
+  for (int64_t i = 0; i < n; ++i) hashes[i] = hash_id(ids[i]);
 }
 
 ELASTICDL_CLONES void add(const float* __restrict source, int64_t n, float* __restrict target) {
@@ -45,18 +50,23 @@ int64_t find_unique(const int64_t* ids, int64_t n, int64_t* unique, int32_t* pos
   auto table = std::unique_ptr<int32_t[]>(new int32_t[places]);  // -1: free
   std::memset(table.get(), 0xFF, places * sizeof(int32_t));
   int64_t count = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) __builtin_prefetch(&table[hash_id(ids[i + kAhead]) & mask]);
-    const int64_t id = ids[i];
-    uint64_t place = hash_id(id) & mask;
-    int32_t found;
-    while ((found = table[place]) >= 0 && unique[found] != id) place = (place + 1) & mask;
-    if (found < 0) {
-      found = static_cast<int32_t>(count++);
-      table[place] = found;
-      unique[found] = id;
+  uint64_t hashes[kHashedAtOnce];
+  for (int64_t start = 0; start < n; start += kHashedAtOnce) {
+    const int64_t size = std::min(kHashedAtOnce, n - start);
+    hash_ids(ids + start, size, hashes);
+    for (int64_t i = 0; i < size; ++i) __builtin_prefetch(&table[hashes[i] & mask]);
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t id = ids[start + i];
+      uint64_t place = hashes[i] & mask;
+      int32_t found;
+      while ((found = table[place]) >= 0 && unique[found] != id) place = (place + 1) & mask;
+      if (found < 0) {
+        found = static_cast<int32_t>(count++);
+        table[place] = found;
+        unique[found] = id;
+      }
+      positions[start + i] = found;
     }
-    positions[i] = found;
   }
   return count;
 }
@@ -95,6 +105,12 @@ ELASTICDL_CLONES bool all_within(const int32_t* positions, int64_t n, int64_t bo
   const uint32_t largest = bound > 0 ? static_cast<uint32_t>(std::min<int64_t>(bound - 1, INT32_MAX)) : 0;
   bool outside = n > 0 && bound <= 0;
   for (int64_t i = 0; i < n; ++i) outside |= static_cast<uint32_t>(positions[i]) > largest;
+  return !outside;
+}
+
+ELASTICDL_CLONES bool ids_within(const int64_t* ids, int64_t n, int64_t bound) {
+  bool outside = false;
+  for (int64_t i = 0; i < n; ++i) outside |= ids[i] < 0 || ids[i] >= bound;
   return !outside;
 }
 

@@ -19,6 +19,9 @@ void sum_rows(const float* gradients, const int32_t* positions, int64_t n, int64
 // Whether all positions are in [0, bound).
 bool all_within(const int32_t* positions, int64_t n, int64_t bound);
 
+// Whether all ids are in [0, bound).
+bool ids_within(const int64_t* ids, int64_t n, int64_t bound);
+
 // The bucket of each id.
 void find_buckets(const int64_t* ids, int64_t n, uint16_t* buckets);
 

@@ -17,7 +17,7 @@ constexpr int64_t kFewestAtOnce = 1024;
 constexpr int64_t kBytesAtOnce = 512 << 10;
 constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kEntriesAhead = 32;    // index entries prefetched ahead
-constexpr int64_t kRowsAhead = 32;       // rows found and prefetched before they are used
+constexpr int64_t kRowsAhead = 16;       // rows found and prefetched before they are used
 constexpr int64_t kLinesAhead = 16;      // cache lines of one row that are prefetched
 constexpr int64_t kFloatsPerLine = 16;
 constexpr size_t kMostSlots = 8;
@@ -78,45 +78,85 @@ Table::Table(int64_t dim, const Initializer& initializer, const Rule& rule,
   }
 }
 
+// The rows of a batch, found some way ahead of their use, so that they are on their way meanwhile.  Stripes are locked in
+// their order and until their last row has been used: no two threads wait for each other.
+class Table::Walk {
+ public:
+  Walk(Table* table, const SortedBatch& batch) : table_(table), batch_(batch) {}
+  ~Walk() {
+    for (int number = first_locked_; number < end_locked_; ++number) unlock(number);
+  }
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
+
+  // find(stripe, at) returns a row and prefetches it, use(stripe, row, at) follows kRowsAhead calls later.
+  template <class Find, class Use>
+  void run(Find find, Use use) {
+    const int64_t n = batch_.size();
+    for (int64_t at = 0; at < std::min(n, kEntriesAhead); ++at) table_->prefetch_entry(batch_, at);
+    float* rows[kRowsAhead];
+    int64_t found = 0;
+    for (int64_t used = -kRowsAhead; used < n; ++used) {
+      if (used >= 0) {
+        const int number = stripe_of(batch_.hash(used));
+        use(*table_->stripes_[number], rows[used % kRowsAhead], used);
+        if (used + 1 == batch_.end(number)) unlock_to(number + 1);
+      }
+      if (found < n) {
+        const int number = stripe_of(batch_.hash(found));
+        if (number >= end_locked_) lock_to(number);
+        table_->prefetch_entry(batch_, found + kEntriesAhead);
+        rows[found % kRowsAhead] = find(table_->stripes_[number].get(), found);
+        ++found;
+      }
+    }
+  }
+
+ private:
+  bool is_in_batch(int number) const { return batch_.begin(number) < batch_.end(number); }
+  void unlock(int number) {
+    if (is_in_batch(number)) table_->stripes_[number]->mutex.unlock();
+  }
+  void lock_to(int number) {
+    table_->stripes_[number]->mutex.lock();  // those between have no rows in the batch
+    end_locked_ = number + 1;
+  }
+  void unlock_to(int end) {
+    for (; first_locked_ < end; ++first_locked_) unlock(first_locked_);
+  }
+
+  Table* table_;
+  const SortedBatch& batch_;
+  int first_locked_ = 0;
+  int end_locked_ = 0;
+};
+
 void Table::pull(const int64_t* ids, int64_t n, bool create, float* out) {
   SortedBatch batch(std::min(n, kMostAtOnce));
   std::vector<int64_t> missing;
   for (int64_t start = 0; start < n; start += kMostAtOnce) {
-    batch.sort(ids + start, std::min(kMostAtOnce, n - start));
-    for (int64_t at = 0; at < kEntriesAhead; ++at) prefetch_entry(batch, at);
-    float* out_start = out + start * dim_;
-    for (int number = 0; number < kStripes; ++number) {
-      if (batch.begin(number) < batch.end(number)) {
-        pull_stripe(batch, number, ids + start, create, out_start, &missing);
-      }
-    }
-    for (const int64_t position : missing) initializer_.fill_row(ids[start + position], dim_, out_start + position * dim_);
+    const int64_t* of_batch = ids + start;
+    float* rows = out + start * dim_;
+    batch.sort(of_batch, std::min(kMostAtOnce, n - start));
+    Walk(this, batch).run(
+        [&](Stripe* stripe, int64_t at) {
+          const int64_t position = batch.position(at);
+          float* row = stripe->index.find(batch.hash(at));
+          if (row == nullptr && create) row = create_row(stripe, of_batch[position], batch.hash(at));
+          if (row != nullptr) prefetch_row<0>(row, dim_);
+          __builtin_prefetch(rows + position * dim_, 1);
+          return row;
+        },
+        [&](Stripe&, const float* row, int64_t at) {
+          const int64_t position = batch.position(at);
+          if (row != nullptr) {
+            copy_row(row, dim_, rows + position * dim_);
+          } else {
+            missing.push_back(position);
+          }
+        });
+    for (const int64_t position : missing) initializer_.fill_row(of_batch[position], dim_, rows + position * dim_);
     missing.clear();
-  }
-}
-
-void Table::pull_stripe(const SortedBatch& batch, int number, const int64_t* ids, bool create, float* out,
-                        std::vector<int64_t>* missing) {
-  Stripe& stripe = *stripes_[number];
-  const float* rows[kRowsAhead];
-  const std::lock_guard<std::mutex> lock(stripe.mutex);
-  for (int64_t start = batch.begin(number); start < batch.end(number); start += kRowsAhead) {
-    const int64_t n = std::min(kRowsAhead, batch.end(number) - start);
-    for (int64_t i = 0; i < n; ++i) {
-      prefetch_entry(batch, start + i + kEntriesAhead);
-      const uint64_t hash = batch.hash(start + i);
-      rows[i] = stripe.index.find(hash);
-      if (rows[i] == nullptr && create) rows[i] = create_row(&stripe, ids[batch.position(start + i)], hash);
-      if (rows[i] != nullptr) prefetch_row<0>(rows[i], dim_);
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t position = batch.position(start + i);
-      if (rows[i] != nullptr) {
-        copy_row(rows[i], dim_, out + position * dim_);
-      } else {
-        missing->push_back(position);
-      }
-    }
   }
 }
 
@@ -135,39 +175,24 @@ void Table::apply(const int64_t* ids, const float* gradients, int64_t n, const f
   for (int64_t start = 0; start < num_unique; start += batch_size) {
     batch.sort(unique.get() + start, std::min(batch_size, num_unique - start));
     const float* of_batch = gradients + start * dim_;
+    const int64_t* ids_of_batch = unique.get() + start;
     prefetch_all(of_batch, batch.size() * dim_);
-    for (int64_t at = 0; at < kEntriesAhead; ++at) prefetch_entry(batch, at);
-    for (int number = 0; number < kStripes; ++number) {
-      if (batch.begin(number) < batch.end(number)) {
-        apply_stripe(batch, number, unique.get() + start, of_batch, scalars, clip);
-      }
-    }
-  }
-}
-
-void Table::apply_stripe(const SortedBatch& batch, int number, const int64_t* ids, const float* gradients,
-                         const float* scalars, float clip) {
-  Stripe& stripe = *stripes_[number];
-  float* rows[kRowsAhead];
-  float* slots[kMostSlots];
-  const std::lock_guard<std::mutex> lock(stripe.mutex);
-  for (int64_t start = batch.begin(number); start < batch.end(number); start += kRowsAhead) {
-    const int64_t n = std::min(kRowsAhead, batch.end(number) - start);
-    for (int64_t i = 0; i < n; ++i) {
-      prefetch_entry(batch, start + i + kEntriesAhead);
-      const uint64_t hash = batch.hash(start + i);
-      rows[i] = stripe.index.find(hash);
-      if (rows[i] == nullptr) rows[i] = create_row(&stripe, ids[batch.position(start + i)], hash);
-      prefetch_row<1>(rows[i], stride_);
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      float* row = rows[i];
-      stripe.slabs.preserve(row);
-      for (size_t slot = 0; slot < slot_initial_.size(); ++slot) slots[slot] = row + (slot + 1) * dim_;
-      const float* gradient = gradients + batch.position(start + i) * dim_;
-      rule_.apply(row, slots, gradient, static_cast<size_t>(dim_), scalars, clip);
-      constraint_.apply(dim_, row);
-    }
+    float* slots[kMostSlots];
+    Walk(this, batch).run(
+        [&](Stripe* stripe, int64_t at) {
+          const int64_t position = batch.position(at);
+          float* row = stripe->index.find(batch.hash(at));
+          if (row == nullptr) row = create_row(stripe, ids_of_batch[position], batch.hash(at));
+          prefetch_row<1>(row, stride_);
+          return row;
+        },
+        [&](Stripe& stripe, float* row, int64_t at) {
+          stripe.slabs.preserve(row);
+          for (size_t slot = 0; slot < slot_initial_.size(); ++slot) slots[slot] = row + (slot + 1) * dim_;
+          const float* gradient = of_batch + batch.position(at) * dim_;
+          rule_.apply(row, slots, gradient, static_cast<size_t>(dim_), scalars, clip);
+          constraint_.apply(dim_, row);
+        });
   }
 }
 

@@ -18,8 +18,8 @@
 
 namespace elasticdl {
 
-// Ids are spread over stripes, each with a lock.  A batch is sorted by stripe, so that each lock is taken once.  No
-// thread holds two of them, but for a moment to freeze.
+// Ids are spread over stripes, each with a lock.  A batch is sorted by stripe, so that each lock is taken once.  Who holds
+// several has taken them in their order.
 class Table {
  public:
   static constexpr int64_t kLargestBatch = INT32_MAX;  // ids of one call
@@ -70,10 +70,8 @@ class Table {
     Slabs slabs;
     uint64_t view = 0;  // frozen for it; 0: not frozen
   };
-  void pull_stripe(const SortedBatch& batch, int number, const int64_t* ids, bool create, float* out,
-                   std::vector<int64_t>* missing);
-  void apply_stripe(const SortedBatch& batch, int number, const int64_t* ids, const float* gradients,
-                    const float* scalars, float clip);
+  class Walk;
+
   float* create_row(Stripe* stripe, int64_t id, uint64_t hash);
   // Adds a row that is not there, with fresh slots; its values are still to be filled in.
   float* add_row(Stripe* stripe, int64_t id, uint64_t hash);

@@ -6,18 +6,25 @@ The shell executes the commands of one event in their order.  Where a command ca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticdl.master.core.values import DataKind, Lease, Level, Partition, PsAddress, Role
+from elasticdl.master.core.values import DataKind, Lease, Level, Partition, Plan, PsAddress, Role, Shard, World
 
 # Answers ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A worker is known now.  `partition` is None until every PS is ready, and without PS."""
+    """A worker is known now.
+
+    Attributes:
+        partition: None until every PS is ready, and without PS.
+        plan: of a job that runs a command; None until its data are known.
+    """
 
     partition: Partition | None
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,20 @@ class LeaseGranted:
 @dataclass(frozen=True, slots=True)
 class NoLeaseNow:
     """Ask again at once: the long poll was long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGiven:
+    """Records to compile a step on; no lease."""
+
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class WorldPlanned:
+    """A world newer than the known one.  Who is not in it leaves the one that it is in, and waits for the next."""
+
+    world: World
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +83,9 @@ class HeartbeatAnswer:
         partition: only when newer than the one seen.
         stop: leave now.
         num_pushing: to a PS: workers that train now.
+        world_version: the newest that is planned.
+        whole_epochs: with a fixed global batch: of so many epochs every planned task is done or this worker's.
+        newest_lease: with a fixed global batch: the newest training lease that it holds.
     """
 
     known: bool
@@ -69,6 +93,9 @@ class HeartbeatAnswer:
     partition: Partition | None = None
     stop: bool = False
     num_pushing: int = 0
+    world_version: int = 0
+    whole_epochs: int = 0
+    newest_lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +113,17 @@ class PsAdmitted:
 
 
 Answer = (
-    Registered | LeaseGranted | NoLeaseNow | JobOver | UnknownWorker | Accepted | Refused | HeartbeatAnswer | PsAdmitted
+    Registered
+    | LeaseGranted
+    | SampleGiven
+    | WorldPlanned
+    | NoLeaseNow
+    | JobOver
+    | UnknownWorker
+    | Accepted
+    | Refused
+    | HeartbeatAnswer
+    | PsAdmitted
 )
 
 # Commands --------------------------------------------------------------------------------------------------------
@@ -158,9 +195,24 @@ class SaveCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Wake:
+    """A `Tick` is wanted after this time, before the next one that comes by itself."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     level: Level
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The numbers of an evaluation, for those who watch the job."""
+
+    step: int
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +229,16 @@ class EndJob:
     pod: str = ""
 
 
-Command = Reply | Persist | CreatePod | DeletePod | ListShards | ReadAppliedSets | SaveCheckpoint | Log | EndJob
+Command = (
+    Reply
+    | Persist
+    | CreatePod
+    | DeletePod
+    | ListShards
+    | ReadAppliedSets
+    | SaveCheckpoint
+    | Wake
+    | Log
+    | Measured
+    | EndJob
+)

@@ -5,6 +5,7 @@ A source is listed by the worker (a custom reader) or by the shell; which of the
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import cut
-from elasticdl.master.core.values import DataKind, Shard
+from elasticdl.master.core.values import DataKind, Plan, Shard
 
 
 class Data:
@@ -23,6 +24,8 @@ class Data:
         self.has_model = False
         self.has_metrics = False
         self._shards: dict[DataKind, tuple[Shard, ...]] = {}
+        self.plan: Plan | None = None
+        self.callbacks: dict[str, Any] = {}  # what the master decides for the user's
         sources = {
             DataKind.TRAINING: settings.has_training_data,
             DataKind.VALIDATION: settings.has_validation_data,
@@ -34,11 +37,46 @@ class Data:
     def is_known(self) -> bool:
         return self.has_model and all(kind in self._shards for kind in self._kinds)
 
-    def model_reported(self, has_metrics: bool, shards: Mapping[DataKind, tuple[Shard, ...]]) -> list[DataKind]:
+    @property
+    def settings(self) -> JobSettings:
+        """The job's, with the plan of a user's own script, and of callbacks, in the place of the flags."""
+        plan, settings = self.plan, self._settings
+        limits = [limit for limit in (settings.max_step, self.callbacks.get("max_steps", 0)) if limit > 0]
+        if limits and min(limits) != settings.max_step:
+            settings = dataclasses.replace(settings, max_step=min(limits))
+        if plan is None:
+            return settings
+        return dataclasses.replace(
+            settings,
+            minibatch_size=plan.minibatch_size,
+            num_minibatches_per_task=plan.num_minibatches_per_task,
+            num_epochs=settings.num_epochs if plan.num_epochs is None else plan.num_epochs,
+        )
+
+    def plan_in_force(self) -> Plan:
+        """What workers are told."""
+        settings, shards = self.settings, self.planned_shards()
+        size = settings.minibatch_size
+        return Plan(
+            size,
+            settings.num_minibatches_per_task,
+            settings.num_epochs,
+            num_records=sum(len(shard) for shard in shards),
+            num_minibatches=sum(-(-len(task) // size) for task in cut(shards, settings.records_per_task)),
+        )
+
+    def model_reported(
+        self,
+        has_metrics: bool,
+        shards: Mapping[DataKind, tuple[Shard, ...]],
+        plan: Plan | None = None,
+        callbacks: Mapping[str, Any] | None = None,
+    ) -> list[DataKind]:
         """A worker has loaded the model; the kinds of data that the shell must list."""
         if self.has_model:
             return []
-        self.has_model, self.has_metrics = True, has_metrics
+        self.has_model, self.has_metrics, self.plan = True, has_metrics, plan
+        self.callbacks = dict(callbacks or {})
         for kind in self._kinds:
             if kind in shards:
                 self.listed(kind, shards[kind])
@@ -57,16 +95,19 @@ class Data:
     def planned_shards(self) -> tuple[Shard, ...]:
         """What the epochs go over."""
         kind = DataKind.TRAINING if self._settings.trains else DataKind.PREDICTION
+        kind = DataKind.VALIDATION if self._settings.evaluates_alone else kind
         return self._shards.get(kind, ())
 
     def evaluation_slices(self) -> tuple[Shard, ...]:
-        """The tasks of an evaluation; none if nothing can be evaluated."""
+        """The tasks of an evaluation beside the plan; none if nothing can be evaluated."""
+        if self._settings.evaluates_alone:
+            return ()
         shards = self._shards.get(DataKind.VALIDATION, ()) if self.has_metrics else ()
-        return cut(shards, self._settings.records_per_task)
+        return cut(shards, self.settings.records_per_task)
 
     def fingerprint(self) -> str:
         """Of everything that says which records a minibatch holds."""
-        settings = self._settings
+        settings = self.settings
         shards = [[shard.name, shard.start, shard.end] for shard in self._shards.get(DataKind.TRAINING, ())]
         known = [shards, settings.minibatch_size, settings.num_minibatches_per_task, settings.seed]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
@@ -75,9 +116,14 @@ class Data:
         return {
             "has_model": self.has_model,
             "has_metrics": self.has_metrics,
+            "plan": None if self.plan is None else list(dataclasses.astuple(self.plan)),
+            "callbacks": self.callbacks,
             "shards": {kind: [[s.name, s.start, s.end] for s in shards] for kind, shards in self._shards.items()},
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         self.has_model, self.has_metrics = saved["has_model"], saved["has_metrics"]
+        self.callbacks = saved.get("callbacks", {})
+        plan = saved.get("plan")
+        self.plan = None if plan is None else Plan(*plan)
         self._shards = {DataKind(k): tuple(Shard(*s) for s in shards) for k, shards in saved["shards"].items()}

@@ -46,7 +46,10 @@ class Epoch:
         self._slices = slices
         self._minibatch_size = settings.minibatch_size
         self._shortened: dict[int, Shard] = {}
-        self.order = self._plan(permutation(settings.seed, number, len(slices)), budget)
+        in_order = list(range(len(slices)))
+        order = permutation(settings.seed, number, len(slices)) if settings.trains else in_order
+        self.order = self._plan(order, budget)
+        self.verb = settings.verb
         self.planned_records = sum(len(self.slice(task)) for task in self.order)
         self.records = sum(len(shard) for shard in slices)
         self.todo = deque(self.order)
@@ -63,6 +66,8 @@ class Epoch:
         self._excluded: dict[int, frozenset[int]] = {}
         self._skipped: dict[int, frozenset[int]] = {}  # minibatches that are, or are about to be, empty in the model
         self._saved: dict[str, Any] | None = None
+        self._places: dict[int, int] | None = None  # of the tasks in the order, once that is asked for
+        self._unplanned: frozenset[int] = frozenset()  # tasks that were planned before training was stopped
 
     def _plan(self, order: list[int], budget: int | None) -> list[int]:
         if budget is None:
@@ -79,12 +84,40 @@ class Epoch:
             planned.append(task)
         return planned
 
+    def stop(self) -> None:
+        """Training is to end: of what nobody has begun nothing is planned any more."""
+        self._leave_out(task for task in self.todo if self.applied(task) == NOTHING)
+
+    def _leave_out(self, tasks: Iterable[int]) -> None:
+        self._unplanned = self._unplanned.union(tasks)
+        self.order = [task for task in self.order if task not in self._unplanned]
+        self.todo = deque(task for task in self.todo if task not in self._unplanned)
+        self.planned_records = sum(len(self.slice(task)) for task in self.order)
+        self._places = self._saved = None
+
+    def plan_again(self, tasks: Iterable[int]) -> None:
+        """The model holds parts of these tasks: those that were left out are not."""
+        for task in self._unplanned.intersection(tasks):
+            self._unplanned -= {task}
+            self.order.append(task)
+            self.planned_records += len(self.slice(task))
+            self._places = self._saved = None
+            self.open_again(task)
+
     def slice(self, task: int) -> Shard:
         return self._shortened.get(task, self._slices[task])
 
     def excluded(self, task: int) -> frozenset[int]:
         """Quarantined records of a task, by record number in the shard."""
         return self._excluded.get(task, frozenset())
+
+    def open_again(self, task: int) -> None:
+        """Puts a planned task back into the todo list: at its place in the order, so before all later ones."""
+        if self._places is None:
+            self._places = {one: place for place, one in enumerate(self.order)}
+        place = self._places[task]
+        index = next((i for i, one in enumerate(self.todo) if self._places[one] > place), len(self.todo))
+        self.todo.insert(index, task)
 
     @property
     def num_quarantined(self) -> int:
@@ -177,11 +210,13 @@ class Epoch:
                 "extras": {str(task): sorted(extras) for task, extras in self._extras.items()},
                 "excluded": {str(task): sorted(excluded) for task, excluded in self._excluded.items()},
                 "skipped": {str(task): sorted(skipped) for task, skipped in self._skipped.items() if skipped},
+                "unplanned": sorted(self._unplanned),
             }
         return {**self._saved, "covered": self.covered, "num_repeated": self.num_repeated}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         watermarks, sizes = _unpack(saved["watermarks"]), _unpack(saved["sizes"])
+        self._leave_out(saved.get("unplanned", ()))
         self._excluded = {int(task): frozenset(records) for task, records in saved["excluded"].items()}
         self._skipped = {int(task): frozenset(skipped) for task, skipped in saved["skipped"].items()}
         self.num_repeated = saved["num_repeated"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.master.core.values import Array, MetricState, Shard
@@ -43,7 +44,13 @@ def merge(left: MetricState, right: MetricState) -> MetricState:
 class Round:
     """One evaluation: its tasks are todo, leased or done; the task after the last one computes the results."""
 
-    def __init__(self, number: int, step: int, is_final: bool, slices: Sequence[Shard]) -> None:
+    def __init__(
+        self, number: int, step: int, is_final: bool, slices: Sequence[Shard], merged: Iterable[MetricState] = ()
+    ) -> None:
+        """
+        Args:
+            merged: without slices: all states there are.
+        """
         self.number = number
         self.step = step
         self.is_final = is_final
@@ -51,7 +58,9 @@ class Round:
         self.todo = deque(range(len(slices)))
         self.leased: set[int] = set()
         self.num_done = 0
-        self._states: dict[str, MetricState] = {}
+        self._states: dict[str, MetricState] = {state.name: state for state in merged}
+        if self._states:
+            self.todo.append(self.result_task)
 
     @property
     def result_task(self) -> int:
@@ -101,18 +110,42 @@ class Round:
         assert len(self.todo) + len(self.leased) + self.num_done == expected
 
 
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When a round is due while training goes on; any of them suffices.
+
+    Attributes:
+        every_steps: model versions; 0: never by them.
+        every_seconds: 0: never by time.
+        start_delay: seconds of training before the first that is due by time.
+        each_epoch: when an epoch is covered.
+    """
+
+    every_steps: int = 0
+    every_seconds: float = 0.0
+    start_delay: float = 0.0
+    each_epoch: bool = False
+
+
 class Evaluations:
     """The round in progress, if any, and what came of the earlier ones."""
 
-    def __init__(self, every: int, slices: Sequence[Shard]) -> None:
-        self._every = every
+    def __init__(self, schedule: Schedule, slices: Sequence[Shard]) -> None:
+        self._schedule = schedule
         self._slices = slices
         self.current: Round | None = None
         self.has_final = False
+        self.has_lost_states = False  # after a restart: what the states of done tasks were is not known any more
         self.results: dict[str, float] = {}
         self.results_step = 0
         self._num_rounds = 0
         self._last_step = 0
+        self._clock = 0.0
+        self._trains_since: float | None = None
+        self._last_at: float | None = None
+        self._num_ended = 0  # epochs
+        self._last_ended = 0
+        self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later rounds
 
     @property
     def is_possible(self) -> bool:
@@ -123,13 +156,31 @@ class Evaluations:
         """Nothing is left to be evaluated once all is trained."""
         return self.current is None and (self.has_final or not self.is_possible)
 
+    def pass_time(self, clock: float, step: int, num_ended: int) -> None:
+        """Training is at this model version now, and so many epochs are covered."""
+        self._clock, self._num_ended = clock, num_ended
+        if step > 0 and self._trains_since is None:
+            self._trains_since = clock
+
+    def _is_due(self, step: int) -> bool:
+        schedule = self._schedule
+        if schedule.each_epoch and self._num_ended > self._last_ended:
+            return True
+        if schedule.every_steps > 0 and step // schedule.every_steps > self._last_step // schedule.every_steps:
+            return True
+        if schedule.every_seconds <= 0 or step <= self._last_step or self._trains_since is None:
+            return False
+        if self._last_at is None:
+            return self._clock - self._trains_since >= schedule.start_delay
+        return self._clock - self._last_at >= schedule.every_seconds
+
     def begin_if_due(self, step: int, all_trained: bool) -> Round | None:
-        """Begins a round when there is none and one is due: each `evaluation_steps`, and the final one."""
+        """Begins a round when there is none and one is due by the schedule, and the final one."""
         if not self.is_possible or self.current is not None or self.has_final:
             return None
-        if not all_trained and (self._every <= 0 or step // self._every <= self._last_step // self._every):
+        if not all_trained and not self._is_due(step):
             return None
-        self._last_step = step
+        self._last_step, self._last_at, self._last_ended = step, self._clock, self._num_ended
         self._num_rounds += 1
         self.current = Round(self._num_rounds, step, all_trained, self._slices)
         return self.current
@@ -142,6 +193,22 @@ class Evaluations:
         self.has_final = current.is_final
         self.current = None
         return current
+
+    def quarantine(self, task: int, records: Iterable[int]) -> None:
+        """Sets records of a task aside in this round and all later ones."""
+        self._quarantine[task] = self.excluded(task).union(records)
+
+    def excluded(self, task: int) -> frozenset[int]:
+        """Records of a task that are set aside."""
+        return self._quarantine.get(task, frozenset())
+
+    def quarantined(self) -> list[tuple[str, int]]:
+        """(shard, record) of everything set aside."""
+        return [(self._slices[task].name, r) for task in sorted(self._quarantine) for r in sorted(self.excluded(task))]
+
+    def told(self, step: int, results: Mapping[str, float]) -> None:
+        """Somebody has evaluated the model without a round."""
+        self.results, self.results_step = dict(results), step
 
     def withdraw(self) -> None:
         """The model has lost something: the final evaluation must be made again, a periodic one begins anew."""
@@ -161,6 +228,9 @@ class Evaluations:
             "results_step": self.results_step,
             "num_rounds": self._num_rounds,
             "last_step": self._last_step,
+            "last_ended": self._last_ended,
+            "quarantine": [[task, sorted(records)] for task, records in self._quarantine.items()],
+            "ages": [None if since is None else self._clock - since for since in (self._trains_since, self._last_at)],
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -170,3 +240,7 @@ class Evaluations:
         self.has_final = saved["has_final"]
         self.results, self.results_step = dict(saved["results"]), saved["results_step"]
         self._num_rounds, self._last_step = saved["num_rounds"], saved["last_step"]
+        self._last_ended = saved.get("last_ended", 0)
+        self._quarantine = {task: frozenset(records) for task, records in saved.get("quarantine", ())}
+        ages = saved.get("ages", (None, None))
+        self._trains_since, self._last_at = (None if age is None else self._clock - age for age in ages)

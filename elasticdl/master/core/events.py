@@ -1,17 +1,34 @@
 """What happens to a job: everything that the core is told, as frozen records.
 
 A call of the servicer is an event with `call`, a number chosen by the shell that is unique in this life of the master;
-it is answered by exactly one command ``Reply(call, answer)``, at once except for `LeaseRequested` (a long poll).  The
-answers are in commands.py; each event names those that it may get.
+it is answered by exactly one command ``Reply(call, answer)``, at once except for long polls: `LeaseRequested`,
+`SampleRequested`, `WorldWatched`.  The answers are in commands.py; each event names those that it may get.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from elasticdl.master.core.applied import AppliedSet
-from elasticdl.master.core.values import DataKind, HeldLease, MetricState, Phase, Position, PsLoad, Role, Shard
+from elasticdl.master.core.values import (
+    DataKind,
+    HeldLease,
+    MetricState,
+    Phase,
+    Plan,
+    Position,
+    PsLoad,
+    Role,
+    SessionEvent,
+    Shard,
+    TaskType,
+)
+from elasticdl.master.core.world_events import ReadyForWorld as ReadyForWorld
+from elasticdl.master.core.world_events import SampleRequested as SampleRequested
+from elasticdl.master.core.world_events import WorldFormed as WorldFormed
+from elasticdl.master.core.world_events import WorldWatched as WorldWatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +57,8 @@ class ModelReported:
         has_metrics: the module defines metrics; without them there is no evaluation.
         has_callbacks: TRAIN_END has something to do even without an export.
         shards: what a custom data reader listed, by kind; the master lists the other kinds itself.
+        plan: of a user's own script, instead of the flags.
+        callbacks: what the master decides for the user's; see callbacks.py.
     """
 
     call: int
@@ -50,20 +69,39 @@ class ModelReported:
     has_metrics: bool = False
     has_callbacks: bool = False
     shards: Mapping[DataKind, tuple[Shard, ...]] = field(default_factory=dict)
+    plan: Plan | None = None
+    callbacks: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRequested:
-    """RequestLease, a long poll.  Answers: `LeaseGranted`, `NoLeaseNow`, `JobOver`, `UnknownWorker`."""
+class SessionReported:
+    """ReportSession, from TensorFlow's chief.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
 
     call: int
     worker_id: int
     incarnation: int
+    what: SessionEvent
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequested:
+    """RequestLease, a long poll.  Answers: `LeaseGranted`, `NoLeaseNow`, `JobOver`, `UnknownWorker`.
+
+    Attributes:
+        at_once: no long poll: `NoLeaseNow` if there is nothing now.
+        only: nothing of another type.
+    """
+
+    call: int
+    worker_id: int
+    incarnation: int
+    at_once: bool = False
+    only: TaskType | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallAbandoned:
-    """The caller of a `LeaseRequested` has gone (deadline, cancellation).  No answer.
+    """The caller of a long poll has gone (deadline, cancellation).  No answer.
 
     Sent also when the answer was on its way already: a lease that was granted to it is then taken back.
     """
@@ -82,6 +120,8 @@ class HeartbeatReceived:
         leaving: it was told to end by somebody else: a worker has given up its leases and leaves now; a PS leaves when
             the answer says `stop`, after a checkpoint.
         load: of a PS.
+        world_version: of the world that it is in; 0: in none.
+        waiting_seconds: for so long it has been waiting inside one collective.
     """
 
     call: int
@@ -94,6 +134,8 @@ class HeartbeatReceived:
     partition_version: int = 0
     leaving: bool = False
     load: PsLoad | None = None
+    world_version: int = 0
+    waiting_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +146,7 @@ class ProgressReported:
         loss: of the newest minibatch among them; may be NaN.
         skipped: left out of the model; told before they are committed.
         not_finite: what was not finite, and where; empty: nothing.
+        learning_rate: of the newest minibatch among them; None: not known.
     """
 
     call: int
@@ -114,6 +157,7 @@ class ProgressReported:
     loss: float | None = None
     skipped: tuple[int, ...] = ()
     not_finite: str = ""
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +203,17 @@ class EvaluationReported:
     lease: int
     states: tuple[MetricState, ...] = ()
     results: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsReported:
+    """ReportMetrics: what a user's own script has computed.  Answers: `Accepted`, `UnknownWorker`."""
+
+    call: int
+    worker_id: int
+    incarnation: int
+    step: int
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,13 +365,19 @@ class Tick:
 Event = (
     WorkerJoined
     | ModelReported
+    | SessionReported
     | LeaseRequested
+    | SampleRequested
+    | ReadyForWorld
+    | WorldWatched
+    | WorldFormed
     | CallAbandoned
     | HeartbeatReceived
     | ProgressReported
     | TaskFinished
     | TaskFailed
     | EvaluationReported
+    | MetricsReported
     | LeaseQuestioned
     | PsJoined
     | PsReady

@@ -17,9 +17,10 @@ from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
 from elasticdl.master.core.servers import Server, Servers
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.truth import Truth
-from elasticdl.master.core.values import Level, Partition, Role, TaskType
+from elasticdl.master.core.values import Level, Partition, Phase, Role, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker, Workers
+from elasticdl.master.core.world import Worlds
 
 
 class Fleet:
@@ -37,7 +38,9 @@ class Fleet:
         loads: Loads,
         ending: Ending,
         out: Outbox,
+        worlds: Worlds,
     ) -> None:
+        self._worlds = worlds
         self._settings = settings
         self._workers = workers
         self._work = work
@@ -48,8 +51,15 @@ class Fleet:
         self._ending = ending
         self._out = out
         self.pods = Pods(settings)
-        self.servers = Servers(settings.num_ps, generation)
+        self.servers = Servers(settings.num_own_servers, generation)
         self._create_message = ""
+
+    @property
+    def num_serving(self) -> int:
+        """Parameter servers that serve; TensorFlow's own ones say nothing: those that run."""
+        if self._settings.has_tensorflow_servers:
+            return sum(record.running_since is not None for record in self.pods.living(Role.PS))
+        return self.servers.num_ready
 
     # Signs of life --------------------------------------------------------------------------------------------------
 
@@ -62,12 +72,17 @@ class Fleet:
         if worker is None:
             self._out.reply(event.call, HeartbeatAnswer(False, stop=stop))
             return
+        worker.world_version, worker.collective_seconds = event.world_version, event.waiting_seconds
         if event.leaving:
-            self._worker_leaves(worker)
+            self._worker_leaves(worker, clock)
         revoked = self._work.leases.renew(worker.id, event.positions, clock)
         self._workers.heard(worker, event.positions, event.activity, event.seconds, clock)
         known = worker.has_joined or worker.is_leaving
-        self._out.reply(event.call, HeartbeatAnswer(known, revoked, self._news_of_partition(event), stop))
+        version = self._worlds.newest_version
+        partition = self._news_of_partition(event)
+        whole, newest = self._work.rations.all_held_by(worker.id, self._work.tasks)
+        answer = HeartbeatAnswer(known, revoked, partition, stop, 0, version, whole, newest)
+        self._out.reply(event.call, answer)
 
     def _ps_heartbeat(self, event: HeartbeatReceived, clock: float) -> None:
         server = self.servers.known(event.id, event.incarnation, clock)
@@ -88,9 +103,10 @@ class Fleet:
         partition = self.servers.partition
         return None if partition is None or partition.version <= event.partition_version else partition
 
-    def _worker_leaves(self, worker: Worker) -> None:
+    def _worker_leaves(self, worker: Worker, clock: float) -> None:
         if not worker.is_leaving:
             worker.is_leaving = True
+            self._worlds.leaves(worker.id, clock)
             self._work.lose_worker(worker.id)
             self._out.persist()
             self._out.log(f"Worker {worker.id} was told to end; its leases are back")
@@ -206,7 +222,13 @@ class Fleet:
     def _worker_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
         worker = self._workers.get(record.index)
         was_leaving = worker is not None and worker.is_leaving
-        has_committed = self.lose_worker(record.index)
+        has_committed = self.lose_worker(record.index, f"was lost ({_why(event)})", clock)
+        if self._settings.runs_command and event.phase is Phase.SUCCEEDED and not record.is_leaving:
+            self.pods.complete(record)
+            self._out.persist()
+            self._out.log(f"Worker {record.index} is done: its command has ended with 0")
+            return
+        self._truth.doubt_session(Role.WORKER, record.slot)
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
             self._out.log(f"Relaunch the worker: {record.name} ({_why(event)})", Level.WARNING)
@@ -214,6 +236,7 @@ class Fleet:
 
     def _ps_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
         server = self.servers.get(record.index)
+        self._truth.doubt_session(Role.PS, record.slot)
         was_leaving = server is not None and server.leaving_version is not None
         version = self._work.tasks.model_version
         has_served = server is not None and server.is_ready and version > server.ready_version
@@ -248,8 +271,9 @@ class Fleet:
             self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", record.name)
         return self._ending.is_decided
 
-    def lose_worker(self, worker_id: int) -> bool:
+    def lose_worker(self, worker_id: int, why: str, clock: float) -> bool:
         """Its leases go back; whether it had ever committed something."""
+        self._worlds.lost(worker_id, why, clock)
         self._work.lose_worker(worker_id)
         worker = self._workers.remove(worker_id)
         return worker is not None and worker.has_committed
@@ -262,6 +286,7 @@ class Fleet:
             holder = self._work.leases.holder_of(lease)
             self._out.log(f"Worker {holder} has lost lease {lease.id}: it was not renewed in time", Level.WARNING)
             self._work.give_back(lease)
+            self._worlds.lost_lease(holder, clock)
         self._find_stuck(clock)
         if self._ending.is_decided:
             return
@@ -288,7 +313,7 @@ class Fleet:
         worker = self._workers.get(record.index) if record.role is Role.WORKER else None
         if worker is not None and worker.stuck_since is not None:
             return "it is stuck" if clock - worker.stuck_since > settings.silence_timeout else ""
-        since = record.running_since
+        since = None if settings.runs_command else record.running_since  # a command need not know of us
         if heard_at is None and since is not None and clock - since > settings.step_timeout + silence:
             return f"it has run for {clock - since:.0f} s and never registered"
         return ""
@@ -303,10 +328,11 @@ class Fleet:
 
     def _replace(self, record: PodRecord, why: str, clock: float) -> None:
         record.is_leaving = True
+        self._truth.doubt_session(record.role, record.slot)
         self._out.persist()
         self._out.add(DeletePod(record.name))
         if record.role is Role.WORKER:
-            self.lose_worker(record.index)
+            self.lose_worker(record.index, f"was given up ({why})", clock)
             self._out.log(f"Relaunch the worker: {record.name} ({why})", Level.WARNING)
         else:
             self.servers.lose(record.index)

@@ -10,33 +10,32 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from elasticdl.master.core import events
-from elasticdl.master.core.applied import AppliedSet
 from elasticdl.master.core.charges import Charges
 from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import (
-    Accepted,
     Command,
     JobOver,
     ListShards,
     NoLeaseNow,
-    Refused,
-    Registered,
     SaveCheckpoint,
     UnknownWorker,
 )
 from elasticdl.master.core.data import Data
 from elasticdl.master.core.ending import Ending
-from elasticdl.master.core.evaluation import Evaluations
 from elasticdl.master.core.fleet import Fleet
+from elasticdl.master.core.joining import Joining
 from elasticdl.master.core.load import Loads
+from elasticdl.master.core.members import Members
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.overview import look_at
+from elasticdl.master.core.session import Session
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.status import Coverage, Rate, Status
-from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.values import HeldLease, Lease, Level, Role, Shard, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
+from elasticdl.master.core.world import Worlds
 
 MAX_GAP = 2.0  # seconds that may pass between two events; more than that the master itself was away
 
@@ -57,9 +56,11 @@ class Job:
         self._charges = Charges(settings.max_task_failures)
         self._checkpoints = Checkpoints(settings, self._clock)
         self._ending = Ending(self._out)
-        self._work = Work(settings, generation, self._workers, self._charges, self._ending, self._out)
+        self._worlds = Worlds(settings, generation, self._workers, self._out)
+        self._work = Work(settings, generation, self._workers, self._charges, self._ending, self._out, self._worlds)
         self._loads = Loads()
         self._truth = Truth(settings, self._work, self._loads, self._out)
+        self._members = Members(settings, self._workers, self._worlds, self._work, self._truth, self._ending, self._out)
         self._fleet = Fleet(
             settings,
             generation,
@@ -71,10 +72,21 @@ class Job:
             self._loads,
             self._ending,
             self._out,
+            self._worlds,
         )
+        self._session = Session(self._work, self._truth, self._out)
         self._data = Data(settings)
-        self._is_planned = False
-        self._local_ledger = AppliedSet()  # Local strategy: brought by the worker before the data was known
+        self._joining = Joining(
+            settings,
+            self._workers,
+            self._fleet,
+            self._worlds,
+            self._work,
+            self._session,
+            self._data,
+            self._ending,
+            self._out,
+        )
         self._has_opened = False  # something may have been handed out in this life
         self._rate = Rate()
 
@@ -84,7 +96,7 @@ class Job:
         job = cls(settings, generation, now)
         job._truth.num_repeated = snapshot["num_repeated"]
         job._data.restore(snapshot["data"])
-        job._plan_if_known()
+        job._joining.plan_if_known()
         job._charges.restore(snapshot["charges"])
         job._checkpoints.restore(snapshot["checkpoints"])
         job._ending.restore(snapshot)
@@ -94,9 +106,11 @@ class Job:
         job._work.has_exported = snapshot["has_exported"]
         job._work.has_callbacks = snapshot["has_callbacks"]
         job._work.leases.floor = snapshot["lease_floor"]
-        if job._is_planned:
-            job._work.tasks.restore(snapshot["tasks"])
-            job._work.evaluations.restore(snapshot["evaluations"])
+        if snapshot.get("session"):
+            job._session.restore(snapshot["session"])
+        job._worlds.restore(snapshot["worlds"], job._clock)
+        if job._joining.is_planned:
+            job._work.restore(snapshot)
         for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
             lease = Lease(lease_id, TaskType(task_type), epoch, task, Shard("", 0, 0))
             job._work.hold(worker_id, HeldLease(lease), job._clock)
@@ -119,8 +133,11 @@ class Job:
             "has_callbacks": self._work.has_callbacks,
             "tasks": self._work.tasks.snapshot(),
             "evaluations": self._work.evaluations.snapshot(),
+            "callbacks": self._work.callbacks.snapshot(),
             "lease_floor": self._work.leases.floor,
+            "session": self._session.snapshot() if self.settings.has_tensorflow_servers else None,
             "leases": self._work.leases.snapshot(),
+            "worlds": self._worlds.snapshot(),
         }
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
@@ -134,13 +151,18 @@ class Job:
     def _dispatch(self, event: events.Event) -> None:
         match event:
             case events.WorkerJoined():
-                self._worker_joined(event)
+                self._joining.worker_joined(event, not self._has_opened, self._clock)
             case events.ModelReported():
-                self._model_reported(event)
+                self._joining.model_reported(event, self._clock)
             case events.LeaseRequested():
                 self._lease_requested(event)
+            case events.SampleRequested() | events.ReadyForWorld() | events.WorldWatched() | events.WorldFormed():
+                self._members.handle(event, self._clock)
+            case events.SessionReported():
+                self._joining.session_reported(event, self._clock)
             case events.CallAbandoned():
                 self._work.abandoned(event)
+                self._members.abandoned(event.call)
             case events.HeartbeatReceived():
                 self._fleet.heartbeat(event, self._clock)
             case (
@@ -151,6 +173,8 @@ class Job:
                 | events.LeaseQuestioned()
             ):
                 self._work.lease_event(event, self._clock)
+            case events.MetricsReported():
+                self._joining.metrics_reported(event, self._clock)
             case events.PsJoined():
                 self._fleet.ps_joined(event, self._clock)
             case events.PsReady():
@@ -162,8 +186,7 @@ class Job:
             case events.PodNotCreated():
                 self._fleet.pod_not_created(event, self._clock)
             case events.ShardsListed():
-                self._data.listed(event.kind, event.shards)
-                self._plan_if_known()
+                self._joining.listed(event)
             case events.ShardsUnreadable():
                 self._ending.fail(f"The {event.kind} data cannot be read: {event.message}")
             case events.AppliedSetsRead():
@@ -190,70 +213,7 @@ class Job:
                 self._out.add(ListShards(kind))
         self._fleet.pods_listed(event, self._clock)
 
-    # Workers and what they know -------------------------------------------------------------------------------------
-
-    def _worker_joined(self, event: events.WorkerJoined) -> None:
-        record = self._fleet.pods.get(Role.WORKER, event.worker_id)
-        if record is None or record.is_leaving:
-            self._out.reply(event.call, Refused(f"worker {event.worker_id} was replaced"))
-            return
-        before = self._workers.get(event.worker_id)
-        is_same = before is not None and before.incarnation == event.incarnation
-        is_first_time = not (is_same and before is not None and before.has_joined)
-        if not is_same:
-            self._work.lose_worker(event.worker_id)
-        worker = self._workers.join(event.worker_id, event.incarnation, self._clock)
-        if is_first_time:
-            self._learn_held(worker.id, event.held)
-            self._learn_local_ledger(event.applied, is_same)
-        self._out.reply(event.call, Registered(self._fleet.servers.partition))
-
-    def _learn_held(self, worker_id: int, held: tuple[HeldLease, ...]) -> None:
-        """After a restart: what the worker works on counts, not what the snapshot says that it does."""
-        names = {one.lease.id for one in held}
-        for lease in self._work.leases.of_worker(worker_id):
-            if lease.id not in names:
-                self._work.give_back(lease)
-        for one in held if not self._has_opened else ():
-            self._work.hold(worker_id, one, self._clock)
-
-    def _learn_local_ledger(self, applied: AppliedSet, is_same: bool) -> None:
-        """Local strategy: the model is the worker's, and holds what it says."""
-        if self.settings.strategy is not Strategy.LOCAL or not self.settings.trains:
-            return
-        if self._is_planned:
-            self._work.reconcile(applied | self._work.tasks.ledger() if is_same else applied)
-        else:
-            self._local_ledger = applied
-
-    def _model_reported(self, event: events.ModelReported) -> None:
-        if self._workers.known(event.worker_id, event.incarnation, self._clock) is None:
-            self._out.reply(event.call, UnknownWorker("register first"))
-            return
-        self._out.reply(event.call, Accepted(self._work.tasks.model_version))
-        if event.error:
-            self._ending.fail(f"{event.error}\n{event.error_details}".rstrip())
-        else:
-            self._work.has_callbacks = event.has_callbacks
-            for kind in self._data.model_reported(event.has_metrics, event.shards):
-                self._out.add(ListShards(kind))
-            self._plan_if_known()
-
-    def _plan_if_known(self) -> None:
-        """Cuts the tasks once the model and all data sources are known."""
-        data, work = self._data, self._work
-        if self._is_planned or not data.is_known:
-            return
-        for kind in data.empty_kinds():
-            self._ending.fail(f"The {kind} data holds no records. Check the flag --{kind}_data.")
-            return
-        if self.settings.has_validation_data and not data.has_metrics:
-            self._out.log("There is validation data but no metric: nothing is evaluated", Level.WARNING)
-        work.tasks = Tasks(self.settings, data.planned_shards())
-        work.evaluations = Evaluations(self.settings.evaluation_steps, data.evaluation_slices())
-        self._is_planned = True
-        if self._local_ledger.tasks:
-            work.reconcile(self._local_ledger)
+    # Who asks for work, and when the job goes on --------------------------------------------------------------------
 
     def _lease_requested(self, event: events.LeaseRequested) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, self._clock)
@@ -266,26 +226,37 @@ class Job:
                 self._out.reply(worker.waiting_call, NoLeaseNow())
             worker.stuck_since = None
             worker.waiting_call, worker.waiting_since = event.call, self._clock
-
-    # What follows from what is known --------------------------------------------------------------------------------
+            worker.is_hasty, worker.only = event.at_once, event.only
 
     def _tick(self) -> None:
+        self._members.time_out(self._clock)
         self._fleet.time_out(self._clock)
-        self._work.answer_long_polls(self._clock)
-        self._rate.sample(self._now, self._records_done())
+        self._rate.sample(self._now, self._work.tasks.records_done)
 
     def _advance(self) -> None:
+        if self.settings.runs_command and self._fleet.pods.all_are_done and not self._ending.is_decided:
+            self._commands_have_ended()
         if self._ending.is_decided:
             self._leave()
             return
-        if self._is_planned and not self._is_recovering and any(worker.has_joined for worker in self._workers.all()):
+        if self.settings.has_worlds and not self._is_recovering:
+            self._members.advance(self._clock, self._is_trained_by_scripts)
+        if (
+            self._joining.is_planned
+            and not self._is_recovering
+            and any(worker.has_joined for worker in self._workers.all())
+        ):
             self._truth.ask_if_needed(self._fleet.servers.partition, self._clock)
         if self._is_open:
             self._has_opened = True
-            self._work.begin_round_if_due()
+            self._work.advance(self._clock)
             self._checkpoint()
             self._work.serve(self._clock)
-            self._end_if_complete()
+            if not self.settings.runs_command:
+                self._end_if_complete()
+        if self.settings.runs_command:
+            self._end_data_if_complete()
+        self._work.answer_waiting(self._clock)
         self._fleet.place(self._clock)
 
     @property
@@ -303,8 +274,9 @@ class Job:
     @property
     def _is_open(self) -> bool:
         """Work may be handed out."""
-        ready = self._is_planned and self._fleet.servers.is_complete
-        return ready and not self._truth.in_doubt and not self._is_recovering
+        ready = self._joining.is_planned and self._fleet.servers.is_complete
+        is_in_doubt = self._truth.in_doubt or (self.settings.has_worlds and not self._worlds.stands)
+        return ready and not is_in_doubt and not self._is_recovering
 
     def _checkpoint(self) -> None:
         version, partition = self._work.tasks.model_version, self._fleet.servers.partition
@@ -316,7 +288,7 @@ class Job:
         work = self._work
         is_saved = self._checkpoints.is_settled(work.tasks.model_version)
         if work.is_evaluated and not work.needs_export and is_saved:
-            for remark in work.remarks():
+            for remark in work.tasks.remarks(work.evaluations.quarantined()):
                 self._out.log(remark, Level.WARNING)
             line = self._workers.time_line()
             if line:
@@ -324,52 +296,65 @@ class Job:
             self._ending.succeed()
             self._leave()
 
+    def _end_data_if_complete(self) -> None:
+        """Tells scripts that there are no more data; the job goes on until their commands have ended."""
+        is_covered, pods = self._is_open and self._work.is_covered, self._fleet.pods
+        for worker in self._workers.waiting():
+            record = pods.get(Role.WORKER, worker.id)
+            evaluates = record is not None and record.slot >= self.settings.num_workers
+            if worker.waiting_call is not None and (pods.training_is_done if evaluates else is_covered):
+                self._out.reply(worker.waiting_call, JobOver())
+                worker.waiting_call = None
+
+    @property
+    def _is_trained_by_scripts(self) -> bool:
+        """AllReduce under scripts: all is in the model of a world, or of a script that has ended: no new world."""
+        if not self.settings.has_worlds or not self.settings.runs_command or not self._joining.is_planned:
+            return False
+        return self._work.is_covered and (self._is_open or self._fleet.pods.some_are_done)
+
+    def _commands_have_ended(self) -> None:
+        """All scripts say that they are done: so is the job, and what they have left out was not to be trained."""
+        if self._joining.is_planned and not self._work.is_covered:
+            for epoch in self._work.tasks.epochs:
+                if not epoch.covered:
+                    self._out.log(str(Coverage.of(epoch, True, self.settings.has_tensorflow_servers)))
+            self._out.log("All commands have ended with 0 before the end of the data", Level.WARNING)
+        line = self._workers.time_line()
+        if line:
+            self._out.log(line)
+        self._ending.succeed()
+
     def _leave(self) -> None:
         """The job is decided: everybody leaves."""
         for worker in self._workers.waiting():
             if worker.waiting_call is not None:
                 self._out.reply(worker.waiting_call, JobOver())
                 worker.waiting_call = None
+        self._members.end()
         heard_after = self._clock - self.settings.lease_timeout
         awaited = any(worker.heard_at >= heard_after for worker in self._workers.staying())
         self._ending.advance(self._clock, awaited, self._fleet.who_must_be_ended(heard_after))
 
     # For people and tests -------------------------------------------------------------------------------------------
 
-    def _records_done(self) -> int:
-        return sum(epoch.committed_records for epoch in self._work.tasks.epochs)
-
     def status(self) -> Status:
         """What the job looks like now."""
-        work, outcome = self._work, self._ending.outcome
         phase = "Running" if self._has_opened else "Pending"
-        if outcome is not None:
-            phase = "Failed" if outcome.exit_code else "Succeeded"
-        return Status(
-            phase=phase,
-            message=outcome.message if outcome is not None else self._why_waiting(),
-            generation=self.generation,
-            epoch=len(work.tasks.epochs),
-            num_epochs=self.settings.num_epochs,
-            records_done=self._records_done(),
-            records_total=work.tasks.planned_records,
-            records_per_second=self._rate.value(),
-            workers_alive=len(self._workers.all()),
-            workers_wanted=self.settings.num_workers,
-            ps_alive=self._fleet.servers.num_ready,
-            ps_wanted=self.settings.num_ps,
-            model_version=work.tasks.model_version,
-            loss=work.loss,
-            metrics=dict(work.evaluations.results),
-            metrics_step=work.evaluations.results_step,
-            tasks_done=work.tasks.num_done,
-            tasks_total=work.tasks.planned_tasks,
-            coverage=tuple(Coverage.of(epoch) for epoch in work.tasks.epochs if epoch.covered),
-            records_skipped=work.tasks.skipped_records,
-            ps=self._loads.servers(),
-            staleness=self._loads.staleness,
-            gradients_refused=self._loads.refused,
-            exit_code=outcome.exit_code if outcome is not None and self._ending.is_over else None,
+        if self._ending.outcome is not None:
+            phase = "Failed" if self._ending.has_failed else "Succeeded"
+        return look_at(
+            self.settings,
+            self.generation,
+            phase,
+            self._why_waiting(),
+            self._work,
+            self._worlds,
+            self._workers,
+            self._fleet.num_serving,
+            self._loads,
+            self._ending,
+            self._rate,
         )
 
     def _why_waiting(self) -> str:
@@ -379,6 +364,8 @@ class Job:
             return "waiting for workers"
         if not self._data.has_model:
             return "waiting for a worker to load the model definition"
+        if self.settings.has_worlds and not self._worlds.num_formed:
+            return "waiting for workers to form a world"
         if self._is_recovering:
             return "the master has restarted: waiting for workers to register again"
         return ""
@@ -390,6 +377,7 @@ class Job:
             AssertionError: one does not hold.
         """
         self._work.validate()
+        self._worlds.validate()
         self._fleet.pods.validate()
         self._fleet.servers.validate()
         for worker in self._workers.all():

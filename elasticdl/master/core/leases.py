@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.values import Lease, MetricState, Position, Shard, TaskType
+from elasticdl.master.core.values import Lease, MetricState, Occasion, Position, Shard, TaskType
 
 MAX_PER_WORKER = 2  # the one being computed, and the next one, prefetched
 
@@ -42,6 +42,7 @@ class Leases:
         self._holdings: dict[int, Holding] = {}
         self._by_task: dict[TaskKey, int] = {}
         self._finished: deque[int] = deque(maxlen=1024)
+        self.is_shared = False  # AllReduce: a worker may hold more, for its world
 
     def grant(
         self,
@@ -53,11 +54,13 @@ class Leases:
         version: int,
         merged: tuple[MetricState, ...] = (),
         excluded: Iterable[int] = (),
+        committed: Iterable[int] = (),
+        occasion: Occasion | None = None,
     ) -> Lease:
         """A new lease, the answer to `call`."""
         self._counter += 1
         number = (self.generation << 32) | self._counter
-        lease = Lease(number, *key, shard, tuple(sorted(excluded)), model_version=version, merged=merged)
+        lease = Lease(number, *key, shard, tuple(sorted(excluded)), version, merged, tuple(committed), occasion)
         self.hold(lease, worker_id, clock, call)
         return lease
 
@@ -144,4 +147,4 @@ class Leases:
             assert self._by_task[key_of(holding.lease)] == holding.lease.id
             assert holding.lease.id >> 32 <= self.generation
             assert holding.lease.id > self.floor
-            assert len(self.of_worker(holding.worker_id)) <= MAX_PER_WORKER
+            assert len(self.of_worker(holding.worker_id)) <= MAX_PER_WORKER or self.is_shared

@@ -76,6 +76,7 @@ class Pods:
         self._gone_uids: dict[str, list[str]] = {}
         self._memory_factors: dict[Place, float] = {}  # those above 1
         self._has_run: set[Role] = set()
+        self._done: set[int] = set()  # slots of workers whose command has ended well
         self._next_worker_id = 0
         self.is_listed = False
 
@@ -96,11 +97,15 @@ class Pods:
     def fill(self, clock: float) -> None:
         """Plans what is wanted and neither lives nor is planned yet."""
         for role, wanted in self._wanted():
-            filled = set(self._filled(role))
+            filled = set(self._filled(role)) | (self._done if role is Role.WORKER else set())
             self._pending += [_pending(clock, role, slot) for slot in range(wanted) if slot not in filled]
 
     def _wanted(self) -> list[tuple[Role, int]]:
-        return [(Role.PS, self._settings.num_ps), (Role.WORKER, self._settings.num_workers)]
+        return [(Role.PS, self._settings.num_ps), (Role.WORKER, self._num_workers)]
+
+    @property
+    def _num_workers(self) -> int:
+        return self._settings.num_workers + self._settings.has_evaluator
 
     def _filled(self, role: Role) -> list[int]:
         """Slots of living and planned pods."""
@@ -110,6 +115,25 @@ class Pods:
     def succeed(self, record: PodRecord, due_at: float) -> None:
         """Plans the successor of a lost pod."""
         self._pending.append(_pending(due_at, record.role, record.slot))
+
+    def complete(self, record: PodRecord) -> None:
+        """The command of a worker has ended well: its slot is not filled again."""
+        self._done.add(record.slot)
+
+    @property
+    def training_is_done(self) -> bool:
+        """The commands of all workers that train have ended well."""
+        return self._done.issuperset(range(self._settings.num_workers))
+
+    @property
+    def some_are_done(self) -> bool:
+        """The command of a worker has ended well."""
+        return bool(self._done)
+
+    @property
+    def all_are_done(self) -> bool:
+        """Those of all workers."""
+        return self._done.issuperset(range(self._num_workers))
 
     def grow_memory(self, record: PodRecord) -> float | None:
         """More memory for whoever fills a pod's slot next: how many times that of the flags; None: it has the most."""
@@ -229,6 +253,7 @@ class Pods:
             "gone_uids": self._gone_uids,
             "memory_factors": [[*place, factor] for place, factor in self._memory_factors.items()],
             "has_run": sorted(self._has_run),
+            "done": sorted(self._done),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -239,6 +264,7 @@ class Pods:
             self._records[name] = PodRecord(name, Role(role), index, slot, uid, list(gone_uids), is_leaving)
         self._memory_factors = {(Role(role), slot): factor for role, slot, factor in saved["memory_factors"]}
         self._has_run = {Role(role) for role in saved["has_run"]}
+        self._done = set(saved.get("done", ()))
 
     def validate(self) -> None:
         ids = [record.index for record in self._records.values() if record.role is Role.WORKER]

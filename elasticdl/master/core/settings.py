@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elasticdl.master.core.values import TaskType
+
 
 class Strategy(StrEnum):
     LOCAL = "Local"
     PARAMETER_SERVER = "ParameterServerStrategy"
+    ALL_REDUCE = "AllReduceStrategy"
 
 
 class NanPolicy(StrEnum):
@@ -26,6 +29,17 @@ class JobSettings:
         max_step: 0: no limit.
         checkpoint_steps: 0: every `checkpoint_interval` seconds.
         silence_timeout: a worker or PS that is silent for this long beyond `lease_timeout` is deleted and replaced.
+        runs_command: workers run the user's own command (--job_command), whose end is theirs; the data may be known
+            from its report alone.
+        has_tensorflow_servers: the pods of the role PS run that command, too, and hold the model (TF_CONFIG).
+        has_evaluator: one more worker, in the last slot, trains nothing and evaluates.
+        verb: what is done to the records of the plan, as the coverage line says it.
+        model_version: of a job that trains nothing: of the trained model that it loads.
+        has_last_task: a job that trains nothing: TRAIN_END is granted once when all is covered, to put the outputs of
+            all tasks together.
+        collective_timeout: AllReduce: a member that is silent for this long is out of the world.
+        min_workers: AllReduce: a world has at least so many members.
+        fixed_global_batch: AllReduce: records of every step, of the whole world; 0: each member brings a minibatch.
         long_poll: after this long a request for a lease is answered with `NoLeaseNow`.
     """
 
@@ -42,6 +56,8 @@ class JobSettings:
     max_step: int = 0
     seed: int = 0
     evaluation_steps: int = 0
+    evaluation_start_delay: float = 0.0
+    evaluation_throttle: float = 0.0  # 0: never by time
     output: str = ""
     checkpoint_dir: str = ""
     checkpoint_steps: int = 0
@@ -50,19 +66,51 @@ class JobSettings:
     lease_timeout: float = 10.0
     step_timeout: float = 600.0
     silence_timeout: float = 60.0
+    collective_timeout: float = 5.0
+    min_workers: int = 1
+    fixed_global_batch: int = 0
     long_poll: float = 15.0  # below the deadline of the call
     max_task_failures: int = 3
     max_bad_records: int = 0
+    bad_records_dir: str = ""
     nan_policy: NanPolicy = NanPolicy.FAIL
+    runs_command: bool = False
+    has_tensorflow_servers: bool = False
+    has_evaluator: bool = False
+    verb: str = "committed"
+    model_version: int = 0
+    has_last_task: bool = False
 
     @property
     def trains(self) -> bool:
-        """The ledger of a job that trains is with its model; of one that only predicts, with the master."""
+        """The ledger of a job that trains is with its model; of one that makes one pass, with the master."""
         return self.has_training_data
+
+    @property
+    def evaluates_alone(self) -> bool:
+        """The plan is one pass over the validation data of a trained model; the metrics are all that comes of it."""
+        return self.has_validation_data and not (self.has_training_data or self.has_prediction_data)
+
+    @property
+    def planned_type(self) -> TaskType:
+        """Of the tasks of the plan."""
+        if self.trains:
+            return TaskType.TRAINING
+        return TaskType.EVALUATION if self.evaluates_alone else TaskType.PREDICTION
+
+    @property
+    def has_worlds(self) -> bool:
+        """The model is with the members of a world."""
+        return self.strategy is Strategy.ALL_REDUCE and self.trains
 
     @property
     def records_per_task(self) -> int:
         return self.minibatch_size * self.num_minibatches_per_task
+
+    @property
+    def num_own_servers(self) -> int:
+        """Parameter servers of ours."""
+        return 0 if self.runs_command else self.num_ps
 
     def pod_name(self, role: str, index: int) -> str:
         return f"elasticdl-{self.job_name}-{role}-{index}"

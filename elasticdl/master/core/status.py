@@ -10,11 +10,17 @@ from elasticdl.master.core.epoch import Epoch
 from elasticdl.master.core.load import ServerLoad
 
 WINDOW = 30.0  # seconds over which a rate is taken
+_PASSES = {"evaluated": "evaluation", "predicted": "prediction", "analyzed": "analysis"}  # by verb
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What became of the records of one epoch, counted from 1; `committed` leaves the skipped ones out."""
+    """What became of the records of one epoch, counted from 1; `committed` leaves the skipped ones out.
+
+    Attributes:
+        verb: what was done to the committed ones.
+        is_bound: nobody can say exactly what was repeated, but not more than that.
+    """
 
     epoch: int
     records: int
@@ -24,11 +30,18 @@ class Coverage:
     quarantined: int
     skipped: int
     unplanned: int
+    verb: str = "committed"
+    is_bound: bool = False
 
     @classmethod
-    def of(cls, epoch: Epoch) -> Coverage:
+    def of(cls, epoch: Epoch, is_over: bool = False, is_bound: bool = False) -> Coverage:
+        """
+        Args:
+            is_over: what is not committed will not be: it was not to be trained.
+        """
         skipped, quarantined, planned = epoch.skipped_records, epoch.num_quarantined, epoch.planned_records
         committed = epoch.committed_records - skipped
+        planned = committed + skipped + quarantined if is_over else planned
         return cls(
             epoch=epoch.number + 1,
             records=epoch.records,
@@ -38,11 +51,14 @@ class Coverage:
             quarantined=quarantined,
             skipped=skipped,
             unplanned=epoch.records - planned,
+            verb=epoch.verb,
+            is_bound=is_bound,
         )
 
     def __str__(self) -> str:
-        line = f"Epoch {self.epoch}: records {self.records}, committed {self.committed}, "
-        line += f"repeated {self.repeated}, lost {self.lost}"
+        title = _PASSES.get(self.verb, f"Epoch {self.epoch}")
+        line = f"{title}: records {self.records}, {self.verb} {self.committed}, "
+        line += f"repeated {'at most ' if self.is_bound else ''}{self.repeated}, lost {self.lost}"
         line += f", quarantined {self.quarantined}" if self.quarantined else ""
         line += f", skipped {self.skipped}" if self.skipped else ""
         return line + (f", unplanned {self.unplanned}" if self.unplanned else "")
@@ -60,6 +76,8 @@ class Status:
         coverage: of the epochs whose line is printed.
         tasks_total: planned over all epochs; 0 while unknown or endless.
         records_done: committed or skipped, over all epochs.
+        world: AllReduce: workers of the world that stands, in order of rank.
+        num_worlds: AllReduce: how many have formed.
         staleness: gradients taken by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
     """
 
@@ -77,6 +95,7 @@ class Status:
     ps_wanted: int
     model_version: int
     loss: float | None
+    learning_rate: float | None
     metrics: Mapping[str, float]
     metrics_step: int
     coverage: tuple[Coverage, ...]
@@ -84,6 +103,8 @@ class Status:
     tasks_total: int
     records_skipped: int
     ps: tuple[ServerLoad, ...]
+    world: tuple[int, ...]
+    num_worlds: int
     staleness: tuple[int, ...]
     gradients_refused: int
     exit_code: int | None

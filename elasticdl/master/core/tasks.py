@@ -6,7 +6,8 @@ model, and `Tasks.reconcile` takes it over.  This module never talks to anybody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, Applied, AppliedSet, TaskName
@@ -33,9 +34,15 @@ class Tasks:
         self._minibatches = sum(-(-len(shard) // settings.minibatch_size) for shard in self.slices)
         self.planned_records, self.planned_tasks = self._planned()  # over all epochs; 0 when the job is endless
         self.epochs: list[Epoch] = []
-        self.model_version = 0  # names counted, each when it is committed
+        self.model_version = settings.model_version  # names counted, each when it is committed, if the job trains
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
+        self._is_stopped = False
         self._fresh: dict[TaskName, Applied] | None = None  # committed since the truth was asked for
+
+    @property
+    def settings(self) -> JobSettings:
+        """With the plan in force, which may be a script's own."""
+        return self._settings
 
     def _budget(self, epoch: int) -> int | None:
         return self._settings.max_step - epoch * self._minibatches if self._settings.max_step > 0 else None
@@ -66,11 +73,6 @@ class Tasks:
         self.epochs.append(epoch)
         return epoch
 
-    @property
-    def num_quarantined(self) -> int:
-        """Distinct records set aside so far."""
-        return sum(len(records) for records in self._quarantine.values())
-
     def quarantined(self) -> list[tuple[str, int]]:
         """(shard, record) of everything set aside."""
         return [
@@ -86,11 +88,27 @@ class Tasks:
 
     @property
     def can_begin(self) -> bool:
-        return self.is_planned(len(self.epochs))
+        return not self._is_stopped and self.is_planned(len(self.epochs))
+
+    def stop(self) -> None:
+        """Plans nothing more than what somebody has begun."""
+        self._is_stopped = True
+        for epoch in self.epochs:
+            epoch.stop()
+        self._plan_what_is_left()
+
+    def _plan_what_is_left(self) -> None:
+        self.planned_records = sum(epoch.planned_records for epoch in self.epochs)
+        self.planned_tasks = sum(len(epoch.order) for epoch in self.epochs)
 
     @property
     def all_done(self) -> bool:
         return not self.can_begin and all(epoch.complete for epoch in self.epochs)
+
+    @property
+    def records_done(self) -> int:
+        """Committed or skipped, over all epochs."""
+        return sum(epoch.committed_records for epoch in self.epochs)
 
     @property
     def num_done(self) -> int:
@@ -114,6 +132,14 @@ class Tasks:
     def has_todo(self) -> bool:
         return any(epoch.todo for epoch in self.epochs)
 
+    def num_whole(self, own: Container[TaskName]) -> int:
+        """Of so many epochs, from the first on, every planned task is done or one of those."""
+
+        def is_whole(epoch: Epoch) -> bool:
+            return not epoch.todo and all((epoch.number, task) in own for task in epoch.leased)
+
+        return sum(1 for _ in itertools.takewhile(is_whole, self.epochs))
+
     def take_this(self, name: TaskName) -> TaskName:
         epoch, task = self.epochs[name[0]], name[1]
         epoch.todo.remove(task)
@@ -126,8 +152,10 @@ class Tasks:
     def give_back(self, name: TaskName) -> None:
         """A lease was lost: the task is the next one to be granted."""
         epoch, task = self.epochs[name[0]], name[1]
+        if self._settings.has_tensorflow_servers:  # they may hold what nobody has reported, and cannot say so
+            epoch.num_repeated += len(epoch.slice(task)) - epoch.records_in(task)
         epoch.leased.remove(task)
-        epoch.todo.appendleft(task)
+        epoch.open_again(task)
 
     def commit(self, name: TaskName, minibatches: Iterable[int]) -> int:
         """Counts minibatches that are in the model now; the number of those that were not known to be."""
@@ -139,7 +167,7 @@ class Tasks:
         new = len(after) - len(before)
         if new and not epoch.is_done(task):
             epoch.change(task, after)
-            self.model_version += new
+            self.model_version += new if self._settings.trains else 0
         return new
 
     def skip(self, name: TaskName, minibatches: Iterable[int]) -> int:
@@ -155,12 +183,42 @@ class Tasks:
     def skipped_records(self) -> int:
         return sum(epoch.skipped_records for epoch in self.epochs)
 
+    def remarks(self, not_evaluated: Iterable[tuple[str, int]] = ()) -> list[str]:
+        """What the model was not trained on, or not evaluated on, for the end of the job."""
+        remarks = []
+        quarantined = dict.fromkeys([*self.quarantined(), *not_evaluated])
+        if quarantined:
+            names = ", ".join(f"{shard}:{record}" for shard, record in quarantined)
+            where = self._settings.bad_records_dir
+            remarks.append(
+                f"Quarantined records: {names}" + (f"; they and their errors are in {where}" if where else "")
+            )
+        if self.num_skipped:
+            remarks.append(
+                f"Minibatches left out by --nan_policy=skip: {self.num_skipped} ({self.skipped_records} records)"
+            )
+        return remarks
+
     def finish(self, name: TaskName, num_minibatches: int) -> None:
         """A leased task has `num_minibatches`, all of them committed."""
         self.commit(name, range(num_minibatches))
         epoch, task = self.epochs[name[0]], name[1]
         epoch.change(task, epoch.applied(task), num_minibatches)
         epoch.leased.remove(task)
+
+    def num_missing(self, name: TaskName) -> int:
+        """Minibatches of a task that are not committed, were there no `filter`."""
+        epoch, task = self.epochs[name[0]], name[1]
+        size = len(epoch.slice(task)) - len(epoch.excluded(task))
+        return max(0, -(-size // self._settings.minibatch_size) - len(epoch.applied(task)))
+
+    def sample(self) -> Shard | None:
+        """The first minibatch of the first task of whose records none is set aside."""
+        task = next((task for task in range(len(self.slices)) if not self._quarantine.get(task)), None)
+        if task is None:
+            return None
+        shard = self.slices[task]
+        return Shard(shard.name, shard.start, min(shard.end, shard.start + self._settings.minibatch_size))
 
     def ledger(self) -> AppliedSet:
         """Everything that is committed as far as is known here."""
@@ -178,6 +236,10 @@ class Tasks:
             The tasks that were done and are todo again.
         """
         fresh, self._fresh = self._fresh or {}, None
+        if self._is_stopped:
+            for epoch in self.epochs:
+                epoch.plan_again(task for number, task in truth.tasks if number == epoch.number)
+            self._plan_what_is_left()
         while any(name[0] >= len(self.epochs) for name in truth.tasks) and self.can_begin:
             self.begin_epoch()
         return [
@@ -197,13 +259,14 @@ class Tasks:
         if was_done and not epoch.is_done(task):
             epoch.change(task, holds, UNKNOWN)
             epoch.covered = False
-            epoch.todo.appendleft(task)
+            epoch.open_again(task)
             return True
         return False
 
     def snapshot(self) -> dict[str, Any]:
         return {
             "model_version": self.model_version,
+            "is_stopped": self._is_stopped,
             "epochs": [epoch.snapshot() for epoch in self.epochs],
             "quarantine": [[task, sorted(records)] for task, records in self._quarantine.items()],
         }
@@ -212,6 +275,9 @@ class Tasks:
         self.model_version = saved["model_version"]
         for epoch in saved["epochs"]:
             self.begin_epoch().restore(epoch)
+        self._is_stopped = saved.get("is_stopped", False)
+        if self._is_stopped:
+            self._plan_what_is_left()
         self._quarantine = {task: frozenset(records) for task, records in saved["quarantine"]}
 
     def validate(self) -> None:

@@ -2,19 +2,20 @@
 
 In doubt (a PS has a new life, or the master has) nothing is handed out until the model has answered.  It is asked too
 when an epoch seems to be complete.  A job without PS, or one that does not train, takes the master's ledger for it.
+The members of an AllReduce world say unasked what they hold.
 With the coverage it is said how the parameter servers have fared.
 """
 
 from __future__ import annotations
 
-from elasticdl.master.core.applied import intersection
+from elasticdl.master.core.applied import AppliedSet, intersection
 from elasticdl.master.core.commands import ReadAppliedSets
 from elasticdl.master.core.events import AppliedSetsRead, AppliedSetsUnreadable
 from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.settings import JobSettings, Strategy
 from elasticdl.master.core.status import Coverage
-from elasticdl.master.core.values import Level, Partition
+from elasticdl.master.core.values import Level, Partition, Role
 from elasticdl.master.core.work import Work
 
 RETRY = 1.0
@@ -28,17 +29,24 @@ class Truth:
         self._work = work
         self._loads = loads
         self._out = out
-        self.is_asked = settings.strategy is Strategy.PARAMETER_SERVER and settings.trains
-        self.in_doubt = self.is_asked
+        self.is_asked = settings.strategy is Strategy.PARAMETER_SERVER and settings.trains and not settings.runs_command
+        self._may_doubt = self.is_asked or settings.has_tensorflow_servers
+        self.in_doubt = self._may_doubt
         self.num_repeated = 0  # pushes that were applied twice, as far as printed
+        self._num_told_repeated = 0  # AllReduce: by the last world that formed
         self._num_questions = 0
         self._open: int | None = None
         self._retry_at = 0.0
 
     def doubt(self) -> None:
         """The model may have lost something; what was asked before does not count."""
-        self.in_doubt = self.is_asked
+        self.in_doubt = self._may_doubt
         self._open = None
+
+    def doubt_session(self, role: Role, slot: int) -> None:
+        """A pod is gone: with one of TensorFlow's servers, or its chief, the model goes back to a checkpoint."""
+        if self._settings.has_tensorflow_servers and (role is Role.PS or slot == 0):
+            self.doubt()
 
     def ask_if_needed(self, partition: Partition | None, clock: float) -> None:
         """Puts the question, unless one is open, has just failed, or nobody could answer."""
@@ -46,7 +54,8 @@ class Truth:
         if not (self.in_doubt or uncovered):
             return
         if not self.is_asked:
-            self._cover(0)
+            if not self.in_doubt or not self._may_doubt:
+                self._cover(self._num_told_repeated)
         elif partition is not None and self._open is None and clock >= self._retry_at:
             self._num_questions += 1
             self._open = self._num_questions
@@ -61,6 +70,11 @@ class Truth:
         self._work.reconcile(intersection(event.sets.values()))
         self._cover(max(one.num_repeated for one in event.sets.values()))
 
+    def told(self, applied: AppliedSet) -> None:
+        """AllReduce: the members of a world say what their model holds."""
+        self._num_told_repeated = max(self._num_told_repeated, applied.num_repeated)
+        self._work.reconcile(applied)
+
     def failed(self, event: AppliedSetsUnreadable, clock: float) -> None:
         """It is asked again a little later."""
         if event.question == self._open:
@@ -74,6 +88,6 @@ class Truth:
             epoch.num_repeated += max(0, num_repeated - self.num_repeated) * self._settings.minibatch_size
             self.num_repeated = max(num_repeated, self.num_repeated)
             epoch.covered = True
-            self._out.log(str(Coverage.of(epoch)))
+            self._out.log(str(Coverage.of(epoch, is_bound=self._settings.has_tensorflow_servers)))
         for line in self._loads.lines() if complete else []:
             self._out.log(line)

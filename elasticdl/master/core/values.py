@@ -34,6 +34,7 @@ class TaskType(StrEnum):
     EVALUATION = "EVALUATION"
     PREDICTION = "PREDICTION"
     TRAIN_END = "TRAIN_END"
+    CALLBACK = "CALLBACK"
 
 
 class DataKind(StrEnum):
@@ -42,6 +43,14 @@ class DataKind(StrEnum):
     TRAINING = "training"
     VALIDATION = "validation"
     PREDICTION = "prediction"
+
+
+class SessionEvent(StrEnum):
+    """What TensorFlow's chief says of the model."""
+
+    SAVING = "saving"
+    SAVED = "saved"
+    RESTORED = "restored"
 
 
 class Level(StrEnum):
@@ -65,6 +74,23 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """How a user's own script says that its data are gone over.
+
+    Attributes:
+        num_epochs: None: as the flag says.
+        num_records: of an epoch; 0 in a report.
+        num_minibatches: the same.
+    """
+
+    minibatch_size: int
+    num_minibatches_per_task: int
+    num_epochs: int | None = None
+    num_records: int = 0
+    num_minibatches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Array:
     """float64, little-endian, C order."""
 
@@ -83,6 +109,21 @@ class MetricState:
 
 
 @dataclass(frozen=True, slots=True)
+class Occasion:
+    """What one worker does for the user's callbacks while training goes on.
+
+    Attributes:
+        save_to: not empty: write the model there; empty: call `on_epoch_end`.
+        epoch: the one that has ended, from 0.
+        logs: (name, value).
+    """
+
+    save_to: str
+    epoch: int
+    logs: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """A task given to one worker incarnation.
 
@@ -93,6 +134,8 @@ class Lease:
         shard: the slice of records; empty (``Shard("", 0, 0)``) for TRAIN_END and for an EVALUATION with `merged`.
         excluded: quarantined records of the slice, by record number in the shard.
         merged: EVALUATION, not empty: compute the results from these, read no records.
+        committed: of a job that runs a command: minibatches that need not be computed.
+        occasion: CALLBACK.
     """
 
     id: int
@@ -103,6 +146,8 @@ class Lease:
     excluded: tuple[int, ...] = ()
     model_version: int = 0
     merged: tuple[MetricState, ...] = ()
+    committed: tuple[int, ...] = ()
+    occasion: Occasion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +164,32 @@ class Position:
 
     lease: int
     minibatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker in a world.
+
+    Attributes:
+        address: host:port of the store that it opens when it is rank 0.
+        is_source: it was in the last world that formed: the model may be taken from it.
+    """
+
+    worker_id: int
+    incarnation: int
+    address: str
+    is_source: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The group of an AllReduce job, in order of rank.  Versions grow over all lives of the master."""
+
+    version: int
+    members: tuple[Member, ...]
+
+    def has(self, worker_id: int, incarnation: int) -> bool:
+        return any(m.worker_id == worker_id and m.incarnation == incarnation for m in self.members)
 
 
 @dataclass(frozen=True, slots=True)

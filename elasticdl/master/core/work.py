@@ -6,13 +6,15 @@ said by job.py.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.callbacks import Callbacks
 from elasticdl.master.core.charges import Charges
-from elasticdl.master.core.commands import Accepted, LeaseGranted, NoLeaseNow, Refused, UnknownWorker
+from elasticdl.master.core.commands import Accepted, LeaseGranted, Measured, NoLeaseNow, Refused, UnknownWorker
 from elasticdl.master.core.ending import Ending
-from elasticdl.master.core.evaluation import Evaluations
+from elasticdl.master.core.evaluation import Evaluations, Schedule
 from elasticdl.master.core.events import (
     CallAbandoned,
     EvaluationReported,
@@ -21,16 +23,20 @@ from elasticdl.master.core.events import (
     TaskFailed,
     TaskFinished,
 )
-from elasticdl.master.core.leases import MAX_PER_WORKER, Leases, TaskKey, key_of
+from elasticdl.master.core.failures import Failures
+from elasticdl.master.core.leases import Leases, TaskKey, key_of
+from elasticdl.master.core.losses import Losses
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings, NanPolicy
+from elasticdl.master.core.planned_evaluation import PlannedEvaluation
+from elasticdl.master.core.rations import Rations
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import HeldLease, Lease, Level, Shard, TaskType
 from elasticdl.master.core.workers import Worker, Workers
+from elasticdl.master.core.world import Worlds
 
 LeaseEvent = ProgressReported | TaskFinished | TaskFailed | EvaluationReported | LeaseQuestioned
 TRAIN_END_KEY: TaskKey = (TaskType.TRAIN_END, 0, 0)
-MAX_SKIPS_TOLD = 20  # one by one; after that every so many
 
 
 class Work:
@@ -44,20 +50,24 @@ class Work:
         charges: Charges,
         ending: Ending,
         out: Outbox,
+        worlds: Worlds,
     ) -> None:
         self._settings = settings
         self._workers = workers
         self._charges = charges
         self._ending = ending
         self._out = out
-        self._planned_type = TaskType.TRAINING if settings.trains else TaskType.PREDICTION
+        self._worlds = worlds
         self.leases = Leases(generation)
+        self.leases.is_shared = settings.has_worlds
+        self.rations = Rations(settings, self.leases, worlds)
         self.tasks = Tasks(settings, ())
-        self.evaluations = Evaluations(0, ())
+        self.evaluations = Evaluations(Schedule(), ())
+        self.callbacks = Callbacks({})
         self.has_exported = False
         self.has_callbacks = False
-        self.loss: float | None = None  # the newest that was finite
-        self._num_skips = 0  # reported in this life
+        self.losses = Losses(settings, ending, out)
+        self._failures = Failures(settings, charges, ending, out)
 
     # Handing out ----------------------------------------------------------------------------------------------------
 
@@ -65,8 +75,8 @@ class Work:
     def needs_export(self) -> bool:
         """All is trained, covered and evaluated; TRAIN_END is still to be done, if there is something to do."""
         settings = self._settings
-        wanted = bool(settings.output) or self.has_callbacks
-        return wanted and settings.trains and not self.has_exported and self.is_evaluated
+        wanted = bool(settings.output) or self.has_callbacks if settings.trains else settings.has_last_task
+        return wanted and not self.has_exported and self.is_evaluated
 
     @property
     def is_covered(self) -> bool:
@@ -75,69 +85,81 @@ class Work:
 
     @property
     def is_evaluated(self) -> bool:
-        """All is covered, and the final evaluation, if there is one, is made."""
-        return self.is_covered and self.evaluations.is_over
+        """All is covered, the final evaluation, if there is one, is made, and what followed from it is done."""
+        return self.is_covered and self.evaluations.is_over and self.callbacks.all_done
 
-    def remarks(self) -> list[str]:
-        """What the model was not trained on, for the end of the job."""
-        remarks = []
-        quarantined = self.tasks.quarantined()
-        if quarantined:
-            names = ", ".join(f"{shard}:{record}" for shard, record in quarantined)
-            remarks.append(f"Quarantined records: {names}")
-        if self.tasks.num_skipped:
-            counts = f"{self.tasks.num_skipped} ({self.tasks.skipped_records} records)"
-            remarks.append(f"Minibatches left out by --nan_policy=skip: {counts}")
-        return remarks
-
-    def begin_round_if_due(self) -> None:
+    def advance(self, clock: float) -> None:
+        """Begins what is due: a round of the evaluation, and between rounds what callbacks want done."""
+        num_ended = sum(epoch.covered for epoch in self.tasks.epochs)
+        self.evaluations.pass_time(clock, self.tasks.model_version, num_ended)
         begun = self.evaluations.begin_if_due(self.tasks.model_version, self.is_covered)
-        if begun is not None:
+        if begun is not None and self._settings.trains:
             kind = "final evaluation" if begun.is_final else "evaluation"
             self._out.log(f"Starting the {kind} at step {begun.step}: {begun.result_task} tasks")
+        if self.evaluations.current is None:
+            results, loss = self.evaluations.results, self.losses.newest
+            try:
+                if self.callbacks.advance(self.tasks.model_version, num_ended, results, loss):
+                    self._out.persist()
+            except ValueError as error:
+                self._ending.fail(str(error))
 
     def serve(self, clock: float) -> None:
         """Answers the requests for which there is a lease; who holds none comes first."""
         for worker in sorted(self._workers.waiting(), key=lambda w: len(self.leases.of_worker(w.id))):
             call = worker.waiting_call
-            if call is None or worker.is_leaving or len(self.leases.of_worker(worker.id)) >= MAX_PER_WORKER:
+            if call is None or worker.is_leaving or not self.rations.may_ask(worker):
                 continue
             lease = self._grant(worker, call, clock)
             if lease is not None:
                 worker.waiting_call, worker.moved_at = None, clock
                 self._out.reply(call, LeaseGranted(lease))
 
-    def answer_long_polls(self, clock: float) -> None:
-        for worker in self._workers.waiting():
-            if worker.waiting_call is not None and clock - worker.waiting_since >= self._settings.long_poll:
-                self._out.reply(worker.waiting_call, NoLeaseNow())
-                worker.waiting_call = None
+    def answer_waiting(self, clock: float) -> None:
+        """Who does not want to wait gets nothing, nor who has waited for long enough."""
+        for call in self._workers.stop_waiting(clock - self._settings.long_poll):
+            self._out.reply(call, NoLeaseNow())
 
     def _grant(self, worker: Worker, call: int, clock: float) -> Lease | None:
-        is_alone = len(self._workers.staying()) == 1
+        is_alone = 1 in (len(self._workers.staying()), len(self._worlds.members))
+        is_alone |= self._settings.fixed_global_batch > 0
         version = self.tasks.model_version
 
         def allowed(task_type: TaskType, epoch: int, task: int) -> bool:
             return self._charges.may_have((task_type, epoch, task), worker.id, is_alone)
 
+        def wanted(task_type: TaskType) -> bool:
+            return worker.only is None or worker.only is task_type
+
         current = self.evaluations.current
-        if current is not None:
+        if current is not None and wanted(TaskType.EVALUATION) and self.rations.may_evaluate(worker):
             task = current.take(lambda epoch, task: allowed(TaskType.EVALUATION, epoch, task))
             if task is not None:
                 key = (TaskType.EVALUATION, current.number, task)
-                return self.leases.grant(
-                    worker.id, call, clock, key, current.slice(task), current.step, current.merged(task)
-                )
-        name = self.tasks.take(lambda epoch, task: allowed(self._planned_type, epoch, task))
-        if name is None and not self.tasks.has_todo and self.tasks.can_begin:
+                shard, merged, aside = current.slice(task), current.merged(task), self.evaluations.excluded(task)
+                return self.leases.grant(worker.id, call, clock, key, shard, current.step, merged, aside)
+        number = self.callbacks.next()
+        if number is not None and wanted(TaskType.CALLBACK) and allowed(TaskType.CALLBACK, 0, number):
+            self.callbacks.take(number)
+            key = (TaskType.CALLBACK, 0, number)
+            occasion = self.callbacks.occasion()
+            return self.leases.grant(worker.id, call, clock, key, Shard("", 0, 0), version, occasion=occasion)
+        planned = self._settings.planned_type
+        trains = wanted(planned) and self.rations.may_train(worker, self.tasks)
+        name = self.tasks.take(lambda epoch, task: allowed(planned, epoch, task)) if trains else None
+        if trains and name is None and not self.tasks.has_todo and self.tasks.can_begin:
             epoch = self.tasks.begin_epoch()
-            self._out.log(f"Starting epoch {epoch.number + 1}")
-            name = self.tasks.take(lambda epoch, task: allowed(self._planned_type, epoch, task))
+            self._out.log(f"Starting epoch {epoch.number + 1}" if self._settings.trains else "Starting")
+            name = self.tasks.take(lambda epoch, task: allowed(planned, epoch, task))
         if name is not None:
-            epoch, key = self.tasks.epochs[name[0]], (self._planned_type, *name)
+            epoch, key = self.tasks.epochs[name[0]], (planned, *name)
             shard, excluded = epoch.slice(name[1]), epoch.excluded(name[1])
-            return self.leases.grant(worker.id, call, clock, key, shard, version, excluded=excluded)
-        if self.needs_export and not self.leases.of_type(TaskType.TRAIN_END) and allowed(*TRAIN_END_KEY):
+            committed = epoch.applied(name[1]) if self._settings.runs_command else ()
+            return self.leases.grant(
+                worker.id, call, clock, key, shard, version, excluded=excluded, committed=committed
+            )
+        may_end = self.needs_export and not self.leases.of_type(TaskType.TRAIN_END)
+        if may_end and wanted(TaskType.TRAIN_END) and allowed(*TRAIN_END_KEY):
             return self.leases.grant(worker.id, call, clock, TRAIN_END_KEY, Shard("", 0, 0), version)
         return None
 
@@ -147,10 +169,18 @@ class Work:
         """A lease is lost, for whatever reason: its task is todo again."""
         self.leases.end(lease)
         current = self.evaluations.current
-        if lease.type is self._planned_type:
+        if self._is_planned(lease):
             self.tasks.give_back((lease.epoch, lease.task))
         elif lease.type is TaskType.EVALUATION and current is not None and current.number == lease.epoch:
             current.give_back(lease.task)
+        elif lease.type is TaskType.CALLBACK:
+            self.callbacks.give_back()
+
+    def keep_workers(self, worker_ids: Iterable[int]) -> None:
+        """Revokes every lease of all others."""
+        holders = {self.leases.holder_of(lease) for lease in self.leases.all()}
+        for worker_id in sorted(holders.difference(worker_ids)):
+            self.lose_worker(worker_id)
 
     def lose_worker(self, worker_id: int) -> None:
         """Revokes every lease of a worker."""
@@ -164,11 +194,8 @@ class Work:
         self.leases.raise_floor()
 
     def abandoned(self, event: CallAbandoned) -> None:
-        for worker in self._workers.all():
-            if worker.waiting_call == event.call:
-                worker.waiting_call = None
-        lease = self.leases.answered_by(event.call)
-        if lease is not None:
+        self._workers.abandon(event.call)
+        if (lease := self.leases.answered_by(event.call)) is not None:
             self.give_back(lease)
 
     def hold(self, worker_id: int, held: HeldLease, clock: float) -> None:
@@ -184,9 +211,20 @@ class Work:
         if lease.type is TaskType.TRAINING and self.leases.get(lease.id, worker_id) is not None:
             self.tasks.commit((lease.epoch, lease.task), held.committed)
 
+    def _is_planned(self, lease: Lease) -> bool:
+        """Its task is one of the plan; the rounds of an evaluation count from 1."""
+        return lease.type is self._settings.planned_type and (lease.type is not TaskType.EVALUATION or lease.epoch == 0)
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Tasks and evaluations; of a pass whose metric states are not known any more, nothing is done."""
+        self.evaluations.restore(snapshot["evaluations"])
+        if not self.evaluations.has_lost_states:
+            self.tasks.restore(snapshot["tasks"])
+        self.callbacks.restore(snapshot["callbacks"])
+
     def _take(self, lease: Lease) -> bool:
         """Takes the task of a lease out of the todo list, if it is there."""
-        if lease.type is self._planned_type:
+        if self._is_planned(lease):
             while lease.epoch >= len(self.tasks.epochs) and self.tasks.can_begin:
                 self.tasks.begin_epoch()
             if not self.tasks.is_todo((lease.epoch, lease.task)):
@@ -194,6 +232,8 @@ class Work:
             self.tasks.take_this((lease.epoch, lease.task))
             return True
         current = self.evaluations.current
+        if lease.type is TaskType.CALLBACK:
+            return self.callbacks.take(lease.task)
         if lease.type is TaskType.EVALUATION:
             if current is None or current.number != lease.epoch or lease.task not in current.todo:
                 return False
@@ -236,7 +276,8 @@ class Work:
             case TaskFinished():
                 self._finished(event, lease, worker)
             case TaskFailed():
-                self._failed(event, lease)
+                self.give_back(lease)
+                self._failures.failed(event, lease, self.tasks, self.evaluations, self._is_planned(lease))
             case EvaluationReported():
                 self._evaluated(event, lease, worker)
             case LeaseQuestioned():
@@ -252,38 +293,21 @@ class Work:
             self._out.persist()
         if self.tasks.commit(name, event.committed):
             self._has_committed(worker)
-        loss_is_finite = event.loss is None or math.isfinite(event.loss)
-        if event.loss is not None and loss_is_finite:
-            self.loss = event.loss
-        if event.not_finite or not loss_is_finite:
-            self._not_finite(event, lease, is_new)
-
-    def _not_finite(self, event: ProgressReported, lease: Lease, is_new: bool) -> None:
-        """Ends the job or, if the minibatch is left out, says so: of many only some, with the number so far."""
-        minibatch = max(event.skipped or event.committed, default=None)
-        is_skipped = minibatch is not None and self.tasks.epochs[lease.epoch].is_skipped(lease.task, minibatch)
-        where = f"epoch {lease.epoch + 1}, task {lease.task}"
-        where += "" if minibatch is None else f", minibatch {minibatch}"
-        where += f", records {lease.shard.name}:{lease.shard.start}-{lease.shard.end - 1}"
-        what = f"{event.not_finite or f'The loss is {event.loss}'} ({where})"
-        if self._settings.nan_policy is NanPolicy.FAIL:
-            advice = "Lower the learning rate, or look at these records; --nan_policy=skip leaves such minibatches out."
-            self._ending.fail(f"{what}\n  → {advice}")
-        elif is_new:
-            self._num_skips += 1
-            if self._num_skips <= MAX_SKIPS_TOLD or self._num_skips % MAX_SKIPS_TOLD == 0:
-                self._out.log(f"{what}; it is left out of the model, number {self._num_skips}", Level.WARNING)
-        elif not is_skipped:
-            self._out.log(what, Level.WARNING)
+        self.losses.reported(event, lease, is_new, self.tasks)
 
     def _finished(self, event: TaskFinished, lease: Lease, worker: Worker) -> None:
         self._end_well(lease, worker)
-        if lease.type is self._planned_type:
+        if self._is_planned(lease):
             self.tasks.finish((lease.epoch, lease.task), event.num_minibatches)
             self._out.log(f"Task:{lease.task} completed, {self.tasks.num_remaining} remaining tasks")
             epoch = self.tasks.epochs[lease.epoch]
-            if epoch.complete:
+            if epoch.complete and self._settings.trains:
                 self._out.log(f"Epoch {lease.epoch + 1} is complete")
+        elif lease.type is TaskType.CALLBACK:
+            path = self.callbacks.finish()
+            self._out.persist()
+            if path:
+                self._out.log(f"ModelCheckpoint: the model of step {lease.model_version} is saved to {path}")
         elif lease.type is TaskType.TRAIN_END:
             self.has_exported = True
             self._out.persist()
@@ -293,9 +317,23 @@ class Work:
             self._finish_evaluation_task(lease, EvaluationReported(event.call, worker.id, event.incarnation, lease.id))
 
     def _evaluated(self, event: EvaluationReported, lease: Lease, worker: Worker) -> None:
-        if lease.type is TaskType.EVALUATION:
+        if self._is_planned(lease) and isinstance(self.evaluations, PlannedEvaluation):
+            self._evaluated_as_planned(self.evaluations, lease, event, worker)
+        elif lease.type is TaskType.EVALUATION:
             self._end_well(lease, worker)
             self._finish_evaluation_task(lease, event)
+
+    def _evaluated_as_planned(
+        self, evaluation: PlannedEvaluation, lease: Lease, event: EvaluationReported, worker: Worker
+    ) -> None:
+        """The states are taken over with the task's end, or neither: so each record is in them once."""
+        try:
+            evaluation.add(event.states)
+        except ValueError as error:
+            self._ending.fail(f"The evaluation failed: {error}")
+            return
+        num_minibatches = self.tasks.num_missing((lease.epoch, lease.task))
+        self._finished(TaskFinished(event.call, worker.id, event.incarnation, lease.id, num_minibatches), lease, worker)
 
     def _finish_evaluation_task(self, lease: Lease, event: EvaluationReported) -> None:
         current = self.evaluations.current
@@ -310,31 +348,20 @@ class Work:
         done = self.evaluations.finish(event.results)
         self._out.persist()
         self._out.log(f"Evaluation metrics[step={done.step}]: {self.evaluations.results}")
+        self._out.add(Measured(done.step, dict(self.evaluations.results)))
+        self._decide(done.step)
 
-    def _failed(self, event: TaskFailed, lease: Lease) -> None:
-        self.give_back(lease)
-        if event.bad_records and self._quarantine(event, lease):
+    def _decide(self, step: int) -> None:
+        """What follows from an evaluation for the user's callbacks."""
+        results, loss = self.evaluations.results, self.losses.newest
+        try:
+            reason = self.callbacks.evaluated(results, step, len(self.tasks.epochs), loss)
+        except ValueError as error:
+            self._ending.fail(str(error))
             return
-        key = key_of(lease)
-        failures = self._charges.task_failed(key, event.worker_id)
-        where = f"{lease.type} task {lease.task} of epoch {lease.epoch + 1}, minibatch {event.minibatch}"
-        self._out.persist()
-        self._out.log(f"Worker {event.worker_id} reported error: {event.error} ({where})", Level.WARNING)
-        if self._charges.is_enough(failures):
-            text = f"{where} (records {lease.shard.name}:{lease.shard.start}-{lease.shard.end})"
-            self._ending.fail(f"{text} failed {failures} times, last with: {event.error}\n{event.details}".rstrip())
-
-    def _quarantine(self, event: TaskFailed, lease: Lease) -> bool:
-        """Sets the bad records of a task aside; False when that is too many or not asked for."""
-        limit = self._settings.max_bad_records
-        if lease.type is not self._planned_type or self.tasks.num_quarantined + len(event.bad_records) > limit:
-            return False
-        self.tasks.quarantine(lease.task, event.bad_records)
-        self._out.persist()
-        names = ", ".join(f"{lease.shard.name}:{record}" for record in event.bad_records)
-        total = f"{self.tasks.num_quarantined} of at most {limit}"
-        self._out.log(f"Quarantined {names} ({total}): {event.error}", Level.WARNING)
-        return True
+        if reason and not self.tasks.all_done:
+            self._out.log(f"Training stops at step {self.tasks.model_version}: {reason}")
+            self.tasks.stop()
 
     def _end_well(self, lease: Lease, worker: Worker) -> None:
         self.leases.finish(lease)
@@ -343,6 +370,9 @@ class Work:
 
     def _has_committed(self, worker: Worker) -> None:
         worker.has_committed = True
+        for member in map(self._workers.get, self._worlds.members):  # what one of a world tells is the work of all
+            if member is not None:
+                member.has_committed = True
         self._charges.committed()
 
     def validate(self) -> None:
@@ -355,11 +385,13 @@ class Work:
         self.leases.validate()
         leased = {key_of(lease) for lease in self.leases.all()}
         assert len(leased) == len(self.leases.all())
-        expected = {(self._planned_type, e.number, task) for e in self.tasks.epochs for task in e.leased}
+        expected = {(self._settings.planned_type, e.number, task) for e in self.tasks.epochs for task in e.leased}
         current = self.evaluations.current
         if current is not None:
             current.validate()
             expected |= {(TaskType.EVALUATION, current.number, task) for task in current.leased}
+        if self.callbacks.taken is not None:
+            expected.add((TaskType.CALLBACK, 0, self.callbacks.taken))
         assert leased - {TRAIN_END_KEY} == expected, (leased, expected)
         for lease in self.leases.all():
             holder = self._workers.get(self.leases.holder_of(lease))

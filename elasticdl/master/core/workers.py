@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticdl.master.core.values import Position
+from elasticdl.master.core.values import Position, TaskType
 
 
 @dataclass(slots=True)
@@ -21,6 +21,10 @@ class Worker:
         stuck_since: it has been in one minibatch for too long, and only its heartbeat has been heard since.
         has_joined: it has registered in this life of the master, not only in an earlier one.
         is_leaving: it was told to end by somebody else, and gets nothing to do any more.
+        is_hasty: its request for a lease is to be answered at once.
+        only: type that its request asks for; None: any.
+        world_version: of the world that it is in, as it said last; 0: in none.
+        collective_seconds: for so long it had been inside one collective then.
     """
 
     id: int
@@ -36,6 +40,10 @@ class Worker:
     is_leaving: bool = False
     waiting_call: int | None = None  # of its request for a lease
     waiting_since: float = 0.0
+    is_hasty: bool = False
+    only: TaskType | None = None
+    world_version: int = 0
+    collective_seconds: float = 0.0
 
 
 class Workers:
@@ -84,8 +92,8 @@ class Workers:
     def heard(
         self, worker: Worker, positions: tuple[Position, ...], activity: str, seconds: Mapping[str, float], clock: float
     ) -> None:
-        """A heartbeat."""
-        if positions != worker.positions:
+        """A heartbeat.  Who waits for others inside a collective is not the one who does not move."""
+        if positions != worker.positions or worker.collective_seconds > 0:
             worker.moved_at = clock
         worker.positions, worker.activity, worker.seconds = positions, activity, dict(seconds)
 
@@ -93,6 +101,20 @@ class Workers:
         """Those that wait for a lease, who waits longest first."""
         waiting = [worker for worker in self._workers.values() if worker.waiting_call is not None]
         return sorted(waiting, key=lambda worker: worker.waiting_since)
+
+    def stop_waiting(self, since: float) -> list[int]:
+        """The calls of those that did not want to wait, or have waited since then; they wait no more."""
+        done = [worker for worker in self.waiting() if worker.is_hasty or worker.waiting_since <= since]
+        calls = [worker.waiting_call for worker in done if worker.waiting_call is not None]
+        for worker in done:
+            worker.waiting_call = None
+        return calls
+
+    def abandon(self, call: int) -> None:
+        """Nobody waits for the answer to a call."""
+        for worker in self._workers.values():
+            if worker.waiting_call == call:
+                worker.waiting_call = None
 
     def time_line(self) -> str:
         """Where the time of all workers went, ended ones too; empty when nobody said."""

@@ -34,6 +34,40 @@ class CustomModel(keras.Model):
         return self.logits(x + keras.random.normal(tf.shape(x), stddev=0.1) if training else x)
 
 
+class Twice(keras.layers.Layer):
+    """A dense layer, and in training another beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always = keras.layers.Dense(10, name="always")
+        self.training = keras.layers.Dense(10, name="training")
+
+    def call(self, images: tf.Tensor, training: bool = False) -> tf.Tensor:
+        flat = keras.ops.reshape(images, (-1, 64))
+        return self.always(flat) + self.training(flat) if training else self.always(flat)
+
+
+def twice() -> keras.Model:
+    images = keras.Input((8, 8, 1))
+    return keras.Model(images, Twice()(images))
+
+
+class TwiceModel(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = Twice()
+
+    def call(self, images: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return self.twice(images, training=training)
+
+
+def spectral_model() -> keras.Model:
+    """Its layer assigns its own kernel before it uses it."""
+    image = keras.Input((8, 8, 1))
+    hidden = keras.layers.SpectralNormalization(keras.layers.Dense(5))(keras.layers.Flatten()(image))
+    return keras.Model(image, keras.layers.Dense(10)(keras.layers.ActivityRegularization(0.1)(hidden)))
+
+
 def sequential_model() -> keras.Model:
     return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(10)])
 

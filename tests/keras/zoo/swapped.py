@@ -44,6 +44,30 @@ def masked() -> keras.Model:
     return keras.Model(ids, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(vectors))[:, 0])
 
 
+def configured() -> keras.Model:
+    return keras.Model.from_config(column().get_config())
+
+
+def cloned() -> keras.Model:
+    return keras.models.clone_model(column())
+
+
+class Stranger(keras.layers.Layer):
+    """Calls a layer that Keras does not know of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = (lambda table: lambda ids: table(ids))(_embedding("hidden"))
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        return self.hidden(ids)
+
+
+def stranger() -> keras.Model:
+    ids = _ids()
+    return _scored(ids, keras.layers.Concatenate()([_embedding("table")(ids), Stranger()(ids)]))
+
+
 class Subclass(keras.Model):
     def __init__(self) -> None:
         super().__init__()

@@ -1,0 +1,104 @@
+"""Statistics of a table's columns: of some records, put together from many parts, and as users get them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticdl.analysis.cells import Cells
+from elasticdl.analysis.sketch import EXACT_DISTINCT, ColumnSketch, Kind
+from elasticdl_client.errors import DataError
+
+
+@dataclass(slots=True)
+class Analysis:
+    """Of the records that were added."""
+
+    exact_distinct: int = EXACT_DISTINCT
+    num_records: int = 0
+    sketches: dict[str, ColumnSketch] = field(default_factory=dict)
+
+    def add(self, cells: Mapping[str, Cells], num_records: int) -> None:
+        """Adds the cells of records.
+
+        Raises:
+            DataError: a package is missing.
+        """
+        for name, values in cells.items():
+            if name not in self.sketches:
+                self.sketches[name] = self._missing_so_far()
+            self.sketches[name].add(values)
+        for name in self.sketches.keys() - cells.keys():
+            self.sketches[name].num_missing += num_records
+        self.num_records += num_records
+
+    def merge(self, other: Analysis) -> None:
+        """Adds what another one has seen."""
+        for name in sorted(self.sketches.keys() | other.sketches.keys()):
+            own = self.sketches.setdefault(name, self._missing_so_far())
+            if name in other.sketches:
+                own.merge(other.sketches[name])
+            else:
+                own.num_missing += other.num_records
+        self.num_records += other.num_records
+
+    def dump(self) -> bytes:
+        """For a file."""
+        columns = {name: sketch.dump() for name, sketch in self.sketches.items()}
+        return zlib.compress(json.dumps({"records": self.num_records, "columns": columns}).encode(), 1)
+
+    @classmethod
+    def load(cls, data: bytes, exact_distinct: int = EXACT_DISTINCT) -> Analysis:
+        """What `dump` gave.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        try:
+            saved = json.loads(zlib.decompress(data))
+            sketches = {name: ColumnSketch.load(part, exact_distinct) for name, part in saved["columns"].items()}
+        except (zlib.error, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"The statistics of a task are damaged: {error}.") from error
+        return cls(exact_distinct, saved["records"], sketches)
+
+    def statistics(self, num_buckets: int, vocabulary_size: int) -> dict[str, Any]:
+        """What users get, for JSON.
+
+        Args:
+            num_buckets: that `boundaries` make.
+            vocabulary_size: `vocab` has at most so many values.
+        """
+        columns = {
+            name: _column(sketch, num_buckets, vocabulary_size) for name, sketch in sorted(self.sketches.items())
+        }
+        return {"records": self.num_records, "columns": columns}
+
+    def _missing_so_far(self) -> ColumnSketch:
+        sketch = ColumnSketch(self.exact_distinct)
+        sketch.num_missing = self.num_records
+        return sketch
+
+
+_TYPES = {Kind.NOTHING: "empty", Kind.INTEGER: "int64", Kind.NUMBER: "float64", Kind.TEXT: "string"}
+
+
+def _column(sketch: ColumnSketch, num_buckets: int, vocabulary_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "type": _TYPES[sketch.kind],
+        "count": sketch.count,
+        "missing": sketch.num_missing,
+        "exact": sketch.counts is not None,
+        "distinct_count": sketch.num_distinct,
+    }
+    if sketch.kind in (Kind.INTEGER, Kind.NUMBER):
+        moments = sketch.moments
+        found |= {"min": moments.smallest, "max": moments.largest, "avg": moments.mean, "stddev": moments.deviation}
+        found["boundaries"] = sorted(set(sketch.quantiles(num_buckets)))
+    if sketch.kind in (Kind.INTEGER, Kind.TEXT):
+        frequent = sketch.most_frequent(vocabulary_size)
+        found["vocab"] = [value for value, _ in frequent]
+        found["vocab_counts"] = [count for _, count in frequent]
+    return found

@@ -1,0 +1,391 @@
+"""The data of a user's own script: handed out by the job's master, each minibatch once, whoever comes and goes.
+
+    data = DataShardService(batch_size=64, dataset_size=60_000, num_epochs=3)
+    for minibatch in data:
+        train(images[minibatch.indices], labels[minibatch.indices])
+
+The same script runs alone, without a master, over all of the data.  A minibatch counts once it was reported: by asking
+for the next one, as above, or by `done`.  What a lost worker has not reported goes to another one.
+
+The data are either known by their size alone (`dataset_size`; the script holds them) or are files that ElasticDL reads
+(`training_data`, or the job's flag --training_data; each minibatch then brings its records).  The first script that
+reports says for all what is trained on, and in minibatches of what size.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.api.alone import AloneLink
+from elasticdl.api.drawn import Drawn, Minibatch, Name
+from elasticdl.api.session import Session
+from elasticdl.api.source import Source, read_records
+from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.framework import TaskRecords
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import Activity
+from elasticdl.worker.leases import HeldLease, LeaseLink
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.tasks import TaskStream
+from elasticdl_client.errors import JobError
+
+__all__ = ["DataShardService", "Minibatch", "Name", "RecordIndexService", "TaskShard", "read_records"]
+
+_DEFAULT_SIZE = 64
+_LAST_REPORTS_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskShard:
+    """A task as `fetch_shard` gives it: records `start` to `end` - 1 of a part, `indices` in the order to take."""
+
+    name: str
+    start: int
+    end: int
+    indices: list[int]
+
+
+@dataclass(slots=True)
+class _Task:
+    """A lease being worked off."""
+
+    held: HeldLease
+    sizes: list[int]  # of its minibatches
+    done: set[int]
+
+
+def _take_over(held: HeldLease) -> None:
+    """What others have trained of a task stays trained."""
+    held.committed.update(held.lease.committed)
+
+
+class DataShardService:
+    """The ledger as a script sees it; one in a process.  Thread-safe."""
+
+    def __init__(
+        self,
+        batch_size: int = 0,
+        num_epochs: int | None = None,
+        dataset_size: int = 0,
+        shuffle: bool | None = None,
+        num_minibatches_per_shard: int = 0,
+        training_data: str = "",
+        data_reader_params: dict[str, object] | None = None,
+        session: Session | None = None,
+    ) -> None:
+        """Joins the job and says what the data are; they may turn out to be what another script has said first.
+
+        Args:
+            batch_size: records of a minibatch; 0: --minibatch_size.
+            num_epochs: None: --num_epochs; 0: endless.
+            dataset_size: number of records that the script holds itself.
+            shuffle: permute records within each task (tasks always are); None: --shuffle.
+            num_minibatches_per_shard: of a task; 0: --num_minibatches_per_task.
+            training_data: files to read; empty: --training_data.
+            data_reader_params: of the reader of these files; None: --data_reader_params.
+            session: if the script has joined already.
+
+        Raises:
+            DataError: there are no data, or none like this.
+            JobError: the master cannot be reached.
+        """
+        self.session = session or Session.join()
+        self._lock = threading.Lock()
+        self._trained: dict[tuple[int, int], set[int]] = {}  # minibatches by (epoch, task), of this process
+        spec = self.session.spec
+        says_itself = bool(dataset_size or training_data) or data_reader_params is not None
+        origin, is_our_own = training_data or spec.training_data, says_itself or self.session.is_alone
+        if self.session.is_server:
+            self._source = Source.none()
+        else:
+            self._source = Source(origin, dataset_size, data_reader_params, spec, is_our_own)
+        wanted = pb.Plan(
+            minibatch_size=batch_size or spec.minibatch_size or _DEFAULT_SIZE,
+            num_minibatches_per_task=num_minibatches_per_shard or spec.num_minibatches_per_task,
+            has_num_epochs=num_epochs is not None or self.session.is_alone,
+            num_epochs=spec.num_epochs if num_epochs is None else num_epochs,
+        )
+        if self.session.link is None:
+            self.plan = self._source.plan_alone(wanted)
+            self._link: LeaseLink = AloneLink(self._source.shards, self.plan, spec.seed)
+        else:
+            self.plan = self._source.agree(self.session.link, wanted)
+            self._link = self.session.link
+            self.session.link.carry_ledger(self._ledger)
+        shuffles, clock = spec.shuffle if shuffle is None else shuffle, self.session.clock
+        self.tasks = TaskStream(self._link, lambda kind: self._source.reader, _take_over, spec.seed, shuffles, clock)
+        self.reporter = Reporter(self._link, spec.log_loss_steps)
+        self._open: dict[int, _Task] = {}  # by lease
+        self._drawn = Drawn()
+        self._fetching: Iterator[TaskRecords] | None = None
+        clock.switch(Activity.INPUT)
+        atexit.register(self.close)
+
+    # The data ---------------------------------------------------------------------------------------------------
+
+    def minibatches(self, waits: bool = True) -> Generator[Minibatch, None, None]:
+        """Minibatches in order; each is to be reported by `done` when it is in the model.
+
+        Those that an iterator thrown away has given and nobody has reported are given again by the next one.  It may
+        be drawn ahead of the reports, in another thread, too: but not farther than two tasks, where it waits.
+
+        Args:
+            waits: False: where nothing can be had before minibatches that were drawn are reported, it ends; ask again
+                after that.  It is at its true end when `is_over`.
+        """
+        for task in self.tasks.records(pb.TRAINING, lambda: waits or not self._has_open()):
+            yield from self._minibatches_of(task)
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        """Minibatches, each reported when the next one is asked for, unless `done` was called before."""
+        for task in self.tasks.records(pb.TRAINING):
+            for minibatch in self._minibatches_of(task):
+                with self.session.clock.during(Activity.COMPUTE):
+                    yield minibatch
+                self.done(minibatch)
+
+    def done(self, minibatch: Minibatch, loss: float | None = None) -> bool:
+        """A minibatch is in the model.
+
+        Returns:
+            Whether its task is complete by that; False, too, when its lease is lost and others compute it again.
+        """
+        with self._lock:
+            task = self._open.get(minibatch.lease)
+            if task is None or minibatch.n in task.done:
+                return False
+            task.done.add(minibatch.n)
+            self._trained.setdefault((minibatch.epoch, minibatch.task), set()).add(minibatch.n)
+            is_complete = len(task.done) == len(task.sizes)
+            if is_complete:
+                del self._open[minibatch.lease]
+        task.held.minibatch = max(task.held.minibatch, minibatch.n + 1)
+        self.reporter.committed(minibatch.lease, minibatch.n, loss)
+        if is_complete:
+            self._finish(task)
+        return is_complete
+
+    def failed(self, minibatch: Minibatch, error: str, details: str = "") -> None:
+        """A minibatch cannot be computed: its task goes to another worker, and is charged to the job.
+
+        Raises:
+            JobError: there is no other worker: this process is alone.
+        """
+        self.reporter.drain()
+        self._link.fail(minibatch.lease, minibatch.n, error, details, [])
+        with self._lock:
+            task = self._open.pop(minibatch.lease, None)
+        self._link.leases.revoke((minibatch.lease,))
+        if task is not None:
+            self.tasks.close(task.held)
+
+    def undone(self, minibatch: Minibatch) -> bool:
+        """What `done` has said is not so any more: the model is an older one.
+
+        Returns:
+            Whether it is still to be trained here; False: its lease is lost, or its task was complete.
+        """
+        self.reporter.drain()
+        held = self._link.leases.get(minibatch.lease)
+        with self._lock:
+            task = self._open.get(minibatch.lease)
+            if task is None or held is None:
+                return False
+            task.done.discard(minibatch.n)
+            held.committed.discard(minibatch.n)
+        return True
+
+    def holds(self, minibatch: Minibatch) -> bool:
+        """Whether its lease is still this worker's."""
+        return self._link.leases.get(minibatch.lease) is not None
+
+    def records_of(self, shard: str, indices: Sequence[int]) -> list[bytes]:
+        """Records by their numbers in a part of files that ElasticDL reads; none where the script holds the data.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        return self._source.records(shard, indices)
+
+    @property
+    def is_over(self) -> bool:
+        """There are no more data in this job."""
+        return self.tasks.is_over
+
+    def get_minibatch_count_per_epoch(self) -> int:
+        return int(self.plan.num_minibatches)
+
+    def has_rest_of(self, epoch: int, newest_lease: int) -> bool:
+        """With a fixed global batch: see `MasterLink.has_rest_of`."""
+        link = self.session.link
+        return link is not None and link.has_rest_of(epoch, newest_lease)
+
+    def metadata(self) -> Metadata:
+        """Column names and the like, of files that ElasticDL reads."""
+        return self._source.reader.metadata()
+
+    @property
+    def has_records(self) -> bool:
+        """Minibatches bring their records."""
+        return self._source.has_records
+
+    def is_training_over(self) -> bool:
+        """For a pod that only evaluates: whether all commands that train have ended."""
+        link = self.session.link
+        return link is None or link.is_over()
+
+    def report_session(self, event: pb.SessionEvent) -> None:
+        """From the chief of TensorFlow's own servers: what happens to the model that they hold.
+
+        Raises:
+            JobError: this worker is not the chief.
+        """
+        link = self.session.link
+        if link is None:
+            return
+        self.reporter.drain()
+        ack = link.report_session(event)
+        if not ack.accepted:
+            raise JobError(f"the master does not take a report of TensorFlow's session: {ack.reason}")
+        if event == pb.RESTORED:  # the master has taken all leases back
+            link.leases.revoke([held.id for held in link.leases.held()])
+            with self._lock:
+                self._open.clear()
+
+    def close(self) -> None:
+        """Waits until the master knows what was reported; also done at the end of the process."""
+        self.reporter.drain(_LAST_REPORTS_S)
+
+    # The original's calls ---------------------------------------------------------------------------------------
+
+    def stream(self) -> Iterator[Minibatch]:
+        """Minibatches for an input pipeline in another thread, to be reported by `report_batch_done` in order.
+
+        A new stream takes the place of the one before, and begins with what that one has not got reported.
+        """
+        number = self._drawn.begin_stream()
+        self.session.clock.switch(Activity.COMPUTE)
+        for minibatch in self.minibatches():
+            if not self._drawn.add([minibatch], number):
+                return
+            yield minibatch
+
+    def fetch_shard(self) -> TaskShard | None:
+        """The next task, waiting for one if need be; None when there are no more data."""
+        with self._lock:
+            self._fetching = self._fetching or self.tasks.records(pb.TRAINING)
+        for task in self._fetching:
+            minibatches = list(self._minibatches_of(task))
+            if minibatches:
+                held = self._link.leases.get(task.lease)
+                self._drawn.add(minibatches)
+                assert held is not None
+                indices = [index for minibatch in minibatches for index in minibatch.indices]
+                return TaskShard(held.lease.shard.name, held.lease.shard.start, held.lease.shard.end, indices)
+        return None
+
+    def report_batch_done(self, batch_size: int | None = None, err_msg: str = "") -> bool:
+        """Records of fetched shards are in the model, oldest first.
+
+        Args:
+            batch_size: how many; None: one minibatch, whatever its size.
+            err_msg: not empty: they are not, and this is why.
+
+        Returns:
+            Whether a task is complete by that.
+        """
+        if err_msg:
+            oldest = self._drawn.drop_oldest_task()
+            if oldest is not None:
+                self.failed(oldest, err_msg)
+            return False
+        completes = False
+        for minibatch in self._drawn.take_reported(batch_size):
+            completes = self.done(minibatch) or completes
+        return completes
+
+    def get_current_task(self) -> HeldLease | None:
+        """The lease of the oldest minibatch that was fetched and not reported."""
+        oldest = self._drawn.oldest()
+        return None if oldest is None else self._link.leases.get(oldest.lease)
+
+    def _ledger(self) -> pb.AppliedSet:
+        """What this process has reported: a master that was killed may have forgotten the last second of it."""
+        message = pb.AppliedSet()
+        with self._lock:
+            for (epoch, task), done in self._trained.items():
+                watermark = next(n for n in range(len(done) + 1) if n not in done)
+                extras = sorted(n for n in done if n > watermark)
+                message.tasks.append(pb.AppliedTask(epoch=epoch, task=task, watermark=watermark, extras=extras))
+                message.num_applies += len(done)
+        return message
+
+    # Behind them ------------------------------------------------------------------------------------------------
+
+    def _has_open(self) -> bool:
+        with self._lock:
+            return bool(self._open)
+
+    def _minibatches_of(self, task: TaskRecords) -> Iterator[Minibatch]:
+        """Those of a task that are not reported."""
+        held = self._link.leases.get(task.lease)
+        if held is None:
+            return
+        if (error := self.tasks.errors.get(task.lease)) is not None:
+            self._link.fail(held.id, 0, str(error), "", [])
+            raise error
+        size, numbers = self.plan.minibatch_size, held.record_numbers
+        starts = range(0, len(numbers), size)
+        with self._lock:
+            sizes = [len(numbers[start : start + size]) for start in starts]
+            opened = self._open.setdefault(held.id, _Task(held, sizes, set(held.committed)))
+            todo = [n for n in range(len(starts)) if n not in opened.done]
+            if not todo:
+                self._open.pop(held.id, None)
+        if not todo:
+            self._finish(opened)
+        for n in todo:
+            if held.revoked:
+                with self._lock:
+                    self._open.pop(held.id, None)
+                return
+            part = slice(starts[n], starts[n] + size)
+            records = list(task.records[part]) if self.has_records else []
+            lease = held.lease
+            name, is_last = lease.shard.name, n == todo[-1]
+            yield Minibatch(held.id, lease.epoch, lease.task, n, name, numbers[part], records, is_last)
+
+    def _finish(self, task: _Task) -> None:
+        self.reporter.finished(task.held.id, len(task.sizes))
+        self.tasks.close(task.held)
+
+
+class RecordIndexService(DataShardService):
+    """Record by record: for map-style data sets whose order somebody else decides.
+
+    Report by `report_batch_done(number of records)`, in the order in which records were fetched.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._indices: deque[int] = deque()
+        self._fetch_lock = threading.Lock()
+
+    def fetch_record_index(self) -> int:
+        """The number of the next record.
+
+        Raises:
+            StopIteration: there are no more data.
+        """
+        with self._fetch_lock:
+            while not self._indices:
+                shard = self.fetch_shard()
+                if shard is None:
+                    raise StopIteration
+                self._indices.extend(shard.indices)
+            return self._indices.popleft()

@@ -1,0 +1,93 @@
+"""A user's own PyTorch script made elastic: its loop runs in all workers together, whoever comes and goes.
+
+    from elasticdl.api.pytorch import create_elastic_controller
+
+    controller = create_elastic_controller(batch_size=64, num_epochs=3, state=[model, optimizer, scheduler])
+    loader = controller.loader(dataset, num_workers=2)       # instead of DataLoader(…)
+    for epoch in controller.epochs():                        # instead of range(3)
+        for images, labels in loader:
+            with controller.step():                          # around what was the loop's body
+                optimizer.zero_grad()
+                loss = criterion(model(images), labels)
+                loss.backward()
+                optimizer.step()
+
+Launched by `elasticdl train --distribution_strategy=AllReduceStrategy --job_command="python train.py …"` each worker
+runs the script; `python train.py` runs it alone, over all of the data.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from elasticdl.api.data import DataShardService, Minibatch
+from elasticdl.api.pytorch.controller import ElasticController, ElasticLoader
+from elasticdl.api.pytorch.wiring import Wishes, make_loop
+from elasticdl.api.session import Session
+
+__all__ = ["ElasticController", "ElasticLoader", "Minibatch", "build_data_shard_service", "create_elastic_controller"]
+
+build_data_shard_service = DataShardService
+
+
+def create_elastic_controller(
+    batch_size: int = 0,
+    num_epochs: int | None = None,
+    dataset_size: int = 0,
+    shuffle: bool | None = None,
+    *,
+    state: Sequence[Any] = (),
+    num_minibatches_per_shard: int = 0,
+    fixed_global_batch: int = 0,
+    training_data: str = "",
+    checkpoint_dir: str | None = None,
+    checkpoint_steps: int = 0,
+    session: Session | None = None,
+) -> ElasticController:
+    """Joins the job, if the script runs in one.
+
+    Args:
+        batch_size: records of a minibatch; 0: --minibatch_size.
+        num_epochs: None: --num_epochs.
+        dataset_size: number of records; 0: that of the loader's data set.
+        shuffle: permute records within each task (tasks always are); None: --shuffle.
+        state: what must be the same in all workers, see `ElasticController.register`: models, optimizers, schedulers …
+        num_minibatches_per_shard: of a task; 0: --num_minibatches_per_task.
+        fixed_global_batch: records of every step, however many workers there are; in a job that is the flag's.
+        training_data: files that ElasticDL reads; empty: --training_data, or the data set is the script's own.
+        checkpoint_dir: None: --checkpoint_dir.
+        checkpoint_steps: minibatches between two checkpoints; 0: --checkpoint_steps, or one a minute.
+        session: if the script has joined already.
+
+    Raises:
+        JobError: the master cannot be reached.
+    """
+    _show_log()
+    joined = session or Session.join()
+    wishes = Wishes(
+        batch_size,
+        num_epochs,
+        dataset_size,
+        shuffle,
+        num_minibatches_per_shard,
+        fixed_global_batch,
+        training_data,
+        checkpoint_dir,
+        checkpoint_steps,
+    )
+    return ElasticController(
+        state, lambda controller, dataset, options: make_loop(wishes, joined, controller, dataset, options)
+    )
+
+
+def _show_log() -> None:
+    """Where the script has not said what becomes of logs, ours go to its output."""
+    ours = logging.getLogger("elasticdl")
+    if not ours.hasHandlers():
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        ours.addHandler(handler)
+        ours.setLevel(logging.INFO)

@@ -1,0 +1,105 @@
+"""The world of one process that has no master: steps of its own minibatches, and nobody to agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.collective import Reduction
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.worker.headers import Header, Part, StepPlan, Wish
+from elasticdl.worker.world_session import Ledger, ModelState, WorldEnded
+
+
+class World(Protocol):
+    """What of `WorldSession` a script's controller uses."""
+
+    ledger: Ledger
+    most_parts: int
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def start(self) -> None: ...
+
+    def enter(self) -> bool: ...
+
+    def leave(self, reason: str = "") -> None: ...
+
+    def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded: ...
+
+    def plan_step(self, parts: Sequence[Part] = (), wishes: Wish = Wish.NOTHING) -> StepPlan: ...
+
+    def begin_reduce(self, buffer: Any) -> Reduction: ...
+
+    def finish_reduce(self, reductions: Sequence[Reduction]) -> None: ...
+
+    def commit(self, plan: StepPlan, reported: Sequence[Part] | None = None) -> None: ...
+
+    def take_confirmed(self) -> list[MinibatchName]: ...
+
+    def gather(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+
+    def share(self, data: bytes | None, source: int = 0) -> bytes: ...
+
+
+class AloneWorld:
+    """See `WorldSession`; nothing of it can be lost."""
+
+    def __init__(self, state: ModelState) -> None:
+        self.ledger = Ledger()
+        self.most_parts = 1
+        self.rank = 0
+        self.size = 1
+        self._state = state
+        self._has_begun = False
+        self._confirmed: list[MinibatchName] = []
+
+    def start(self) -> None:
+        """There is no plan to listen to."""
+
+    def enter(self) -> bool:
+        if not self._has_begun:
+            self._has_begun = True
+            self.ledger = self._state.start_over().ledger
+        return True
+
+    def leave(self, reason: str = "") -> None:
+        """Nobody is left behind."""
+
+    def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded:
+        return WorldEnded(reason)
+
+    def plan_step(self, parts: Sequence[Part] = (), wishes: Wish = Wish.NOTHING) -> StepPlan:
+        return StepPlan.of([Header(0, wishes, tuple(parts))], 0)
+
+    def begin_reduce(self, buffer: Any) -> Reduction:
+        return Reduction(cast(Any, None), None, buffer)
+
+    def finish_reduce(self, reductions: Sequence[Reduction]) -> None:
+        """They are finished."""
+
+    def commit(self, plan: StepPlan, reported: Sequence[Part] | None = None) -> None:
+        for part in plan.all_parts:
+            self.ledger.applied.add(part.name)
+            self.ledger.applied.num_applies += 1
+        self.ledger.steps += 1
+        self.ledger.num_records += plan.num_records
+        self._confirmed += [part.name for part in plan.all_parts]
+
+    def take_confirmed(self) -> list[MinibatchName]:
+        confirmed, self._confirmed = self._confirmed, []
+        return confirmed
+
+    def gather(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return numbers[np.newaxis]
+
+    def share(self, data: bytes | None, source: int = 0) -> bytes:
+        assert data is not None
+        return data

@@ -1,0 +1,96 @@
+"""Evaluation during training: all members evaluate the model between the same two steps, each on its own records."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from elasticdl.api.pytorch.alone import World
+from elasticdl.api.pytorch.state import RegisteredState
+
+_log = logging.getLogger("elasticdl.api")
+
+
+class Trainer(Protocol):
+    """What evaluation sees of the controller."""
+
+    state: RegisteredState
+    rank: int
+    size: int
+
+    @property
+    def world(self) -> World: ...
+
+    def tell_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tells the master, if there is one."""
+        ...
+
+
+class Evaluation:
+    """A function of the script's, when it is due, and its results over all members."""
+
+    def __init__(self, function: Callable[[range], Mapping[str, float]], dataset_size: int, steps: int) -> None:
+        """
+        Args:
+            function: from numbers of records to means over them, by name; called without gradients, the modules in
+                evaluation mode.
+            dataset_size: of the validation records; each member is given a contiguous piece.
+            steps: every so many minibatches; 0: after every epoch.
+        """
+        self._function = function
+        self._dataset_size = dataset_size
+        self._steps = steps
+
+    def run_if_due(self, evaluated: int, num_minibatches: int, per_epoch: int, trainer: Trainer) -> int:
+        """Evaluates the model if that is due.
+
+        Args:
+            evaluated: what this returned the last time.
+
+        Returns:
+            How many periods are over.
+
+        Raises:
+            WorldEnded: the world is broken; it is due in the next one.
+        """
+        period = self._steps or per_epoch
+        over = num_minibatches // period if period else 0
+        if over > evaluated:
+            results = self._over_all(trainer)
+            if trainer.rank == 0:
+                shown = {name: round(value, 6) for name, value in results.items()}
+                _log.info("Evaluation metrics[step=%d]: %s", num_minibatches, shown)
+                trainer.tell_metrics(num_minibatches, results)
+        return max(over, evaluated)
+
+    def _over_all(self, trainer: Trainer) -> dict[str, float]:
+        rank, size, count = trainer.rank, trainer.size, self._dataset_size
+        piece = range(rank * count // size, (rank + 1) * count // size)
+        found = self._evaluated(trainer, piece) if piece else {}
+        sums = {name: float(value) * len(piece) for name, value in found.items()}
+        told = [
+            json.loads(trainer.world.share(json.dumps(sums).encode() if rank == k else None, k)) for k in range(size)
+        ]
+        total: dict[str, float] = {}
+        for one in told:
+            for name, value in one.items():
+                total[name] = total.get(name, 0.0) + value
+        return {name: value / count for name, value in total.items()}
+
+    def _evaluated(self, trainer: Trainer, piece: range) -> Mapping[str, float]:
+        modules = trainer.state.modules
+        modes = [(module, module.training) for top in modules for module in top.modules()]
+        random_state = torch.get_rng_state()
+        try:
+            for module in modules:
+                module.eval()
+            with torch.no_grad():
+                return self._function(piece)
+        finally:
+            torch.set_rng_state(random_state)
+            for module, mode in modes:
+                module.training = mode

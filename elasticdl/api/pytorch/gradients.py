@@ -1,0 +1,224 @@
+"""The gradients of the user's own backward: weighted, summed over all members while backward goes on, and put back.
+
+Hooks on the parameters take each gradient as soon as backward has reached it.  When `backward()` returns, the sums of
+the whole step are at the parameters, so that whatever the user does next (clipping, a scaler, the optimizer) works on
+them as in a process of its own.  Changes of the modules' buffers (BatchNorm's statistics) are averaged with the same
+weights.
+
+`backward()` does not return where there is nothing to go on with: it ends by `PartDone` where more minibatches of
+the step are to come, and by `StepDropped` where the world is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elasticdl.api.pytorch.alone import World
+from elasticdl.collective import Reduction
+from elasticdl.frameworks.torch.buckets import Buckets
+from elasticdl.frameworks.torch.model import BuiltModel, buffers_of
+from elasticdl.worker.world_session import WorldEnded
+from elasticdl_client.errors import ModelDefinitionError
+
+
+class PartDone(BaseException):
+    """The gradient of a minibatch is taken, and the step has more of them.  Not for user code to catch."""
+
+
+class StepDropped(BaseException):
+    """The world is broken: nothing of this step is applied.  Not for user code to catch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a step a minibatch stands.
+
+    Attributes:
+        weight: of its mean gradient in that of the step; 0: it only stands in for a member that has no work.
+        is_first: of the member's minibatches in the step.
+        is_last: likewise.
+        is_own: the step is this minibatch alone: nothing is weighted and nothing summed up.
+    """
+
+    weight: float
+    is_first: bool
+    is_last: bool
+    is_own: bool = False
+
+
+class ScriptGradients(Buckets):
+    """See above.  One for all modules of a script."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        named = {f"{k}.{name}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        if not trained:
+            raise ModelDefinitionError(
+                "No model with a parameter to train is registered.", "Give it to create_elastic_controller: state=[…]."
+            )
+        device = next(iter(trained.values())).device
+        places = [place for module in modules for place in buffers_of(module)]
+        super().__init__(BuiltModel(None, device, trained, {}, places))
+        self.device = device
+        self._places = places
+        num_changes = sum(place.tensor.numel() for place in places)
+        self._last = torch.zeros(len(self._parameters) + num_changes, device=device)
+        self._counts, self._changes = self._last[: len(self._parameters)], self._last[len(self._parameters) :]
+        self._starts: list[Any] = []
+        self._place: Place | None = None
+        self._world: World | None = None
+        self._reductions: list[Reduction] = []
+        self._is_queued = False
+        self._is_local = False
+        self.is_complete = False
+
+    def begin(self, place: Place, world: World) -> None:
+        """Before the user's code runs on a minibatch."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._place, self._world = place, world
+        self._reductions.clear()
+        self._is_queued = self.is_complete = False
+        if place.is_first:
+            self.used = [False] * len(self._parameters)
+            self._next = 0
+            self._changes.zero_()
+        if not place.is_own:
+            self._starts = [one.tensor.clone() for one in self._places]
+            if place.is_last:
+                self.hand_over_during_backward(self._reduce)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward in here only adds to the gradients: another one follows, which completes the minibatch."""
+        self._is_local = True
+        try:
+            yield
+        finally:
+            self._is_local = False
+
+    def end(self) -> None:
+        """The step is made: what its forward passes have changed of buffers is put there."""
+        place, self._place = self._place, None
+        if place is None or place.is_own:
+            return
+        position = 0
+        with torch.no_grad():
+            for one in self._places:
+                tensor = one.tensor
+                change = self._changes[position : position + tensor.numel()].reshape(tensor.shape)
+                position += tensor.numel()
+                if tensor.is_floating_point():
+                    tensor.add_(change.to(tensor.dtype))
+                else:
+                    tensor.copy_(tensor + change.round().to(torch.int64))
+
+    def drop(self) -> None:
+        """The minibatch comes to nothing."""
+        place, self._place = self._place, None
+        self._ready = None
+        if place is not None and not place.is_own:
+            self._restore()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    # During backward ------------------------------------------------------------------------------------------------
+
+    def _accumulated(self, number: int, parameter: Any) -> None:
+        """Backward has added to a parameter's gradient."""
+        place = self._place
+        if place is None or self._is_local:
+            return
+        if self.is_complete:
+            raise ModelDefinitionError(
+                "backward() was called again after the gradients of the step were summed over all workers.",
+                "Call it once per minibatch: add the losses up, or put all calls but the last into "
+                "`with controller.no_sync():`.",
+            )
+        if not self._is_queued:
+            self._is_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_done)
+        if place.is_own:
+            return
+        self._take(number, parameter)
+        if place.is_last and self._ready is not None:
+            self._count(number, self._ready)
+
+    def _take(self, number: int, parameter: Any) -> None:
+        assert self._place is not None
+        found, parameter.grad = parameter.grad, None
+        if found is None or not self._place.weight:
+            return
+        with torch.no_grad():
+            dense = found.to_dense() if found.is_sparse else found
+            view = self._views[number]
+            if self.used[number]:
+                view.add_(dense, alpha=self._place.weight)
+            elif dense.dtype == view.dtype:
+                torch.mul(dense, self._place.weight, out=view)
+            else:
+                view.copy_(dense).mul_(self._place.weight)
+        self.used[number] = True
+
+    def _reduce(self, bucket: int) -> None:
+        with torch.no_grad():
+            for number, its_bucket in enumerate(self._bucket_of):
+                if its_bucket == bucket and not self.used[number]:
+                    self._views[number].zero_()
+        self._begin_reduce(self.flats[bucket])
+
+    def _begin_reduce(self, buffer: Any) -> None:
+        assert self._world is not None
+        try:
+            self._reductions.append(self._world.begin_reduce(buffer))
+        except WorldEnded as ended:
+            raise StepDropped from ended
+
+    def _backward_done(self) -> None:
+        """Called by the engine at the end of a backward, before it returns."""
+        self._is_queued = False
+        place = self._place
+        if place is None:
+            return
+        if not place.is_own:
+            for number, parameter in enumerate(self._parameters):
+                self._take(number, parameter)
+            self._add_changes(place.weight)
+            self._restore()
+        self.is_complete = True
+        if not place.is_last:
+            raise PartDone
+        if not place.is_own:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        assert self._world is not None
+        self.hand_over_rest(self._reduce)
+        self._counts.copy_(torch.tensor(self.used, dtype=torch.float32))
+        self._begin_reduce(self._last)
+        try:
+            self._world.finish_reduce(self._reductions)
+        except WorldEnded as ended:
+            raise StepDropped from ended
+        self._reductions.clear()
+        self.give([bool(count) for count in self._counts.tolist()])
+
+    def _add_changes(self, weight: float) -> None:
+        if not self._places or not weight:
+            return
+        with torch.no_grad():
+            parts = [
+                (one.tensor.to(torch.float32) - start.to(torch.float32)).reshape(-1)
+                for one, start in zip(self._places, self._starts, strict=True)
+            ]
+            self._changes.add_(torch.cat(parts), alpha=weight)
+
+    def _restore(self) -> None:
+        with torch.no_grad():
+            for one, start in zip(self._places, self._starts, strict=True):
+                one.put(start)

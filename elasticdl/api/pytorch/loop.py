@@ -1,0 +1,42 @@
+"""What stands behind an elastic controller once its data set is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elasticdl.api.data import DataShardService
+from elasticdl.api.pytorch.alone import World
+from elasticdl.api.pytorch.gradients import ScriptGradients
+from elasticdl.api.pytorch.pipeline import Pipeline
+from elasticdl.api.pytorch.shares import Shares
+from elasticdl.api.pytorch.state import RegisteredState
+from elasticdl.worker.own_model import CheckpointWriter
+from elasticdl.worker.termination import Termination
+
+
+class Loop:
+    """The parts that `ElasticController` drives; put together by `wiring`."""
+
+    def __init__(
+        self,
+        data: DataShardService,
+        world: World,
+        shares: Shares,
+        pipeline: Pipeline,
+        state: RegisteredState,
+        gradients: ScriptGradients,
+        writer: CheckpointWriter,
+        termination: Termination,
+        start: Callable[[], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self.data = data
+        self.world = world
+        self.shares = shares
+        self.pipeline = pipeline
+        self.state = state
+        self.gradients = gradients
+        self.writer = writer
+        self.termination = termination
+        self.start = start  # of the threads behind the world and the shares
+        self.stop = stop  # of what the interpreter must not find alive at its end

@@ -1,0 +1,342 @@
+"""Which minibatches this member brings to a step, and who is told of them.
+
+`OwnShares`: those of its own leases, one in each step.  `SharedShares` (fixed_global_batch): step s is always
+minibatches sG … (s+1)G-1 of the epoch's order; rank 0 holds the leases and tells all of them, each takes its
+contiguous piece, and rank 0 reports for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from elasticdl.api.data import DataShardService, Minibatch, Name
+from elasticdl.api.pytorch.alone import World
+from elasticdl.api.pytorch.pipeline import Pipeline
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.worker.headers import Part, StepPlan, Wish
+
+_AHEAD = 64  # minibatches drawn and not taken yet, at least
+
+
+class Drawer:
+    """Draws minibatches in a thread of its own: nobody waits for a lease."""
+
+    def __init__(self, data: DataShardService, at_most: int) -> None:
+        self._data = data
+        self._at_most = max(_AHEAD, at_most)
+        self._changed = threading.Condition()
+        self._drawn: deque[Minibatch] = deque()
+        self._error: Exception | None = None
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name="drawer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """There is nothing more to draw."""
+        return self._has_ended and not self._drawn
+
+    def take(self, timeout_s: float) -> list[Minibatch]:
+        """All that came, waiting for something.
+
+        Raises:
+            ElasticDLError: there will be no more, for this reason.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._drawn or self._has_ended, timeout_s)
+            taken = list(self._drawn)
+            self._drawn.clear()
+            self._changed.notify_all()
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return taken
+
+    def _run(self) -> None:
+        try:
+            for minibatch in self._data.minibatches():
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._drawn) < self._at_most)
+                    self._drawn.append(minibatch)
+                    self._changed.notify_all()
+        except Exception as error:  # noqa: BLE001  raised again by `take`
+            self._error = error
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+
+class Shares(Protocol):
+    """In the order of a step.
+
+    Attributes:
+        wish: for the next header.
+    """
+
+    wish: Wish
+
+    @property
+    def is_over(self) -> bool:
+        """There are no more data."""
+        ...
+
+    def entered(self) -> None:
+        """A world has been entered: the ledger may be another one."""
+        ...
+
+    def offer(self, patience_s: float) -> list[Part]:
+        """What this member brings; waits at most that long where it has nothing."""
+        ...
+
+    def agree(self, plan: StepPlan) -> bool:
+        """Whether the plan is one of a step; may exchange more with the other members."""
+        ...
+
+    def minibatch(self, part: Part) -> Minibatch: ...
+
+    def reported(self, plan: StepPlan) -> Sequence[Part]:
+        """What this member answers for."""
+        ...
+
+    def applied(self, plan: StepPlan) -> None:
+        """The step is in the model of this process."""
+        ...
+
+    def confirmed(self, names: Iterable[MinibatchName], loss: float | None) -> None:
+        """What this member answers for is in the model of all."""
+        ...
+
+
+class OwnShares:
+    """See above."""
+
+    def __init__(self, data: DataShardService, drawer: Drawer, pipeline: Pipeline, world: World) -> None:
+        self.wish = Wish.NOTHING
+        self._data = data
+        self._drawer = drawer
+        self._pipeline = pipeline
+        self._world = world
+        self._queue: deque[Minibatch] = deque()
+        self._begun: dict[Name, Minibatch] = {}  # applied, of leases that are still held
+        self._known: deque[Minibatch] = deque()  # in the model already, by another member
+
+    @property
+    def is_over(self) -> bool:
+        return self._drawer.is_over and not self._queue
+
+    def entered(self) -> None:
+        applied = self._world.ledger.applied
+        older = [m for m in self._begun.values() if MinibatchName(*m.name) not in applied and self._data.undone(m)]
+        known = [m for m in self._known if MinibatchName(*m.name) in applied]
+        older += [m for m in self._known if m not in known]
+        self._known = deque(known)
+        for minibatch in older:
+            self._begun.pop(minibatch.name, None)
+        self._queue.extendleft(reversed(older))
+
+    def offer(self, patience_s: float) -> list[Part]:
+        self._draw(0.0)
+        if not self._queue:
+            self._draw(patience_s)
+        if not self._queue:
+            return []
+        first = self._queue[0]
+        return [Part(MinibatchName(*first.name), len(first))]
+
+    def agree(self, plan: StepPlan) -> bool:
+        return bool(plan.all_parts)
+
+    def minibatch(self, part: Part) -> Minibatch:
+        assert MinibatchName(*self._queue[0].name) == part.name
+        return self._queue[0]
+
+    def reported(self, plan: StepPlan) -> Sequence[Part]:
+        return plan.own
+
+    def applied(self, plan: StepPlan) -> None:
+        for part in plan.own:
+            minibatch = self._queue.popleft()
+            assert MinibatchName(*minibatch.name) == part.name
+            self._pipeline.forget(minibatch.name)
+            self._begun[minibatch.name] = minibatch
+
+    def confirmed(self, names: Iterable[MinibatchName], loss: float | None) -> None:
+        known, self._known = list(self._known), deque()
+        for minibatch in known:
+            self._data.done(minibatch)
+        for name in names:
+            minibatch = self._begun.get((name.epoch, name.task, name.n))  # type: ignore[assignment]
+            if minibatch is not None:
+                self._data.done(minibatch, loss)
+        self._begun = {name: minibatch for name, minibatch in self._begun.items() if self._data.holds(minibatch)}
+
+    def _draw(self, timeout_s: float) -> None:
+        for minibatch in self._drawer.take(timeout_s):
+            self._queue.append(minibatch)
+            self._pipeline.ask(minibatch)
+        while self._queue:
+            first = self._queue[0]
+            is_known = MinibatchName(*first.name) in self._world.ledger.applied
+            if self._data.holds(first) and not is_known:
+                return
+            self._queue.popleft()
+            self._pipeline.forget(first.name)
+            if is_known:
+                self._known.append(first)
+
+
+class SharedShares:
+    """See above."""
+
+    def __init__(
+        self, data: DataShardService, drawer: Drawer, pipeline: Pipeline, world: World, num_per_step: int
+    ) -> None:
+        """
+        Args:
+            num_per_step: minibatches of a step of the whole world.
+        """
+        self.wish = Wish.NOTHING
+        self._data = data
+        self._drawer = drawer
+        self._pipeline = pipeline
+        self._world = world
+        self._num_per_step = num_per_step
+        self._queue: deque[Minibatch] = deque()  # the same for all members
+        self._held: dict[Name, Minibatch] = {}  # drawn here
+        self._unshared: list[Minibatch] = []
+        self._closed_epoch = self._closes = -1  # no more minibatches of it will come
+        self._newest = 0  # lease of which every minibatch was drawn
+
+    @property
+    def is_over(self) -> bool:
+        return self._drawer.is_over and not self._queue and not self._unshared
+
+    def entered(self) -> None:
+        """The queue begins anew with what rank 0 holds."""
+        world = self._world
+        world.most_parts = -(-self._num_per_step // world.size)
+        for minibatch in self._queue:
+            self._pipeline.forget(minibatch.name)
+        self._queue.clear()
+        self._closed_epoch = self._closes = -1
+        self._held = {name: m for name, m in self._held.items() if self._data.holds(m)}
+        for name, minibatch in self._held.items():
+            if MinibatchName(*name) in world.ledger.applied:
+                self._data.done(minibatch)
+            else:
+                self._data.undone(minibatch)
+        self._unshared = list(self._held.values()) if world.rank == 0 else []
+
+    def offer(self, patience_s: float) -> list[Part]:
+        self._draw(0.0)
+        if not self._step():
+            self._draw(patience_s)
+        self.wish = Wish.SHARING if self._has_news() else Wish.NOTHING
+        return [Part(MinibatchName(*m.name), len(m)) for m in self._piece(self._step())]
+
+    def agree(self, plan: StepPlan) -> bool:
+        step = self._step()
+        if plan.wishes & Wish.SHARING:
+            self._unpack(self._world.share(self._packed() if self._world.rank == 0 else None))
+        return bool(step) and {part.name for part in plan.all_parts} == {MinibatchName(*m.name) for m in step}
+
+    def minibatch(self, part: Part) -> Minibatch:
+        return next(m for m in self._queue if MinibatchName(*m.name) == part.name)
+
+    def reported(self, plan: StepPlan) -> Sequence[Part]:
+        return plan.all_parts if self._world.rank == 0 else ()
+
+    def applied(self, plan: StepPlan) -> None:
+        while self._queue and MinibatchName(*self._queue[0].name) in self._world.ledger.applied:
+            self._pipeline.forget(self._queue.popleft().name)
+        self._ask()
+
+    def confirmed(self, names: Iterable[MinibatchName], loss: float | None) -> None:
+        for name in names:
+            minibatch = self._held.get((name.epoch, name.task, name.n))
+            if minibatch is not None:
+                self._data.done(minibatch, loss)
+        self._held = {name: minibatch for name, minibatch in self._held.items() if self._data.holds(minibatch)}
+
+    def _draw(self, timeout_s: float) -> None:
+        for minibatch in self._drawer.take(timeout_s):
+            self._held[minibatch.name] = minibatch
+            if minibatch.ends_lease:
+                self._newest = max(self._newest, minibatch.lease)
+            if self._world.rank == 0:
+                self._unshared.append(minibatch)
+
+    def _has_news(self) -> bool:
+        """Of rank 0, for all."""
+        if self._world.rank:
+            return False
+        if not self._unshared and self._queue and self._is_last(self._queue[0].epoch):
+            self._closes = self._queue[0].epoch
+        return bool(self._unshared) or self._closes > self._closed_epoch
+
+    def _is_last(self, epoch: int) -> bool:
+        """Whether the queue holds all that is left of an epoch: by the plan, or by what the master says."""
+        waiting = sum(m.epoch == epoch for m in self._queue)
+        if waiting >= self._num_per_step:
+            return False  # of no matter yet
+        tasks = self._world.ledger.applied.to_message().tasks
+        done = sum(task.watermark + len(task.extras) for task in tasks if task.epoch == epoch)
+        if done + waiting >= self._data.get_minibatch_count_per_epoch():
+            return True
+        return self._drawer.is_over or self._data.has_rest_of(epoch, self._newest)
+
+    def _packed(self) -> bytes:
+        new, self._unshared = self._unshared, []
+        rows = [[m.lease, m.epoch, m.task, m.n, m.shard, m.indices] for m in new]
+        return json.dumps({"closes": self._closes, "minibatches": rows}).encode()
+
+    def _unpack(self, data: bytes) -> None:
+        news: dict[str, Any] = json.loads(data)
+        self._closed_epoch = max(self._closed_epoch, news["closes"])
+        known = {m.name for m in self._queue}
+        for lease, epoch, task, n, shard, indices in news["minibatches"]:
+            name = (epoch, task, n)
+            if name not in known and MinibatchName(*name) not in self._world.ledger.applied:
+                own = self._held.get(name)
+                self._queue.append(own or Minibatch(lease, epoch, task, n, shard, indices))
+        self._ask()
+
+    def _ask(self) -> None:
+        """What this member has of the steps that the queue holds goes to its pipeline."""
+        todo = list(self._queue)
+        while step := self._first(todo):
+            for minibatch in self._piece(step):
+                self._pipeline.ask(self._with_records(minibatch))
+            todo = todo[len(step) :]
+
+    def _with_records(self, minibatch: Minibatch) -> Minibatch:
+        """Rank 0 has told of it without."""
+        if minibatch.records or minibatch.name in self._held:
+            return minibatch
+        return dataclasses.replace(minibatch, records=self._data.records_of(minibatch.shard, minibatch.indices))
+
+    def _step(self) -> list[Minibatch]:
+        return self._first(self._queue)
+
+    def _first(self, queue: Iterable[Minibatch]) -> list[Minibatch]:
+        """The first whole step of a queue."""
+        step: list[Minibatch] = []
+        for minibatch in queue:
+            if step and step[0].epoch != minibatch.epoch:
+                return step
+            step.append(minibatch)
+            if len(step) == self._num_per_step:
+                return step
+        return step if step and step[0].epoch <= self._closed_epoch else []
+
+    def _piece(self, step: Sequence[Minibatch]) -> Sequence[Minibatch]:
+        """This member's of a step."""
+        rank, size = self._world.rank, self._world.size
+        return step[rank * len(step) // size : (rank + 1) * len(step) // size]

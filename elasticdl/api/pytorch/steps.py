@@ -1,0 +1,387 @@
+"""The steps behind an elastic controller: what goes on between two batches of a script, and around each of them.
+
+Between two batches the script is inside of `batches`, which exchanges headers with the other members, enters the next
+world when one is planned, and gives a batch again whose step was dropped.  On a batch the script's own code runs,
+inside of `step`.  A member that has no work while others have runs it on a batch of before, with no weight: so all
+members do the same to model, optimizer, scheduler and whatever else is registered.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from elasticdl.api.data import Minibatch
+from elasticdl.api.pytorch.alone import World
+from elasticdl.api.pytorch.evaluation import Evaluation
+from elasticdl.api.pytorch.gradients import PartDone, Place, StepDropped
+from elasticdl.api.pytorch.loop import Loop
+from elasticdl.api.pytorch.pipeline import cause_of
+from elasticdl.api.pytorch.state import Arrays, RegisteredState
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import Activity
+from elasticdl.worker.headers import Part, StepPlan, Wish
+from elasticdl.worker.seeds import derive_seed
+from elasticdl.worker.world_session import WorldEnded
+from elasticdl_client.errors import JobError
+
+_log = logging.getLogger("elasticdl.api")
+_PATIENCE_S = 0.1  # where nobody has work: between two looks
+_NOBODYS = -1  # epoch of a minibatch that nobody was given
+
+
+class _Progress:
+    """How far the loops of the script are; travels with its state."""
+
+    def __init__(self) -> None:
+        self.begun = -1  # the epoch whose loop was begun last
+        self.evaluated = 0  # epochs, or periods of steps, that were evaluated
+
+    def state_dict(self) -> dict[str, int]:
+        return {"begun": self.begun, "evaluated": self.evaluated}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.begun, self.evaluated = state["begun"], state["evaluated"]
+
+
+class Steps:
+    """See above; the user's side of it is `ElasticController`."""
+
+    def __init__(self, state: Sequence[Any], wire: Callable[[Any, Any, dict[str, Any]], Loop]) -> None:
+        """
+        Args:
+            wire: puts the parts together once the data set is known.
+        """
+        self.state = RegisteredState()
+        self._progress = _Progress()
+        self.state.add(self._progress, "progress")
+        for thing in state:
+            self.state.add(thing)
+        self.rank, self.size = 0, 1
+        self.is_rehearsal = False
+        self.evaluations: list[Evaluation] = []
+        self._wire = wire
+        self._loop: Loop | None = None
+        self._is_inside = self._is_last = False  # of a world; nobody goes on after this member
+        self._until_outside = ExitStack()
+        self._has_rehearsed = False
+        self._is_over = self._is_closed = False
+        self._final_ledger: pb.AppliedSet | None = None
+        self._is_idle = False
+        self._epoch = -1  # of the script's present loop
+        self._num_names = 0  # minibatches in the model
+        self._plan: StepPlan | None = None
+        self._todo: list[tuple[Part | None, Minibatch]] = []  # of the plan, not computed yet
+        self._stand_in: Minibatch | None = None
+        self._batch: Any = None
+        self._stand_in_batch: Any = None
+        self._has_stepped = False
+        self._after_loop: Arrays | None = None  # what the state is to be when the present loop has ended
+        self._unchanged: Arrays | None = None  # the state before a batch that comes to nothing
+        self._loss: float | None = None
+
+    def get_current_epoch(self) -> int:
+        """Epochs that the model has seen whole, so many minibatches."""
+        per_epoch = self._parts.data.get_minibatch_count_per_epoch()
+        return self._num_names // per_epoch if per_epoch else 0
+
+    @property
+    def world(self) -> World:
+        """Of this process; for what comes between two batches."""
+        return self._parts.world
+
+    def close(self) -> None:
+        """Leaves the world; also done at the end of the process."""
+        if self._loop is None or self._is_closed:
+            return
+        self._is_closed = self._is_over = True
+        if self._is_inside:
+            self._loop.world.leave("its script has ended")
+            self._loop.data.close()
+            self._loop.writer.wait()
+            self._come_out()
+        self._loop.stop()
+
+    def final_ledger(self) -> pb.AppliedSet | None:
+        """What the model holds, once all is in it and this process has left its world for good."""
+        return self._final_ledger
+
+    def bid_farewell(self, is_idle: bool) -> None:
+        """After SIGTERM, in another thread: what is done is told first and saved last.
+
+        Args:
+            is_idle: no step is being made, so the state is whole.
+        """
+        parts = self._parts
+        parts.data.close()
+        if parts.data.session.link is not None:
+            parts.data.session.link.say_farewell()
+        if is_idle and self._is_last:
+            parts.writer.save_last(parts.world.ledger)
+
+    # Behind them ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _parts(self) -> Loop:
+        if self._loop is None:
+            raise JobError("this controller has no data yet", "call controller.loader(data set) first")
+        return self._loop
+
+    def batches(self) -> Iterator[Any]:
+        """The batches of an epoch; see `ElasticLoader`."""
+        self._settle()
+        while not self._is_through:
+            if not self._prepare():
+                return
+            if self._epoch < 0 and not self.is_rehearsal:
+                self._epoch = self._progress.begun = self.get_current_epoch()
+            if self._is_through:
+                break
+            self._has_stepped = False
+            with self._parts.data.session.clock.during(Activity.COMPUTE):
+                yield self._batch
+            if not self._has_stepped:
+                raise JobError("a batch was not trained in `with controller.step():`", "put the loop's body in there")
+            self._undo()
+        self._end_loop()
+
+    @property
+    def _is_through(self) -> bool:
+        """The epoch of the script's loop is in the model, and more of it would be of the next one."""
+        return 0 <= self._epoch < self.get_current_epoch()
+
+    def _undo(self) -> None:
+        """After a rehearsal or a dropped step: whatever the script's loop has done meanwhile did not happen."""
+        if self._unchanged is not None:
+            self.state.load_state(self._unchanged)
+        self._unchanged, self.is_rehearsal = None, False
+
+    def _settle(self) -> None:
+        """What comes after a loop in the script has been run."""
+        if self._after_loop is not None:
+            self.state.load_state(self._after_loop)
+            self._after_loop = None
+        if self._epoch >= 0:
+            self._epoch, self._progress.begun = -1, self.get_current_epoch()
+
+    def _end_loop(self) -> None:
+        num_epochs = self._parts.data.plan.num_epochs
+        if num_epochs and self.get_current_epoch() >= num_epochs:
+            self._finish()
+
+    def _prepare(self) -> bool:
+        """Goes on until there is a batch to compute; False: there are no more."""
+        while not self._is_over:
+            if self._todo:
+                return self._fetch()
+            if not self._is_inside and not self._enter():
+                continue
+            try:
+                self._round()
+            except WorldEnded as ended:
+                _log.debug("Left the world: %s", ended)
+                self._come_out()
+        return False
+
+    def _enter(self) -> bool:
+        """False: not yet, or no more."""
+        parts = self._parts
+        if not self._has_rehearsed:
+            self._has_rehearsed = True
+            parts.pipeline.start()
+            if parts.data.session.link is not None:
+                self._rehearse(parts.data.session.link.sample())
+                return False
+        parts.start()
+        with parts.data.session.clock.during(Activity.IDLE):
+            if not parts.world.enter():
+                self._is_over = True
+                return False
+        self._until_outside.enter_context(parts.termination.unbroken())
+        self._is_inside, self._is_idle = True, False
+        self.rank, self.size = parts.world.rank, parts.world.size
+        self._is_last = self.size == 1
+        self._num_names = parts.world.ledger.applied.num_names
+        if -1 < self._epoch < self._progress.begun:
+            # The source's script has run what comes after its loop, and this one's has not.
+            self._after_loop = self.state.state()
+        parts.shares.confirmed(parts.world.take_confirmed(), None)
+        parts.shares.entered()
+        parts.writer.begin(parts.world.ledger)
+        return True
+
+    def _come_out(self) -> None:
+        """Does not return if this process was told to end."""
+        self._is_inside = False
+        self._until_outside.close()
+
+    def _rehearse(self, shard: pb.ShardMessage) -> None:
+        numbers = list(range(shard.start, shard.end))
+        if numbers:
+            records = self._parts.data.records_of(shard.name, numbers)
+            self._stand_in = Minibatch(0, _NOBODYS, 0, 0, shard.name, numbers, records)
+            self._todo = [(None, self._stand_in)]
+            self.is_rehearsal = True
+            self._unchanged = self.state.state()
+
+    def _round(self) -> None:
+        """One exchange of headers, and what follows from it."""
+        parts = self._parts
+        self._between_steps()
+        clock = parts.data.session.clock
+        if parts.termination.is_asked:
+            parts.world.plan_step((), Wish.LEAVING)
+        with clock.during(Activity.IDLE if self._is_idle else Activity.INPUT):
+            offered = parts.shares.offer(_PATIENCE_S if self._is_idle else 0.0)
+        with clock.during(Activity.WORLD):
+            plan = parts.world.plan_step(offered, parts.shares.wish)
+        parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
+        is_step = parts.shares.agree(plan)
+        self._is_idle = not is_step
+        if is_step:
+            self._plan = plan
+            self._todo = [(part, parts.shares.minibatch(part)) for part in plan.own]
+            if not self._todo:
+                self._todo = [(None, self._some_minibatch())]
+        elif parts.shares.is_over:
+            self._finish()
+
+    def tell_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See evaluation.py."""
+        link = self._parts.data.session.link
+        if link is not None:
+            link.report_metrics(step, metrics)
+
+    def _between_steps(self) -> None:
+        parts = self._parts
+        for evaluation in self.evaluations:
+            self._progress.evaluated = evaluation.run_if_due(
+                self._progress.evaluated, self._num_names, parts.data.get_minibatch_count_per_epoch(), self
+            )
+        if self.rank == 0:
+            with parts.data.session.clock.during(Activity.CHECKPOINT):
+                parts.writer.save_if_due(parts.world.ledger)
+
+    def _finish(self) -> None:
+        """All is in the model: that is made sure of with the others, told, and written down."""
+        parts = self._parts
+        while not self._is_over:
+            if not self._is_inside and not self._enter():
+                continue
+            num_epochs = parts.data.plan.num_epochs
+            if not parts.shares.is_over and self.get_current_epoch() < num_epochs:
+                return  # the world has begun with an older model
+            try:
+                self._between_steps()
+                parts.world.plan_step()
+            except WorldEnded:
+                self._come_out()
+                continue
+            parts.shares.confirmed(parts.world.take_confirmed(), self._loss)
+            if self.rank == 0:
+                parts.writer.save_last(parts.world.ledger)
+            self._final_ledger = parts.world.ledger.applied.to_message()
+            self.close()
+
+    def _some_minibatch(self) -> Minibatch:
+        """For a step in which this member has no part."""
+        assert self._stand_in is not None, "a member without work has rehearsed on a sample"
+        return self._stand_in
+
+    def _fetch(self) -> bool:
+        """The batch of the next minibatch to compute."""
+        parts = self._parts
+        part, minibatch = self._todo[0]
+        if part is None and not self.is_rehearsal and self._stand_in_batch is not None:
+            self._batch = self._stand_in_batch
+            return True
+        try:
+            with parts.data.session.clock.during(Activity.INPUT):
+                self._batch = parts.pipeline.get(minibatch)
+        except Exception as error:
+            self._fail(error)
+            raise
+        if part is None:
+            self._stand_in_batch = self._batch
+            parts.pipeline.forget(minibatch.name)
+        return True
+
+    # A batch --------------------------------------------------------------------------------------------------------
+
+    def begin_batch(self) -> None:
+        """The script's code begins."""
+        parts = self._parts
+        if not self._todo or self._has_stepped:
+            raise JobError(
+                "`with controller.step():` stands where there is no batch",
+                "put it into the loop over controller.loader(…), once",
+            )
+        self._has_stepped = True
+        part, minibatch = self._todo[0]
+        torch.manual_seed(derive_seed(parts.data.session.spec.seed, *(max(0, number) for number in minibatch.name)))
+        plan = self._plan
+        is_own = plan is None or (self.size == 1 and len(plan.all_parts) == 1)
+        weight = 0.0 if plan is None or part is None else plan.scale(part)
+        is_first = plan is None or part is None or part is plan.own[0]
+        parts.gradients.begin(Place(weight, is_first, len(self._todo) == 1, is_own), parts.world)
+
+    def end_batch(self, error: BaseException | None) -> bool:
+        """The script's code has ended; whether its exception is ours."""
+        gradients = self._parts.gradients
+        if isinstance(error, PartDone):
+            self._todo.pop(0)
+            return True
+        if isinstance(error, StepDropped):
+            gradients.drop()
+            self._todo.clear()
+            self._plan = None
+            self._unchanged = self.state.state()
+            self._come_out()
+            return True
+        if error is not None:
+            gradients.drop()
+            if isinstance(error, Exception):
+                self._fail(error)
+            return False
+        if not gradients.is_complete:
+            missing = JobError(
+                "a batch has ended without backward()",
+                "each worker takes part in every step: make a loss of it, if need be one times zero",
+            )
+            self._fail(missing)
+            raise missing
+        gradients.end()
+        if self.is_rehearsal:
+            self._todo.clear()
+        else:
+            self._commit()
+        return False
+
+    def _commit(self) -> None:
+        parts, plan = self._parts, self._plan
+        assert plan is not None
+        part, _ = self._todo.pop(0)
+        if part is not None:
+            self._stand_in_batch = self._batch
+        parts.world.commit(plan, parts.shares.reported(plan))
+        self._num_names += len(plan.all_parts)
+        parts.shares.applied(plan)
+        self._plan = None
+
+    def _fail(self, error: Exception) -> None:
+        """The script's code raised: the others lose the step, and the master is told of the minibatch."""
+        parts = self._parts
+        part, minibatch = self._todo[0]
+        self._todo.clear()
+        self._is_over = True
+        if self._is_inside:
+            parts.world.abandon("the script raised")
+            self._come_out()
+        if part is not None and parts.data.session.link is not None and parts.data.holds(minibatch):
+            details = "".join(traceback.format_exception(error))
+            parts.data.failed(minibatch, cause_of(error), details)

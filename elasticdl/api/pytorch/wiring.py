@@ -1,0 +1,156 @@
+"""Puts the parts behind an elastic controller together: in a job, or alone."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from elasticdl.api.data import DataShardService
+from elasticdl.api.pytorch.alone import AloneWorld, World
+from elasticdl.api.pytorch.gradients import ScriptGradients
+from elasticdl.api.pytorch.loop import Loop
+from elasticdl.api.pytorch.pipeline import Pipeline
+from elasticdl.api.pytorch.shares import Drawer, OwnShares, SharedShares, Shares
+from elasticdl.api.pytorch.steps import Steps
+from elasticdl.api.session import Session
+from elasticdl.collective import ElasticGroup
+from elasticdl.frameworks.framework import Framework
+from elasticdl.frameworks.torch.threads import limit_threads
+from elasticdl.worker.all_reduce_worker import own_host
+from elasticdl.worker.own_model import CheckpointWriter, OwnModel
+from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.termination import Termination
+from elasticdl.worker.world_session import WorldSession
+from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.errors import FlagError, JobError
+
+_STATE_FILE = "model.npz"
+_ALONE = "script"  # the name of the job of a script without one
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a script has said of its training; None and 0: the job's flags hold."""
+
+    batch_size: int
+    num_epochs: int | None
+    dataset_size: int
+    shuffle: bool | None
+    num_minibatches_per_shard: int
+    fixed_global_batch: int
+    training_data: str
+    checkpoint_dir: str | None
+    checkpoint_steps: int
+
+
+def make_loop(wishes: Wishes, session: Session, controller: Steps, dataset: Any, options: Any) -> Loop:
+    """Everything behind a controller whose data set is known.
+
+    Raises:
+        ElasticDLError: the script and the job's flags contradict each other, or there is nothing to train.
+    """
+    spec = session.spec
+    limit_threads()
+    gradients = ScriptGradients(controller.state.modules)
+    data = DataShardService(
+        batch_size=wishes.batch_size,
+        num_epochs=wishes.num_epochs,
+        dataset_size=wishes.dataset_size or _size_of(dataset),
+        shuffle=wishes.shuffle,
+        num_minibatches_per_shard=wishes.num_minibatches_per_shard,
+        training_data=wishes.training_data,
+        session=session,
+    )
+    num_per_step = _num_per_step(wishes.fixed_global_batch, data, session)
+    collate = cast("Callable[..., Any] | None", options.pop("collate"))
+    pipeline = Pipeline(dataset, collate, spec.seed, **options)
+    checkpoints = _checkpoints(wishes, data, session)
+    model = OwnModel(cast(Framework, controller.state), checkpoints, "")
+    writer = CheckpointWriter(model, checkpoints, wishes.checkpoint_steps or spec.checkpoint_steps)
+    termination = Termination(session.clock)
+    if session.link is not None:
+        session.link.carry_ledger(controller.final_ledger)
+        _take_over_sigterm(termination, controller)
+        pipeline.start()  # before there are connections that its processes could hold on to
+    world, stop = _world_of(session, model, str(gradients.device))
+    drawer = Drawer(data, 2 * num_per_step)
+    if num_per_step:
+        shares: Shares = SharedShares(data, drawer, pipeline, world, num_per_step)
+    else:
+        shares = OwnShares(data, drawer, pipeline, world)
+    begun: list[bool] = []
+
+    def start() -> None:
+        if not begun:
+            begun.append(True)
+            world.start()
+            drawer.start()
+
+    atexit.register(controller.close)
+    return Loop(data, world, shares, pipeline, controller.state, gradients, writer, termination, start, stop)
+
+
+def _take_over_sigterm(termination: Termination, controller: Steps) -> None:
+    """Unless the script has a handler of its own, or trains in another thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        termination.before_end(controller.bid_farewell)
+        termination.install()
+
+
+def _world_of(session: Session, model: OwnModel, device: str) -> tuple[World, Callable[[], None]]:
+    """The world, and how it is freed."""
+    if session.link is None:
+        return AloneWorld(model), lambda: None
+    spec = session.spec
+    if spec.distribution_strategy is not DistributionStrategy.ALL_REDUCE:
+        raise JobError(
+            f"the script trains with all workers together, and the job's strategy is {spec.distribution_strategy}",
+            "start it with --distribution_strategy=AllReduceStrategy",
+        )
+    group = ElasticGroup(own_host(os.environ["MASTER_ADDR"]), device)
+    return WorldSession(session.link, group, model, spec.collective_timeout), group.close
+
+
+def _num_per_step(wanted: int, data: DataShardService, session: Session) -> int:
+    """Minibatches of a step of the whole world; 0: as many as it has members.
+
+    Raises:
+        FlagError: the script says something else than the job, or no multiple of its minibatches.
+    """
+    flag = session.spec.fixed_global_batch
+    if session.link is not None and wanted not in (0, flag):
+        raise FlagError(
+            f"The script says fixed_global_batch={wanted}, and the job's flag is {flag}.",
+            f"Start the job with --fixed_global_batch={wanted}: the master hands out the data accordingly.",
+        )
+    records, size = wanted or flag, data.plan.minibatch_size
+    if records % size:
+        raise FlagError(
+            f"fixed_global_batch={records} is no multiple of the {size} records of a minibatch.",
+            f"Give {max(1, records // size) * size}, or another batch_size.",
+        )
+    return records // size
+
+
+def _checkpoints(wishes: Wishes, data: DataShardService, session: Session) -> StateCheckpoints:
+    spec = session.spec
+    names_depend_on = {
+        "minibatch_size": data.plan.minibatch_size,
+        "num_minibatches_per_task": data.plan.num_minibatches_per_task,
+        "seed": spec.seed,
+    }
+    name = _ALONE if session.is_alone else spec.job_name
+    kind = Kind(name, DistributionStrategy.ALL_REDUCE.value, _STATE_FILE, names_depend_on)
+    directory = spec.checkpoint_dir if wishes.checkpoint_dir is None else wishes.checkpoint_dir
+    return StateCheckpoints(directory, kind, spec.keep_checkpoint_max)
+
+
+def _size_of(dataset: Any) -> int:
+    """Samples of a data set; 0: files that ElasticDL reads are trained on."""
+    return len(dataset) if hasattr(dataset, "__len__") else 0

@@ -1,0 +1,47 @@
+"""The port to the engines: what a world needs of one.  Above it nothing knows Gloo or NCCL.
+
+Every member calls the same verbs in the same order.  Tensors are torch's, contiguous, and belong to the collective
+until its work has ended.  Every verb but `interrupt` is called by one thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+Tensor = Any  # torch is imported lazily, by who needs it
+
+
+class Work(Protocol):
+    """A collective on its way."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within the time.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        ...
+
+
+class Links(Protocol):
+    """The connections of a member to all others of its world."""
+
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """Begins to sum in place."""
+        ...
+
+    def all_gather(self, into: list[Tensor], tensor: Tensor) -> Work:
+        """Begins to collect a tensor of each member, by rank; all have the same shape."""
+        ...
+
+    def broadcast(self, tensor: Tensor, source: int) -> Work:
+        """Begins to copy the source's tensor into everybody's."""
+        ...
+
+    def interrupt(self) -> None:
+        """Any thread, at once: makes everything on its way fail, here and, where the engine can, at the peers."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything.  May wait until what was interrupted has ended."""
+        ...

@@ -1,0 +1,283 @@
+"""`ElasticGroup`: the collectives of a worker in a world that changes, in one living process.
+
+One thread calls the collectives; `abandon`, `waiting_seconds` and `address` are for any thread.  All members call the
+same collectives in the same order, with arrays of the same shapes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.collective import arrays as memory
+from elasticdl.collective.engine import Tensor, Work
+from elasticdl.collective.loss import GroupLost
+from elasticdl.collective.meeting import MeetingPlace
+from elasticdl.collective.pieces import Piece, pieces_of
+from elasticdl.collective.torch_store import check_device
+from elasticdl.collective.world import World
+
+_FREED_WITHIN_S = 5.0
+_FIRST_MESSAGE_BYTES = 4096  # of bytes sent to all: their number and the first of them
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A member of a world.
+
+    Attributes:
+        id: of the worker.
+        address: `host:port` of its meeting place (`ElasticGroup.address`).
+    """
+
+    id: int
+    address: str
+
+
+class Reduction:
+    """A sum on its way (`ElasticGroup.begin_reduce`)."""
+
+    def __init__(self, world: World, work: Work | None, tensor: Tensor) -> None:
+        self._world = world
+        self._work = work
+        self._tensor = tensor  # and with it the caller's memory
+
+    def wait(self) -> None:
+        """Returns when the sum is in the buffer.
+
+        Raises:
+            GroupLost: there will be none; the buffer holds anything.
+        """
+        if self._work is not None:
+            self._world.finish(self._work)
+            self._work = None
+
+
+class ElasticGroup:
+    """A process's place in one world after another.
+
+    Args:
+        host: an address of this machine at which the other members reach it; everything listens there, at any port.
+        device: `cpu`, or `cuda` or `cuda:N`: buffers in the memory of that GPU can be summed, too.
+
+    Attributes:
+        address: `host:port` of this process's own meeting place, open from now on; that of rank 0 serves its world.
+
+    Raises:
+        ElasticDLError: torch is missing or has no such device, or the host is not an address of this machine.
+    """
+
+    def __init__(self, host: str, device: str = "cpu") -> None:
+        self._host = host
+        self._device = device
+        check_device(device)
+        self._place = MeetingPlace(host)
+        self._lock = Lock()
+        self._oldest = 0
+        self._world: World | None = None
+        self._ended: list[World] = []  # those that are perhaps not freed yet
+        self.address = self._place.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def waiting_seconds(self) -> float:
+        """For how long the calling thread has been inside one collective; 0 outside."""
+        world = self._world
+        since = world.waiting_since if world is not None else None
+        return 0.0 if since is None else time.monotonic() - since
+
+    def form(self, version: int, peers: Sequence[Peer], rank: int, timeout_s: float) -> None:
+        """Becomes a member of a world, leaving the one before.  All its members call this.
+
+        Args:
+            version: higher than that of any world before.
+            peers: all members by rank, this process among them.
+            rank: this process's own.
+            timeout_s: for how long it waits for the others.
+
+        Raises:
+            GroupLost: they did not all come in time, one of them died, or this was abandoned meanwhile.
+        """
+        if not 0 <= rank < len(peers) or peers[rank].address != self.address:
+            raise ValueError(f"rank {rank} of the world {list(peers)} is not this process, {self.address}")
+        self.leave()
+        with self._lock:
+            if version < self._oldest:
+                raise GroupLost(f"world {version} has been given up before it was formed")
+            self._oldest = version + 1
+            world = self._world = World(version, [peer.address for peer in peers], rank)
+            self._ended = [one for one in self._ended if not one.wait_until_freed(0.0)]
+        world.form(self._host, self._device, timeout_s)
+
+    def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The values of all members by rank: [n] → [world, n]; n is the same for all.
+
+        Raises:
+            GroupLost: the world is over.
+        """
+        world = self._current()
+        mine = np.array(values, np.int64, ndmin=1)  # a copy that nobody changes meanwhile
+        result = np.empty((world.size, *mine.shape), np.int64)
+        if world.size == 1 or mine.size == 0:
+            result[:] = mine
+            return result
+        into = [memory.shared_tensor(row) for row in result]
+        sent = memory.shared_tensor(mine)
+        world.finish(world.begin(sent, lambda links: links.all_gather(into, sent)))
+        return result
+
+    def reduce(self, buffers: Sequence[Any]) -> None:
+        """Sums every buffer over all members, in place.
+
+        Args:
+            buffers: writable and contiguous: numpy arrays, tensors, or anything with `__dlpack__`; not copied.
+
+        Raises:
+            GroupLost: the world is over; the buffers hold anything.
+            ValueError: a buffer cannot be summed in place.
+        """
+        on_their_way = [self.begin_reduce(buffer) for buffer in buffers]
+        for reduction in on_their_way:
+            reduction.wait()
+
+    def begin_reduce(self, buffer: Any) -> Reduction:
+        """Begins to sum a buffer as `reduce` does; it must not be touched before `wait` has returned.
+
+        Raises:
+            GroupLost: the world is over.
+            ValueError: the buffer cannot be summed in place.
+        """
+        world = self._current()
+        tensor = memory.shared_tensor(buffer)
+        if world.size == 1 or tensor.numel() == 0:
+            return Reduction(world, None, tensor)
+        return Reduction(world, world.begin(tensor, lambda links: links.all_reduce(tensor)), tensor)
+
+    def broadcast(self, arrays: Mapping[str, NDArray[Any]] | None, source: int) -> dict[str, NDArray[Any]]:
+        """Gives the source's arrays to all.  Names, types and shapes travel with them.
+
+        Args:
+            arrays: of the source; of the others None, or anything, which is not read.
+            source: rank of the member that gives.
+
+        Returns:
+            The arrays, in the source's order; at the source its own.
+
+        Raises:
+            GroupLost: the world is over.
+        """
+        world = self._current()
+        if world.rank == source:
+            assert arrays is not None, "the source has nothing to give"
+            own = {name: np.asarray(array) for name, array in arrays.items()}
+            names = [[name, memory.dtype_name(array.dtype), array.shape] for name, array in own.items()]
+            self.broadcast_bytes(json.dumps(names).encode(), source)
+            flat = [memory.readable_bytes(array) for array in own.values()] if world.size > 1 else []
+        else:
+            given = json.loads(self.broadcast_bytes(None, source))
+            own = {name: np.empty(shape, memory.named_dtype(dtype)) for name, dtype, shape in given}
+            flat = [array.reshape(-1).view(np.uint8) for array in own.values()]
+        for piece in pieces_of([part.nbytes for part in flat]):
+            self._send(world, piece, flat, source)
+        return own
+
+    def broadcast_bytes(self, data: bytes | None, source: int) -> bytes:
+        """Gives the source's bytes to all.
+
+        Raises:
+            GroupLost: the world is over.
+        """
+        world = self._current()
+        if world.size == 1:
+            assert data is not None, "the source has nothing to give"
+            return data
+        first = np.zeros(_FIRST_MESSAGE_BYTES, np.uint8)
+        if world.rank == source:
+            assert data is not None, "the source has nothing to give"
+            sent = np.frombuffer(data, np.uint8)
+            first[:8] = np.frombuffer(len(data).to_bytes(8, "little"), np.uint8)
+            first[8 : 8 + len(data)] = sent[: len(first) - 8]
+        self._copy(world, first, source)
+        size = int.from_bytes(first[:8].tobytes(), "little")
+        if world.rank != source:
+            sent = np.empty(size, np.uint8)
+            sent[: len(first) - 8] = first[8 : 8 + size]
+        rest = memory.readable_bytes(sent[len(first) - 8 :])
+        for piece in pieces_of([rest.nbytes]):
+            self._send(world, piece, [rest], source)
+        return data if world.rank == source and data is not None else sent.tobytes()
+
+    def leave(self) -> None:
+        """Ends membership between two steps, when nothing is on its way.  All members that go on do the same."""
+        with self._lock:
+            world, self._world = self._world, None
+            if world is not None:
+                self._ended.append(world)
+        if world is not None:
+            world.leave()
+
+    def abandon(self, reason: str, older_than: int | None = None) -> None:
+        """Any thread: whatever waits in the world, or in forming it, raises GroupLost at once, also at the peers.
+
+        Args:
+            reason: what GroupLost will say.
+            older_than: only a world of a lower version; one that is formed later than this call counts, too.
+        """
+        with self._lock:
+            world = self._world
+            if older_than is not None:
+                self._oldest = max(self._oldest, older_than)
+                if world is not None and world.version >= older_than:
+                    return
+        if world is not None:
+            world.end(reason)
+
+    def close(self) -> None:
+        """Leaves, and waits a little until everything is freed; nothing works afterwards.
+
+        A process must not end before: a thread that comes back from the engine then would abort it.
+        """
+        self.leave()
+        end = time.monotonic() + _FREED_WITHIN_S
+        for world in self._ended:
+            world.wait_until_freed(max(0.0, end - time.monotonic()))
+        self._place.close()
+
+    def _current(self) -> World:
+        world = self._world
+        if world is None:
+            raise GroupLost("this process is in no world")
+        world.check()
+        return world
+
+    def _send(self, world: World, piece: Piece, flat: Sequence[NDArray[np.uint8]], source: int) -> None:
+        """One piece of the source's bytes into everybody's."""
+        parts = [flat[part.array][part.start : part.end] for part in piece]
+        if len(parts) == 1:
+            self._copy(world, parts[0], source)
+            return
+        together = np.concatenate(parts)
+        self._copy(world, together, source)
+        if world.rank != source:
+            for part in parts:
+                part[:] = together[: len(part)]
+                together = together[len(part) :]
+
+    def _copy(self, world: World, data: NDArray[np.uint8], source: int) -> None:
+        tensor = memory.tensor_of_bytes(data)
+        world.finish(world.begin(tensor, lambda links: links.broadcast(tensor, source)))

@@ -1,0 +1,60 @@
+"""The engines of torch, imported lazily, and what they need of a store of keys, on top of a `Meeting`."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from elasticdl.collective.meeting import Meeting
+from elasticdl_client.errors import ElasticDLError
+
+
+def engine_module() -> Any:
+    """The engines of torch.
+
+    Raises:
+        ElasticDLError: torch is not installed.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are of connections that we end ourselves
+    try:
+        from torch._C import _distributed_c10d
+    except ImportError as error:
+        raise ElasticDLError(
+            f"The collectives of AllReduce need PyTorch, and it cannot be imported: {error}.",
+            "Install it: pip install 'elasticdl[allreduce]'.",
+        ) from None
+    return _distributed_c10d
+
+
+def check_device(device: str) -> None:
+    """Raises ElasticDLError unless the engines for arrays of this device are here: `cpu`, `cuda`, `cuda:N`."""
+    engines = engine_module()
+    if device == "cpu":
+        return
+    import torch
+
+    if not device.startswith("cuda"):
+        raise ElasticDLError(f"There are no collectives for the device '{device}'.", "Known are cpu, cuda and cuda:N.")
+    number = int(device.partition(":")[2] or 0)
+    if not (torch.cuda.device_count() > number and hasattr(engines, "ProcessGroupNCCL")):
+        raise ElasticDLError(
+            f"The device '{device}' needs a GPU, and a PyTorch with CUDA; torch {torch.__version__} sees none.",
+            "Install a build of PyTorch for the GPU, or compute on the CPU.",
+        )
+
+
+def store_of(meeting: Meeting, timeout_s: float) -> Any:
+    """A store of torch.  The caller keeps it for as long as the engine that uses it."""
+
+    class MeetingStore(engine_module().Store):  # type: ignore[misc]
+        def set(self, key: str, value: bytes) -> None:
+            meeting.tell(key, value)
+
+        def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+            meeting.learn(keys, timeout_s)
+
+        def get(self, key: str) -> bytes:
+            return meeting.learn([key], timeout_s)[0]
+
+    return MeetingStore()

@@ -1,0 +1,236 @@
+"""One world of a group in this process: from the first attempt to form it until everything of it is freed.
+
+A world ends once, by whoever is first: an error of a collective, somebody's `end`, or `leave`.  Forming it and freeing
+it are done by threads of their own, since both can take as long as the engine likes; who waits is freed at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Lock, Thread
+
+from elasticdl.collective.engine import Links, Tensor, Work
+from elasticdl.collective.gloo import GlooLinks, GlooListener
+from elasticdl.collective.loss import GroupLost
+from elasticdl.collective.meeting import Meeting
+from elasticdl.collective.torch_store import store_of
+
+_GRACE_S = 0.1  # for an engine that does not end when it should
+_LONGEST_MESSAGE = 200
+
+
+class World:
+    """The world of one version, as the member of one rank sees it.
+
+    Attributes:
+        waiting_since: monotonic time at which the calling thread went into a collective; None outside of one.
+    """
+
+    def __init__(self, version: int, addresses: list[str], rank: int) -> None:
+        self.version = version
+        self.rank = rank
+        self.size = len(addresses)
+        self.waiting_since: float | None = None
+        self._addresses = addresses
+        self._lock = Lock()
+        self._settled = Event()
+        self._freed = Event()
+        self._lost: GroupLost | None = None
+        self._on_their_way: list[Work] = []  # of the calling thread
+        self._is_formed = False
+        self._meeting: Meeting | None = None
+        self._gloo: GlooLinks | None = None
+        self._by_device: dict[str, Links] = {}
+
+    def form(self, host: str, device: str, timeout_s: float) -> None:
+        """Connects to all others, in a thread of its own.
+
+        Raises:
+            GroupLost: it took too long, failed, or was ended.
+        """
+        if self.size == 1:
+            self._is_formed = True
+            return
+        Thread(target=self._form, args=(host, device, timeout_s), name="form-world", daemon=True).start()
+        if not self._settled.wait(timeout_s + _GRACE_S):
+            self.end(f"world {self.version} cannot be formed: it took longer than {timeout_s:.1f} s")
+        self.check()
+
+    def check(self) -> None:
+        """Raises GroupLost if the world has ended."""
+        if self._lost is not None:
+            raise GroupLost(self._lost.what, self._lost.rank)
+
+    def begin(self, tensor: Tensor, start: Callable[[Links], Work]) -> Work:
+        """Starts a collective, on the engine of the tensor's memory.
+
+        Raises:
+            GroupLost: the world is over.
+        """
+        self.check()
+        kind = tensor.device.type
+        links = self._by_device.get(kind)
+        if links is None:
+            self.check()
+            raise ValueError(f"this group was made for the devices {sorted(self._by_device)}, not for {kind}")
+        try:
+            work = start(links)
+        except RuntimeError as error:
+            raise self._failed(error) from None
+        self._on_their_way.append(work)
+        return work
+
+    def finish(self, work: Work) -> None:
+        """Waits for a collective.
+
+        Raises:
+            GroupLost: the world is over.
+        """
+        gloo = self._gloo
+        with self._waiting():
+            try:
+                if gloo is not None:
+                    gloo.finish(work, self.check, math.inf)
+            except RuntimeError as error:
+                raise self._failed(error) from None
+            except GroupLost:
+                self._let_go()
+                raise
+        self._on_their_way.remove(work)
+        if gloo is None:
+            self.check()
+
+    def end(self, what: str, rank: int | None = None) -> None:
+        """Any thread: the world is lost; whatever waits in it fails at once, here and at the peers."""
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = GroupLost(what, rank)
+            is_formed = self._is_formed
+        self._settled.set()
+        for one in (self._meeting, *(self._by_device.values() or (self._gloo,))):
+            if one is not None:
+                one.interrupt()
+        if is_formed:
+            self._free()
+
+    def leave(self) -> None:
+        """The end of a world in which nothing is on its way."""
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = GroupLost(f"this process has left world {self.version}")
+        if self._is_formed:
+            self._free()
+        else:
+            self._settled.set()
+
+    def wait_until_freed(self, timeout_s: float) -> bool:
+        """Whether all of an ended world is freed within the time."""
+        return self.size == 1 or self._freed.wait(timeout_s)
+
+    def _form(self, host: str, device: str, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        what, rank = "", None
+        try:
+            self._connect(host, device, end)
+        except GroupLost:  # ended meanwhile
+            pass
+        except TimeoutError:
+            what = f"world {self.version} cannot be formed: not all came within {timeout_s:.1f} s"
+        except (RuntimeError, OSError) as error:
+            what = f"world {self.version} cannot be formed: {_in_short(error)}"
+            rank = self._rank_in(what)
+        except BaseException:
+            self.end(f"world {self.version} cannot be formed: an error of the program")
+            raise
+        finally:
+            with self._lock:
+                is_over = self._lost is not None
+                self._is_formed = not what and not is_over
+            if what:
+                self.end(what, rank)
+            self._settled.set()
+            if not self._is_formed:
+                self._free()
+
+    def _connect(self, host: str, device: str, end: float) -> None:
+        listener = GlooListener(host)
+        gloo = self._gloo = GlooLinks(listener)
+        meeting = self._meeting = Meeting(self._addresses[0], self.version, self.rank, _left(end))
+        try:
+            self.check()
+            meeting.tell(f"listener/{self.rank}", listener.address.encode())
+            names = [f"listener/{rank}" for rank in range(self.size)]
+            listeners = [address.decode() for address in meeting.learn(names, _left(end))]
+            store = store_of(meeting, _left(end))
+            gloo.connect(store, self.rank, listeners, _left(end))
+            by_device: dict[str, Links] = {"cpu": gloo}
+            if device != "cpu":
+                from elasticdl.collective.nccl import NcclLinks
+
+                by_device["cuda"] = NcclLinks(store, self.rank, self.size, device)
+            self._by_device = by_device
+        finally:
+            self._meeting = None
+            meeting.close(farewell=bool(self._by_device))
+
+    def _rank_in(self, message: str) -> int | None:
+        gloo = self._gloo
+        return gloo.rank_in(message) if gloo is not None else None
+
+    def _failed(self, error: RuntimeError) -> GroupLost:
+        """Ends the world at once, so that the peers that wait for somebody else see it, too."""
+        message = _in_short(error)
+        rank = self._rank_in(message)
+        named = message if rank is None or "rank" in message else f"{message} (rank {rank})"
+        self.end(f"world {self.version} is broken: {named}", rank)
+        self._let_go()
+        assert self._lost is not None
+        return GroupLost(self._lost.what, self._lost.rank)
+
+    def _let_go(self) -> None:
+        """Waits, in the calling thread, until no collective writes to the caller's memory any more; that is at once."""
+        end = time.monotonic() + _GRACE_S
+        while self._on_their_way:
+            with suppress(RuntimeError):
+                self._on_their_way.pop().wait(max(0.0, end - time.monotonic()))
+
+    def _free(self) -> None:
+        links, self._by_device, gloo, self._gloo = [*self._by_device.values()], {}, self._gloo, None
+        if gloo is not None and gloo not in links:
+            links.append(gloo)
+        del gloo
+
+        def free() -> None:
+            while links:
+                links.pop().close()
+            self._freed.set()
+
+        Thread(target=free, name="free-world", daemon=True).start()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waiting_since = None
+
+
+def _left(end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise RuntimeError("it took too long")
+    return left
+
+
+def _in_short(error: Exception) -> str:
+    """The first sentence of an engine's error, without the place in its source."""
+    lines = str(error).splitlines()
+    first = lines[0] if lines else type(error).__name__
+    without_place = first.rpartition(".cc:")[2].partition("] ")[2] or first
+    return without_place.partition(". ")[0][:_LONGEST_MESSAGE]

@@ -1,0 +1,131 @@
+"""Folders of images, a directory for each class, as torchvision and Keras read them.
+
+A record holds `image`, the bytes of the file, `label`, the number of its directory in order of name, and `path`.  A
+folder without directories has images without labels.  Records are in an order that mixes the classes and depends on
+the files' names alone, so that no task holds a single class.  Never decodes an image: that is the feed's work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from elasticdl.data.columns import ColumnType, Selection, describe
+from elasticdl.data.index_cache import Arrays, cached
+from elasticdl.data.reader import Metadata
+from elasticdl.data.shard_files import PartsReader
+from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
+from elasticdl_client.errors import DataError
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm")
+
+
+def holds_images(directory: str) -> bool:
+    """Whether a directory, or one below it, has an image."""
+    for entry in os.scandir(directory):
+        if entry.is_dir() and not entry.name.startswith((".", "_")):
+            if any(_is_image(below.name) for below in os.scandir(entry.path)):
+                return True
+        elif _is_image(entry.name):
+            return True
+    return False
+
+
+class ImageFolder:
+    """The images of one folder."""
+
+    def __init__(self, root: str, selection: Selection) -> None:
+        """Lists the files, or finds the list.
+
+        Raises:
+            DataError: the folder cannot be read.
+        """
+        self._root = root
+        try:
+            classes = class_names(root)
+            stamp = [[name, os.stat(os.path.join(root, name)).st_mtime_ns] for name in ["", *classes]]
+            index = cached(os.path.join(root, "images"), "images", lambda: _index(root, classes), stamp)
+        except OSError as error:
+            raise DataError(f"The folder of images {root} cannot be listed: {error.strerror}.") from error
+        self._paths, self._labels = index["paths"], index["labels"]
+        names = ("image", "label", "path") if classes else ("image", "path")
+        self.columns = [name for name in selection.of(names, root) if name != "path" or "path" in selection.features]
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, start: int, end: int) -> list[bytes]:
+        paths = self._paths[start:end].tolist()
+        columns: dict[str, TableColumn] = {}
+        if "image" in self.columns:
+            columns["image"] = Texts([self._bytes(path.decode()) for path in paths])
+        if "label" in self.columns:
+            columns["label"] = Numbers(self._labels[start:end])
+        if "path" in self.columns:
+            columns["path"] = Texts(paths)
+        return encode_table(columns, end - start)
+
+    def _bytes(self, path: str) -> bytes:
+        whole = os.path.join(self._root, path)
+        try:
+            with open(whole, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise DataError(f"The image {whole} cannot be read: {error.strerror}.") from error
+        if not data:
+            raise DataError(f"The image {whole}, byte 0: the file is empty.", "Write it again or remove it.")
+        return data
+
+
+def class_names(root: str) -> list[str]:
+    """The directories of a folder of images, in order of their labels."""
+    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith((".", "_")))
+
+
+def image_reader(
+    source: str, roots: Sequence[str], selection: Selection, image_shape: tuple[int, ...], seed: int
+) -> PartsReader:
+    """The `Reader` over folders of images.
+
+    Args:
+        image_shape: (height, width, channels) that the default feed makes of images; empty: not said.
+    """
+    expected = class_names(min(roots))
+
+    def open_folder(root: str) -> ImageFolder:
+        if class_names(root) != expected:
+            raise DataError(
+                f"The folders of images {root} and {min(roots)} do not have the same classes.",
+                "A class is a directory; all sources of a job must have the same ones.",
+            )
+        return ImageFolder(root, selection)
+
+    def metadata() -> Metadata:
+        kinds = {"image": ColumnType("image", image_shape), "label": ColumnType("int64"), "path": ColumnType("string")}
+        label = selection.label or "label"
+        columns = ImageFolder(min(roots), selection).columns
+        return describe({name: kinds[name] for name in columns}, Selection(selection.features, label), seed)
+
+    return PartsReader(source, roots, open_folder, metadata)
+
+
+def _index(root: str, classes: list[str]) -> Arrays:
+    found: list[tuple[bytes, bytes, int]] = []
+    for label, name in enumerate(classes or [""]):
+        for folder, below, files in os.walk(os.path.join(root, name)):
+            below[:] = [] if not classes else [one for one in below if not one.startswith((".", "_"))]
+            for file in filter(_is_image, files):
+                path = os.path.relpath(os.path.join(folder, file), root).encode()
+                found.append((hashlib.blake2b(path, digest_size=8).digest(), path, label))
+    found.sort()
+    return {
+        "paths": np.array([path for _, path, _ in found], np.bytes_),
+        "labels": np.array([label for _, _, label in found], np.int64),
+    }
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(ENDINGS) and not name.startswith((".", "_"))

@@ -1,0 +1,80 @@
+"""What readers with one shard a part share: `PartsReader` counts, checks ranges and keeps opened parts.
+
+A part is what can be opened by name and read by record number: a file, a table.  Never looks into one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from elasticdl.data.reader import Metadata, Shard
+from elasticdl.data.sources import no_records, shard_not_of_source
+
+_KEPT_OPEN = 256  # parts; a process may not have many more files open
+
+
+class Part(Protocol):
+    """Records of one shard by number.  Safe to use from several threads."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, end: int) -> Sequence[bytes]:
+        """Records ``start`` to ``end`` - 1; the range is one of the part."""
+        ...
+
+
+class PartsReader:
+    """The `Reader` over parts, each a shard of its name.  Parts without records are left out."""
+
+    def __init__(
+        self, source: str, names: Sequence[str], open_part: Callable[[str], Part], metadata: Callable[[], Metadata]
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            source: as the user named it; for messages.
+            names: of the parts.
+            open_part: by its name.
+            metadata: asked for once at most.
+        """
+        self._source = source
+        self._names = sorted(names)
+        self._known = frozenset(names)
+        self._open_part = open_part
+        self._make_metadata = metadata
+        self._metadata: Metadata | None = None
+        self._parts: OrderedDict[str, Part] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def shards(self) -> list[Shard]:
+        counts = [(name, len(self._open(name))) for name in self._names]
+        found = [Shard(name, 0, count) for name, count in counts if count]
+        if not found:
+            raise no_records(self._source)
+        return found
+
+    def read(self, shard: Shard) -> Sequence[bytes]:
+        if shard.name not in self._known:
+            raise shard_not_of_source(shard, self._source)
+        part = self._open(shard.name)
+        if not 0 <= shard.start <= shard.end <= len(part):
+            raise shard_not_of_source(shard, self._source, len(part))
+        return part.read(shard.start, shard.end) if len(shard) else []
+
+    def metadata(self) -> Metadata:
+        if self._metadata is None:
+            self._metadata = self._make_metadata()
+        return self._metadata
+
+    def _open(self, name: str) -> Part:
+        with self._lock:
+            part = self._parts.get(name)
+            if part is None:
+                part = self._parts[name] = self._open_part(name)
+                if len(self._parts) > _KEPT_OPEN:
+                    self._parts.popitem(last=False)
+            self._parts.move_to_end(name)
+            return part

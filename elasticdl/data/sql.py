@@ -1,0 +1,229 @@
+"""SQL tables, read by record number: `sqlite:///path?table=t`, `postgresql://user@host/db?table=t`.
+
+Rows are in the order of a unique key.  The index holds every 256th key, found by one statement; a range is read by the
+keys around it, never by counting rows from the table's begin.  A block that no longer has its rows is an error: a table
+must not change while a job reads it.  Speaks SQL through SQLAlchemy alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from elasticdl.data.columns import ColumnType, Selection, describe
+from elasticdl.data.extras import need
+from elasticdl.data.index_cache import Arrays, cached
+from elasticdl.data.shard_files import PartsReader
+from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
+from elasticdl_client.errors import DataError
+
+_BLOCK = 256
+_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+
+
+class SqlTable:
+    """The rows of one table."""
+
+    def __init__(self, url: str, key: str, selection: Selection) -> None:
+        """Reads the table's columns.
+
+        Args:
+            url: with `table=` in its query, `key=` too unless the table's primary key is one column; `schema=`.
+            key: of --data_reader_params; empty: that of the URL, or the primary key.
+
+        Raises:
+            DataError: no such table or column, or it has no key.
+        """
+        self._sql = sql = need("sqlalchemy", "SQL tables", "sql")
+        try:
+            parsed = sql.engine.make_url(url)
+        except sql.exc.ArgumentError as error:
+            raise DataError(f"{hide_password(url)} is not the URL of a database: {error}.") from error
+        query = dict(parsed.query)
+        name, schema = str(query.pop("table", "")), query.pop("schema", None)
+        key = key or str(query.pop("key", ""))
+        query.pop("key", None)
+        self.where = parsed.render_as_string(hide_password=True)
+        if not name:
+            raise DataError(f"{self.where} names no table.", "Write it after the URL: ?table=NAME.")
+        driver = _DRIVERS.get(parsed.drivername, parsed.drivername)
+        if driver == "postgresql+psycopg":
+            need("psycopg", "PostgreSQL tables", "sql")
+        self._check_file(parsed)
+        self._engine = sql.create_engine(parsed.set(query=query, drivername=driver), pool_pre_ping=True)
+        self._file = parsed.database if parsed.get_backend_name() == "sqlite" else None
+        try:
+            self._table = sql.Table(name, sql.MetaData(), schema=schema, autoload_with=self._engine)
+        except sql.exc.NoSuchTableError as error:
+            tables = ", ".join(sql.inspect(self._engine).get_table_names(schema=schema)[:10]) or "none"
+            raise DataError(f"{self.where}: there is no table {name}.", f"There are: {tables}.") from error
+        except sql.exc.SQLAlchemyError as error:
+            raise self._failed(error) from error
+        self._key = self._find_key(key)
+        self.types = {name: self._type(name) for name in selection.of(self._table.columns.keys(), self.where)}
+        self._index: Arrays | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return int(self._found()["count"])
+
+    def read(self, start: int, end: int) -> list[bytes]:
+        first, last = start // _BLOCK, (end - 1) // _BLOCK
+        begin = start - first * _BLOCK
+        rows = self._blocks(first, last)[begin : begin + end - start]
+        columns = {name: self._column(name, [row[number] for row in rows]) for number, name in enumerate(self.types)}
+        return encode_table(columns, len(rows))
+
+    def _blocks(self, first: int, last: int) -> list[Any]:
+        """The rows of consecutive blocks."""
+        keys, count = self._found()["keys"], len(self)
+        statement = self._sql.select(*(self._table.c[name] for name in self.types)).order_by(self._key)
+        statement = statement.where(self._key >= keys[first].item())
+        if last + 1 < len(keys):
+            statement = statement.where(self._key < keys[last + 1].item())
+        rows = self._run(statement)
+        expected = min((last + 1) * _BLOCK, count) - first * _BLOCK
+        if len(rows) != expected:
+            begin = keys[first].item()
+            raise DataError(
+                f"{self.where}: from the key {begin!r} on there are {len(rows)} rows, there were {expected}.",
+                "The table changed after the job had counted it: train on a copy of it.",
+            )
+        return rows
+
+    def _found(self) -> Arrays:
+        with self._lock:
+            if self._index is None:
+                if self._file and os.path.isfile(self._file):
+                    kind = f"sql {self._table.fullname} {self._key.name}"
+                    self._index = cached(self._file, kind, self._build, _stamp(self._file))
+                else:
+                    self._index = self._build()
+            return self._index
+
+    def _build(self) -> Arrays:
+        """Every 256th key, and how many rows there are."""
+        sql, key = self._sql, self._key
+        numbered = sql.select(key.label("k"), sql.func.row_number().over(order_by=key).label("n")).subquery()
+        statement = sql.select(numbered.c.k).where((numbered.c.n - 1) % _BLOCK == 0).order_by(numbered.c.k)
+        keys = [row[0] for row in self._run(statement)]
+        ((count, distinct),) = self._run(sql.select(sql.func.count(), sql.func.count(key.distinct())))
+        if distinct != count:
+            raise DataError(
+                f"{self.where}: the key {key.name} is not unique: {count} rows have {distinct} values, or none.",
+                "Name a column of unique values: ?key=NAME.",
+            )
+        if not all(isinstance(one, int | str) for one in keys):
+            raise DataError(
+                f"{self.where}: the key {key.name} is of type {key.type}.", "A key must be an integer or a text."
+            )
+        return {"keys": np.array(keys), "count": np.array(count)}
+
+    def _run(self, statement: Any) -> list[Any]:
+        try:
+            with self._engine.connect() as connection:
+                return list(connection.execute(statement))
+        except (self._sql.exc.SQLAlchemyError, ValueError, TypeError) as error:  # those: of a date that is none
+            raise self._failed(error) from error
+
+    def _find_key(self, wanted: str) -> Any:
+        columns = self._table.columns
+        if wanted:
+            if wanted not in columns:
+                raise DataError(f"{self.where} has no column {wanted}.", f"It has: {', '.join(columns.keys())}.")
+            return columns[wanted]
+        primary = list(self._table.primary_key.columns)
+        if len(primary) != 1:
+            what = "no primary key" if not primary else "a primary key of several columns"
+            raise DataError(f"{self.where} has {what}.", "Name a column of unique values: ?key=NAME.")
+        return primary[0]
+
+    def _type(self, name: str) -> ColumnType:
+        kinds, kind = self._sql.types, self._table.c[name].type
+        if isinstance(kind, kinds.Boolean | kinds.Integer):
+            return ColumnType("int64")
+        if isinstance(kind, kinds.Numeric | kinds.Float):
+            return ColumnType("float64")
+        if isinstance(kind, kinds.String | kinds.LargeBinary | kinds.Uuid | kinds.DateTime | kinds.Date | kinds.Time):
+            return ColumnType("string")
+        raise DataError(
+            f"{self.where}: column {name} is of type {kind}, which no record can hold.",
+            "Name the columns to read with --columns, or read a view that converts it.",
+        )
+
+    def _column(self, name: str, values: list[Any]) -> TableColumn:
+        kind = self.types[name].dtype
+        try:
+            if kind == "float64":
+                return Numbers(np.array([np.nan if value is None else float(value) for value in values], np.float64))
+            if kind == "int64":
+                missing = np.array([value is None for value in values], np.bool_)
+                numbers = np.array([0 if value is None else _whole(value) for value in values], np.int64)
+                return Numbers(numbers, missing if missing.any() else None)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{self.where}: column {name} of type {self._table.c[name].type}: {error}.") from error
+        return Texts([_bytes(value) for value in values])
+
+    def _check_file(self, parsed: Any) -> None:
+        if parsed.get_backend_name() == "sqlite" and not os.path.isfile(parsed.database or ""):
+            raise DataError(
+                f"The database {parsed.database or '(none)'} does not exist.",
+                "sqlite:///data.db names a file of the working directory, sqlite:////data/data.db an absolute one.",
+            )
+
+    def _failed(self, error: Any) -> DataError:
+        cause = getattr(error, "orig", None) or error
+        return DataError(f"{self.where}: {str(cause).strip().splitlines()[0]}.", "Check the URL, its table and rights.")
+
+
+def hide_password(url: str) -> str:
+    """A URL as it may be logged."""
+    scheme, mark, rest = url.partition("://")
+    user, at, place = rest.rpartition("@")
+    return f"{scheme}{mark}{user.partition(':')[0]}{at}{place}"
+
+
+def sql_reader(urls: Sequence[str], key: str, selection: Selection, seed: int) -> PartsReader:
+    """The `Reader` over tables: each a shard, named by its URL without its password."""
+    by_name = {hide_password(url): url for url in urls}
+    first = SqlTable(urls[0], key, selection)
+
+    def open_table(name: str) -> SqlTable:
+        table = first if by_name[name] == urls[0] else SqlTable(by_name[name], key, selection)
+        if table.types != first.types:
+            raise DataError(
+                f"The columns of {table.where} are not those of {first.where}.",
+                "All tables of a data source must have the same columns of the same types.",
+            )
+        return table
+
+    names = list(by_name)
+    return PartsReader(",".join(names), names, open_table, lambda: describe(first.types, selection, seed))
+
+
+def _stamp(path: str) -> list[list[int]]:
+    """What changes with a database of SQLite: the file, or its log while there is one."""
+    found = []
+    for name in (path, f"{path}-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(name)
+            found.append([status.st_size, status.st_mtime_ns])
+    return found
+
+
+def _whole(value: Any) -> int:
+    """SQLite keeps any value in a column of whole numbers."""
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value} is no whole number")
+    return int(value)
+
+
+def _bytes(value: Any) -> bytes:
+    if value is None:
+        return b""
+    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else str(value).encode()

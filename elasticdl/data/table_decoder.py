@@ -1,0 +1,224 @@
+"""Records of typed sources and CSV rows back to columns, in NumPy.
+
+Records that `elasticdl.data.table_encoder` wrote have the same features in the same order, so all are walked through
+together, one field after the other.  Others go through `elasticdl.data.example_parser`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.data.default_feed import Table
+from elasticdl.data.example_parser import parse_all, parse_examples
+from elasticdl.data.text_types import split_rows
+from elasticdl_client.errors import DataError
+
+Column: TypeAlias = "NDArray[Any] | list[Any]"  # a list of bytes, or of lists of them
+_BYTES, _FLOATS = 1, 2  # fields of tf.train.Feature
+_LONGEST_VARINT = 10
+_LIST_DTYPES = {"int64": "i8", "float64": "f4", "string": "O"}
+_HINT = "Give it a value, read it as float64 (missing is NaN), or define feed."
+
+
+class _OtherLayout(Exception):
+    """Not all records have the same features in the same order."""
+
+
+def decode(records: Sequence[bytes], table: Table) -> dict[str, Column]:
+    """The used columns of records: numbers [records, *shape] (float32, int64), or a list of bytes.
+
+    Lists of any length: numbers [records, longest], filled up with 0; of texts a list for each record.
+
+    Raises:
+        DataError: a record that is not of the table, or lacks a whole number.
+    """
+    if table.delimiter:
+        return _from_rows(records, table)
+    if table.lists:
+        return _with_lists(records, table)
+    try:
+        walked = _Walk(records, len(table.dtypes)).spans()
+        missing = next((name for name in table.used if name not in walked), None)
+        if missing is not None:
+            raise DataError(f"A record has no column {missing}; it has {', '.join(walked)}.")
+        return {name: walked[name](table.shapes.get(name, ())) for name in table.used}
+    except _OtherLayout:
+        return _parsed(records, table, table.used)
+
+
+def _parsed(records: Sequence[bytes], table: Table, names: Sequence[str]) -> dict[str, Column]:
+    parsed = parse_examples(records, {name: table.shapes.get(name, ()) for name in names})
+    return {name: column.tolist() if column.dtype == object else column for name, column in parsed.items()}
+
+
+def _with_lists(records: Sequence[bytes], table: Table) -> dict[str, Column]:
+    columns = _parsed(records, table, [name for name in table.used if name not in table.lists])
+    parsed = parse_all(records)
+    for name in table.lists:
+        columns[name] = _filled_up(name, table.dtypes[name], parsed.get(name, []), len(records))
+    return columns
+
+
+def _filled_up(name: str, dtype: str, parts: Sequence[tuple[list[int], NDArray[Any]]], num_records: int) -> Column:
+    """Lists of one column, from what `parse_all` found; the others are empty."""
+    wanted = np.dtype(_LIST_DTYPES[dtype])
+    if any(values.dtype != wanted for _, values in parts):
+        raise DataError(f"The column {name} of a record does not hold {dtype}.")
+    if dtype == "string":
+        texts: list[list[bytes]] = [[] for _ in range(num_records)]
+        for rows, values in parts:
+            for row, value in zip(rows, values.tolist(), strict=True):
+                texts[row] = value
+        return texts
+    longest = max((values.shape[1] for _, values in parts), default=0)
+    filled: NDArray[Any] = np.zeros((num_records, longest), wanted)
+    for rows, values in parts:
+        filled[rows, : values.shape[1]] = values
+    return filled
+
+
+def _from_rows(records: Sequence[bytes], table: Table) -> dict[str, Column]:
+    rows = split_rows(records, table.delimiter)
+    names = list(table.dtypes)
+    for fields in rows:
+        if len(fields) != len(names):
+            raise DataError(f"A row has {len(fields)} fields, the header {len(names)}: {','.join(fields)[:200]}")
+    columns: dict[str, Column] = {}
+    for name in table.used:
+        number, dtype = names.index(name), table.dtypes[name]
+        texts = [fields[number] for fields in rows]
+        if dtype == "string":
+            columns[name] = [text.encode() for text in texts]
+            continue
+        try:
+            if dtype == "float64":
+                columns[name] = np.array([float(text) if text.strip() else np.nan for text in texts], np.float32)
+            else:
+                columns[name] = np.array([int(text) for text in texts], np.int64)
+        except (ValueError, OverflowError) as error:
+            raise DataError(f"The column {name} is taken for {dtype}: {error}.", _HINT) from error
+    return columns
+
+
+class _Walk:
+    """One position in each record, moving through all of them together."""
+
+    def __init__(self, records: Sequence[bytes], num_columns: int) -> None:
+        self._records = records
+        self._num_columns = num_columns
+        sizes = np.fromiter(map(len, records), np.int64, len(records))
+        ends = np.cumsum(sizes)
+        self._starts = ends - sizes
+        self._ends = ends
+        self._data = np.frombuffer(b"".join(records) + bytes(_LONGEST_VARINT), np.uint8)
+        self._at = self._starts.copy()
+
+    def spans(self) -> dict[str, Callable[[tuple[int, ...]], Column]]:
+        """For each feature, what gives its values in a shape."""
+        found: dict[str, Callable[[tuple[int, ...]], Column]] = {}
+        if not self._records:
+            return found
+        self._enter(0x0A)
+        for _ in range(self._num_columns):
+            if (self._at >= self._ends).any():
+                raise _OtherLayout
+            self._enter(0x0A)
+            name = self._name()
+            found[name] = self._value(name)
+        if (self._at != self._ends).any():
+            raise _OtherLayout
+        return found
+
+    def _name(self) -> str:
+        sizes = self._enter(0x0A)
+        size = int(sizes[0])
+        if (sizes != size).any():
+            raise _OtherLayout
+        names = self._data[self._at[:, None] + np.arange(size)]
+        if (names != names[0]).any():
+            raise _OtherLayout
+        self._at = self._at + size
+        return str(names[0].tobytes(), "utf-8")
+
+    def _value(self, name: str) -> Callable[[tuple[int, ...]], Column]:
+        sizes = self._enter(0x12)
+        after = self._at + sizes
+        if (sizes == 0).any():
+            self._at = after
+            return lambda shape: _without_value(name)
+        kind = int(self._data[self._at[0]])
+        self._enter(kind)
+        lengths = self._pieces(after)
+        begins = self._at
+        self._at = after
+        match kind >> 3:
+            case 1:
+                return lambda shape: self._texts(begins, lengths)
+            case 2:
+                return lambda shape: self._floats(name, begins, lengths, shape)
+            case _:
+                return lambda shape: self._integers(name, begins, lengths, shape)
+
+    def _pieces(self, after: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sizes of the only pieces of lists."""
+        lengths = self._enter(0x0A)
+        if (self._at + lengths != after).any():
+            raise _OtherLayout
+        return lengths
+
+    def _enter(self, tag: int) -> NDArray[np.int64]:
+        """Goes to the begin of a field's content; its sizes."""
+        if (self._data[self._at] != tag).any():
+            raise _OtherLayout
+        self._at = self._at + 1
+        sizes = np.zeros(len(self._at), np.int64)
+        going = np.ones(len(self._at), bool)
+        for shift in range(0, 35, 7):
+            byte = self._data[np.minimum(self._at, len(self._data) - 1)].astype(np.int64)
+            sizes |= np.where(going, (byte & 0x7F) << shift, 0)
+            self._at = self._at + going
+            going &= byte >= 0x80
+            if not going.any():
+                break
+        if going.any() or (self._at + sizes > self._ends).any():
+            raise _OtherLayout
+        return sizes
+
+    def _texts(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[bytes]:
+        first, size = (begins - self._starts).tolist(), lengths.tolist()
+        return [record[a : a + n] for record, a, n in zip(self._records, first, size, strict=True)]
+
+    def _floats(
+        self, name: str, begins: NDArray[np.int64], lengths: NDArray[np.int64], shape: tuple[int, ...]
+    ) -> Column:
+        wanted = int(np.prod(shape, dtype=np.int64))
+        if (lengths != 4 * wanted).any():
+            raise DataError(f"The column {name} of a record does not have {wanted} values.")
+        data = self._data[begins[:, None] + np.arange(4 * wanted)]
+        values: NDArray[Any] = data.view("<f4").astype(np.float32)
+        return values.reshape(len(begins), *shape)
+
+    def _integers(
+        self, name: str, begins: NDArray[np.int64], lengths: NDArray[np.int64], shape: tuple[int, ...]
+    ) -> Column:
+        wanted = int(np.prod(shape, dtype=np.int64))
+        offsets = np.cumsum(lengths) - lengths
+        places = np.repeat(begins - offsets, lengths) + np.arange(int(lengths.sum()))
+        data = self._data[places]
+        lasts = np.flatnonzero(data < 0x80)
+        counts = np.diff(np.searchsorted(lasts, np.append(offsets, len(data))))
+        if (counts != wanted).any():
+            raise DataError(f"The column {name} of a record does not have {wanted} values.")
+        firsts = np.concatenate([np.zeros(1, np.int64), lasts[:-1] + 1])
+        shifts = np.arange(len(data)) - np.repeat(firsts, lasts - firsts + 1)
+        groups = (data & 0x7F).astype(np.uint64) << (shifts * 7).astype(np.uint64)
+        values: NDArray[Any] = np.bitwise_or.reduceat(groups, firsts).view(np.int64)
+        return values.reshape(len(begins), *shape)
+
+
+def _without_value(name: str) -> Column:
+    raise DataError(f"A record has no value of the column {name}, which holds whole numbers.", _HINT)

@@ -1,0 +1,177 @@
+"""Columns of any kind to tf.train.Example messages: what typed sources (Parquet, SQL, …) make of their rows.
+
+Works column by column; per record only pieces of bytes are joined.  Features of one float value come first, then all
+in the order of their names, so the same row gives the same bytes whatever it is read together with.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.data.example import pack_varints, varint
+
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Numbers of each row.
+
+    Attributes:
+        values: of shape (rows, …).
+        missing: rows without a value; None: no such row.
+    """
+
+    values: NDArray[Any]
+    missing: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Numbers, as many in each row as there are.
+
+    Attributes:
+        values: of all rows.
+        offsets: where each row begins in them, and the end.
+    """
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """One value of bytes in each row."""
+
+    values: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TextLists:
+    """Values of bytes, as many in each row as there are."""
+
+    values: Sequence[Sequence[bytes]]
+
+
+TableColumn: TypeAlias = Numbers | Lists | Texts | TextLists
+
+
+class _Heads(dict[int, bytes]):
+    """By size of what follows: the bytes before it."""
+
+    def __init__(self, name: bytes, kind: int, is_list: bool, may_be_nothing: bool) -> None:
+        """
+        Args:
+            is_list: what follows is a whole list, not the one piece in it.
+            may_be_nothing: nothing at all is a list without values.
+        """
+        super().__init__()
+        self._name = _field(1, name)
+        self._kind = kind
+        self._is_list = is_list
+        self._may_be_nothing = may_be_nothing
+
+    def __missing__(self, size: int) -> bytes:
+        if size == 0 and self._may_be_nothing:
+            feature = b""
+        else:
+            piece = b"" if self._is_list else _head(1, size)
+            feature = _head(self._kind, len(piece) + size) + piece
+        payload = size if feature else 0
+        value = _head(2, len(feature) + payload) + feature
+        found = self[size] = _head(1, len(self._name) + len(value) + payload) + self._name + value
+        return found
+
+
+class _RecordHeads(dict[int, bytes]):
+    def __missing__(self, size: int) -> bytes:
+        found = self[size] = _head(1, size)
+        return found
+
+
+def encode_table(columns: Mapping[str, TableColumn], num_rows: int) -> list[bytes]:
+    """One serialized tf.train.Example for each row.
+
+    Args:
+        columns: by name, all of `num_rows` rows.
+    """
+    if not columns:
+        return [b"\x0a\x00"] * num_rows
+    blocks = [name for name in sorted(columns) if _is_fixed(columns[name])]
+    pieces = [_block({name: columns[name] for name in blocks}, num_rows)] if blocks else []
+    for name in sorted(set(columns) - set(blocks)):
+        pieces.append(_entries(name.encode(), columns[name]))
+    heads = _RecordHeads()
+    bodies = pieces[0] if len(pieces) == 1 else [b"".join(parts) for parts in zip(*pieces, strict=True)]
+    return [heads[len(body)] + body for body in bodies]
+
+
+def _is_fixed(column: TableColumn) -> bool:
+    """Whether all rows take the same number of bytes, whatever is in them."""
+    return isinstance(column, Numbers) and column.values.dtype.kind == "f" and column.missing is None
+
+
+def _block(columns: Mapping[str, TableColumn], num_rows: int) -> list[bytes]:
+    """The entries of float columns together, a piece for each row."""
+    parts: list[NDArray[np.uint8]] = []
+    for name, column in columns.items():
+        assert isinstance(column, Numbers)
+        packed = np.ascontiguousarray(column.values.reshape(num_rows, -1), "<f4").view(np.uint8)
+        head = _Heads(name.encode(), _FLOAT_LIST, is_list=False, may_be_nothing=True)[packed.shape[1]]
+        parts.append(np.broadcast_to(np.frombuffer(head, np.uint8), (num_rows, len(head))))
+        parts.append(packed)
+    block = np.concatenate(parts, axis=1)
+    size, data = block.shape[1], block.tobytes()
+    return [data[begin : begin + size] for begin in range(0, num_rows * size, size)]
+
+
+def _entries(name: bytes, column: TableColumn) -> list[bytes]:
+    """The map entries of one column, a piece for each row."""
+    match column:
+        case Numbers(values, missing):
+            width = math.prod(values.shape[1:])
+            offsets = np.arange(len(values) + 1, dtype=np.int64) * width
+            pieces = _packed(values.reshape(-1), offsets)
+            if missing is not None:
+                for row in np.flatnonzero(missing).tolist():
+                    pieces[row] = b""
+            heads = _Heads(name, _kind(values), is_list=False, may_be_nothing=True)
+        case Lists(values, offsets):
+            pieces = _packed(values, offsets)
+            heads = _Heads(name, _kind(values), is_list=False, may_be_nothing=True)
+        case Texts(texts):
+            pieces = list(texts)
+            heads = _Heads(name, _BYTES_LIST, is_list=False, may_be_nothing=False)
+        case TextLists(rows):
+            pieces = [b"".join([_field(1, item) for item in row]) for row in rows]
+            heads = _Heads(name, _BYTES_LIST, is_list=True, may_be_nothing=True)
+    return [heads[len(piece)] + piece for piece in pieces]
+
+
+def _kind(values: NDArray[Any]) -> int:
+    return _FLOAT_LIST if values.dtype.kind == "f" else _INT64_LIST
+
+
+def _packed(values: NDArray[Any], offsets: NDArray[np.int64]) -> list[bytes]:
+    """Packed numbers of each row."""
+    if values.dtype.kind == "f":
+        data, places = values.astype("<f4").tobytes(), offsets * 4
+    else:
+        data, ends = pack_varints(values.astype(np.int64).reshape(-1, 1))
+        places = np.concatenate([np.zeros(1, np.int64), ends])[offsets]
+    return [data[begin:end] for begin, end in itertools.pairwise(places.tolist())]
+
+
+def _head(number: int, size: int) -> bytes:
+    return bytes([number << 3 | 2]) + varint(size)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _head(number, len(content)) + content

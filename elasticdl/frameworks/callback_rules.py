@@ -1,0 +1,232 @@
+"""What the master is to decide for the user's callbacks, from their settings, whatever the framework.
+
+`Rules.to_json` is what master/core/callbacks.py reads.  What cannot be kept is refused here, by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticdl.api import callbacks as ours
+from elasticdl_client.errors import ModelDefinitionError
+
+VAL = "val_"
+LOSS = "loss"
+
+
+@dataclass(slots=True)
+class Rules:
+    """Of all callbacks of a module.
+
+    Attributes:
+        stopping: of each EarlyStopping: metric, maximize, min_delta, patience, baseline, start_from.
+        saving: of each ModelCheckpoint: path, metric (empty: every time), maximize, min_delta, threshold, every_steps.
+        max_steps: 0: no limit.
+        calls_epoch_end: some callback has that hook.
+        export_paths: of each SavedModelExporter.
+        stops_at_nan: there is a TerminateOnNaN.
+    """
+
+    stopping: list[dict[str, Any]] = field(default_factory=list)
+    saving: list[dict[str, Any]] = field(default_factory=list)
+    max_steps: int = 0
+    calls_epoch_end: bool = False
+    export_paths: list[str] = field(default_factory=list)
+    stops_at_nan: bool = False
+
+    @property
+    def watches(self) -> str:
+        """What cannot be without evaluations; empty: nothing."""
+        if self.stopping:
+            return "EarlyStopping"
+        return "ModelCheckpoint(save_best_only=True)" if any(rule["metric"] for rule in self.saving) else ""
+
+    def to_json(self) -> str:
+        """What the master decides; empty: nothing."""
+        told = {
+            "stopping": self.stopping,
+            "saving": self.saving,
+            "max_steps": self.max_steps,
+            "calls_epoch_end": self.calls_epoch_end,
+        }
+        return json.dumps(told) if any(told.values()) else ""
+
+
+class RuleMaker:
+    """Adds callbacks to `rules`, one after the other."""
+
+    def __init__(self, path: str, metrics: Mapping[str, bool | None], file_ending: str) -> None:
+        """
+        Args:
+            path: of the user's module, for messages.
+            metrics: of the evaluation, by name: whether more is better; None: not known.
+            file_ending: of the framework's own file of a model.
+        """
+        self.rules = Rules()
+        self._path = path
+        self._metrics = metrics
+        self._file_ending = file_ending
+
+    def add(self, callback: Any) -> None:
+        """One of `elasticdl.api.callbacks`; any other is passed over.
+
+        Raises:
+            ModelDefinitionError: a setting of it cannot be kept.
+        """
+        match callback:
+            case ours.EarlyStopping():
+                self.add_early_stopping(callback)
+            case ours.ModelCheckpoint():
+                self.add_model_checkpoint(callback, callback.initial_value_threshold)
+            case ours.MaxStepsStopping():
+                self._add_max_steps(callback.max_steps)
+            case ours.SavedModelExporter():
+                self.rules.export_paths.append(callback.path)
+            case ours.TerminateOnNaN():
+                self.rules.stops_at_nan = True
+
+    def add_early_stopping(self, callback: Any) -> None:
+        """Keras's or ours.
+
+        Raises:
+            ModelDefinitionError: something of it cannot be kept.
+        """
+        if getattr(callback, "restore_best_weights", False):
+            raise self._refused(
+                "EarlyStopping(restore_best_weights=True)",
+                "no process holds the best weights",
+                "Leave it out; ModelCheckpoint(path, save_best_only=True) keeps the best model.",
+            )
+        metric, maximize = self._monitored(callback)
+        patience, start = int(callback.patience), int(callback.start_from_epoch)
+        self.rules.stopping.append(
+            {
+                "metric": metric,
+                "maximize": maximize,
+                "min_delta": self._number("min_delta", abs(callback.min_delta)),
+                "patience": patience,
+                "baseline": None if callback.baseline is None else self._number("baseline", callback.baseline),
+                "start_from": start,
+            }
+        )
+
+    def add_model_checkpoint(self, callback: Any, threshold: float | None) -> None:
+        """Keras's or ours.
+
+        Raises:
+            ModelDefinitionError: something of it cannot be kept.
+        """
+        if getattr(callback, "save_weights_only", False):
+            raise self._refused(
+                "ModelCheckpoint(save_weights_only=True)",
+                "whole models are saved",
+                f"Leave it out, and give a path that ends in {self._file_ending}, or a directory.",
+            )
+        every = 0 if callback.save_freq == "epoch" else callback.save_freq
+        if not isinstance(every, int) or every < 0 or (every == 0 and callback.save_freq != "epoch"):
+            raise self._refused(
+                f"ModelCheckpoint(save_freq={callback.save_freq!r})",
+                "that is no time to save",
+                'Give "epoch" or a number of steps.',
+            )
+        if callback.save_best_only and every:
+            raise self._refused(
+                f"ModelCheckpoint(save_best_only=True, save_freq={every})",
+                "the best model is known after evaluations alone",
+                "Leave save_freq out; --evaluation_steps says when there are evaluations.",
+            )
+        metric, maximize = self._monitored(callback) if callback.save_best_only else ("", False)
+        self._check_path(callback.filepath)
+        self.rules.saving.append(
+            {
+                "path": callback.filepath,
+                "metric": metric,
+                "maximize": maximize,
+                "min_delta": 0.0,
+                "threshold": None if threshold is None else self._number("initial_value_threshold", threshold),
+                "every_steps": every,
+            }
+        )
+
+    def _add_max_steps(self, max_steps: Any) -> None:
+        if not isinstance(max_steps, int) or max_steps < 1:
+            raise self._refused(f"MaxStepsStopping({max_steps!r})", "that is no number of steps", "Give 1 or more.")
+        known = self.rules.max_steps
+        self.rules.max_steps = min(known, max_steps) if known else max_steps
+
+    def _monitored(self, callback: Any) -> tuple[str, bool]:
+        """The metric that a callback monitors, and whether more is better."""
+        who, monitor = type(callback).__name__, callback.monitor
+        if monitor == LOSS:
+            raise self._refused(
+                f"{who}(monitor='loss')",
+                "no process knows the training loss as a whole",
+                "Monitor val_loss, the loss on --validation_data.",
+            )
+        name = monitor.removeprefix(VAL)
+        known = next((metric for metric in self._metrics if name == metric or name.startswith(f"{metric}_")), None)
+        if known is None:
+            names = ", ".join(VAL + metric for metric in self._metrics) or "none"
+            raise self._refused(
+                f"{who}(monitor={monitor!r})", "there is no such metric", f"Monitor one of eval_metrics_fn(): {names}."
+            )
+        if callback.mode in ("min", "max"):
+            return name, callback.mode == "max"
+        maximize = self._metrics[known] if name == known else None
+        if maximize is None:
+            maximize = False if LOSS in name else True if "acc" in name or "auc" in name else None
+        if maximize is None:
+            raise self._refused(
+                f"{who}(monitor={monitor!r})", "nobody knows whether more is better", 'Give mode="max" or mode="min".'
+            )
+        return name, maximize
+
+    def _check_path(self, path: str) -> None:
+        logs = {LOSS: 0.0, **{VAL + name: 0.0 for name in self._metrics}}
+        try:
+            path.format(epoch=1, step=1, batch=1, **logs)
+        except (LookupError, ValueError, AttributeError) as error:
+            raise self._refused(
+                f"ModelCheckpoint({path!r})",
+                f"{error!r}",
+                f"A path may have in braces: epoch, step, {', '.join(logs)}.",
+            ) from error
+
+    def _number(self, name: str, value: Any) -> float:
+        if not math.isfinite(value):
+            raise self._refused(f"{name}={value!r}", "that is no number", "Give a finite number.")
+        return float(value)
+
+    def _refused(self, what: str, why: str, hint: str) -> ModelDefinitionError:
+        return ModelDefinitionError(f"{self._path}: {what}: {why}.", hint)
+
+
+def check_job(path: str, rules: Rules, has_validation_data: bool, skips_nan: bool, checkpoint_dir: str) -> None:
+    """Refuses callbacks that the flags of the job leave without effect.
+
+    Raises:
+        ModelDefinitionError: naming the callback.
+    """
+    if rules.watches and not has_validation_data:
+        raise ModelDefinitionError(
+            f"{path}: {rules.watches} needs evaluations, and there is nothing to evaluate on.",
+            "Give --validation_data, or leave the callback out.",
+        )
+    if rules.stops_at_nan and skips_nan:
+        raise ModelDefinitionError(
+            f"{path}: TerminateOnNaN ends training, and --nan_policy=skip goes on.", "Leave one of them out."
+        )
+    relative = next((path for path in _paths(rules) if not path.startswith("/")), None)
+    if relative is not None and not checkpoint_dir:
+        raise ModelDefinitionError(
+            f"{path}: a callback writes to {relative}, which is relative to --checkpoint_dir, and there is none.",
+            "Give an absolute path on a volume, or --checkpoint_dir.",
+        )
+
+
+def _paths(rules: Rules) -> Iterable[str]:
+    return [*(rule["path"] for rule in rules.saving), *rules.export_paths]

@@ -1,0 +1,137 @@
+"""`LoadedKeras`: an exported model, from a SavedModel or a `.keras` file; of the user's module feed and metrics.
+
+The module's model function is not called: the export is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import elasticdl.layers  # noqa: F401  its layers may be in a .keras file
+from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.framework import Batch, Evaluation, Floats, Mode, ModelReport, Parameters, TaskRecords
+from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
+from elasticdl.frameworks.keras.examples import take_apart, zeros_like_spec
+from elasticdl.frameworks.keras.feed import TracedFeed
+from elasticdl.frameworks.keras.metrics import TensorMeasure, make_measure
+from elasticdl.frameworks.keras.pipeline import Pipeline
+from elasticdl.frameworks.keras.prediction import arrays_of
+from elasticdl.frameworks.keras.table_feed import table_feed
+from elasticdl.frameworks.metrics import make_measures
+from elasticdl.frameworks.user_code import user_call
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import CheckpointError
+
+_SIGNATURE = "serving_default"
+Forward = Callable[[Any], Any]
+
+
+class LoadedKeras:
+    """See `Inference`."""
+
+    def __init__(
+        self, definition: ModelDefinition, path: Path, minibatch_size: int, metadata: Metadata, mode: Mode
+    ) -> None:
+        """
+        Args:
+            path: of a directory with a SavedModel, or a `.keras` file.
+            mode: that of the job's tasks.
+
+        Raises:
+            CheckpointError: it cannot be loaded.
+            ModelDefinitionError: the module has no feed, and the data are no table.
+        """
+        self._definition = definition
+        self._mode = mode
+        feed = definition.feed or table_feed(definition.path, mode, metadata)
+        self._feed = TracedFeed(feed, mode, metadata, minibatch_size)
+        self._pipeline = Pipeline(mode, self._feed, minibatch_size, {}, _no_ids)
+        self._forward = _keras_file(path) if path.is_file() else _saved_model(path)
+        self._measures = Measures(self._make_measures(), self._example)
+
+    def report(self) -> ModelReport:
+        """See `Inference.report`; the variables are the export's own business."""
+        return ModelReport((), (), "", tuple(measure.name for measure in self._measures))
+
+    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        """See `Inference.batches`; of the one mode."""
+        assert mode is self._mode, mode
+        return self._pipeline.batches(tasks)
+
+    def predictions(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
+        """The model's outputs as tensors."""
+        return self._forward(take_apart(self._mode, batch.data.element).features)
+
+    def predict(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
+        """See `Inference.predict`."""
+        return arrays_of(self.predictions(batch, parameters, rows))
+
+    def evaluation(self) -> Evaluation:
+        """See `Inference.evaluation`."""
+        return KerasEvaluation(self._measures, self.predictions)
+
+    def _make_measures(self) -> list[TensorMeasure]:
+        path, metrics = self._definition.path, self._definition.eval_metrics_fn
+        if metrics is None:
+            return []
+        return make_measures(path, user_call(metrics, f"{path}: eval_metrics_fn()"), make_measure)
+
+    def _example(self) -> tuple[Any, Any]:
+        where = f"{self._definition.path}: feed(dataset, {self._mode.value!r}, metadata)"
+        examples = take_apart(self._mode, zeros_like_spec(user_call(self._feed.probe, where)))
+        return examples.labels, self._forward(examples.features)
+
+
+def _no_ids(features: Any) -> Any:
+    raise AssertionError("an export looks its ids up itself")
+
+
+def _keras_file(path: Path) -> Forward:
+    try:
+        model = keras.saving.load_model(str(path), compile=False)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    return tf.function(  # type: ignore[no-any-return]
+        lambda features: model(features, training=False), reduce_retracing=True, autograph=False
+    )
+
+
+def _saved_model(path: Path) -> Forward:
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    if callable(getattr(loaded, "serve", None)):
+        return lambda features: loaded.serve(features)  # a function alone does not keep its variables alive
+    if _SIGNATURE not in loaded.signatures:
+        raise CheckpointError(f"The SavedModel in {path} has no signature {_SIGNATURE}.", "Export it with one.")
+    return _by_name(loaded, loaded.signatures[_SIGNATURE])
+
+
+def _by_name(loaded: Any, signature: Any) -> Forward:
+    """A call of a signature, whose inputs have names."""
+    names = sorted(signature.structured_input_signature[1])
+
+    def forward(features: Any) -> Any:
+        assert loaded  # a signature alone does not keep its variables alive
+        if isinstance(features, Mapping):
+            outputs = signature(**{str(name): value for name, value in features.items()})
+        else:
+            outputs = signature(**dict(zip(names, tf.nest.flatten(features), strict=True)))
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    return forward
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = str(error).strip().partition("\n")[0]
+    return CheckpointError(
+        f"{path} cannot be loaded: {type(error).__name__}: {reason}",
+        "Classes of your own must be registered (keras.saving.register_keras_serializable) in the module that "
+        "--model_def names; or name a SavedModel, which needs none.",
+    )

@@ -1,0 +1,137 @@
+"""Gradients in flat buffers, each handed over during backward as soon as no more is added to it.
+
+A parameter's gradient is a piece of a buffer, so nothing is copied.  Buffers are in reverse order of the parameters,
+which is about the order in which backward reaches them, and are handed over in that order, whatever backward does: the
+members of a group must reduce the same buffers in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from elasticdl.frameworks.torch.model import BuiltModel
+
+_FIRST_BYTES = 1 << 20  # small, so that the reduction begins early
+_BUCKET_BYTES = 25 << 20
+_FLOAT_BYTES = 4
+
+Ready = Callable[[int], None]
+
+
+class Buckets:
+    """The gradients of one model.
+
+    Attributes:
+        flats: float32 vectors on the model's device.
+        used: by number of the parameter: whether backward has reached it since `clear`.
+    """
+
+    def __init__(self, built: BuiltModel) -> None:
+        self._parameters = list(built.parameters.values())
+        self.flats: list[Any] = []
+        self.used = [False] * len(self._parameters)
+        self._views: list[Any] = [None] * len(self._parameters)
+        self._bucket_of = [0] * len(self._parameters)
+        self._sizes: list[int] = []  # parameters in each bucket
+        for members in _grouped(self._parameters):
+            self._add(members, built.device)
+        self._pending: list[int] = []  # parameters of each bucket that the last backward has not reached yet
+        self._reached: set[int] = set()  # by it
+        self._next = 0  # the first bucket that has not been handed over
+        self._ready: Ready | None = None
+        for number, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(lambda p, k=number: self._accumulated(k, p))
+
+    def clear(self) -> None:
+        """Sets all gradients to zero, as tensors to which backward adds."""
+        for flat in self.flats:
+            flat.zero_()
+        self.used = [False] * len(self._parameters)
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view if _fits(parameter) else None
+        self._next = 0
+        self._ready = None
+
+    def hand_over_during_backward(self, ready: Ready) -> None:
+        """The next backward is the last one: from now on each bucket that is complete is given to `ready`."""
+        self._pending = list(self._sizes)
+        self._reached.clear()
+        self._ready = ready
+
+    def hand_over_rest(self, ready: Ready) -> None:
+        """After backward: gives the buckets to `ready` that have not been given to it."""
+        self._ready = None
+        while self._next < len(self.flats):
+            self._next += 1
+            ready(self._next - 1)
+
+    def give(self, used: Sequence[bool]) -> None:
+        """Puts the gradients where the optimizer looks for them; a parameter without one has None."""
+        for parameter, view, is_used in zip(self._parameters, self._views, used, strict=True):
+            parameter.grad = None
+            if is_used:
+                parameter.grad = view if _fits(parameter) else view.to(parameter.dtype)
+
+    def take_back(self) -> None:
+        """After the optimizer's step."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _add(self, members: list[int], device: Any) -> None:
+        flat = torch.zeros(sum(self._parameters[k].numel() for k in members), device=device)
+        position = 0
+        for number in members:
+            parameter = self._parameters[number]
+            self._views[number] = flat[position : position + parameter.numel()].view(parameter.shape)
+            self._bucket_of[number] = len(self.flats)
+            position += parameter.numel()
+        self.flats.append(flat)
+        self._sizes.append(len(members))
+
+    def _accumulated(self, number: int, parameter: Any) -> None:
+        """Backward has added to a parameter's gradient."""
+        view = self._views[number]
+        if parameter.grad is not view:
+            found = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            view.add_(found)
+            parameter.grad = view if _fits(parameter) else None
+        self.used[number] = True
+        if self._ready is not None:
+            self._count(number, self._ready)
+
+    def _count(self, number: int, ready: Ready) -> None:
+        bucket = self._bucket_of[number]
+        if bucket < self._next:
+            raise RuntimeError(
+                "a parameter's gradient was computed in several parts, the later ones after it was reduced: "
+                "use torch.utils.checkpoint with use_reentrant=False, and no backward() in forward()"
+            )
+        if number in self._reached:
+            return
+        self._reached.add(number)
+        self._pending[bucket] -= 1
+        while self._next < len(self.flats) and self._pending[self._next] == 0:
+            self._next += 1
+            ready(self._next - 1)
+
+
+def _grouped(parameters: Sequence[Any]) -> list[list[int]]:
+    """Numbers of parameters by bucket, the last parameters first."""
+    groups: list[list[int]] = []
+    left = 0
+    for number in reversed(range(len(parameters))):
+        size = parameters[number].numel() * _FLOAT_BYTES
+        if not groups or size > left:
+            groups.append([])
+            left = _BUCKET_BYTES if len(groups) > 1 else _FIRST_BYTES
+        groups[-1].append(number)
+        left -= size
+    return groups
+
+
+def _fits(parameter: Any) -> bool:
+    """Whether a piece of a flat buffer can be its gradient."""
+    return bool(parameter.dtype == torch.float32 and parameter.layout == torch.strided)

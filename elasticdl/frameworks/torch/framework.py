@@ -1,0 +1,284 @@
+"""`TorchFramework`: the port `Framework` on PyTorch.  It only puts the other modules together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.framework import (
+    Batch,
+    Evaluation,
+    Floats,
+    LocalGradient,
+    Mode,
+    ModelReport,
+    Parameters,
+    Share,
+    Step,
+    TableRows,
+    TaskRecords,
+)
+from elasticdl.frameworks.metrics import make_measures
+from elasticdl.frameworks.torch import callbacks as hooks
+from elasticdl.frameworks.torch.evaluation import TorchEvaluation
+from elasticdl.frameworks.torch.export import export_model
+from elasticdl.frameworks.torch.gradients import Gradients
+from elasticdl.frameworks.torch.losses import TotalLoss
+from elasticdl.frameworks.torch.metrics import CountingMeasure, FunctionMeasure, make_measure
+from elasticdl.frameworks.torch.model import BuiltModel, build_model
+from elasticdl.frameworks.torch.optimizer import Rates, describe_optimizer, make_optimizer
+from elasticdl.frameworks.torch.pipeline import Pipeline
+from elasticdl.frameworks.torch.prediction import arrays_of, load_file, load_weights
+from elasticdl.frameworks.torch.randomness import seed_step
+from elasticdl.frameworks.torch.samples import Feed, moved
+from elasticdl.frameworks.torch.state import ModelState
+from elasticdl.frameworks.torch.table_feed import table_feed
+from elasticdl.frameworks.torch.threads import keep_threads_here, limit_threads
+from elasticdl.frameworks.user_code import user_call
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import ModelDefinitionError
+
+
+class TorchFramework:
+    """See `Framework`.  The model is built by the first call that needs it."""
+
+    def __init__(
+        self,
+        definition: ModelDefinition,
+        minibatch_size: int,
+        seed: int,
+        metadata: Metadata,
+        on_parameter_server: bool = False,
+        overlaps: bool = True,
+    ) -> None:
+        """
+        Args:
+            seed: the job's; initial values depend on it.
+            metadata: handed to the user's `feed`.
+            on_parameter_server: of the job's strategy, which cannot be had with PyTorch.
+            overlaps: see `Gradients`.
+
+        Raises:
+            ModelDefinitionError: the strategy is that of parameter servers.
+        """
+        if on_parameter_server:
+            raise ModelDefinitionError(
+                f"{definition.path}: ParameterServerStrategy trains Keras models, and this one is written for PyTorch.",
+                "Use --distribution_strategy=AllReduceStrategy, or Local for one worker.",
+            )
+        limit_threads()
+        keep_threads_here()
+        self._definition = definition
+        self._minibatch_size = minibatch_size
+        self._seed = seed
+        self._metadata = metadata
+        self._overlaps = overlaps
+        self._model: BuiltModel | None = None
+        self._made_optimizer: Any = None
+        self._made_state: ModelState | None = None
+        self._made_gradients: Gradients | None = None
+        self._made_loss: TotalLoss | None = None
+        self._made_measures: list[CountingMeasure] | None = None
+        self._made_callbacks: list[Any] | None = None
+        self._rates = Rates(definition, lambda: make_optimizer(definition, self._built()))
+        self._features: Any = None  # of a minibatch, as an example for the export
+
+    @property
+    def device(self) -> str:
+        """See `Framework.device`."""
+        return str(self._built().device)
+
+    def report(self) -> ModelReport:
+        """See `Framework.report`."""
+        built = self._built()
+        optimizer = ""
+        if self._definition.optimizer is not None:
+            optimizer = describe_optimizer(self._optimizer())
+            self._rates.at(0, 0)
+        measures, callbacks = self._measures(), self._callbacks()
+        rules = hooks.rules_of(self._definition.path, callbacks, {one.name: one.maximize for one in measures})
+        has_callbacks = hooks.has(callbacks, hooks.END) or bool(rules.export_paths)
+        metrics = tuple(measure.name for measure in measures)
+        return ModelReport(built.variables(), (), optimizer, metrics, has_callbacks, rules)
+
+    def initial(self) -> Parameters:
+        """See `Framework.initial`; the values as they are now, once training has begun."""
+        return self._built().values()
+
+    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        """See `Framework.batches`."""
+        mode = Mode(mode)
+        collate = self._definition.collate_fn
+        made = self._definition.feed or table_feed(self._definition.path, mode, self._metadata)
+        feed = Feed(made, collate, mode, self._metadata, self._minibatch_size)
+        return Pipeline(mode, feed).batches(tasks)
+
+    def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
+        """Not with PyTorch: the constructor refuses parameter servers."""
+        raise ModelDefinitionError(f"{self._definition.path}: PyTorch models are not trained on parameter servers.")
+
+    def learning_rate(self, epoch: int, version: int) -> float | None:
+        """See `Framework.learning_rate`: of the first group of parameters; the others' are kept for the next step."""
+        return self._rates.at(epoch, version)
+
+    def rate_in_use(self) -> float | None:
+        """See `Framework.rate_in_use`."""
+        return None if self._made_optimizer is None else float(self._made_optimizer.param_groups[0]["lr"])
+
+    def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
+        """See `Framework.train`."""
+        built, optimizer = self._built(), self._optimizer()
+        built.module.train()
+        optimizer.zero_grad()
+        seed_step(seed, built.device)
+        loss = self._loss()(self._examples(batch))
+        loss.backward()
+        self._rates.set(optimizer, learning_rate)
+        optimizer.step()
+        return float(loss.detach())
+
+    def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
+        """See `Framework.local_gradient`."""
+        if shares:
+            self._features = shares[0].batch.data.features
+        return self._gradients().local_gradient(shares, ready)
+
+    def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
+        """See `Framework.apply_gradient`."""
+        self._gradients().apply_gradient(gradient, learning_rate)
+
+    def predictions(self, batch: Batch, parameters: Parameters | None) -> Any:
+        """The model's outputs for a minibatch of any mode; `parameters` as in `Evaluation.update`."""
+        built = self._built()
+        if parameters is not None:
+            built.assign(parameters)
+        built.module.eval()
+        with torch.inference_mode():
+            return built.predict(self._examples(batch).features)
+
+    def predict(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
+        """See `Inference.predict`."""
+        return arrays_of(self.predictions(batch, parameters))
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """See `Framework.state`."""
+        return self._state().arrays()
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """See `Framework.load_state`.
+
+        Raises:
+            CheckpointError: the state is of another model or optimizer.
+        """
+        self._state().load(state)
+
+    def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """See `Framework.load_weights`."""
+        load_weights(self._definition.path, self._built(), state)
+
+    def load_file(self, path: str) -> None:
+        """Takes the values of a file with the module's state_dict.
+
+        Raises:
+            CheckpointError: it is no such file, or of another model.
+        """
+        load_file(self._definition.path, self._built(), path)
+
+    def evaluation(self) -> Evaluation:
+        """See `Framework.evaluation`."""
+        return TorchEvaluation(self._measures(), self.predictions, self._labels)
+
+    def export(
+        self, path: str, parameters: Parameters | None, tables: Iterable[TableRows], model_file: bool = True
+    ) -> None:
+        """See `Framework.export`; there are no tables."""
+        built = self._built()
+        if parameters is not None:
+            built.assign(parameters)
+        export_model(path, built, self._features)
+
+    def end_training(self, parameters: Parameters | None, output: str) -> None:
+        """See `Framework.end_training`."""
+        hooks.call(self._callbacks(), hooks.END, self._module(parameters), output)
+
+    def begin_training(self) -> None:
+        """See `Framework.begin_training`."""
+        module, callbacks = self._module(None), self._callbacks()
+        user_call(lambda: hooks.call(callbacks, hooks.BEGIN, module), f"{self._definition.path}: {hooks.BEGIN}")
+
+    def end_epoch(self, parameters: Parameters | None, epoch: int, logs: Mapping[str, float]) -> None:
+        """See `Framework.end_epoch`."""
+        hooks.call(self._callbacks(), hooks.EPOCH, self._module(parameters), epoch, dict(logs))
+
+    def end_evaluation(self, step: int, results: Mapping[str, float]) -> None:
+        """See `Framework.end_evaluation`."""
+        hooks.call(self._callbacks(), hooks.EVALUATION, self._module(None), step, dict(results))
+
+    def _module(self, parameters: Parameters | None) -> Any:
+        """The user's, for callbacks."""
+        built = self._built()
+        if parameters is not None:
+            built.assign(parameters)
+        built.module.eval()
+        return built.module
+
+    def _built(self) -> BuiltModel:
+        if self._model is None:
+            self._model = build_model(self._definition, self._seed)
+        return self._model
+
+    def _optimizer(self) -> Any:
+        if self._made_optimizer is None:
+            if self._definition.optimizer is None:
+                raise ModelDefinitionError(f"{self._definition.path} has no optimizer.", "Define optimizer(model).")
+            self._made_optimizer = make_optimizer(self._definition, self._built())
+        return self._made_optimizer
+
+    def _state(self) -> ModelState:
+        if self._made_state is None:
+            self._made_state = ModelState(self._definition.path, self._built(), self._optimizer())
+        return self._made_state
+
+    def _loss(self) -> TotalLoss:
+        if self._made_loss is None:
+            if self._definition.loss is None:
+                raise ModelDefinitionError(f"{self._definition.path} has no loss.", "Define loss(labels, predictions).")
+            self._made_loss = TotalLoss(self._definition.path, self._built(), self._definition.loss)
+        return self._made_loss
+
+    def _gradients(self) -> Gradients:
+        if self._made_gradients is None:
+            self._made_gradients = Gradients(
+                self._built(), self._loss(), self._optimizer(), self._rates, self._overlaps
+            )
+        return self._made_gradients
+
+    def _measures(self) -> list[CountingMeasure]:
+        if self._made_measures is None:
+            made: list[CountingMeasure] = []
+            if self._definition.eval_metrics_fn is not None:
+                path = self._definition.path
+                defined = user_call(self._definition.eval_metrics_fn, f"{path}: eval_metrics_fn()")
+                made = make_measures(path, defined, make_measure)
+            loss = self._definition.loss
+            if loss is not None and hooks.watches_loss(self._callbacks()) and all(one.name != "loss" for one in made):
+                made.append(FunctionMeasure("loss", loss, None, maximize=False))
+            self._made_measures = made
+        return self._made_measures
+
+    def _callbacks(self) -> list[Any]:
+        if self._made_callbacks is None:
+            self._made_callbacks = hooks.make_callbacks(self._definition.path, self._definition.callbacks)
+        return self._made_callbacks
+
+    def _examples(self, batch: Batch) -> Any:
+        """A minibatch, taken apart, on the model's device."""
+        self._features = batch.data.features
+        return batch.data.on(self._built().device)
+
+    def _labels(self, batch: Batch) -> Any:
+        return moved(batch.data.labels, self._built().device)

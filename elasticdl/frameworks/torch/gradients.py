@@ -1,0 +1,168 @@
+"""A member's part of a synchronous step: gradients at the module's parameters, and their update afterwards.
+
+The last buffer holds, one after the other: how many shares reached each parameter, the changes of the buffers of the
+module (BatchNorm's statistics), and what is told of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from elasticdl.frameworks.framework import NUM_TOLD, LocalGradient, Share
+from elasticdl.frameworks.torch.buckets import Buckets
+from elasticdl.frameworks.torch.losses import TotalLoss
+from elasticdl.frameworks.torch.model import BuiltModel
+from elasticdl.frameworks.torch.optimizer import Rates
+from elasticdl.frameworks.torch.randomness import seed_step
+
+_LOSS, _GRADIENT, _CHANGE = "the loss", "the gradient", "the change of the non-trainable variables"
+Ready = Callable[[Any], None]
+
+
+class Gradients:
+    """The steps of one model."""
+
+    def __init__(self, built: BuiltModel, loss: TotalLoss, optimizer: Any, rates: Rates, overlaps: bool) -> None:
+        """
+        Args:
+            overlaps: hand gradients over while others are computed.  Then a share whose gradient alone, not its loss,
+                is not finite spoils the step; without, it adds nothing.
+        """
+        self._built = built
+        self._loss = loss
+        self._optimizer = optimizer
+        self._rates = rates
+        self._overlaps = overlaps
+        self._buckets = Buckets(built)
+        self._num_parameters = len(built.parameters)
+        num_changes = sum(buffer.tensor.numel() for buffer in built.buffers)
+        self._last = torch.zeros(self._num_parameters + num_changes + NUM_TOLD)
+        self._changes = self._last[self._num_parameters : self._num_parameters + num_changes]
+        self._told = self._last[self._num_parameters + num_changes :]
+        # On a GPU the last buffer goes there and back: it is small, and was made of numbers of this side.
+        on_gpu = built.device.type != "cpu"
+        self._shared_last = self._last.to(built.device) if on_gpu else self._last
+        shared = [*self._buckets.flats, self._shared_last]
+        self._buffers: list[Any] = shared if on_gpu else [buffer.numpy() for buffer in shared]
+
+    def local_gradient(self, shares: Sequence[Share], ready: Ready) -> LocalGradient:
+        """See `Framework.local_gradient`."""
+        not_finite: dict[int, str] = {}
+        wells: list[bool] = []
+
+        def hand_over(bucket: int) -> None:
+            wells.append(_is_finite(self._buckets.flats[bucket]))
+            ready(self._buffers[bucket])
+
+        while True:
+            flaw = self._accumulate(shares, not_finite, hand_over if self._overlaps else None)
+            if flaw is None:
+                break
+            position, words = flaw
+            not_finite[position] = words
+        self._buckets.hand_over_rest(hand_over)
+        if not all(wells) and shares:
+            not_finite.setdefault(len(shares) - 1, f"{_GRADIENT} is not finite")
+        self._told[2] = len(not_finite)
+        self._last[: self._num_parameters] = torch.tensor(self._buckets.used, dtype=torch.float32)
+        if self._shared_last is not self._last:
+            self._shared_last.copy_(self._last)
+        return LocalGradient(list(self._buffers), self._read_told, not_finite)
+
+    def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
+        """See `Framework.apply_gradient`.  The gradient is the one that `local_gradient` returned last."""
+        shared = [*self._buckets.flats, self._shared_last]
+        with torch.no_grad():
+            for own, given, known in zip(shared, gradient.buffers, self._buffers, strict=True):
+                if given is not known:
+                    own.copy_(torch.as_tensor(given))
+                if gradient.rescale != 1.0:
+                    own.mul_(gradient.rescale)
+            if self._shared_last is not self._last:
+                self._last.copy_(self._shared_last)
+        self._rates.set(self._optimizer, learning_rate)
+        self._buckets.give([bool(count) for count in self._last[: self._num_parameters].tolist()])
+        self._optimizer.step()
+        self._buckets.take_back()
+        self._apply_changes()
+
+    def _accumulate(
+        self, shares: Sequence[Share], without: dict[int, str], hand_over: Callable[[int], None] | None
+    ) -> tuple[int, str] | None:
+        """Sums the shares up; the position of one that is not finite, and what of it, ends it."""
+        self._buckets.clear()
+        self._last.zero_()
+        starts = [buffer.tensor.clone() for buffer in self._built.buffers]
+        kept = [position for position in range(len(shares)) if position not in without]
+        self._built.module.train()
+        for position in kept:
+            try:
+                flaw = self._add(shares[position], starts, hand_over if position == kept[-1] else None)
+            finally:
+                self._restore(starts)
+            if flaw:
+                return position, flaw
+        return None
+
+    def _add(self, share: Share, starts: list[Any], hand_over: Callable[[int], None] | None) -> str:
+        """Adds a share; what of it is not finite, in words: then it must not count."""
+        loss = self._forward(share)
+        change = self._change(starts)
+        value = float(loss.detach())
+        wrong = [_LOSS] if not math.isfinite(value) else []
+        wrong += [_CHANGE] if not _is_finite(change) else []
+        if wrong:
+            return f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not finite"
+        if hand_over is not None:
+            self._buckets.hand_over_during_backward(hand_over)
+        (loss * share.scale).backward()
+        if not self._overlaps and not all(_is_finite(flat) for flat in self._buckets.flats):
+            return f"{_GRADIENT} is not finite"
+        self._changes.add_(change, alpha=share.scale)
+        self._told += torch.tensor([value * share.scale, share.scale, 0.0])
+        return ""
+
+    def _forward(self, share: Share) -> Any:
+        seed_step(share.seed, self._built.device)
+        return self._loss(share.batch.data.on(self._built.device))
+
+    def _change(self, starts: list[Any]) -> Any:
+        """What a forward pass has changed of the module's buffers."""
+        if not starts:
+            return torch.zeros(0)
+        parts = [
+            (buffer.tensor.detach().to(torch.float32) - start.to(torch.float32)).reshape(-1)
+            for buffer, start in zip(self._built.buffers, starts, strict=True)
+        ]
+        return torch.cat(parts).cpu()
+
+    def _restore(self, starts: list[Any]) -> None:
+        """After backward, which may still need what forward has left there."""
+        with torch.no_grad():
+            for buffer, start in zip(self._built.buffers, starts, strict=True):
+                buffer.put(start)
+
+    def _apply_changes(self) -> None:
+        position = 0
+        for buffer in self._built.buffers:
+            tensor = buffer.tensor
+            change = self._changes[position : position + tensor.numel()].reshape(tensor.shape).to(tensor.device)
+            position += tensor.numel()
+            if tensor.is_floating_point():
+                tensor.add_(change.to(tensor.dtype))
+            else:
+                tensor.copy_(tensor + change.round().to(torch.int64))
+
+    def _read_told(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        told = self._shared_last[-NUM_TOLD:].cpu().numpy()
+        return np.array(told, np.float32)
+
+
+def _is_finite(values: Any) -> bool:
+    """Of all; the sum, which is quick, is asked first."""
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

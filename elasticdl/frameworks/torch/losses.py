@@ -1,0 +1,99 @@
+"""The loss of a minibatch, from the user's `loss`, and in which order a function takes labels and predictions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elasticdl.frameworks.torch.model import BuiltModel
+from elasticdl.frameworks.torch.samples import Examples
+from elasticdl_client.errors import ModelDefinitionError
+
+_PREDICTIONS = frozenset(
+    [
+        "input",
+        "inputs",
+        "output",
+        "outputs",
+        "pred",
+        "preds",
+        "prediction",
+        "predictions",
+        "y_pred",
+        "y_hat",
+        "logits",
+        "logit",
+    ]
+)
+
+
+class TotalLoss:
+    """The mean loss of a minibatch."""
+
+    def __init__(self, path: str, built: BuiltModel, loss: Callable[..., Any]) -> None:
+        """
+        Args:
+            path: of the user's module, for messages.
+        """
+        self._path = path
+        self._built = built
+        self._loss = in_order(loss)
+        self._takes_weights = _takes_weights(loss)
+
+    def __call__(self, examples: Examples) -> Any:
+        """Runs the model, for training; a scalar tensor.
+
+        Raises:
+            ModelDefinitionError: `loss` returned something else than it should.
+        """
+        predictions = self._built.predict(examples.features)
+        if examples.weights is None:
+            return self._checked(self._loss(examples.labels, predictions), 0).mean()
+        if self._takes_weights:
+            return self._checked(self._loss(examples.labels, predictions, examples.weights), 0).mean()
+        losses = self._checked(self._loss(examples.labels, predictions), 1)
+        per_sample = losses.reshape(losses.shape[0], -1).mean(1)
+        return (per_sample * examples.weights.reshape(-1)).mean()
+
+    def _checked(self, value: Any, least_dimensions: int) -> Any:
+        if not isinstance(value, torch.Tensor):
+            raise ModelDefinitionError(
+                f"{self._path}: loss(labels, predictions) returned a {type(value).__name__}.",
+                "Return a tensor: one number, or one for each sample.",
+            )
+        if value.dim() < least_dimensions:
+            raise ModelDefinitionError(
+                f"{self._path}: feed gives weights, but loss(labels, predictions) returned one number for the "
+                "whole minibatch.",
+                "Let loss return one number for each sample, or take a third argument sample_weight.",
+            )
+        return value
+
+
+def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with labels first, as ours are; PyTorch's own, and those named like them, take predictions first."""
+    if not _predictions_first(function):
+        return function
+    return lambda labels, predictions, *rest: function(predictions, labels, *rest)
+
+
+def _predictions_first(function: Any) -> bool:
+    names = _parameters(function)
+    if names is None:  # written in C: all of those are PyTorch's
+        return str(getattr(function, "__module__", "")).partition(".")[0] == "torch"
+    return bool(names) and names[0] in _PREDICTIONS
+
+
+def _parameters(function: Any) -> list[str] | None:
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        return list(inspect.signature(called).parameters)
+    except (TypeError, ValueError):
+        return None
+
+
+def _takes_weights(function: Any) -> bool:
+    return "sample_weight" in (_parameters(function) or ())

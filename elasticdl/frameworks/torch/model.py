@@ -1,0 +1,173 @@
+"""Builds the user's module so that its initial values depend on the code and the seed alone.
+
+Owns the names and the order of its parameters and buffers, and where they live (GPU or CPU); it trains nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from elasticdl.frameworks.framework import Floats, Parameters, Variable
+from elasticdl.frameworks.user_code import user_call
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import ModelDefinitionError
+
+_COMPILED_PREFIX = "_orig_mod."
+_NUMPY_SEEDS = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a buffer of a module is kept; the tensor itself may be replaced by a forward pass."""
+
+    name: str
+    owner: Any
+    key: str
+
+    @property
+    def tensor(self) -> Any:
+        return self.owner._buffers[self.key]
+
+    def put(self, value: Any) -> None:
+        """Sets the buffer to a value of its own shape."""
+        current = self.tensor
+        if current.shape == value.shape and current.dtype == value.dtype:
+            current.copy_(value)
+        else:
+            self.owner._buffers[self.key] = value.clone()
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """A module on its device.
+
+    Attributes:
+        module: what the user's function returned.
+        parameters: those that are trained, by name, in the order of the module.
+        frozen: those that are not.
+        buffers: those that belong to the module's state, such as running statistics.
+    """
+
+    module: Any
+    device: Any
+    parameters: Mapping[str, Any]
+    frozen: Mapping[str, Any]
+    buffers: Sequence[Place]
+
+    def variables(self) -> tuple[Variable, ...]:
+        """Names and shapes: trained parameters, frozen ones, buffers."""
+        trained = [Variable(name, tuple(p.shape), True) for name, p in self.parameters.items()]
+        rest = [(name, p) for name, p in self.frozen.items()] + [(b.name, b.tensor) for b in self.buffers]
+        return tuple(trained + [Variable(name, tuple(value.shape), False) for name, value in rest])
+
+    def values(self) -> Parameters:
+        """Copies of all, as two flat vectors."""
+        rest = [*self.frozen.values(), *(b.tensor for b in self.buffers)]
+        return Parameters(_flat(list(self.parameters.values())), _flat(rest))
+
+    def assign(self, parameters: Parameters) -> None:
+        """Sets all from two flat vectors."""
+        rest = [*self.frozen.values(), *(b.tensor for b in self.buffers)]
+        for tensors, flat in ((self.parameters.values(), parameters.trainable), (rest, parameters.non_trainable)):
+            position = 0
+            for tensor in tensors:
+                part = flat[position : position + tensor.numel()]
+                with torch.no_grad():
+                    tensor.copy_(torch.from_numpy(np.ascontiguousarray(part)).reshape(tensor.shape))
+                position += tensor.numel()
+
+    @property
+    def plain(self) -> Any:
+        """The module without the wrapper of `torch.compile`."""
+        return getattr(self.module, "_orig_mod", self.module)
+
+    def predict(self, features: Any) -> Any:
+        """Calls the module: a tuple or list are its arguments, a dictionary its arguments by name."""
+        if isinstance(features, tuple | list):
+            return self.module(*features)
+        if isinstance(features, Mapping) and takes_names(self.plain, features):
+            return self.module(**features)
+        return self.module(features)
+
+
+def build_model(definition: ModelDefinition, seed: int) -> BuiltModel:
+    """Calls the user's model function.
+
+    Raises:
+        ModelDefinitionError: it raises, or returns something that cannot be trained.
+    """
+    what = f"{definition.path}: {definition.symbol}()"
+    set_seeds(seed)
+    module = user_call(definition.model, what)
+    if not isinstance(module, torch.nn.Module):
+        raise ModelDefinitionError(
+            f"{what} returned a {type(module).__name__}, not a torch.nn.Module.",
+            "Return the module; or name its framework: --framework=tensorflow.",
+        )
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        if torch.nn.parameter.is_lazy(value):
+            raise ModelDefinitionError(
+                f"{what}: {plain_name(name)} has no shape yet.",
+                "Give the layer its sizes: no lazy modules.",
+            )
+        if value.is_complex():
+            raise ModelDefinitionError(f"{what}: {plain_name(name)} is complex.", "Train real parameters.")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    module.to(device)
+    parameters = {plain_name(name): p for name, p in module.named_parameters()}
+    trained = {name: p for name, p in parameters.items() if p.requires_grad}
+    frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
+    return BuiltModel(module, device, trained, frozen, tuple(buffers_of(module)))
+
+
+def set_seeds(seed: int) -> None:
+    """Before anything random of the user's: PyTorch, NumPy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % _NUMPY_SEEDS)
+    random.seed(seed)
+
+
+def plain_name(name: str) -> str:
+    """Of a parameter or buffer, as it is called without `torch.compile`."""
+    return name.replace(_COMPILED_PREFIX, "")
+
+
+def as_array(tensor: Any) -> np.ndarray[Any, Any]:
+    """A copy as NumPy knows it; bfloat16 becomes float32, which holds the same numbers."""
+    found = tensor.detach().cpu()
+    if found.dtype == torch.bfloat16:
+        found = found.to(torch.float32)
+    return np.array(found.numpy())
+
+
+def buffers_of(module: Any) -> list[Place]:
+    """The buffers that belong to a module's state, each once."""
+    places, seen = [], set()
+    for prefix, owner in module.named_modules():
+        for key, value in owner._buffers.items():
+            if value is None or key in owner._non_persistent_buffers_set or id(value) in seen:
+                continue
+            seen.add(id(value))
+            places.append(Place(plain_name(f"{prefix}.{key}" if prefix else key), owner, key))
+    return places
+
+
+def _flat(tensors: Sequence[Any]) -> Floats:
+    parts = [as_array(tensor).astype(np.float32).ravel() for tensor in tensors]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def takes_names(module: Any, features: Mapping[str, Any]) -> bool:
+    """Whether the module's arguments have the names of the features."""
+    try:
+        inspect.signature(module.forward).bind(**features)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,153 @@
+"""The user's `optimizer(model)` and `lr_scheduler(optimizer)`.
+
+A schedule is made a function of the step: the scheduler runs on an optimizer of its own that never updates anything,
+and what it says of each step is kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elasticdl.frameworks.torch.model import BuiltModel
+from elasticdl.frameworks.user_code import user_call
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import ModelDefinitionError
+
+_SCHEDULED = ("lr", "momentum", "betas")
+_INTERVALS = ("step", "epoch")
+
+Groups = list[dict[str, Any]]
+
+
+def make_optimizer(definition: ModelDefinition, built: BuiltModel) -> Any:
+    """Calls the user's function: with the parameters if it names its argument so, else with the model.
+
+    Raises:
+        ModelDefinitionError: it raises, or returns something that cannot be used here.
+    """
+    function, path = definition.optimizer, definition.path
+    assert function is not None
+    names = _arguments(function)
+    if not names:
+        raise ModelDefinitionError(
+            f"{path}: optimizer() takes no argument.", "PyTorch's optimizers hold parameters: define optimizer(model)."
+        )
+    if "param" in names[0]:
+        made = user_call(lambda: function(list(built.parameters.values())), f"{path}: optimizer({names[0]})")
+    else:
+        made = user_call(lambda: function(built.module), f"{path}: optimizer({names[0]})")
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ModelDefinitionError(
+            f"{path}: optimizer({names[0]}) returned a {type(made).__name__}.", "Return a torch.optim.Optimizer."
+        )
+    if isinstance(made, torch.optim.LBFGS):
+        raise ModelDefinitionError(
+            f"{path}: LBFGS computes the loss several times in a step, which a worker does not.",
+            "Take an optimizer whose step() needs no closure.",
+        )
+    known = {id(parameter) for parameter in built.parameters.values()}
+    strange = sum(id(p) not in known for group in made.param_groups for p in group["params"] if p.requires_grad)
+    if strange:
+        raise ModelDefinitionError(
+            f"{path}: the optimizer has {strange} parameters that are not the model's.",
+            "Give it parameters of the model that optimizer(model) is called with.",
+        )
+    return made
+
+
+def describe_optimizer(optimizer: Any) -> str:
+    """JSON: its class, and those of its settings that are numbers or words."""
+    plain = {name: value for name, value in optimizer.defaults.items() if isinstance(value, bool | int | float | str)}
+    return json.dumps({"class_name": type(optimizer).__name__, "config": plain})
+
+
+class Rates:
+    """What the user's `lr_scheduler(optimizer)` says at an epoch and a model version, for each group of parameters."""
+
+    def __init__(self, definition: ModelDefinition, make: Callable[[], Any]) -> None:
+        """
+        Args:
+            make: makes another one of the user's optimizer.
+        """
+        self._path = definition.path
+        self._function = definition.lr_scheduler
+        self._make = make
+        self._scheduler: Any = None
+        self._interval = "step"
+        self._known: list[Groups] = []
+        self._now: Groups = []
+
+    def at(self, epoch: int, version: int) -> float | None:
+        """The rate of the first group; None: there is no schedule.
+
+        Raises:
+            ModelDefinitionError: the schedule cannot be used.
+        """
+        if self._function is None:
+            return None
+        if self._scheduler is None:
+            self._scheduler = self._made()
+            self._known.append(self._groups())
+        position = epoch if self._interval == "epoch" else version
+        while len(self._known) <= position:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of steps of the schedule before those of the optimizer
+                user_call(self._scheduler.step, f"{self._path}: the scheduler's step()")
+            self._known.append(self._groups())
+        self._now = self._known[position]
+        return float(self._now[0]["lr"])
+
+    def set(self, optimizer: Any, rate: float | None) -> None:
+        """Before a step: what the schedule said last, or one rate for all if that is another one."""
+        if rate is None:
+            return
+        follows = bool(self._now) and float(self._now[0]["lr"]) == rate
+        for k, group in enumerate(optimizer.param_groups):
+            group.update(self._now[k] if follows else {"lr": rate})
+
+    def _made(self) -> Any:
+        assert self._function is not None
+        function, optimizer = self._function, self._make()
+        what = f"{self._path}: lr_scheduler(optimizer)"
+        made = user_call(lambda: function(optimizer), what)
+        if isinstance(made, dict):
+            self._interval = made.get("interval", "step")
+            made = made.get("scheduler")
+        if self._interval not in _INTERVALS:
+            raise ModelDefinitionError(
+                f"{what} says interval {self._interval!r}.", f"It is one of {', '.join(_INTERVALS)}."
+            )
+        if isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ModelDefinitionError(
+                f"{what} returned a ReduceLROnPlateau, whose rates depend on a metric.",
+                "Take a schedule that depends on steps or epochs alone.",
+            )
+        if not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+            raise ModelDefinitionError(
+                f"{what} returned a {type(made).__name__}.",
+                'Return a scheduler of torch.optim.lr_scheduler, or {"scheduler": …, "interval": "epoch"}.',
+            )
+        if made.optimizer is not optimizer:
+            raise ModelDefinitionError(f"{what} is for another optimizer.", "Make it for the one that it is given.")
+        return made
+
+    def _groups(self) -> Groups:
+        groups = self._scheduler.optimizer.param_groups
+        return [{key: _plain(group[key]) for key in _SCHEDULED if key in group} for group in groups]
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, torch.Tensor) else value
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ["params"]

@@ -1,0 +1,168 @@
+"""From what the user's `feed` returns for the records of a task to minibatches of tensors.
+
+`feed(records, mode, metadata)` is given the task's records as a list of bytes and returns one of
+
+* columns: a tensor, an array, or a tuple or dictionary of them, whose first dimension counts samples;
+* a `torch.utils.data.Dataset`, or anything else that has samples by index;
+* an iterable of samples, such as a generator.
+
+A sample is (features, label) or (features, label, weight); for prediction, features alone.  Samples are put together by
+the module's `collate_fn`, or by PyTorch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.torch.table_feed import TableSamples
+from elasticdl_client.errors import ModelDefinitionError
+
+_MOST_SAMPLES_PER_RECORD = 1000
+_RETURNS = (
+    "Return tensors, a torch.utils.data.Dataset or an iterable of samples; a sample is (features, label), or "
+    "(features, label, weight), or features alone for prediction."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """A minibatch, taken apart; `labels` and `weights` may be None."""
+
+    features: Any
+    labels: Any = None
+    weights: Any = None
+
+    def on(self, device: Any) -> Examples:
+        """The same with its tensors on a device."""
+        return Examples(*(moved(part, device) for part in (self.features, self.labels, self.weights)))
+
+
+class Feed:
+    """The user's `feed` for one mode."""
+
+    def __init__(
+        self, feed: Callable[..., Any], collate: Callable[..., Any] | None, mode: Mode, metadata: Any, size: int
+    ) -> None:
+        """
+        Args:
+            collate: the user's; None: PyTorch's.
+            size: of a minibatch.
+        """
+        self._feed = feed
+        self._collate = collate
+        self._mode = mode
+        self._metadata = metadata
+        self._size = size
+
+    def minibatches(self, records: Sequence[bytes]) -> Iterator[tuple[int, Examples]]:
+        """Samples in each minibatch, and the minibatch.
+
+        Raises:
+            ModelDefinitionError: `feed` returns something else than it should, or never ends.
+        """
+        most = len(records) * _MOST_SAMPLES_PER_RECORD
+        count = 0
+        for size, element in self._elements(self._feed(list(records), self._mode.value, self._metadata)):
+            count += size
+            if count > most:
+                raise ModelDefinitionError(
+                    f"feed makes more than {_MOST_SAMPLES_PER_RECORD} samples a record.", "Does it ever end?"
+                )
+            yield size, self._taken_apart(element)
+
+    def _elements(self, made: Any) -> Iterator[tuple[int, Any]]:
+        if type(made) is TensorDataset:
+            made = made.tensors
+        if isinstance(made, TableSamples) and self._collate is None:
+            for start in range(0, len(made), self._size):
+                yield min(self._size, len(made) - start), made[start : start + self._size]
+        elif isinstance(made, tuple | Mapping | torch.Tensor | np.ndarray):
+            yield from self._cut(mapped(_as_tensor, made))
+        elif isinstance(made, Sequence | Dataset) and not isinstance(made, IterableDataset | str | bytes):
+            yield from self._indexed(made)
+        elif isinstance(made, Iterable) and not isinstance(made, str | bytes):
+            samples = iter(made)
+            while chunk := list(islice(samples, self._size)):
+                yield len(chunk), self._together(chunk)
+        else:
+            raise ModelDefinitionError(
+                f"feed(records, {self._mode.value!r}, metadata) returned a {type(made).__name__}.", _RETURNS
+            )
+
+    def _cut(self, columns: Any) -> Iterator[tuple[int, Any]]:
+        lengths = {int(column.shape[0]) if column.dim() else -1 for column in leaves(columns)}
+        if len(lengths) != 1 or -1 in lengths:
+            raise ModelDefinitionError(
+                f"feed(records, {self._mode.value!r}, metadata) returned tensors of {sorted(lengths)} samples.",
+                "Their first dimension is that of the samples, the same for all.",
+            )
+        (length,) = lengths
+        for start in range(0, length, self._size):
+            end = min(start + self._size, length)
+            if self._collate is None:
+                yield end - start, mapped(itemgetter(slice(start, end)), columns)
+            else:
+                samples = [mapped(itemgetter(k), columns) for k in range(start, end)]
+                yield end - start, self._collate(samples)
+
+    def _indexed(self, dataset: Any) -> Iterator[tuple[int, Any]]:
+        length = len(dataset)
+        several = getattr(dataset, "__getitems__", None)
+        for start in range(0, length, self._size):
+            indices = list(range(start, min(start + self._size, length)))
+            samples = several(indices) if several else [dataset[index] for index in indices]
+            yield len(samples), self._together(samples)
+
+    def _together(self, samples: list[Any]) -> Any:
+        return (self._collate or default_collate)(samples)
+
+    def _taken_apart(self, element: Any) -> Examples:
+        if self._mode is Mode.PREDICTION:
+            return Examples(element)
+        if not isinstance(element, tuple | list) or len(element) not in (2, 3):
+            count = f" of {len(element)}" if isinstance(element, tuple | list) else ""
+            raise ModelDefinitionError(
+                f"feed(records, {self._mode.value!r}, metadata) makes minibatches that are a "
+                f"{type(element).__name__}{count}.",
+                _RETURNS,
+            )
+        return Examples(*element)
+
+
+def mapped(function: Callable[[Any], Any], parts: Any) -> Any:
+    """A structure of tuples, lists and dictionaries with a function applied to each leaf."""
+    if isinstance(parts, tuple) and hasattr(parts, "_fields"):
+        return type(parts)(*(mapped(function, part) for part in parts))
+    if isinstance(parts, tuple | list):
+        return type(parts)(mapped(function, part) for part in parts)
+    if isinstance(parts, Mapping):
+        return {key: mapped(function, part) for key, part in parts.items()}
+    return function(parts)
+
+
+def leaves(parts: Any) -> list[Any]:
+    """The leaves of a structure, in order."""
+    found: list[Any] = []
+    mapped(found.append, parts)
+    return found
+
+
+def moved(parts: Any, device: Any) -> Any:
+    """A structure with its tensors on a device."""
+    return mapped(lambda part: part.to(device, non_blocking=True) if hasattr(part, "to") else part, parts)
+
+
+def _as_tensor(column: Any) -> Any:
+    if isinstance(column, torch.Tensor):
+        return column
+    array = np.asarray(column)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,131 @@
+"""Model and optimizer as arrays by name, and back.
+
+`model/NAME` are parameters and buffers, `optimizer/NAME/SLOT` what the optimizer keeps for a parameter, and
+`group/K/SETTING` what it has changed in a group's settings itself.  Slots come into being with the first step, so a
+state without them is that of an optimizer that has made none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from elasticdl.frameworks.torch.model import BuiltModel, as_array
+from elasticdl_client.errors import CheckpointError, ModelDefinitionError
+
+_NUMBER = ".number"  # ends the name of a slot that is a Python number, not a tensor
+_SCHEDULED = frozenset({"params", "lr", "initial_lr", "momentum", "betas", "max_momentum", "base_momentum"})
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class ModelState:
+    """The state of one model and its optimizer."""
+
+    def __init__(self, path: str, built: BuiltModel, optimizer: Any) -> None:
+        """
+        Args:
+            path: of the user's module, for messages.
+        """
+        self._path = path
+        self._built = built
+        self._optimizer = optimizer
+        self._names = {id(parameter): name for name, parameter in built.parameters.items()}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._held = {name for key, name in self._names.items() if key in held}  # by the optimizer
+        self._settings = [_settings(group) for group in optimizer.param_groups]
+
+    def arrays(self) -> Arrays:
+        """Copies of everything.
+
+        Raises:
+            ModelDefinitionError: the optimizer keeps something that is no tensor and no number.
+        """
+        found = {f"model/{name}": as_array(value) for name, value in self._model().items()}
+        for parameter, slots in self._optimizer.state.items():
+            for slot, value in slots.items():
+                name = f"optimizer/{self._names[id(parameter)]}/{slot}"
+                if isinstance(value, torch.Tensor):
+                    found[name] = as_array(value)
+                elif isinstance(value, bool | int | float):
+                    found[name + _NUMBER] = np.array(value)
+                elif value is not None:
+                    raise self._strange(slot, value)
+        for k, (group, initial) in enumerate(zip(self._optimizer.param_groups, self._settings, strict=True)):
+            changed = {key: value for key, value in _settings(group).items() if value != initial.get(key)}
+            found.update({f"group/{k}/{key}": np.array(value) for key, value in changed.items()})
+        return found
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """The inverse of `arrays`.
+
+        Raises:
+            CheckpointError: the state is of another model or optimizer.
+        """
+        model = self._model()
+        given = {name.partition("/")[2]: value for name, value in arrays.items() if name.startswith("model/")}
+        wrong = sorted(set(given) ^ set(model)) or [
+            name for name, value in model.items() if tuple(given[name].shape) != tuple(value.shape)
+        ]
+        slots = self._slots(arrays, wrong)
+        if wrong:
+            raise CheckpointError(
+                f"The checkpoint is of another model or optimizer than {self._path}: {', '.join(wrong)}.",
+                "Use the module that the checkpoint was written with, or another --checkpoint_dir.",
+            )
+        with torch.no_grad():
+            for name, value in model.items():
+                value.copy_(_tensor(given[name]))
+        self._load_optimizer(slots, arrays)
+
+    def _slots(self, arrays: Mapping[str, npt.NDArray[Any]], wrong: list[str]) -> dict[str, dict[str, Any]]:
+        """Slots by parameter; adds what fits no parameter to `wrong`."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, value in arrays.items():
+            if not name.startswith("optimizer/"):
+                continue
+            parameter, _, slot = name.removeprefix("optimizer/").rpartition("/")
+            if parameter not in self._held:
+                wrong.append(name)
+            elif slot.endswith(_NUMBER):
+                found.setdefault(parameter, {})[slot.removesuffix(_NUMBER)] = value.item()
+            else:
+                found.setdefault(parameter, {})[slot] = _tensor(value)
+        return found
+
+    def _load_optimizer(self, slots: dict[str, dict[str, Any]], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        plain = self._optimizer.state_dict()
+        numbers = [index for group in plain["param_groups"] for index in group["params"]]
+        by_name = {self._names.get(id(p), ""): index for p, index in zip(parameters, numbers, strict=True)}
+        state = {by_name[name]: values for name, values in slots.items()}
+        self._optimizer.load_state_dict({"state": state, "param_groups": plain["param_groups"]})
+        for k, (group, initial) in enumerate(zip(self._optimizer.param_groups, self._settings, strict=True)):
+            for key, value in initial.items():
+                group[key] = arrays[f"group/{k}/{key}"].item() if f"group/{k}/{key}" in arrays else value
+
+    def _model(self) -> dict[str, Any]:
+        buffers = {buffer.name: buffer.tensor for buffer in self._built.buffers}
+        return {**self._built.parameters, **self._built.frozen, **buffers}
+
+    def _strange(self, slot: str, value: Any) -> ModelDefinitionError:
+        return ModelDefinitionError(
+            f"{self._path}: {type(self._optimizer).__name__} keeps {slot!r} as a {type(value).__name__}, "
+            "which cannot be written to a checkpoint.",
+            "Take an optimizer whose state is tensors and numbers.",
+        )
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers among a group's settings that no schedule changes."""
+    return {
+        key: value for key, value in group.items() if isinstance(value, bool | int | float) and key not in _SCHEDULED
+    }
+
+
+def _tensor(array: npt.NDArray[Any]) -> Any:
+    return torch.from_numpy(np.array(array))

@@ -1,0 +1,50 @@
+"""Calling what the user has written."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from elasticdl_client.errors import ElasticDLError, ModelDefinitionError
+
+
+def user_call(function: Callable[[], Any], what: str) -> Any:
+    """Calls user code; whatever it raises becomes a `ModelDefinitionError` with its traceback."""
+    try:
+        return function()
+    except ElasticDLError:
+        raise
+    except Exception as error:
+        message = f"{what} raised {type(error).__name__}: {error}"
+        raise ModelDefinitionError(message, details=traceback.format_exc()) from error
+
+
+def made_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
+    """What the user's `callbacks()` returns; nothing if there is none.
+
+    Args:
+        path: of the user's module, for messages.
+
+    Raises:
+        ModelDefinitionError: it raises, or returns no list.
+    """
+    if callbacks is None:
+        return []
+    made = user_call(callbacks, f"{path}: callbacks()")
+    if not isinstance(made, list | tuple):
+        raise ModelDefinitionError(f"{path}: callbacks() returned a {type(made).__name__}.", "Return a list.")
+    return list(made)
+
+
+def refuse_hooks(path: str, callback: Any, unknown: Sequence[str], called: str) -> None:
+    """Hooks of a callback that nobody would call.
+
+    Raises:
+        ModelDefinitionError: there are some.
+    """
+    if unknown:
+        raise ModelDefinitionError(
+            f"{path}: the callback {type(callback).__name__} has {', '.join(unknown)}, which no worker calls.",
+            f"Of the hooks of a callback {called} is called.",
+        )

@@ -1,0 +1,166 @@
+"""Joining: a worker registers and brings what it knows: its leases, its model, its data; then the tasks are cut.
+
+What a worker that has joined is given to do is in work.py, which world it is in in members.py.
+"""
+
+from __future__ import annotations
+
+from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.callbacks import Callbacks
+from elasticdl.master.core.commands import Accepted, ListShards, Measured, Refused, Registered, UnknownWorker
+from elasticdl.master.core.data import Data
+from elasticdl.master.core.ending import Ending
+from elasticdl.master.core.evaluation import Evaluations, Schedule
+from elasticdl.master.core.events import MetricsReported, ModelReported, SessionReported, ShardsListed, WorkerJoined
+from elasticdl.master.core.fleet import Fleet
+from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.planned_evaluation import PlannedEvaluation
+from elasticdl.master.core.session import Session
+from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.tasks import Tasks
+from elasticdl.master.core.values import HeldLease, Level, Role
+from elasticdl.master.core.work import Work
+from elasticdl.master.core.workers import Workers
+from elasticdl.master.core.world import Worlds
+
+
+class Joining:
+    """What the master learns from workers before they work."""
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        workers: Workers,
+        fleet: Fleet,
+        worlds: Worlds,
+        work: Work,
+        session: Session,
+        data: Data,
+        ending: Ending,
+        out: Outbox,
+    ) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._fleet = fleet
+        self._worlds = worlds
+        self._work = work
+        self._session = session
+        self._data = data
+        self._ending = ending
+        self._out = out
+        self._local_ledger = AppliedSet()  # Local strategy: brought by the worker before the data was known
+        self.is_planned = False  # the tasks are cut
+
+    def worker_joined(self, event: WorkerJoined, begins: bool, clock: float) -> None:
+        """A worker registers; `begins`: nothing was handed out yet in this life of the master."""
+        record = self._fleet.pods.get(Role.WORKER, event.worker_id)
+        if record is None or record.is_leaving:
+            self._out.reply(event.call, Refused(f"worker {event.worker_id} was replaced"))
+            return
+        before = self._workers.get(event.worker_id)
+        is_same = before is not None and before.incarnation == event.incarnation
+        is_first_time = not (is_same and before is not None and before.has_joined)
+        if not is_same:
+            self._worlds.lost(event.worker_id, "began anew", clock)
+            self._work.lose_worker(event.worker_id)
+        worker = self._workers.join(event.worker_id, event.incarnation, clock)
+        if is_first_time:
+            self._learn_held(worker.id, event.held, begins, clock)
+            self._learn_local_ledger(event.applied, is_same)
+        asks = self._settings.runs_command or self._settings.fixed_global_batch > 0
+        plan = self._data.plan_in_force() if asks and self.is_planned else None
+        self._out.reply(event.call, Registered(self._fleet.servers.partition, plan))
+
+    def _learn_held(self, worker_id: int, held: tuple[HeldLease, ...], begins: bool, clock: float) -> None:
+        """After a restart: what the worker works on counts, not what the snapshot says that it does."""
+        names = {one.lease.id for one in held}
+        for lease in self._work.leases.of_worker(worker_id):
+            if lease.id not in names:
+                self._work.give_back(lease)
+        for one in held if begins else ():
+            self._work.hold(worker_id, one, clock)
+
+    def _learn_local_ledger(self, applied: AppliedSet, is_same: bool) -> None:
+        """Local strategy: the model is the worker's, and holds what it says.
+
+        A script says what it has trained itself, of which a killed master may have forgotten the last second; one of
+        a world, when it has left it for good, what the model of the world holds.
+        """
+        if self._settings.runs_command:
+            if self.is_planned and not self._settings.has_tensorflow_servers:
+                self._work.reconcile(applied | self._work.tasks.ledger())
+            return
+        if self._settings.strategy is not Strategy.LOCAL or not self._settings.trains:
+            return
+        if self.is_planned:
+            self._work.reconcile(applied | self._work.tasks.ledger() if is_same else applied)
+        else:
+            self._local_ledger = applied
+
+    def model_reported(self, event: ModelReported, clock: float) -> None:
+        if self._workers.known(event.worker_id, event.incarnation, clock) is None:
+            self._out.reply(event.call, UnknownWorker("register first"))
+            return
+        self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+        if event.error:
+            self._ending.fail(f"{event.error}\n{event.error_details}".rstrip())
+        else:
+            self._work.has_callbacks = event.has_callbacks
+            for kind in self._data.model_reported(event.has_metrics, event.shards, event.plan, event.callbacks):
+                self._out.add(ListShards(kind))
+            self.plan_if_known()
+
+    def metrics_reported(self, event: MetricsReported, clock: float) -> None:
+        """Of a script, which evaluates its model itself."""
+        if self._workers.known(event.worker_id, event.incarnation, clock) is None:
+            self._out.reply(event.call, UnknownWorker("register first"))
+            return
+        self._work.evaluations.told(event.step, event.metrics)
+        self._out.persist()
+        self._out.log(f"Evaluation metrics[step={event.step}]: {dict(event.metrics)}")
+        self._out.add(Measured(event.step, dict(event.metrics)))
+        self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+
+    def session_reported(self, event: SessionReported, clock: float) -> None:
+        worker = self._workers.known(event.worker_id, event.incarnation, clock)
+        record = self._fleet.pods.get(Role.WORKER, event.worker_id)
+        if worker is None or record is None:
+            self._out.reply(event.call, UnknownWorker("register first"))
+        elif not self._settings.has_tensorflow_servers or record.slot != 0:
+            self._out.reply(event.call, Refused(f"worker {worker.id} is not the chief of TensorFlow's servers"))
+        else:
+            self._session.reported(event.what)
+            self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+
+    def listed(self, event: ShardsListed) -> None:
+        self._data.listed(event.kind, event.shards)
+        self.plan_if_known()
+
+    def plan_if_known(self) -> None:
+        """Cuts the tasks once the model and all data sources are known."""
+        data, work = self._data, self._work
+        if self.is_planned or not data.is_known:
+            return
+        for kind in data.empty_kinds():
+            self._ending.fail(f"The {kind} data holds no records. Check the flag --{kind}_data.")
+            return
+        if self._settings.has_validation_data and not data.has_metrics:
+            if self._settings.evaluates_alone:
+                self._ending.fail("There is no metric to evaluate: eval_metrics_fn() names none.")
+                return
+            self._out.log("There is validation data but no metric: nothing is evaluated", Level.WARNING)
+        work.tasks = Tasks(data.settings, data.planned_shards())
+        if self._settings.evaluates_alone:
+            work.evaluations = PlannedEvaluation()
+        else:
+            work.callbacks = Callbacks(data.callbacks)
+            work.evaluations = Evaluations(self._schedule(work.callbacks), data.evaluation_slices())
+        self.is_planned = True
+        if self._local_ledger.tasks:
+            work.reconcile(self._local_ledger)
+
+    def _schedule(self, callbacks: Callbacks) -> Schedule:
+        """As the flags say; where they say nothing, each epoch is evaluated for the callbacks that want metrics."""
+        every_steps, every_seconds = self._settings.evaluation_steps, self._settings.evaluation_throttle
+        each_epoch = callbacks.wants_evaluations and not every_steps and not every_seconds
+        return Schedule(every_steps, every_seconds, self._settings.evaluation_start_delay, each_epoch)

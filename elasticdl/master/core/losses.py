@@ -1,0 +1,58 @@
+"""Losses: those that workers report; one that is not finite ends the job, or its minibatch is left out."""
+
+from __future__ import annotations
+
+import math
+
+from elasticdl.master.core.ending import Ending
+from elasticdl.master.core.events import ProgressReported
+from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.settings import JobSettings, NanPolicy
+from elasticdl.master.core.tasks import Tasks
+from elasticdl.master.core.values import Lease, Level
+
+MAX_SKIPS_TOLD = 20  # one by one; after that every so many
+
+
+class Losses:
+    """What is known of the loss, and what is done about NaN.
+
+    Attributes:
+        newest: the newest that was finite; None: there was none yet.
+        learning_rate: the newest that was told.
+    """
+
+    def __init__(self, settings: JobSettings, ending: Ending, out: Outbox) -> None:
+        self._settings = settings
+        self._ending = ending
+        self._out = out
+        self._num_skips = 0  # reported in this life
+        self.newest: float | None = None
+        self.learning_rate: float | None = None
+
+    def reported(self, event: ProgressReported, lease: Lease, is_new: bool, tasks: Tasks) -> None:
+        """Progress was reported, and taken in by the tasks; `is_new`: it names skips that were not known before."""
+        is_finite = event.loss is None or math.isfinite(event.loss)
+        self.learning_rate = event.learning_rate or self.learning_rate
+        if event.loss is not None and is_finite:
+            self.newest = event.loss
+        if event.not_finite or not is_finite:
+            self._not_finite(event, lease, is_new, tasks)
+
+    def _not_finite(self, event: ProgressReported, lease: Lease, is_new: bool, tasks: Tasks) -> None:
+        """Ends the job or, if the minibatch is left out, says so: of many only some, with the number so far."""
+        minibatch = max(event.skipped or event.committed, default=None)
+        is_skipped = minibatch is not None and tasks.epochs[lease.epoch].is_skipped(lease.task, minibatch)
+        where = f"epoch {lease.epoch + 1}, task {lease.task}"
+        where += "" if minibatch is None else f", minibatch {minibatch}"
+        where += f", records {lease.shard.name}:{lease.shard.start}-{lease.shard.end - 1}"
+        what = f"{event.not_finite or f'The loss is {event.loss}'} ({where})"
+        if self._settings.nan_policy is NanPolicy.FAIL:
+            advice = "Lower the learning rate, or look at these records; --nan_policy=skip leaves such minibatches out."
+            self._ending.fail(f"{what}\n  → {advice}")
+        elif is_new:
+            self._num_skips += 1
+            if self._num_skips <= MAX_SKIPS_TOLD or self._num_skips % MAX_SKIPS_TOLD == 0:
+                self._out.log(f"{what}; it is left out of the model, number {self._num_skips}", Level.WARNING)
+        elif not is_skipped:
+            self._out.log(what, Level.WARNING)

@@ -1,0 +1,112 @@
+"""Members: what the workers of an AllReduce job say of their worlds, and what follows from it for work and ledger.
+
+Which world there is next is decided in world.py.  A world whose members have the model of the last one holds at least
+what was reported under every lease in force; one that begins with another model does not, so then every lease ends.
+"""
+
+from __future__ import annotations
+
+from elasticdl.master.core.commands import Accepted, JobOver, NoLeaseNow, Refused, SampleGiven, UnknownWorker
+from elasticdl.master.core.ending import Ending
+from elasticdl.master.core.events import ReadyForWorld, SampleRequested, WorldFormed, WorldWatched
+from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.truth import Truth
+from elasticdl.master.core.values import Level
+from elasticdl.master.core.work import Work
+from elasticdl.master.core.workers import Workers
+from elasticdl.master.core.world import Worlds
+
+MemberEvent = SampleRequested | ReadyForWorld | WorldWatched | WorldFormed
+
+
+class Members:
+    """Without effect for jobs that have no worlds."""
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        workers: Workers,
+        worlds: Worlds,
+        work: Work,
+        truth: Truth,
+        ending: Ending,
+        out: Outbox,
+    ) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._worlds = worlds
+        self._work = work
+        self._truth = truth
+        self._ending = ending
+        self._out = out
+        self._samples: dict[int, float] = {}  # calls that wait, since when
+
+    def handle(self, event: MemberEvent, clock: float) -> None:
+        worker = self._workers.known(event.worker_id, event.incarnation, clock)
+        if self._ending.is_decided and isinstance(event, SampleRequested | WorldWatched):
+            self._out.reply(event.call, JobOver())
+        elif worker is None or not worker.has_joined:
+            self._out.reply(event.call, UnknownWorker("register first"))
+        elif isinstance(event, SampleRequested):
+            self._samples[event.call] = clock
+        elif isinstance(event, WorldWatched):
+            self._worlds.watched(event, clock)
+        elif isinstance(event, ReadyForWorld):
+            self._worlds.ready(event, clock)
+            self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+        else:
+            self._formed(event, clock)
+
+    def _formed(self, event: WorldFormed, clock: float) -> None:
+        is_new_model = self._worlds.has_formed(event, clock)
+        if is_new_model is not None:
+            if is_new_model:
+                self._work.model_was_lost()
+            self._truth.told(event.applied)
+            self._work.keep_workers(member.worker_id for member in self._worlds.formed_members)
+        elif not self._worlds.is_formed(event.version):
+            self._out.reply(event.call, Refused(f"world {event.version} is not the newest"))
+            return
+        self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+
+    def abandoned(self, call: int) -> None:
+        """The caller of a long poll has gone."""
+        self._samples.pop(call, None)
+        self._worlds.abandoned(call)
+
+    def time_out(self, clock: float) -> None:
+        """Looks for members that are not there any more, or that keep all others waiting."""
+        for worker in self._worlds.holding_up():
+            if worker.stuck_since is None:
+                worker.stuck_since = clock
+                self._out.log(f"Worker {worker.id} is stuck ({worker.activity}): all others wait for it", Level.WARNING)
+                self._work.lose_worker(worker.id)
+        self._worlds.time_out(clock)
+
+    def advance(self, clock: float, is_trained: bool) -> None:
+        """Plans the next world if it is due, and answers who waits.
+
+        Args:
+            is_trained: there is nothing left to form a world for.
+        """
+        sample = self._work.tasks.sample()
+        for call, since in list(self._samples.items()):
+            if sample is not None:
+                self._out.reply(call, SampleGiven(sample))
+            elif clock - since >= self._settings.long_poll:
+                self._out.reply(call, NoLeaseNow())
+            else:
+                continue
+            del self._samples[call]
+        if is_trained:
+            self._worlds.end()
+        else:
+            self._worlds.advance(clock)
+
+    def end(self) -> None:
+        """The job is decided."""
+        for call in self._samples:
+            self._out.reply(call, JobOver())
+        self._samples.clear()
+        self._worlds.end()

@@ -1,0 +1,59 @@
+"""Overview: a job's status, gathered from its parts.  It changes nothing."""
+
+from __future__ import annotations
+
+from elasticdl.master.core.ending import Ending
+from elasticdl.master.core.load import Loads
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.status import Coverage, Rate, Status
+from elasticdl.master.core.work import Work
+from elasticdl.master.core.workers import Workers
+from elasticdl.master.core.world import Worlds
+
+
+def look_at(
+    settings: JobSettings,
+    generation: int,
+    phase: str,
+    why_waiting: str,
+    work: Work,
+    worlds: Worlds,
+    workers: Workers,
+    num_serving: int,
+    loads: Loads,
+    ending: Ending,
+    rate: Rate,
+) -> Status:
+    """What a job looks like now; `why_waiting` is told while it is not decided."""
+    outcome = ending.outcome
+    return Status(
+        phase=phase,
+        message=outcome.message if outcome is not None else why_waiting,
+        generation=generation,
+        epoch=len(work.tasks.epochs) if settings.trains else 0,
+        num_epochs=work.tasks.settings.num_epochs if settings.trains else 0,
+        records_done=work.tasks.records_done,
+        records_total=work.tasks.planned_records,
+        records_per_second=rate.value(),
+        workers_alive=len(workers.all()),
+        workers_wanted=settings.num_workers + settings.has_evaluator,
+        ps_alive=num_serving,
+        ps_wanted=settings.num_ps,
+        model_version=work.tasks.model_version,
+        loss=work.losses.newest,
+        learning_rate=work.losses.learning_rate,
+        metrics=dict(work.evaluations.results),
+        metrics_step=work.evaluations.results_step,
+        tasks_done=work.tasks.num_done,
+        tasks_total=work.tasks.planned_tasks,
+        coverage=tuple(
+            Coverage.of(epoch, is_bound=settings.has_tensorflow_servers) for epoch in work.tasks.epochs if epoch.covered
+        ),
+        records_skipped=work.tasks.skipped_records,
+        ps=loads.servers(),
+        world=worlds.members,
+        num_worlds=worlds.num_formed,
+        staleness=loads.staleness,
+        gradients_refused=loads.refused,
+        exit_code=outcome.exit_code if outcome is not None and ending.is_over else None,
+    )

@@ -1,0 +1,65 @@
+"""Session: a model on TensorFlow's own parameter servers, which cannot say what they hold.
+
+Its chief says when a checkpoint is begun, when it is whole, and when the model is that of the newest whole one again
+(after the loss of a server or of the chief).  What was committed before a checkpoint was begun is surely in it; what
+was committed later is handed out again after a restoration, and may be in the model twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.truth import Truth
+from elasticdl.master.core.values import Level, SessionEvent
+from elasticdl.master.core.work import Work
+
+
+class Session:
+    """Until the chief's first word nothing is handed out."""
+
+    def __init__(self, work: Work, truth: Truth, out: Outbox) -> None:
+        self._work = work
+        self._truth = truth
+        self._out = out
+        self._marked: AppliedSet | None = None  # committed when the checkpoint being written was begun
+        self._saved = AppliedSet()  # surely in the newest whole checkpoint
+
+    def reported(self, what: SessionEvent) -> None:
+        """The chief's word."""
+        match what:
+            case SessionEvent.SAVING:
+                self._marked = self._work.tasks.ledger()
+            case SessionEvent.SAVED if self._marked is not None:
+                self._saved, self._marked = self._marked, None
+            case SessionEvent.RESTORED:
+                self._restored()
+            case _:
+                return
+        self._out.persist()
+
+    def _restored(self) -> None:
+        self._marked = None
+        before = [epoch.committed_records for epoch in self._work.tasks.epochs]
+        self._work.model_was_lost()
+        self._work.reconcile(self._saved)
+        lost = 0
+        for epoch, records in zip(self._work.tasks.epochs, before, strict=False):
+            again = max(0, records - epoch.committed_records)
+            epoch.num_repeated += again
+            lost += again
+        self._truth.in_doubt = False
+        if lost:
+            text = f"The model is that of TensorFlow's last checkpoint: {lost} records are handed out again"
+            self._out.log(text, Level.WARNING)
+
+    def snapshot(self) -> dict[str, Any]:
+        tasks = [[*name, one.watermark, sorted(one.extras)] for name, one in self._saved.tasks.items()]
+        return {"saved": tasks, "in_doubt": self._truth.in_doubt}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """A checkpoint that was being written when the last life ended does not count."""
+        self._saved = AppliedSet.of(((e, t, w, x) for e, t, w, x in saved["saved"]), 0)
+        self._truth.in_doubt = saved["in_doubt"]

@@ -1,0 +1,367 @@
+"""Worlds: who forms the group of an AllReduce job, in which order, and when a new one is called.
+
+The truth on the model is with the members.  A world *forms* when its rank 0 says so; it *stands* until something
+happens to a member or somebody is to join.  While none stands the ledger is in doubt: nothing is granted, and what is
+committed is said by the next world that forms.  A world takes its model from a member of the last one that formed, if
+any lives; so no world is planned without one of them as long as one lives, however slow it is.
+
+Only the last world that formed is written down, before rank 0 goes on: a version carries the master's generation, so
+worlds that never formed need not be known to the next life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.master.core.commands import JobOver, NoLeaseNow, UnknownWorker, Wake, WorldPlanned
+from elasticdl.master.core.events import ReadyForWorld, WorldFormed, WorldWatched
+from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.values import Level, Member, World
+from elasticdl.master.core.workers import Worker, Workers
+from elasticdl.master.core.world_candidates import Candidate, Watch, together
+from elasticdl.master.core.world_story import Story
+from elasticdl.master.core.world_suspects import Suspects
+
+SETTLE = 0.2  # seconds that a new world waits for those who may be ready a moment later
+MAX_SETTLE = 1.0  # of the first that is ready
+
+
+class Worlds:
+    """Says nothing of leases and minibatches; without effect for jobs that have no worlds."""
+
+    def __init__(self, settings: JobSettings, generation: int, workers: Workers, out: Outbox) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._out = out
+        self._version = generation << 32
+        self.formed: World | None = None  # the last one that did
+        self.planned: World | None = None  # the newest
+        self.num_formed = 0
+        self._candidates: dict[int, Candidate] = {}
+        self._suspects = Suspects()
+        self._watches: dict[int, Watch] = {}
+        self._broken = ""  # why the newest one cannot stand
+        self._broken_at = 0.0
+        self._lost: set[int] = set()  # of the newest one, workers that are gone
+        self._story = Story()
+        self._complaint = ""
+        self._judged = 0  # the newest version that could not form and is somebody's fault
+
+    # What others ask ------------------------------------------------------------------------------------------------
+
+    @property
+    def stands(self) -> bool:
+        """A world has formed, and nothing is known that it could not go on."""
+        return self.planned is not None and self.planned is self.formed and not self._broken
+
+    @property
+    def newest_version(self) -> int:
+        return 0 if self.planned is None else self.planned.version
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Workers of the world that stands, in order of rank; none while there is none."""
+        return tuple(m.worker_id for m in self.formed.members) if self.stands and self.formed is not None else ()
+
+    @property
+    def formed_members(self) -> tuple[Member, ...]:
+        """Of the last world that formed, whatever has become of it."""
+        return () if self.formed is None else self.formed.members
+
+    # What workers say -----------------------------------------------------------------------------------------------
+
+    def ready(self, event: ReadyForWorld, clock: float) -> None:
+        """A known worker stands outside of every world."""
+        known = self._candidates.get(event.worker_id)
+        if known is None or known.incarnation != event.incarnation:
+            self._lose(event.worker_id, "its process is a new one", clock)
+            known = self._candidates[event.worker_id] = Candidate(event.worker_id, event.incarnation, event.address)
+        known.address = event.address
+        known.ready_at = clock
+        known.told = 0 if event.left >= known.told else known.told  # else it is on its way into that world
+        planned = self.planned
+        if planned is not None and event.left == planned.version and planned.has(event.worker_id, event.incarnation):
+            complaint = f"worker {event.worker_id}: {event.reason or 'it has left'}"
+            self._story.complaint(complaint)
+            self._break(complaint, clock)
+
+    def watched(self, event: WorldWatched, clock: float) -> None:
+        """A known worker waits for a world newer than the one that it knows."""
+        self._answer_watch(event.worker_id, NoLeaseNow())
+        candidate = self._candidates.get(event.worker_id)
+        if candidate is not None and candidate.told > event.known_version:
+            candidate.told = 0  # the answer has not reached it
+        self._watches[event.worker_id] = Watch(event.call, clock, event.known_version)
+
+    def abandoned(self, call: int) -> None:
+        self._watches = {worker: watch for worker, watch in self._watches.items() if watch.call != call}
+
+    def has_formed(self, event: WorldFormed, clock: float) -> bool | None:
+        """Rank 0 says that all members hold the same model.
+
+        Returns:
+            Whether that model may lack what was reported so far: it is not that of a member of the last world.  None:
+            the event is refused, or was heard before.
+        """
+        world = self.planned
+        if world is None or world.version != event.version or world is self.formed:
+            return None
+        first = world.members[0]
+        if (first.worker_id, first.incarnation) != (event.worker_id, event.incarnation):
+            return None
+        has_source = any(member.is_source for member in world.members)
+        is_new = not has_source or bool(event.restored_from) or not event.steps
+        self.formed = world
+        self.num_formed += 1
+        for member in world.members:
+            self._has_heard(member.worker_id, world)
+        self._suspects.has_formed(member.worker_id for member in world.members)
+        restored = f"that of {event.restored_from}" if event.restored_from else "the initial one"
+        origin = "" if has_source and not event.restored_from else restored
+        line = self._story.end(world, self.num_formed, clock, origin)
+        self._out.log(line, Level.WARNING if origin and self.num_formed > 1 else Level.INFO)
+        if self._broken:
+            self._story.fact(self._broken)
+            self._story.begin(clock)
+        self._out.persist()
+        return is_new
+
+    def is_formed(self, version: int) -> bool:
+        """It is the last one that did."""
+        return self.formed is not None and self.formed.version == version
+
+    # What happens to workers ----------------------------------------------------------------------------------------
+
+    def lost(self, worker_id: int, why: str, clock: float) -> None:
+        """A process is gone for good."""
+        self._lose(worker_id, why, clock)
+        if self.formed is not self.planned and worker_id in self._formed_ids():
+            self._story.fact(f"worker {worker_id} {why}")
+        self._candidates.pop(worker_id, None)
+        self._answer_watch(worker_id, UnknownWorker("the worker was replaced"))
+
+    def lost_lease(self, worker_id: int, clock: float) -> None:
+        """A member does not know any more what it has to do."""
+        if worker_id in self.members:
+            self._break_knowingly(f"worker {worker_id} has lost its lease", clock)
+
+    def leaves(self, worker_id: int, clock: float) -> None:
+        """A worker was told to end by somebody else."""
+        self._lose(worker_id, "was told to end", clock)
+
+    def _lose(self, worker_id: int, why: str, clock: float) -> None:
+        if worker_id in self._lost or self.planned is None:
+            return
+        if any(member.worker_id == worker_id for member in self.planned.members):
+            self._lost.add(worker_id)
+            self._break_knowingly(f"worker {worker_id} {why}", clock)
+
+    def _break(self, why: str, clock: float) -> None:
+        if not self._broken:
+            self._broken, self._broken_at = why, clock
+            self._story.begin(clock)
+
+    def _break_knowingly(self, fact: str, clock: float) -> None:
+        self._story.fact(fact)
+        self._break(fact, clock)
+
+    def _formed_ids(self) -> set[int]:
+        return {member.worker_id for member in self.formed_members}
+
+    def time_out(self, clock: float) -> None:
+        """Looks for members that are silent, stuck, or all waiting for each other."""
+        if self.planned is None or self._broken:
+            return
+        members = self.planned.members
+        for member in members:
+            worker = self._known(member)
+            if worker is not None and self._is_over(worker.heard_at + self._settings.collective_timeout, clock):
+                self._lose(member.worker_id, f"was silent for {clock - worker.heard_at:.0f} s", clock)
+            elif worker is not None and worker.stuck_since is not None:
+                self._lose(member.worker_id, f"is stuck ({worker.activity})", clock)
+        inside = [self._collective_seconds(member) for member in members]
+        if len(members) > 1 and min(inside) >= self._settings.collective_timeout:
+            self._break_knowingly(f"all members waited for {min(inside):.0f} s in one collective", clock)
+
+    def _collective_seconds(self, member: Member) -> float:
+        """For how long a member has waited inside a collective of the newest world."""
+        worker = self._known(member)
+        if worker is None or worker.world_version != self.newest_version:
+            return 0.0
+        return worker.collective_seconds
+
+    def holding_up(self) -> list[Worker]:
+        """Members that keep all others of their world waiting, those for `step_timeout`."""
+        if not self.stands or self.formed is None:
+            return []
+        seconds = {member.worker_id: self._collective_seconds(member) for member in self.formed.members}
+        waiting = [one for one in seconds.values() if one > 0]
+        if not waiting or min(waiting) <= self._settings.step_timeout:
+            return []
+        return [worker for worker in self._workers.all() if seconds.get(worker.id) == 0.0]
+
+    # Planning -------------------------------------------------------------------------------------------------------
+
+    def advance(self, clock: float) -> None:
+        """Plans the next world if it is due, and tells those who wait for it."""
+        chosen = self._choose(clock)
+        at_least = self._settings.min_workers
+        if chosen and len(chosen) < at_least:
+            self._complain(f"Training waits for workers: {len(chosen)} can form a world, --min_workers={at_least}")
+        elif chosen:
+            self._plan(chosen, clock)
+        for worker_id, watch in list(self._watches.items()):
+            if not self._broken and self.planned is not None and self.planned.version > watch.known_version:
+                self._answer_watch(worker_id, WorldPlanned(self.planned))
+                self._has_heard(worker_id, self.planned)
+            elif clock - watch.since >= self._settings.long_poll:
+                self._answer_watch(worker_id, NoLeaseNow())
+
+    def _has_heard(self, worker_id: int, world: World) -> None:
+        candidate = self._candidates.get(worker_id)
+        if candidate is not None and world.has(worker_id, candidate.incarnation):
+            candidate.told = world.version
+
+    def end(self) -> None:
+        """The job is decided."""
+        for worker_id in list(self._watches):
+            self._answer_watch(worker_id, JobOver())
+
+    def _choose(self, clock: float) -> list[Candidate]:
+        """The members of a world that is due now; empty: none is."""
+        if self.planned is not None and self.planned is not self.formed and not self._broken:
+            return []  # it is being formed; who comes later joins the next one
+        sources = self._alive(self.formed, clock)
+        names = {one.id for one in sources}
+        joiners = [
+            one
+            for _, one in sorted(self._candidates.items())
+            if one.is_ready
+            and one.id not in names
+            and self._is_alive(one, clock)
+            and not self._suspects.is_barred(one.id, clock)
+        ]
+        if self.stands:
+            return [*sources, *joiners] if joiners and self._are_all_there(joiners, clock) else []
+        if not sources:
+            return self._without_suspects(joiners, clock) if self._are_all_there(joiners, clock) else []
+        called = sources + [one for one in self._alive(self.planned, clock) if one.id not in names]
+        ready = [one for one in called if one.is_ready]
+        ready_sources = [one for one in sources if one.is_ready]
+        if len(ready) == len(called):
+            return self._without_suspects(together(ready, joiners), clock)
+        if ready_sources:  # the others are slow: they join later
+            newest = max(one.ready_at or 0.0 for one in ready)
+            return together(ready, joiners) if self._is_over(newest + SETTLE, clock) else []
+        return together(called, joiners) if self._is_over(self._broken_at + SETTLE, clock) else []
+
+    def _without_suspects(self, ready: list[Candidate], clock: float) -> list[Candidate]:
+        """Leaves somebody out, if all whom the newest world was planned of live and could not form it."""
+        world = self.planned
+        if world is None or world is self.formed or self._lost or self._judged == world.version:
+            return ready
+        if {one.id for one in ready} < {member.worker_id for member in world.members}:
+            return ready
+        self._judged = world.version
+        named = [(member.worker_id, member.is_source) for member in world.members]
+        suspects = self._suspects.of_failed_world(named, clock)
+        if suspects and len(ready) > len(suspects):
+            names = ", ".join(map(str, sorted(suspects)))
+            self._out.log(f"A world could not form ({self._broken}); it is tried without worker {names}", Level.WARNING)
+            return [one for one in ready if one.id not in suspects]
+        return ready
+
+    def _are_all_there(self, joiners: list[Candidate], clock: float) -> bool:
+        """Nobody else is about to be ready."""
+        if not joiners:
+            return False
+        inside = set(self.members) | {one.id for one in joiners}
+        if len(inside) >= self._settings.num_workers:
+            return True
+        times = [one.ready_at for one in joiners if one.ready_at is not None]
+        return self._is_over(min(max(times) + SETTLE, min(times) + MAX_SETTLE), clock)
+
+    def _is_over(self, moment: float, clock: float) -> bool:
+        if clock < moment:
+            self._out.add(Wake(moment - clock))
+        return clock >= moment
+
+    def _plan(self, chosen: list[Candidate], clock: float) -> None:
+        """Calls a world: the members of the last one first, in their order, which is their age."""
+        before = self.formed_members
+        order = {(member.worker_id, member.incarnation): rank for rank, member in enumerate(before)}
+        chosen = sorted(chosen, key=lambda one: (order.get((one.id, one.incarnation), len(order)), one.id))
+        joiners = [one.id for one in chosen if (one.id, one.incarnation) not in order]
+        if joiners and before:
+            self._story.fact(f"worker {', '.join(map(str, joiners))} joined")
+        self._version += 1
+        self.planned = World(
+            self._version,
+            tuple(Member(o.id, o.incarnation, o.address, (o.id, o.incarnation) in order) for o in chosen),
+        )
+        self._lost.clear()
+        self._broken = self._complaint = ""
+        self._story.begin(clock)
+
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:
+            self._complaint = text
+            self._out.log(text, Level.WARNING)
+
+    # Who is there ---------------------------------------------------------------------------------------------------
+
+    def _known(self, member: Member | Candidate) -> Worker | None:
+        worker = self._workers.get(member.worker_id if isinstance(member, Member) else member.id)
+        return worker if worker is not None and worker.incarnation == member.incarnation else None
+
+    def _is_alive(self, member: Member | Candidate, clock: float) -> bool:
+        """It can be counted on now."""
+        worker = self._known(member)
+        if worker is None or not worker.has_joined or worker.is_leaving or worker.stuck_since is not None:
+            return False
+        return clock - worker.heard_at < self._settings.collective_timeout
+
+    def _alive(self, world: World | None, clock: float) -> list[Candidate]:
+        """The members of a world that live, in their order."""
+        members = () if world is None else world.members
+        found = [(self._candidates.get(member.worker_id), member) for member in members]
+        return [one for one, m in found if one and one.incarnation == m.incarnation and self._is_alive(one, clock)]
+
+    def _answer_watch(self, worker_id: int, answer: WorldPlanned | NoLeaseNow | JobOver | UnknownWorker) -> None:
+        watch = self._watches.pop(worker_id, None)
+        if watch is not None:
+            self._out.reply(watch.call, answer)
+
+    # Lives of the master --------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        world = self.formed
+        members = [] if world is None else [[m.worker_id, m.incarnation, m.address] for m in world.members]
+        return {"version": 0 if world is None else world.version, "members": members, "num_formed": self.num_formed}
+
+    def restore(self, saved: Mapping[str, Any], clock: float) -> None:
+        """The members of the last world go on in it, and are called to another one when they have registered."""
+        self.num_formed = saved["num_formed"]
+        if saved["members"]:
+            self.formed = self.planned = World(saved["version"], tuple(Member(*one) for one in saved["members"]))
+            self._candidates = {one[0]: Candidate(*one) for one in saved["members"]}
+            self._break_knowingly("the master has restarted", clock)
+
+    def validate(self) -> None:
+        """The newest world is not older than the last that formed, and nobody is in it twice.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        for world in filter(None, (self.formed, self.planned)):
+            ids = [member.worker_id for member in world.members]
+            assert ids, world
+            assert len(set(ids)) == len(ids), world
+        if self.formed is not None:
+            assert self.planned is not None
+            assert self.planned.version >= self.formed.version
+            sources = {(m.worker_id, m.incarnation) for m in self.formed.members}
+            if self.planned is not self.formed:
+                assert {(m.worker_id, m.incarnation) for m in self.planned.members if m.is_source} <= sources

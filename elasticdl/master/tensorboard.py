@@ -1,0 +1,213 @@
+"""TensorBoard: what happens to the job, as event files in --tensorboard_log_dir; their format is TensorBoard's own.
+
+Every life of the master begins a file of its own and says from which step on it goes on, so that nothing that an
+earlier life may have left half-written is touched, and no step is shown twice.  A thread of its own writes: a slow or
+full disk never holds up the job, of which nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Protocol
+
+from elasticdl.master.core.status import Status
+from elasticdl_client.errors import JobError
+
+PREFIX = "evaluation/"  # of the metrics' tags
+_CLOSE_S = 5.0
+_RETRY_S = 30.0  # after a write that failed
+
+logger = logging.getLogger("elasticdl.master")
+
+
+class Watcher(Protocol):
+    """Who is told by the shell how the job fares; called in its thread, so it must return at once."""
+
+    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+        """An evaluation has these numbers."""
+        ...
+
+    def look(self, status: Status) -> None:
+        """The job as it is now; about once a second."""
+        ...
+
+    def close(self) -> None:
+        """The master's life ends."""
+        ...
+
+
+class Nobody:
+    """Nobody watches."""
+
+    def measured(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def look(self, status: Status) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def watcher(directory: str, generation: int, step: int) -> Watcher:
+    """Who writes to a directory; of an empty name nobody.
+
+    Args:
+        generation: of this life of the master.
+        step: the model version with which it begins.
+
+    Raises:
+        JobError: the directory cannot be written, or a package is missing.
+    """
+    return TensorBoardLog(directory, generation, step) if directory else Nobody()
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalars:
+    """Numbers of a moment; without any, the beginning of a life at this step."""
+
+    step: int
+    values: Mapping[str, float] = field(default_factory=dict)
+    at: float = field(default_factory=time.time)
+
+
+class TensorBoardLog:
+    """See `Watcher`."""
+
+    def __init__(self, directory: str, generation: int, step: int) -> None:
+        self._files = EventFiles(Path(directory), generation)
+        self._files.open()
+        self._queue: queue.SimpleQueue[_Scalars | None] = queue.SimpleQueue()
+        self._last_step = -1
+        self._last_workers = -1
+        self._last_staleness: Sequence[int] = ()
+        if generation > 1:
+            self._queue.put(_Scalars(step + 1))
+        self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
+        self._thread.start()
+
+    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._queue.put(_Scalars(step, {PREFIX + name: value for name, value in metrics.items()}))
+
+    def look(self, status: Status) -> None:
+        values: dict[str, float] = {}
+        if status.workers_alive != self._last_workers:
+            values["workers"] = self._last_workers = status.workers_alive
+        if status.model_version != self._last_step:
+            self._last_step = status.model_version
+            values["records_per_second"] = status.records_per_second
+            for name, value in (("loss", status.loss), ("learning_rate", status.learning_rate)):
+                if value is not None:
+                    values[name] = value
+            staleness = mean_staleness(self._last_staleness, status.staleness)
+            if staleness is not None:
+                values["staleness"], self._last_staleness = staleness, status.staleness
+        if values:
+            self._queue.put(_Scalars(status.model_version, values))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            self._files.write(item.step, item.values, item.at)
+        self._files.close()
+
+
+class EventFiles:
+    """Appends to one file; after an error to a new one."""
+
+    def __init__(self, directory: Path, generation: int) -> None:
+        """
+        Raises:
+            JobError: the package that knows the format is not installed.
+        """
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise JobError(
+                f"--tensorboard_log_dir: the master has no package tensorboard ({error})",
+                'install it where the master runs: pip install "elasticdl[tensorboard]"',
+            ) from error
+        self._events, self._summaries, self._record_writer = event_pb2, summary_pb2, RecordWriter
+        self._directory = directory
+        self._generation = generation
+        self._num_files = 0
+        self._writer: Any = None
+        self._retry_at = 0.0
+
+    def open(self) -> None:
+        """Begins a file.
+
+        Raises:
+            JobError: it cannot be written.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            raise JobError(
+                f"--tensorboard_log_dir={self._directory} cannot be written: {error.strerror}",
+                "name a directory on a volume that the master may write",
+            ) from error
+
+    def write(self, step: int, values: Mapping[str, float], at: float) -> None:
+        """Numbers by tag; none: a life of the master begins at this step.  Says once if that fails, and goes on."""
+        if self._writer is None and time.monotonic() < self._retry_at:
+            return
+        event = self._events.Event(wall_time=at, step=step)
+        if values:
+            made = [self._summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+            event.summary.CopyFrom(self._summaries.Summary(value=made))
+        else:
+            event.session_log.status = self._events.SessionLog.START
+        try:
+            if self._writer is None:
+                self._open()
+            self._write(event)
+        except OSError as error:
+            logger.warning("TensorBoard's events are left out for %.0f s: %s", _RETRY_S, error)
+            self.close()
+            self._retry_at = time.monotonic() + _RETRY_S
+
+    def close(self) -> None:
+        """What is written stays."""
+        if self._writer is not None:
+            try:
+                self._writer.close()
+            except OSError as error:
+                logger.warning("TensorBoard's file was not closed: %s", error)
+            self._writer = None
+
+    def _open(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._num_files += 1
+        # TensorBoard reads the files of a directory in the order of their names.
+        name = f"events.out.tfevents.{int(time.time()):010d}.{self._generation:06d}.{self._num_files:04d}"
+        file = (self._directory / f"{name}.{socket.gethostname()}.{os.getpid()}").open("xb")
+        self._writer = self._record_writer(file)
+        self._write(self._events.Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+def mean_staleness(before: Sequence[int], now: Sequence[int]) -> float | None:
+    """Of the gradients taken between two histograms: 0, 1, 2, 3-4, 5-8, …; the middle of a range stands for it."""
+    counts = [b - a for a, b in zip_longest(before, now, fillvalue=0)]
+    total = sum(counts)
+    if total <= 0:
+        return None
+    return sum(count * _middle(position) for position, count in enumerate(counts)) / total
+
+
+def _middle(position: int) -> float:
+    return float(position) if position < 3 else (2 ** (position - 2) + 1 + 2 ** (position - 1)) / 2

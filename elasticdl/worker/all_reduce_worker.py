@@ -1,0 +1,147 @@
+"""Puts the parts of an AllReduce worker together."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+
+from elasticdl.collective import ElasticGroup
+from elasticdl.data.reader import Shard
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, TaskRecords
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.all_reduce import AllReduceLoop, compile_on
+from elasticdl.worker.drawer import Drawer
+from elasticdl.worker.export import Exporter
+from elasticdl.worker.feeder import Feeder, InterruptibleLeases
+from elasticdl.worker.leases import LeaseLink
+from elasticdl.worker.loading import Readers
+from elasticdl.worker.local_leases import LocalLeases
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.outcomes import Outcomes
+from elasticdl.worker.own_model import CheckpointWriter, OwnModel
+from elasticdl.worker.quarantine import Quarantine
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.seeds import derive_seed
+from elasticdl.worker.shared_supply import SharedTasks
+from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.supply import OwnTasks, Supply
+from elasticdl.worker.tasks import TaskStream
+from elasticdl.worker.termination import Termination
+from elasticdl.worker.world_session import WorldSession
+from elasticdl_client.choices import NanPolicy
+from elasticdl_client.errors import DataError
+from elasticdl_client.job_spec import JobSpec
+
+_log = logging.getLogger("elasticdl.worker")
+_STATE_FILE = "model.npz"
+
+
+def make_all_reduce_loop(
+    link: MasterLink,
+    framework: Framework,
+    readers: Readers,
+    spec: JobSpec,
+    clock: ActivityClock,
+    termination: Termination,
+    master_address: str,
+) -> AllReduceLoop:
+    """The loop of a worker whose model is compiled; the master knows what it defines."""
+    kind = Kind(spec.job_name, spec.distribution_strategy.value, _STATE_FILE, _names_depend_on(spec))
+    checkpoints = StateCheckpoints(spec.checkpoint_dir, kind, spec.keep_checkpoint_max)
+    model = OwnModel(framework, checkpoints, spec.checkpoint_dir_for_init)
+    with clock.during(Activity.COMPILE):
+        compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
+    group = ElasticGroup(own_host(master_address), framework.device)
+    session = WorldSession(link, group, model, spec.collective_timeout)
+    reporter = Reporter(link, spec.log_loss_steps)
+    outcomes = Outcomes(link, framework, reporter, Exporter(framework, model, link, spec), clock)
+    writer = CheckpointWriter(model, checkpoints, spec.checkpoint_steps)
+
+    def stream(requests: LeaseLink) -> TaskStream:
+        return TaskStream(requests, readers.of, lambda held: None, spec.seed, spec.shuffle, clock)
+
+    skips = spec.nan_policy is NanPolicy.SKIP
+    supply = _supply(link, session, stream, framework, outcomes, reporter, spec, skips)
+    return AllReduceLoop(
+        link=link,
+        session=session,
+        supply=supply,
+        evaluations=stream(link),
+        framework=framework,
+        model=model,
+        checkpoints=writer,
+        outcomes=outcomes,
+        reporter=reporter,
+        clock=clock,
+        termination=termination,
+        seed=spec.seed,
+        minibatch_size=spec.minibatch_size,
+        skips_not_finite=skips,
+        quarantine=Quarantine.of(spec),
+    )
+
+
+def _supply(
+    link: MasterLink,
+    session: WorldSession,
+    stream: Callable[[LeaseLink], TaskStream],
+    framework: Framework,
+    outcomes: Outcomes,
+    reporter: Reporter,
+    spec: JobSpec,
+    skips: bool,
+) -> Supply:
+    """Of the world together, with --fixed_global_batch, or each member's own."""
+    if spec.fixed_global_batch:
+        local = LocalLeases()
+        return SharedTasks(
+            link=link,
+            session=session,
+            drawer=Drawer(InterruptibleLeases(link)),
+            leases=local,
+            feeder=Feeder(stream(local), local, framework, local.leases, Quarantine.of(spec)),
+            outcomes=outcomes,
+            reporter=reporter,
+            minibatch_size=spec.minibatch_size,
+            num_per_step=spec.fixed_global_batch // spec.minibatch_size,
+            num_per_epoch=link.register().plan.num_minibatches,
+            skips_not_finite=skips,
+        )
+    requests = InterruptibleLeases(link)
+    tasks = stream(requests)
+    feeder = Feeder(tasks, requests, framework, link.leases, Quarantine.of(spec))
+    return OwnTasks(link, session, feeder, tasks, outcomes, reporter, skips)
+
+
+def own_host(master_address: str) -> str:
+    """The address of this machine at which whoever reaches the master reaches us."""
+    host, _, port = master_address.rpartition(":")
+    kind, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])
+
+
+def _names_depend_on(spec: JobSpec) -> dict[str, object]:
+    return {
+        "minibatch_size": spec.minibatch_size,
+        "num_minibatches_per_task": spec.num_minibatches_per_task,
+        "seed": spec.seed,
+        "shuffle": spec.shuffle,
+    }
+
+
+def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:
+    """A full minibatch and a short one; none if they cannot be made, which is heard of again where a task can tell."""
+    shard = link.sample()
+    found: list[Batch] = []
+    try:
+        records = readers.of(pb.TRAINING).read(Shard(shard.name, shard.start, shard.end))
+        for count in (len(records), len(records) // 2):
+            task = TaskRecords(0, derive_seed(spec.seed, 0, 0), records[:count])
+            found += [batch for batch in framework.batches(Mode.TRAINING, iter([task])) if batch.size][:1]
+    except (DataError, FeedError) as error:
+        _log.info("The step is not compiled on a sample: %s", error)
+    return found

@@ -1,0 +1,130 @@
+"""What the members of a world tell each other before every step: one line of int64 numbers per member.
+
+A header names the minibatches that its member brings, the newest world that it has heard of, and what it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from functools import reduce
+from operator import or_
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.ps.applied import MinibatchName
+
+_NUM_FIXED = 3  # version, wishes, number of parts
+_NUM_OF_PART = 4
+
+
+class Wish(IntFlag):
+    """What a member wants of all."""
+
+    NOTHING = 0
+    EVALUATION = 1  # all work evaluation tasks off, instead of a step
+    LEAVING = 2  # it goes away now: the others need a new world
+    SHARING = 4  # rank 0: it has leases to tell of
+    FAILED = 8  # user code raised at this member on a minibatch of rank 0's lease
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A minibatch that a member brings to a step.
+
+    Attributes:
+        num_records: its weight.
+    """
+
+    name: MinibatchName
+    num_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One member's line.
+
+    Attributes:
+        version: of the newest world it knows.
+    """
+
+    version: int
+    wishes: Wish = Wish.NOTHING
+    parts: tuple[Part, ...] = ()
+
+    def numbers(self, most_parts: int) -> npt.NDArray[np.int64]:
+        """The line, of the same length for every header with the same `most_parts`."""
+        line = np.zeros(_NUM_FIXED + _NUM_OF_PART * most_parts, np.int64)
+        line[:_NUM_FIXED] = self.version, self.wishes, len(self.parts)
+        for k, part in enumerate(self.parts):
+            start = _NUM_FIXED + _NUM_OF_PART * k
+            line[start : start + _NUM_OF_PART] = part.name.epoch, part.name.task, part.name.n, part.num_records
+        return line
+
+    @classmethod
+    def of(cls, line: npt.NDArray[np.int64]) -> Header:
+        """The inverse of `numbers`."""
+        version, wishes, count = (int(number) for number in line[:_NUM_FIXED])
+        rest = line[_NUM_FIXED : _NUM_FIXED + _NUM_OF_PART * count].reshape(count, _NUM_OF_PART).tolist()
+        return cls(version, Wish(wishes), tuple(Part(MinibatchName(*row[:3]), row[3]) for row in rest))
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step that all members have agreed on.
+
+    Attributes:
+        parts: by rank; every name once, and none that the model holds.
+        wishes_by_rank: of each member.
+    """
+
+    parts: tuple[tuple[Part, ...], ...]
+    rank: int
+    wishes_by_rank: tuple[Wish, ...]
+
+    @classmethod
+    def of(cls, headers: Sequence[Header], rank: int) -> StepPlan:
+        """What follows from the headers, by rank; the same for every member.
+
+        Two members may bring the same minibatch, one of them under a lease that it has lost without knowing it yet:
+        the lower rank's counts.
+        """
+        seen: set[MinibatchName] = set()
+        parts = []
+        for header in headers:
+            own = []
+            for part in header.parts:
+                if part.name not in seen:
+                    seen.add(part.name)
+                    own.append(part)
+            parts.append(tuple(own))
+        return cls(tuple(parts), rank, tuple(header.wishes for header in headers))
+
+    @property
+    def wishes(self) -> Wish:
+        """Of all members together."""
+        return reduce(or_, self.wishes_by_rank)
+
+    def first_with(self, wish: Wish) -> int:
+        """The lowest rank that wants something."""
+        return next(rank for rank, wishes in enumerate(self.wishes_by_rank) if wishes & wish)
+
+    @property
+    def own(self) -> tuple[Part, ...]:
+        """This member's parts."""
+        return self.parts[self.rank]
+
+    @property
+    def all_parts(self) -> list[Part]:
+        return [part for parts in self.parts for part in parts]
+
+    @property
+    def num_records(self) -> int:
+        """Of the whole step."""
+        return sum(part.num_records for part in self.all_parts)
+
+    def scale(self, part: Part) -> float:
+        """The weight of a part's mean gradient in that of the step."""
+        return part.num_records / self.num_records if part.num_records else 0.0

@@ -1,0 +1,207 @@
+"""Checkpoints of a model that lives in the worker: state, ledger and counts in one directory.
+
+``<checkpoint_dir>/version-<minibatches>/`` holds the state's arrays in one file and a manifest with its checksum; the
+directory gets its name last, so that what has the name is whole.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl_client.errors import CheckpointError
+
+_log = logging.getLogger("elasticdl.worker")
+_MANIFEST = "MANIFEST.json"
+_PREFIX = "version-"
+
+AppliedRow = tuple[int, int, list[int], int]  # epoch, task, extras, watermark; see the message AppliedTask
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What tells the checkpoints of a job from others.
+
+    Attributes:
+        strategy: as the manifest names it.
+        file: name of the state's file.
+        names_depend_on: flags that decide which records a minibatch holds; empty: not checked.
+    """
+
+    job_name: str
+    strategy: str
+    file: str
+    names_depend_on: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that was read.
+
+    Attributes:
+        applied: of the ledger.
+        counts: whatever the writer counted.
+    """
+
+    directory: Path
+    arrays: dict[str, npt.NDArray[Any]]
+    applied: list[AppliedRow]
+    counts: dict[str, int]
+
+
+class StateCheckpoints:
+    """The checkpoints in one directory."""
+
+    def __init__(self, directory: str, kind: Kind, keep: int = 0) -> None:
+        """
+        Args:
+            directory: empty: there are none, and none are written.
+            keep: so many of the newest; 0: all.
+        """
+        self._directory = Path(directory) if directory else None
+        self._kind = kind
+        self._keep = keep
+
+    @property
+    def is_wanted(self) -> bool:
+        """There is a place for checkpoints."""
+        return self._directory is not None
+
+    @property
+    def place(self) -> str:
+        """The directory, for people."""
+        return str(self._directory or "")
+
+    def save(self, number: int, arrays: Arrays, applied: Iterable[AppliedRow], counts: Mapping[str, int]) -> None:
+        """Writes one.
+
+        Args:
+            number: minibatches in the model.
+
+        Raises:
+            OSError: it could not be written; nothing is left of it.
+        """
+        assert self._directory is not None
+        final = self._directory / f"{_PREFIX}{number}"
+        temporary = self._directory / f".{_PREFIX}{number}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        state = buffer.getbuffer()
+        manifest = {
+            "job_name": self._kind.job_name,
+            "strategy": self._kind.strategy,
+            **counts,
+            "size_bytes": len(state),
+            "crc32": zlib.crc32(state),
+            "names_depend_on": dict(self._kind.names_depend_on),
+            "applied": [list(row) for row in applied],
+        }
+        try:
+            _write_durably(temporary / self._kind.file, state)
+            _write_durably(temporary / _MANIFEST, json.dumps(manifest).encode())
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(temporary, final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        for old in self._versions()[self._keep :] if self._keep else ():
+            shutil.rmtree(old, ignore_errors=True)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest whole one of this job; what is wrong with newer ones is logged.
+
+        Raises:
+            CheckpointError: it is of this job, but of other minibatches.
+        """
+        for directory in self._versions():
+            try:
+                found, manifest = self._load(directory)
+            except CheckpointError as error:
+                _log.warning("%s", error)
+            else:
+                self._check_names(directory, manifest)
+                return found
+        return None
+
+    def initial(self, path: str) -> Checkpoint:
+        """Another job's, to begin with: a checkpoint, or a directory of them, of which the newest whole one counts.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        named = Path(path)
+        candidates = [named] if (named / _MANIFEST).exists() else _sorted(named)
+        errors = []
+        for directory in candidates:
+            try:
+                return self._load(directory, any_job=True)[0]
+            except CheckpointError as error:
+                _log.warning("%s", error)
+                errors.append(error.what)
+        raise CheckpointError(
+            errors[0] if errors else f"there is no checkpoint of the strategy {self._kind.strategy} in {named}",
+            "name a whole one with --checkpoint_dir_for_init, or a directory of them",
+        )
+
+    def _versions(self) -> list[Path]:
+        return _sorted(self._directory) if self._directory is not None else []
+
+    def _load(self, directory: Path, any_job: bool = False) -> tuple[Checkpoint, dict[str, Any]]:
+        file = self._kind.file
+        try:
+            manifest = json.loads((directory / _MANIFEST).read_text())
+            state = (directory / file).read_bytes()
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint in {directory} cannot be read: {error}") from error
+        if manifest.get("strategy") != self._kind.strategy:
+            raise CheckpointError(f"the checkpoint in {directory} is not of the strategy {self._kind.strategy}")
+        if not any_job and manifest.get("job_name") != self._kind.job_name:
+            raise CheckpointError(f"the checkpoint in {directory} is not of job {self._kind.job_name}")
+        if len(state) != manifest["size_bytes"] or zlib.crc32(state) != manifest["crc32"]:
+            raise CheckpointError(f"{directory / file} is damaged: size or checksum differs from its manifest")
+        with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
+            read = dict(arrays)
+        applied: list[AppliedRow] = [
+            (epoch, task, list(extras), *(watermark or [0])) for epoch, task, extras, *watermark in manifest["applied"]
+        ]
+        counts = {name: value for name, value in manifest.items() if type(value) is int}
+        return Checkpoint(directory, read, applied, counts), manifest
+
+    def _check_names(self, directory: Path, manifest: Mapping[str, Any]) -> None:
+        theirs = manifest.get("names_depend_on") or {}
+        for name, value in self._kind.names_depend_on.items():
+            if name in theirs and theirs[name] != value:
+                raise CheckpointError(
+                    f"the checkpoint in {directory} was written with --{name}={theirs[name]}, not {value}: its record "
+                    "of which minibatches the model holds does not fit",
+                    f"give --{name}={theirs[name]}, or another --checkpoint_dir; with --checkpoint_dir_for_init the "
+                    "model can be taken without that record",
+                )
+
+
+def _sorted(directory: Path) -> list[Path]:
+    """Checkpoint directories, newest first."""
+    if not directory.is_dir():
+        return []
+    found = [path for path in directory.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdigit()]
+    return sorted(found, key=lambda path: -int(path.name[len(_PREFIX) :]))
+
+
+def _write_durably(path: Path, content: bytes | memoryview) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,140 @@
+"""What can be known of a data source before a local job starts: that it is there, its kind, parameters and columns.
+
+Columns are looked up where that takes no package: in the header of CSV files, in tables of SQLite.  Writes nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from urllib.parse import parse_qs, quote
+
+from elasticdl_client.choices import JobType
+from elasticdl_client.data_sources import check_params, is_url, known_type, split_columns, split_sources, type_by_ending
+from elasticdl_client.errors import DataError
+from elasticdl_client.job_spec import JobSpec
+
+_LONGEST_HEADER = 1 << 20
+
+
+def absolute_sources(origin: str) -> str:
+    """The same sources with absolute paths."""
+    return ",".join(_absolute(source) for source in split_sources(os.path.expanduser(origin)))
+
+
+def check_sources(name: str, spec: JobSpec, origin: str) -> None:
+    """Checks one of a job's data flags.
+
+    Args:
+        name: of the flag.
+        origin: its value, with absolute paths.
+
+    Raises:
+        DataError: a source is not there, or not what the flags say.
+    """
+    for source in split_sources(origin):
+        if is_url(source):
+            _check_table(name, spec, source)
+        else:
+            _check_path(name, source)
+            _check_kind(name, spec, source)
+
+
+def _absolute(source: str) -> str:
+    scheme, mark, rest = source.partition("://")
+    if not mark:
+        return os.path.abspath(os.path.expanduser(source))
+    path, question, query = rest.partition("?")
+    if scheme == "sqlite" and path.startswith("/") and not path.startswith("//"):
+        return f"sqlite:///{os.path.abspath(path[1:])}{question}{query}"
+    return source
+
+
+def _check_path(name: str, source: str) -> None:
+    if not os.path.exists(source):
+        if glob.has_magic(source) and glob.glob(source, recursive=True):
+            return
+        raise DataError(f"--{name}: {source} does not exist.", "Name a file, a directory of files, or a pattern.")
+    if not os.access(source, os.R_OK):
+        raise DataError(f"--{name}: {source} cannot be read.", "Check its permissions.")
+    if os.path.isdir(source):
+        if not any(not entry.startswith((".", "_")) for entry in os.listdir(source)):
+            raise DataError(f"--{name}: the directory {source} is empty.", "Write data into it, or name another one.")
+    elif os.path.isfile(source) and os.path.getsize(source) == 0:
+        raise DataError(f"--{name}: the file {source} is empty.", "Write data into it, or name another one.")
+
+
+def _check_kind(name: str, spec: JobSpec, source: str) -> None:
+    params = spec.data_reader_params_dict()
+    given = params.pop("reader_type", None)
+    files = _files(source)
+    if given is None and (not files or (os.path.isdir(source) and type_by_ending(files) == "RecordIO")):
+        return  # what is in a directory decides: images, a saved data set, RecordIO
+    kind = known_type(given) if given is not None else type_by_ending(files)
+    check_params(kind, params, source)
+    header = str(params.get("header", True)).lower() != "false"
+    if kind == "CSV" and header and files:
+        delimiter = str(params.get("delimiter", "\t" if files[0].lower().endswith(".tsv") else ","))
+        columns = _header(files[0], delimiter) if len(delimiter) == 1 else []
+        if columns:
+            _check_columns(name, spec, files[0], columns)
+
+
+def _files(source: str) -> list[str]:
+    paths = [source]
+    if os.path.isdir(source):
+        paths = [os.path.join(source, entry) for entry in sorted(os.listdir(source))]
+    elif not os.path.exists(source):
+        paths = sorted(glob.glob(source, recursive=True))
+    return [path for path in paths if os.path.isfile(path) and not os.path.basename(path).startswith((".", "_"))]
+
+
+def _header(path: str, delimiter: str) -> list[str]:
+    with open(path, "rb") as file:
+        text = file.read(_LONGEST_HEADER).decode("utf-8-sig", errors="replace")
+    return [field.strip() for field in next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])]
+
+
+def _check_table(name: str, spec: JobSpec, url: str) -> None:
+    check_params("SQL", set(spec.data_reader_params_dict()) - {"reader_type"}, f"--{name}")
+    scheme, _, rest = url.partition("://")
+    path, _, query = rest.partition("?")
+    table = parse_qs(query).get("table", [""])[0]
+    if not table:
+        raise DataError(f"--{name}: the URL of {scheme} names no table.", "Write it after the URL: ?table=NAME.")
+    if scheme != "sqlite":
+        return
+    path = path.removeprefix("/")
+    if not os.path.isfile(path):
+        raise DataError(
+            f"--{name}: the database {path} does not exist.", "sqlite:////data/data.db is an absolute path."
+        )
+    try:
+        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
+        try:
+            columns = [row[1] for row in connection.execute("select * from pragma_table_info(?)", (table,))]
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise DataError(f"--{name}: {path} cannot be read: {error}.", "Name a database of SQLite.") from error
+    if not columns:
+        raise DataError(f"--{name}: {path} has no table {table}.", "Write its name after the URL: ?table=NAME.")
+    _check_columns(name, spec, f"the table {table} of {path}", columns)
+
+
+def _check_columns(name: str, spec: JobSpec, where: str, columns: Sequence[str]) -> None:
+    params: Mapping[str, object] = spec.data_reader_params_dict()
+    wanted = [("--columns", column) for column in split_columns(spec.columns)]
+    if spec.label_column and spec.job_type is not JobType.PREDICT:
+        wanted.append(("--label_column", spec.label_column))
+    dtypes = params.get("column_dtypes", {})
+    wanted += [("column_dtypes", str(column)) for column in dtypes] if isinstance(dtypes, dict) else []
+    for flag, column in wanted:
+        if column not in columns:
+            raise DataError(
+                f"--{name}: {where} has no column {column}, which {flag} names.", f"It has: {', '.join(columns)}."
+            )

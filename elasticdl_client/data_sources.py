@@ -1,0 +1,109 @@
+"""What the flags say of data sources: their names, the kinds of readers and the parameters of each.  Reads nothing."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Mapping
+
+from elasticdl_client.errors import DataError
+
+SQL_SCHEMES = ("sqlite", "postgresql", "postgres")
+
+READER_PARAMS: Mapping[str, frozenset[str]] = {
+    "RecordIO": frozenset(),
+    "CSV": frozenset({"header", "delimiter", "column_dtypes"}),
+    "Text": frozenset({"header"}),
+    "TFRecord": frozenset(),
+    "Parquet": frozenset(),
+    "Arrow": frozenset(),
+    "NumPy": frozenset(),
+    "ImageFolder": frozenset({"image_size"}),
+    "HuggingFace": frozenset({"split"}),
+    "SQL": frozenset({"key"}),
+}
+_OF_ALL = frozenset({"columns", "label_col"})  # as the original's --data_reader_params had them
+
+_ENDINGS = {
+    "csv": "CSV",
+    "tsv": "CSV",
+    "txt": "Text",
+    "parquet": "Parquet",
+    "pq": "Parquet",
+    "arrow": "Arrow",
+    "feather": "Arrow",
+    "npz": "NumPy",
+    "tfrecord": "TFRecord",
+    "tfrecords": "TFRecord",
+}
+
+
+def split_sources(origin: str) -> list[str]:
+    """The sources of a list separated by commas; a path or pattern that exists as it is may hold commas."""
+    if "," not in origin or os.path.exists(origin) or (glob.has_magic(origin) and glob.glob(origin, recursive=True)):
+        return [origin]
+    return [part.strip() for part in origin.split(",") if part.strip()]
+
+
+def split_columns(text: str) -> tuple[str, ...]:
+    """The names of `--columns`."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def is_url(source: str) -> bool:
+    """Whether a source is a database.
+
+    Raises:
+        DataError: it is a URL of another kind.
+    """
+    scheme, mark, _ = source.partition("://")
+    if not mark:
+        return False
+    if scheme.partition("+")[0] not in SQL_SCHEMES:
+        raise DataError(
+            f"{scheme}:// is no data source.",
+            "Name files or directories, or a table: sqlite:///PATH?table=NAME, postgresql://USER@HOST/DB?table=NAME.",
+        )
+    return True
+
+
+def type_by_ending(paths: Iterable[str]) -> str:
+    """The kind of reader for files of these names."""
+    kinds = {_type_of(os.path.basename(path).lower()) for path in paths}
+    return kinds.pop() if len(kinds) == 1 else "RecordIO"
+
+
+def _type_of(name: str) -> str:
+    if ".tfrecord" in name:  # data.tfrecord-00000-of-00010, too
+        return "TFRecord"
+    return _ENDINGS.get(name.rpartition(".")[2], "RecordIO") if "." in name else "RecordIO"
+
+
+def known_type(reader_type: object) -> str:
+    """The kind that `reader_type` of `--data_reader_params` names.
+
+    Raises:
+        DataError: there is none of that name.
+    """
+    for known in READER_PARAMS:
+        if str(reader_type).lower() == known.lower():
+            return known
+    raise DataError(
+        f"The reader type {reader_type} is not supported.",
+        f"reader_type may be {', '.join(READER_PARAMS)}; for other data define custom_data_reader in your module.",
+    )
+
+
+def check_params(reader_type: str, params: Iterable[str], where: str) -> None:
+    """Checks the names of `--data_reader_params`, `reader_type` excepted.
+
+    Raises:
+        DataError: one that this kind of reader does not know.
+    """
+    known = READER_PARAMS[reader_type] | _OF_ALL
+    unknown = sorted(set(params) - known)
+    if unknown:
+        raise DataError(
+            f"The {reader_type} reader of {where} does not know the parameter {unknown[0]}.",
+            f"--data_reader_params may have: {', '.join(['reader_type', *sorted(known)])}.",
+        )

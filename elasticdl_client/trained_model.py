@@ -1,0 +1,191 @@
+"""What --checkpoint_dir_for_init names in a job that trains nothing: told apart by content, and whom it is for.
+
+Client and master both look; what is inside is read by who loads it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from elasticdl_client.choices import DistributionStrategy, Framework
+from elasticdl_client.errors import CheckpointError, FlagError
+
+_MANIFEST = "MANIFEST.json"
+_FLAG = "--checkpoint_dir_for_init"
+_CHUNK_BYTES = 1 << 20
+_HINT = (
+    "Name a checkpoint (a directory version-N, or one that holds such versions), a directory that --output has "
+    "written, a .keras file, or a .pt file with a state_dict."
+)
+
+
+class Kind(StrEnum):
+    """What a trained model lies there as; the value is its name for people."""
+
+    SERVERS = "a checkpoint of parameter servers"
+    STATE = "a checkpoint of a job without parameter servers"
+    SAVED_MODEL = "a SavedModel"
+    KERAS_FILE = "a .keras file"
+    TORCH_STATE = "a state_dict of PyTorch"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A trained model on disk.
+
+    Attributes:
+        path: a version's directory, the directory of a SavedModel, or a file.
+        version: of the model when it was written; 0: not known.
+    """
+
+    kind: Kind
+    path: Path
+    version: int = 0
+
+    def check_strategy(self, strategy: DistributionStrategy) -> None:
+        """Refuses a job that has parameter servers and no use for them, or needs them and has none.
+
+        Raises:
+            FlagError: naming what works.
+        """
+        on_servers = strategy is DistributionStrategy.PARAMETER_SERVER
+        if self.kind is Kind.SERVERS and not on_servers:
+            raise FlagError(
+                f"{_FLAG}={self.path} is {self.kind}, and --distribution_strategy={strategy} has none.",
+                "Give --distribution_strategy=ParameterServerStrategy; any --num_ps_pods will do.",
+            )
+        if self.kind is not Kind.SERVERS and on_servers:
+            raise FlagError(
+                f"{_FLAG}={self.path} is {self.kind}: workers load it themselves, without parameter servers.",
+                "Give --distribution_strategy=AllReduceStrategy, or Local for one worker.",
+            )
+
+    def check_framework(self, framework: Framework) -> None:
+        """Refuses a model of the other framework than the job's.
+
+        Raises:
+            FlagError: naming both.
+        """
+        needed = {
+            Kind.SERVERS: Framework.TENSORFLOW,
+            Kind.SAVED_MODEL: Framework.TENSORFLOW,
+            Kind.KERAS_FILE: Framework.TENSORFLOW,
+            Kind.TORCH_STATE: Framework.TORCH,
+        }.get(self.kind, framework)
+        if needed is not framework:
+            raise FlagError(
+                f"{_FLAG}={self.path} is {self.kind}, and the --model_def is written for {framework}.",
+                "Name the module that the model was trained with, or another model.",
+            )
+
+
+def look_at(path: Path) -> TrainedModel:
+    """The trained model at a path; of a directory of versions the newest that is whole.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if path.is_file():
+        return TrainedModel(_kind_of_file(path), path)
+    if not path.is_dir():
+        raise CheckpointError(f"{_FLAG}={path} does not exist.", _HINT)
+    if (path / "saved_model.pb").is_file():
+        return TrainedModel(Kind.SAVED_MODEL, path)
+    for name, kind in (("model.pt", Kind.TORCH_STATE), ("model.keras", Kind.KERAS_FILE)):
+        if (path / name).is_file():
+            return TrainedModel(kind, path / name)
+    if (path / _MANIFEST).is_file():
+        return _version(path)
+    errors = []
+    versions = list(_versions(path))
+    for version in versions:
+        try:
+            return _version(version)
+        except CheckpointError as error:
+            errors.append(error.what)
+    if errors:
+        raise CheckpointError(f"{_FLAG}={path} holds no whole checkpoint: {errors[0]}", _HINT)
+    incomplete = sum(1 for _ in path.glob("version-*"))
+    found = f"its {incomplete} versions were never completed" if incomplete else "it holds no version"
+    raise CheckpointError(f"{_FLAG}={path} is no trained model: {found}.", _HINT)
+
+
+def check_unused(prediction_outputs: Path) -> None:
+    """That a job which begins to predict has the directory to itself.
+
+    Raises:
+        FlagError: there is something in it.
+    """
+    if prediction_outputs.is_dir() and any(prediction_outputs.iterdir()):
+        raise FlagError(
+            f"--prediction_outputs={prediction_outputs} is not empty: the files of two jobs would be mixed up.",
+            "Name a directory that is empty or not there yet.",
+        )
+
+
+def state_file(directory: Path) -> Path:
+    """The file of a checkpoint without parameter servers that holds the model.
+
+    Raises:
+        CheckpointError: it is not there, or damaged.
+    """
+    manifest = _manifest(directory)
+    files = sorted(directory.glob("*.npz"))
+    if len(files) != 1:
+        raise CheckpointError(f"the checkpoint in {directory} is not whole: it holds {len(files)} files of a state")
+    crc, size = 0, 0
+    with open(files[0], "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+    if (size, crc) != (manifest.get("size_bytes"), manifest.get("crc32")):
+        raise CheckpointError(f"{files[0]} is damaged: size or checksum differs from its manifest")
+    return files[0]
+
+
+def _kind_of_file(path: Path) -> Kind:
+    kinds = {".keras": Kind.KERAS_FILE, ".pt": Kind.TORCH_STATE, ".pth": Kind.TORCH_STATE}
+    if path.suffix not in kinds:
+        raise CheckpointError(f"{_FLAG}={path} is a file of no known kind.", _HINT)
+    return kinds[path.suffix]
+
+
+def _version(directory: Path) -> TrainedModel:
+    """The checkpoint in a version's directory.
+
+    Raises:
+        CheckpointError: it is not whole.
+    """
+    manifest = _manifest(directory)
+    if "parts" not in manifest:
+        state_file(directory)
+        return TrainedModel(Kind.STATE, directory, int(manifest.get("steps", 0)))
+    for part in manifest["parts"]:
+        file = directory / str(part.get("file"))
+        if not file.is_file() or file.stat().st_size != part.get("size_bytes"):
+            raise CheckpointError(f"the checkpoint in {directory} is not whole: {file.name} is missing or cut short")
+    return TrainedModel(Kind.SERVERS, directory, int(manifest.get("model_version", 0)))
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    path = directory / _MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(manifest, dict) or not ("parts" in manifest or "strategy" in manifest):
+        raise CheckpointError(f"{path} is not the manifest of a checkpoint.", _HINT)
+    return manifest
+
+
+def _versions(directory: Path) -> Iterator[Path]:
+    """Newest first."""
+    found = [path for path in directory.glob("version-*") if path.name.removeprefix("version-").isdecimal()]
+    for path in sorted(found, key=lambda path: -int(path.name.removeprefix("version-"))):
+        if (path / _MANIFEST).is_file():
+            yield path

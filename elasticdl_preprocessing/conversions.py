@@ -1,0 +1,159 @@
+"""Layers that change what a tensor is: `ToNumber` its dtype, `ToSparse` and `ToRagged` its kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from elasticdl_preprocessing.layer import PACKAGE, ElementwiseLayer, PreprocessingLayer
+from elasticdl_preprocessing.tensors import Tensor, as_tensor, dtype_name, is_ragged, is_sparse, keep_cells, symbolic
+
+
+@keras.saving.register_keras_serializable(package=PACKAGE)
+class ToNumber(ElementwiseLayer):
+    """Strings as numbers, numbers cast; a string that is empty or blank becomes `default_value`.
+
+    Another string that is no number is an error of the step that meets it.
+
+    Args:
+        out_type: dtype of the result, "float32" or `tf.int64`, say.
+
+    Raises:
+        ValueError: `out_type` is not the dtype of a number.
+    """
+
+    def __init__(self, out_type: Any, default_value: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.out_type = _number_type(out_type)
+        self.default_value = default_value
+        self.output_dtype = self.out_type
+
+    def values(self, values: Tensor) -> Tensor:
+        if values.dtype != tf.string:
+            return tf.cast(values, self.out_type)
+        parsed = self.out_type if self.out_type in ("float32", "float64", "int32", "int64") else _wider(self.out_type)
+        values = tf.strings.strip(values)
+        is_empty = tf.equal(values, "")
+        numbers = tf.strings.to_number(tf.where(is_empty, "0", values), parsed)
+        return tf.where(is_empty, tf.constant(self.default_value, self.out_type), tf.cast(numbers, self.out_type))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "out_type": self.out_type, "default_value": self.default_value}
+
+
+class _Dropping(PreprocessingLayer):
+    """Leaves out the cells of one value."""
+
+    def __init__(self, ignore_value: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ignore_value = ignore_value
+
+    def _ignored(self, dtype: Any) -> Any:
+        """The value of cells that are left out; None: none is."""
+        raise NotImplementedError
+
+    def _kept(self, values: Tensor) -> Tensor:
+        ignored = self._ignored(values.dtype)
+        if ignored is None:
+            return tf.ones_like(values, tf.bool)
+        return tf.not_equal(values, tf.constant(ignored, values.dtype))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "ignore_value": self.ignore_value}
+
+
+@keras.saving.register_keras_serializable(package=PACKAGE)
+class ToSparse(_Dropping):
+    """The cells of a tensor, whatever its kind, that do not equal `ignore_value`, as a sparse tensor.
+
+    Args:
+        ignore_value: None: "" for strings, −1 for integers, 0.0 for floats.
+    """
+
+    def call(self, inputs: Any) -> Tensor:
+        inputs = as_tensor(inputs)
+        if isinstance(inputs, tf.RaggedTensor):
+            inputs = inputs.to_sparse()
+        if isinstance(inputs, tf.SparseTensor):
+            return keep_cells(inputs, self._kept)
+        indices = tf.where(self._kept(inputs))
+        sparse = tf.SparseTensor(indices, tf.gather_nd(inputs, indices), tf.shape(inputs, tf.int64))
+        if inputs.shape.rank is not None:
+            sparse.set_shape(inputs.shape)
+        return sparse
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        shape = [inputs.shape[0], *([None] * (len(inputs.shape) - 1))] if is_ragged(inputs) else inputs.shape
+        return symbolic(inputs, shape, dtype_name(inputs), sparse=True)
+
+    def _ignored(self, dtype: Any) -> Any:
+        if self.ignore_value is not None:
+            return self.ignore_value
+        return "" if dtype == tf.string else -1 if dtype.is_integer else 0.0
+
+
+@keras.saving.register_keras_serializable(package=PACKAGE)
+class ToRagged(_Dropping):
+    """The cells of a dense or ragged tensor of one or two dimensions that do not equal `ignore_value`, as a ragged one.
+
+    Strings are split first: a row "a,b" of one cell has the cells "a" and "b"; those of several cells are joined.
+
+    Args:
+        sep: what strings are split at; None or "": they are not split.
+        ignore_value: None: "" for strings, −1 for integers; of floats every cell is kept.
+
+    Raises:
+        TypeError: the input is sparse.
+    """
+
+    def __init__(self, sep: str | None = ",", ignore_value: Any = None, **kwargs: Any) -> None:
+        super().__init__(ignore_value, **kwargs)
+        self.sep = sep
+
+    def call(self, inputs: Any) -> Tensor:
+        inputs = as_tensor(inputs)
+        self._check(inputs, inputs.shape.rank)
+        if isinstance(inputs, tf.Tensor):
+            cells = inputs[:, None] if inputs.shape.rank == 1 else inputs
+            inputs = tf.RaggedTensor.from_tensor(cells)
+        if self.sep and inputs.dtype == tf.string:
+            inputs = tf.strings.split(inputs, self.sep).merge_dims(1, 2)
+        return keep_cells(inputs, self._kept)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        self._check(inputs, len(inputs.shape))
+        return symbolic(None, (inputs.shape[0], None), dtype_name(inputs), ragged=True)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (input_shape[0], None)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "sep": self.sep}
+
+    def _ignored(self, dtype: Any) -> Any:
+        if self.ignore_value is not None:
+            return self.ignore_value
+        return "" if dtype == tf.string else -1 if dtype.is_integer else None
+
+    def _check(self, inputs: Any, rank: int | None) -> None:
+        if is_sparse(inputs):
+            raise TypeError(f"ToRagged {self.name!r} is given a sparse tensor; it takes dense and ragged ones.")
+        if rank not in (1, 2):
+            raise ValueError(f"ToRagged {self.name!r} is given {rank} dimensions; it takes one or two.")
+
+
+def _number_type(out_type: Any) -> str:
+    dtype = tf.as_dtype(out_type)
+    if not (dtype.is_floating or dtype.is_integer):
+        raise ValueError(f"ToNumber: {dtype.name} is not the dtype of a number.")
+    return str(dtype.name)
+
+
+def _wider(dtype: str) -> str:
+    """The dtype that strings are parsed to."""
+    return "float32" if tf.as_dtype(dtype).is_floating else "int64"

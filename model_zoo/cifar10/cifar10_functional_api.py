@@ -1,0 +1,26 @@
+"""CIFAR-10 with a small network in the manner of VGG: pairs of 3 × 3 convolutions, twice as wide at half the size.
+
+Source: Simonyan and Zisserman, arXiv:1409.1556; batch normalisation and fewer layers, as the images are small.
+"""
+
+import keras
+
+from .images import NUM_CLASSES, eval_metrics_fn, feed, image_input, loss, optimizer, prepared
+
+__all__ = ["custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
+
+
+def custom_model(width: int = 32, num_stages: int = 3, dropout: float = 0.3) -> keras.Model:
+    """Two convolutions a stage; `width` channels in the first one."""
+    image = image_input()
+    x = prepared(image)
+    for stage in range(num_stages):
+        for _ in range(2):
+            x = keras.layers.Conv2D(width << stage, 3, padding="same", use_bias=False)(x)
+            x = keras.layers.BatchNormalization(momentum=0.9)(x)
+            x = keras.layers.ReLU()(x)
+        x = keras.layers.MaxPooling2D()(x)
+        x = keras.layers.Dropout(dropout)(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    logits = keras.layers.Dense(NUM_CLASSES, name="logits")(x)
+    return keras.Model(image, logits, name="vgg")

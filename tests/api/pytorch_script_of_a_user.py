@@ -1,0 +1,130 @@
+"""A PyTorch training script as a user has it; notes the model's digest after every step.
+
+pytorch_script_of_a_user.py NOTES [--hold-worker N --hold-at K] …
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from script_waits import hold, wait_to_begin
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elasticdl.api.pytorch import create_elastic_controller
+
+SIZE, WIDTH = 400, 6
+
+
+def digest(*modules: nn.Module) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for module in modules:
+        for value in module.state_dict().values():
+            found.update(value.numpy().tobytes())
+    return found.hexdigest()
+
+
+class Records(TensorDataset):  # type: ignore[misc]
+    """Of which one may be bad."""
+
+    bad = -1
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        if index == self.bad:
+            raise ValueError("the record is ugly")
+        return tuple(column[index] for column in self.tensors)
+
+
+def dataset() -> Records:
+    features = torch.randn(SIZE, WIDTH, generator=torch.Generator().manual_seed(5))
+    return Records(features, features.sum(1, keepdim=True).sign())
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("notes", type=Path)
+    parser.add_argument("--hold-worker", default="")
+    parser.add_argument(
+        "--hold-at",
+        type=int,
+        default=-1,
+        help="that worker waits there, in its step, for a writer of the pipe `go`",
+    )
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--loaders", type=int, default=1)
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds of each step")
+    parser.add_argument("--bad-record", type=int, default=-1)
+    parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--nan-at", type=int, default=-1, help="from that step on worker 0 tells of a loss of NaN")
+    parser.add_argument("--amp", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    return parser.parse_args()
+
+
+def misbehave(given: argparse.Namespace, worker: str, number: int) -> None:
+    """What the arguments say of the middle of a step."""
+    if worker == given.hold_worker and number == given.hold_at:
+        hold(given.notes)
+    if number == given.raise_at and worker == "0":
+        raise ValueError("the script is wrong")
+
+
+def main() -> int:
+    given = parse_arguments()
+    worker = os.environ.get("WORKER_ID", "alone")
+    wait_to_begin(given.notes, worker)
+
+    torch.manual_seed(int.from_bytes(worker.encode()))  # each begins with another model: the world's is that of one
+    model = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 1))
+    run = torch.compile(model, backend="aot_eager") if given.compile else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=1000)
+    by_epoch = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    data = dataset()
+    data.bad = given.bad_record
+
+    controller = create_elastic_controller(
+        batch_size=8, num_epochs=given.epochs, state=[model, optimizer, scheduler, by_epoch]
+    )
+    loader = controller.loader(data, num_workers=given.loaders)
+
+    @controller.on_evaluation(SIZE)
+    def evaluate(indices: range) -> dict[str, float]:
+        features, labels = (column[indices.start : indices.stop] for column in data.tensors)
+        return {"accuracy": float((model(features).sign() == labels).float().mean())}
+
+    number = last = 0
+    with (given.notes / f"steps-{worker}").open("a") as notes:
+        for epoch in controller.epochs():
+            for features, labels in loader:
+                with controller.step():
+                    optimizer.zero_grad()
+                    with torch.autocast("cpu", torch.bfloat16, enabled=given.amp):
+                        loss = nn.functional.mse_loss(run(features).float(), labels)
+                    if 0 <= given.nan_at <= number:
+                        loss = loss * float("nan")
+                        controller.log_loss(loss)
+                    loss.backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    misbehave(given, worker, number)
+                    optimizer.step()
+                    scheduler.step()
+                    time.sleep(given.slow)
+                if not controller.is_rehearsal and controller.num_steps > last:
+                    number, last = number + 1, controller.num_steps
+                    rates = [group["lr"] for group in optimizer.param_groups]
+                    notes.write(f"{controller.num_steps} {digest(model)} {rates} {epoch}\n")
+                    notes.flush()
+            by_epoch.step()
+    (given.notes / f"end-{worker}").write_text(f"{digest(model)} {controller.rank} {by_epoch.last_epoch}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Jobs whose workers run a command of the user's, on the local runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from script_waits import kept_from_beginning
+
+from elasticdl.cluster.cluster import Role
+from tests.chaos.job import LocalJob
+from tests.chaos.scenarios import coverage_of
+
+pytestmark = pytest.mark.ci
+
+SCRIPT = Path(__file__).with_name("script_of_a_user.py")
+
+
+def job_of(tmp_path: Path, command: str, **flags: object) -> LocalJob:
+    (tmp_path / "notes").mkdir()
+    return LocalJob(tmp_path / "job", {"job_name": "script", "job_command": command, "num_workers": 1} | flags)
+
+
+def script(tmp_path: Path, arguments: str) -> str:
+    return f"python {SCRIPT} {tmp_path / 'notes'} {arguments}"
+
+
+def held_job(tmp_path: Path) -> LocalJob:
+    """Two workers, of which the first has trained three minibatches and holds the next; then the second begins."""
+    job = job_of(tmp_path, script(tmp_path, "--size 100 --hold-at 3"), num_workers=2)
+    notes = tmp_path / "notes"
+    with kept_from_beginning(notes, "1"):
+        job.start()
+        job.wait_until("worker 0 to hold a minibatch", (notes / "held").exists, 60)
+    return job
+
+
+def noted(tmp_path: Path) -> Counter[tuple[int, int, int]]:
+    """How often each minibatch was trained, by all workers."""
+    names: Counter[tuple[int, int, int]] = Counter()
+    for path in (tmp_path / "notes").glob("worker-*"):
+        names.update(tuple(json.loads(line)[:3]) for line in path.read_text().splitlines())
+    return names
+
+
+def test_two_scripts_share_the_data_and_each_ends_by_itself(tmp_path: Path) -> None:
+    job = job_of(tmp_path, script(tmp_path, "--size 100 --after 1"), num_workers=2).start()
+    assert job.wait(120) == 0, job.story()
+    assert len(noted(tmp_path)) == 2 * 13
+    assert set(noted(tmp_path).values()) == {1}
+    assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(100, 100, 0, 0)] * 2
+    assert {path.name for path in (tmp_path / "notes").glob("done-*")} == {"done-0", "done-1"}
+    assert "of 2: 13 minibatches" in job.log("elasticdl-script-worker-0")
+
+
+def test_a_killed_script_loses_nothing_and_has_a_successor(tmp_path: Path) -> None:
+    job = held_job(tmp_path)
+    victim = next(pod for pod in job.pods(Role.WORKER) if pod.index == 0)
+    os.kill(victim.pid, signal.SIGKILL)
+    assert job.wait(120) == 0, job.story()
+    assert len(noted(tmp_path)) == 2 * 13
+    assert [(c.committed, c.lost) for c in coverage_of(job)] == [(100, 0)] * 2
+    assert set(noted(tmp_path).values()) == {1}  # it was held before it was noted
+    assert "done-2" in {path.name for path in (tmp_path / "notes").glob("done-*")}
+
+
+def test_a_killed_master_is_followed_by_another_and_scripts_go_on(tmp_path: Path) -> None:
+    job = held_job(tmp_path)
+    os.kill(job.pods(Role.MASTER)[0].pid, signal.SIGKILL)
+    job.wait_until("the next life of the master", lambda: "takes over from the journal" in job.master_log(), 60)
+    (tmp_path / "notes" / "go").write_text("")
+    assert job.wait(120) == 0, job.story()
+    assert len(noted(tmp_path)) == 2 * 13
+    assert set(noted(tmp_path).values()) == {1}
+    assert [(c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(100, 0, 0)] * 2
+    assert {path.name for path in (tmp_path / "notes").glob("done-*")} == {"done-0", "done-1"}
+
+
+def test_records_of_the_jobs_training_data_reach_a_script(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a\n" + "".join(f"{n}\n" for n in range(20)))
+    flags = {"training_data": tmp_path / "rows.csv", "minibatch_size": 64}
+    job = job_of(tmp_path, script(tmp_path, ""), **flags).start()
+    assert job.wait(120) == 0, job.story()
+    assert [(c.records, c.committed) for c in coverage_of(job)] == [(20, 20)] * 2
+    lines = [json.loads(line) for line in (tmp_path / "notes" / "worker-0").read_text().splitlines()]
+    assert all(size == records <= 8 for *_, size, records in lines)
+
+
+def test_a_command_that_knows_nothing_of_us_is_over_when_it_ends(tmp_path: Path) -> None:
+    code = "import os, sys; print('here is', *sys.argv[1:], os.environ['WORKER_ID'], os.getcwd())"
+    zoo = tmp_path / "zoo"
+    zoo.mkdir()
+    job = job_of(tmp_path, f'python -c "{code}" "a b" $HOME', model_zoo=zoo).start()
+    assert job.wait(60) == 0, job.story()
+    assert f"here is a b $HOME 0 {zoo}" in job.log("elasticdl-script-worker-0")
+
+
+def test_a_command_that_fails_ends_the_job_with_its_log(tmp_path: Path) -> None:
+    command = "python -c \"import sys; sys.exit('the rate is wrong')\""
+    job = job_of(tmp_path, command, max_task_failures=2).start()
+    assert job.wait(60) == 1, job.story()
+    assert "the rate is wrong" in "\n".join(job.output)
+    assert "2 pods in a row ended by their own fault" in "\n".join(job.output)
+
+
+def test_scripts_that_stop_before_the_end_of_the_data_say_so(tmp_path: Path) -> None:
+    code = "from elasticdl.api.data import DataShardService as D; m = iter(D(8, dataset_size=64)); next(m); next(m)"
+    job = job_of(tmp_path, f'python -c "{code}"').start()
+    assert job.wait(60) == 0, job.story()
+    assert "Epoch 1: records 64, committed 8, repeated 0, lost 0, unplanned 56" in job.master_log()
+    assert "before the end of the data" in job.master_log()
+
+
+def test_what_cannot_be_run_is_refused_before_the_job_starts(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "no-such-program --fast").start()
+    assert job.wait(60) != 0
+    assert "no-such-program is no program that can be run" in "\n".join(job.output)

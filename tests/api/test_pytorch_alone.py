@@ -1,0 +1,150 @@
+"""A PyTorch script with an elastic controller, run by itself: the same model as a plain loop over the same batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, elastic_loop, loop, loss_of, plain_loop
+from torch import nn
+from torch.utils.data import DataLoader
+
+from elasticdl.api.pytorch import ElasticController, create_elastic_controller
+from elasticdl_client.errors import DataError, FlagError, JobError, ModelDefinitionError
+
+pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.mark.parametrize("train", [Script.plainly, Script.scheduled, Script.clipped, Script.scaled])
+def test_the_model_is_that_of_a_plain_loop(train: Callable[[Script, Any], None]) -> None:
+    assert_equal(elastic_loop(Script(train)), plain_loop(Script(train)))
+
+
+def test_a_compiled_model_trains_as_the_plain_one() -> None:
+    torch._dynamo.reset()
+    assert_equal(elastic_loop(Script(compiled=True)), plain_loop(Script(compiled=True)))
+
+
+def test_steps_that_a_scaler_leaves_out_count_as_made() -> None:
+    script = Script(Script.scaled)
+    elastic_loop(script)
+    assert 0 < script.scaler.get_scale() < 2.0**127
+
+
+def test_a_loop_over_range_and_a_decorated_function_do_the_same() -> None:
+    script = Script()
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
+    loader = controller.loader(DataLoader(dataset(), batch_size=BATCH, num_workers=1))
+
+    @controller.elastic_run
+    def train(batch: Any) -> int:
+        script.train(batch)
+        return len(batch[0])
+
+    with controller.scope():
+        counts = [train(batch) for _ in range(EPOCHS) for batch in loader]
+    assert sum(counts) == EPOCHS * SIZE
+    assert_equal(script.values(), plain_loop(Script()))
+
+
+def test_a_fixed_global_batch_is_one_update_of_several_minibatches() -> None:
+    script = Script(Script.scheduled)
+    script.bare[1] = nn.Identity()
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state, fixed_global_batch=3 * BATCH)
+    loader = controller.loader(dataset(), num_workers=1)
+    for _ in controller.epochs():
+        for batch in loader:
+            with controller.step():
+                script.train(batch)
+    other = Script(Script.scheduled)
+    other.bare[1] = nn.Identity()
+    expected = plain_loop(other, group=3)
+    assert controller.num_steps == EPOCHS * 3 == script.scheduler.last_epoch
+    for name, value in script.values().items():
+        torch.testing.assert_close(value, expected[name])
+
+
+def test_several_losses_add_up_without_sync() -> None:
+    def train(script: Script, batch: Any) -> None:
+        script.optimizer.zero_grad()
+        if controllers:
+            with controllers[0].no_sync():
+                loss_of(script.model, batch).backward()
+        else:
+            loss_of(script.model, batch).backward()
+        script.model[3].weight.square().sum().backward()
+        script.optimizer.step()
+
+    controllers: list[ElasticController] = []
+    expected = plain_loop(Script(train))
+    script = Script(train)
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
+    controllers.append(controller)
+    loader = controller.loader(dataset())
+    for _ in controller.epochs():
+        for batch in loader:
+            with controller.step():
+                script.train(batch)
+    assert_equal(script.values(), expected)
+    controllers[0] = create_elastic_controller(BATCH, EPOCHS, state=script.state)
+
+    def twice(batch: Any) -> None:
+        loss_of(script.model, batch).backward()
+        loss_of(script.model, batch).backward()
+
+    with pytest.raises(ModelDefinitionError, match="backward\\(\\) was called again"):
+        loop(controllers[0], dataset(), twice)
+
+
+def test_evaluation_after_every_epoch_leaves_training_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script()
+    data = dataset()
+    controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
+
+    @controller.on_evaluation(SIZE)
+    def evaluate(indices: range) -> dict[str, float]:
+        assert not script.bare.training
+        torch.rand(3)
+        right = script.model(data.tensors[0][list(indices)]).sign() == data.tensors[1][list(indices)]
+        return {"accuracy": float(right.float().mean())}
+
+    with caplog.at_level(logging.INFO, "elasticdl.api"):
+        loader = controller.loader(data)
+        for _ in controller.epochs():
+            for batch in loader:
+                with controller.step():
+                    script.train(batch)
+    assert script.bare.training
+    assert_equal(script.values(), plain_loop(Script()))
+    lines = [record.getMessage() for record in caplog.records if "Evaluation metrics" in record.getMessage()]
+    assert [line.split(":")[0] for line in lines] == ["Evaluation metrics[step=7]", "Evaluation metrics[step=14]"]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    script = Script()
+    with pytest.raises(ModelDefinitionError, match="state_dict"):
+        create_elastic_controller(BATCH, state=[object()])
+    with pytest.raises(ModelDefinitionError, match="No model"):
+        create_elastic_controller(BATCH).loader(dataset())
+    with pytest.raises(FlagError, match="no multiple"):
+        create_elastic_controller(BATCH, state=script.state, fixed_global_batch=BATCH + 1).loader(dataset())
+    with pytest.raises(DataError, match="sampler"):
+        create_elastic_controller(BATCH, state=script.state).loader(dataset(), shuffle=True)
+    controller = create_elastic_controller(BATCH, state=script.state)
+    with pytest.raises(JobError, match="no data"), controller.step():
+        pass
+    with pytest.raises(JobError, match="without backward"):
+        loop(controller, dataset(), lambda batch: None)
+    controller = create_elastic_controller(BATCH, state=script.state)
+    with pytest.raises(JobError, match="not trained"):
+        list(controller.loader(dataset()))
+
+
+def test_an_error_of_the_script_is_the_scripts() -> None:
+    script = Script()
+    controller = create_elastic_controller(BATCH, state=script.state)
+    with pytest.raises(ZeroDivisionError):
+        loop(controller, dataset(), lambda batch: 1 / 0)

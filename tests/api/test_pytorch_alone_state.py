@@ -1,0 +1,95 @@
+"""State of a PyTorch script with an elastic controller, run by itself: what travels, and its checkpoints."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, plain_loop
+from torch import nn
+
+from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl_client.errors import CheckpointError, ModelDefinitionError
+
+pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("one_thread")]
+
+
+def run_for(script: Script, directory: Path, num_batches: int) -> list[int]:
+    """Trains so many batches, then is gone; the numbers of the records."""
+    controller = create_elastic_controller(
+        BATCH, EPOCHS, state=script.state, checkpoint_dir=str(directory), checkpoint_steps=3
+    )
+    loader = controller.loader(dataset(), num_workers=1)
+    seen: list[int] = []
+    for epoch in controller.epochs():
+        for batch in loader:
+            with controller.step():
+                script.train(batch)
+            seen += [SIZE * epoch + k for k in batch[2].tolist()]
+            num_batches -= 1
+            if not num_batches:
+                finish_checkpoints()
+                return seen
+    return seen
+
+
+def finish_checkpoints() -> None:
+    """Those that are being written in the background: of a process that is truly gone nothing writes any more."""
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join()
+
+
+def test_a_script_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    first = run_for(Script(Script.scaled), tmp_path, 8)
+    script = Script(Script.scaled)
+    rest = run_for(script, tmp_path, 100)
+    assert_equal(script.values(), plain_loop(Script(Script.scaled)))
+    assert sorted({*first, *rest}) == list(range(EPOCHS * SIZE))
+    assert len(rest) < EPOCHS * SIZE - 3 * BATCH
+
+
+def test_another_model_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    run_for(Script(), tmp_path, 100)
+    other = Script()
+    other.bare[3] = nn.Linear(9, 2)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        run_for(other, tmp_path, 1)
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.items: Any = {}
+
+    def state_dict(self) -> Any:
+        return self.items
+
+    def load_state_dict(self, state: Any) -> None:
+        self.items = state
+
+
+def test_any_state_that_is_plain_travels() -> None:
+    controller = create_elastic_controller(BATCH)
+    tally = Tally()
+    controller.register(tally=tally)
+    items = {
+        "a": [1, (2.5, None)],
+        3: {"x", "y"},
+        "b": Counter({7: 2}),
+        "t": torch.ones(2, dtype=torch.bfloat16),
+        "inf": float("inf"),
+    }
+    tally.items = items
+    arrays = controller.state.state()
+    tally.items = None
+    controller.state.load_state(arrays)
+    assert {k: v for k, v in tally.items.items() if k != "t"} == {k: v for k, v in items.items() if k != "t"}
+    assert isinstance(tally.items["b"], Counter)
+    assert torch.equal(tally.items["t"], items["t"])  # type: ignore[arg-type]
+    tally.items = {"f": print}
+    with pytest.raises(ModelDefinitionError, match="tally/f is a builtin_function"):
+        controller.state.state()

@@ -1,0 +1,171 @@
+"""The same PyTorch script in the workers of a job, on the local runtime: they come and go, and the model is one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from script_waits import kept_from_beginning
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from elasticdl.cluster.cluster import Role
+from tests.chaos.job import LocalJob
+from tests.chaos.scenarios import coverage_of
+
+pytestmark = pytest.mark.ci
+
+SCRIPT = Path(__file__).with_name("pytorch_script_of_a_user.py")
+RECORDS, MINIBATCHES, EPOCHS = 400, 50, 2
+
+
+def job_of(tmp_path: Path, arguments: str = "", **flags: object) -> LocalJob:
+    (tmp_path / "notes").mkdir()
+    all_flags = {
+        "job_name": "script",
+        "job_command": f"python {SCRIPT} {tmp_path / 'notes'} {arguments}",
+        "distribution_strategy": "AllReduceStrategy",
+        "num_minibatches_per_task": 4,
+        "checkpoint_dir": tmp_path / "checkpoints",
+    }
+    return LocalJob(tmp_path / "job", all_flags | flags)
+
+
+def steps_of(tmp_path: Path) -> dict[str, dict[int, str]]:
+    """By worker and step: the model's digest and the rates after it."""
+    found = {}
+    for path in (tmp_path / "notes").glob("steps-*"):
+        lines = [line.split(" ", 1) for line in path.read_text().splitlines()]
+        found[path.name.removeprefix("steps-")] = {int(step): rest for step, rest in lines}
+    return found
+
+
+def check(tmp_path: Path, job: LocalJob) -> dict[str, dict[int, str]]:
+    """Every record of every epoch was trained once, and whoever made the same step has the same model."""
+    assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(RECORDS, RECORDS, 0, 0)] * 2
+    steps = steps_of(tmp_path)
+    for number in {number for made in steps.values() for number in made}:
+        assert len({made[number].rsplit(" ", 1)[0] for made in steps.values() if number in made}) == 1, number
+    trained = [worker for worker in ended(tmp_path) if steps[worker]]  # a successor may come when all is trained
+    ends = {(tmp_path / "notes" / f"end-{worker}").read_text().split()[0] for worker in trained}
+    assert len(ends) == 1, job.story()
+    return steps
+
+
+def ended(tmp_path: Path) -> list[str]:
+    """Workers whose script has come to its end."""
+    return [path.name.removeprefix("end-") for path in (tmp_path / "notes").glob("end-*")]
+
+
+def test_a_worker_is_killed_in_its_step_and_a_successor_joins(tmp_path: Path) -> None:
+    flags = {"num_workers": 2, "min_workers": 2, "tensorboard_log_dir": tmp_path / "logs"}
+    job = job_of(tmp_path, "--hold-worker 1 --hold-at 9 --slow 0.02", **flags).start()
+    job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 90)
+    victim = next(pod for pod in job.pods(Role.WORKER) if pod.index == 1)
+    os.kill(victim.pid, signal.SIGKILL)
+    assert job.wait(150) == 0, job.story()
+    steps = check(tmp_path, job)
+    assert set(steps) == {"0", "1", "2"}, job.story()
+    assert len(set(steps["0"]) & set(steps["2"])) > 5, job.story()
+    story = job.master_log() + job.log("elasticdl-script-worker-0")
+    assert "worker 2 joined" in story
+    told = dict(re.findall(r"Evaluation metrics\[step=(\d+)\]: {'accuracy': (\S+)}", job.master_log()))
+    assert len(told) == EPOCHS
+    shown = EventAccumulator(str(tmp_path / "logs")).Reload().Scalars("evaluation/accuracy")
+    assert {str(point.step): pytest.approx(point.value) for point in shown} == {
+        step: float(accuracy) for step, accuracy in told.items()
+    }
+
+
+@pytest.mark.parametrize("num_workers", [3, 1])
+def test_a_script_that_is_told_to_end_leaves_between_two_steps(num_workers: int, tmp_path: Path) -> None:
+    flags = {"num_workers": num_workers, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
+    job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
+    notes = tmp_path / "notes"
+    job.wait_until("worker 0 to hold", (notes / "held").exists, 90)
+    leaving = job.pods(Role.WORKER)[0]
+    os.killpg(leaving.pid, signal.SIGTERM)  # the loader's process, too
+    job.wait_until("the signal", lambda: "leaves after the present minibatch" in job.log(leaving.name))
+    (notes / "go").write_text("")
+    job.wait_until("its farewell", lambda: "this worker has left" in job.log(leaving.name))
+    assert job.wait(150) == 0, job.story()
+    steps = check(tmp_path, job)
+    logs = "".join(path.read_text() for path in (job.job_dir / "logs").glob("*worker*"))
+    assert "is broken" not in logs, job.story()
+    assert "Traceback" not in logs, job.story()
+    if num_workers == 1:  # it has saved its last step
+        assert min(steps["1"]) == max(steps["0"]) + 1, job.story()
+
+
+def test_three_workers_with_a_fixed_global_batch_make_its_steps(tmp_path: Path) -> None:
+    flags = {"num_workers": 3, "min_workers": 3, "fixed_global_batch": 32, "minibatch_size": 8}
+    job = job_of(tmp_path, "--loaders 0", **flags).start()
+    assert job.wait(150) == 0, job.story()
+    steps = check(tmp_path, job)
+    assert max(max(made) for made in steps.values()) == EPOCHS * -(-MINIBATCHES // 4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["--amp", "--compile"])
+def test_a_kill_under_a_fixed_global_batch_changes_no_step(kind: str, tmp_path: Path) -> None:
+    flags = {"num_workers": 3, "min_workers": 3, "fixed_global_batch": 32, "minibatch_size": 16}  # the script says 8
+    job = job_of(tmp_path, f"--hold-worker 1 --hold-at 5 --loaders 0 --slow 0.02 {kind}", **flags).start()
+    job.wait_until("worker 1 to hold", (tmp_path / "notes" / "held").exists, 200)
+    os.kill(next(pod.pid for pod in job.pods(Role.WORKER) if pod.index == 1), signal.SIGKILL)
+    assert job.wait(280) == 0, job.story()
+    steps = check(tmp_path, job)
+    assert max(max(made) for made in steps.values()) == EPOCHS * -(-MINIBATCHES // 4)
+    assert "worker 3 joined" in job.master_log(), job.story()
+
+
+@pytest.mark.full
+def test_a_limit_of_minibatches_ends_a_script(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "--loaders 0", num_workers=2, max_step=70).start()
+    assert job.wait(150) == 0, job.story()
+    first, second = coverage_of(job)
+    assert (first.committed, second.committed, second.lost) == (RECORDS, 20 * 8, 0)
+    assert set(ended(tmp_path)) == {"0", "1"}, job.story()
+
+
+@pytest.mark.full
+def test_a_loss_that_is_not_finite_ends_the_job_in_words(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "--loaders 0 --nan-at 3", num_workers=2).start()
+    assert job.wait(150) == 1, job.story()
+    text = "\n".join(job.output)
+    assert "The loss is nan" in text, job.story()
+    assert "Traceback" not in text, text
+
+
+def test_a_worker_that_comes_when_all_is_trained_ends_well(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "--loaders 0", num_workers=2, checkpoint_dir="")
+    with kept_from_beginning(tmp_path / "notes", "1"):
+        job.start()
+        job.wait_until("worker 0 to end", (tmp_path / "notes" / "end-0").exists, 90)
+    assert job.wait(120) == 0, job.story()
+    assert set(ended(tmp_path)) == {"0", "1"}, job.story()
+    assert [(c.committed, c.lost) for c in coverage_of(job)] == [(RECORDS, 0)] * 2
+    assert steps_of(tmp_path)["1"] == {}
+
+
+def test_a_script_that_raises_ends_the_job_with_its_error(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "--raise-at 2 --loaders 0", num_workers=1, max_task_failures=1).start()
+    assert job.wait(90) == 1, job.story()
+    assert "ValueError: the script is wrong" in "\n".join(job.output), job.story()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_a_data_set_that_raises_ends_the_job_and_names_the_record(loaders: int, tmp_path: Path) -> None:
+    flags = {"num_workers": 2, "max_task_failures": 2}
+    job = job_of(tmp_path, f"--bad-record 123 --loaders {loaders}", **flags).start()
+    assert job.wait(280) == 1, job.story()
+    assert "ValueError: the record is ugly, in record 123 of Records" in "\n".join(job.output), job.story()
+
+
+def test_another_strategy_is_refused_in_words(tmp_path: Path) -> None:
+    flags = {"num_workers": 1, "max_task_failures": 1, "distribution_strategy": "Local"}
+    job = job_of(tmp_path, "--loaders 0", **flags).start()
+    assert job.wait(90) == 1, job.story()
+    assert "--distribution_strategy=AllReduceStrategy" in job.story()

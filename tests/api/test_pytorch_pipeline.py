@@ -1,0 +1,50 @@
+"""The processes of a loader: a pod's SIGTERM does not end them before their script, and they do not outlast it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from elasticdl.api.data import Minibatch
+from elasticdl.api.pytorch.pipeline import Pipeline, cause_of
+from elasticdl.worker.termination import LIMIT_S
+
+pytestmark = pytest.mark.ci
+
+
+def test_a_loaders_process_ends_with_its_script_and_not_before() -> None:
+    before = set(multiprocessing.active_children())
+    pipeline = Pipeline(TensorDataset(torch.arange(8)), None, 0, num_workers=1)
+    pipeline.get(Minibatch(1, 0, 0, 0, "", [0, 1]))
+    (loader,) = set(multiprocessing.active_children()) - before
+    assert loader.pid is not None
+    os.kill(loader.pid, signal.SIGTERM)  # of the whole pod
+    (batch,) = pipeline.get(Minibatch(1, 0, 0, 1, "", [2, 3]))
+    assert batch.tolist() == [2, 3]
+    pipeline.close()
+    loader.terminate()  # as Python does at the script's end
+    loader.join(LIMIT_S / 2)
+    assert loader.exitcode == 0
+
+
+class Torn(TensorDataset):  # type: ignore[misc]
+    """Its record 3 cannot be read."""
+
+    def __getitem__(self, index: int) -> object:
+        if index == 3:
+            raise OSError("the file is torn")
+        return tuple(column[index] for column in self.tensors)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_the_data_set_names_the_record_whoever_makes_the_batch(num_workers: int) -> None:
+    pipeline = Pipeline(Torn(torch.arange(8)), None, 0, num_workers=num_workers)
+    with pytest.raises(OSError, match="the file is torn") as raised:
+        pipeline.get(Minibatch(1, 0, 0, 0, "", [2, 3]))
+    assert cause_of(raised.value) == "OSError: the file is torn, in record 3 of Torn"
+    pipeline.close()

@@ -1,0 +1,138 @@
+"""AllReduce jobs whose workers die, freeze, leave and come back: every sample counts once, all members are equal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.cluster import Role
+from tests.chaos.job import LocalJob
+from tests.chaos.jobs import DIGITS, RealJob
+from tests.chaos.kills import Fault, Freeze, Kill, run_life
+from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, coverage_of
+
+JOB = replace(DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
+NEVER = 1_000_000
+
+
+def started(job: RealJob, tmp_path: Path, **flags: object) -> LocalJob:
+    flags = {
+        "distribution_strategy": "AllReduceStrategy",
+        "log_level": "DEBUG",
+        "lease_timeout": LEASE_TIMEOUT_S,
+        "collective_timeout": 2.0,
+        **flags,
+    }
+    return job.local_job(tmp_path / "job", job.make_data(tmp_path), **flags).start()
+
+
+def worker_logs(running: LocalJob) -> str:
+    return "".join(path.read_text() for path in sorted((running.job_dir / "logs").glob("*worker*.log")))
+
+
+def assert_members_were_equal(running: LocalJob) -> int:
+    """Whenever a world formed, all its members had the same bytes; returns the number of worlds."""
+    digests: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for world, step, digest in re.findall(r"World (\S+), step (\d+): state (\w+)", worker_logs(running)):
+        digests[world].add((step, digest))
+    assert digests, running.story()
+    assert all(len(states) == 1 for states in digests.values()), digests
+    return len(digests)
+
+
+def assert_good(running: LocalJob, job: RealJob) -> None:
+    assert running.wait() == 0, running.story()
+    assert_exact(running, job)
+    assert_members_were_equal(running)
+    assert running.metrics()["accuracy"] >= 0.95, running.story()
+    assert "Traceback" not in worker_logs(running), running.story()
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_a_life_of_kills_a_hung_worker_and_a_new_master_costs_no_sample(tmp_path: Path) -> None:
+    life: Sequence[Fault] = [
+        Kill(Role.WORKER, 150),
+        Kill(Role.MASTER, 400),
+        Freeze(700, 4.5),  # longer than the collective time-out: the others go on without it
+        Kill(Role.WORKER, 1500),
+    ]
+    running = started(JOB, tmp_path)
+    try:
+        assert run_life(running, life) == 3
+        assert_good(running, JOB)
+    finally:
+        running.end()
+    assert "was silent for" in running.master_log()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_world_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
+    job = replace(JOB, num_epochs=120)
+    running = started(job, tmp_path)
+    try:
+        running.wait_for_version(100)
+        for pod in running.pods(Role.WORKER)[1:]:
+            os.kill(pod.pid, signal.SIGKILL)
+        running.wait_until("a world of one", lambda: "of 1 worker has formed" in running.master_log().split("of 3")[-1])
+        alone = running.master_log()
+        running.wait_until("a world of three", lambda: "of 3 workers has formed" in running.master_log()[len(alone) :])
+        assert_good(running, job)
+    finally:
+        running.end()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_told_to_end_leaves_between_two_steps(tmp_path: Path) -> None:
+    running = started(JOB, tmp_path, max_task_failures=1)
+    try:
+        running.wait_for_version(100)
+        leaving = running.pods(Role.WORKER)[0]
+        os.kill(leaving.pid, signal.SIGTERM)
+        running.wait_until("its farewell", lambda: "this worker has left" in running.log(leaving.name))
+        assert_good(running, JOB)
+    finally:
+        running.end()
+    assert "is broken" not in worker_logs(running)
+
+
+def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
+    """All workers of a job die at once."""
+    running = started(JOB, tmp_path, **flags)
+    try:
+        running.wait_for_version(400)
+        for pod in running.pods(Role.WORKER):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pod.pid, signal.SIGKILL)
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
+    assert running.metrics()["accuracy"] >= 0.95, running.story()
+    assert_members_were_equal(running)
+    return running
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_when_all_die_at_once_the_last_checkpoint_goes_on(tmp_path: Path) -> None:
+    running = killed_all(tmp_path, checkpoint_steps=50)
+    assert_exact(running, JOB)
+    assert re.search(r"Restored the model at step \d+ from", worker_logs(running)), running.story()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_without_a_checkpoint_what_is_lost_is_trained_again(tmp_path: Path) -> None:
+    running = killed_all(tmp_path, checkpoint_steps=NEVER)
+    assert all(epoch.lost == 0 and epoch.committed == JOB.num_train for epoch in coverage_of(running))
+    assert "is open again" in running.master_log()

@@ -1,0 +1,160 @@
+"""What is lost when a member dies, hangs, or is slow: the world, at once, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from elasticdl.collective import ElasticGroup, GroupLost
+from elasticdl.collective.meeting import Meeting
+from tests.collective import verbs
+from tests.collective.members import Member, Told, all_do, begin_to_form, form, members, until
+
+pytestmark = pytest.mark.ci
+LOST_WITHIN_S = 0.5
+
+
+@pytest.fixture
+def four() -> Iterator[list[Member]]:
+    with members(4) as made:
+        yield made
+
+
+def busy(world: list[Member]) -> list[Told]:
+    """All gather without end."""
+    told = [member.tell(verbs.lost_after) for member in world]
+    for member in world:
+        until(lambda member=member: member.meanwhile(verbs.waiting_seconds) > 0)  # type: ignore[misc]
+    return told
+
+
+def is_sound(world: list[Member]) -> bool:
+    told = [member.tell(verbs.gathered, rank) for rank, member in enumerate(world)]
+    return all(one.result() == [[rank] for rank in range(len(world))] for one in told)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_who_survives_a_kill_sees_it_at_once_and_goes_on(four: list[Member], victim: int) -> None:
+    form(four, 1)
+    told = busy(four)
+    before = time.time()
+    four[victim].kill()
+    survivors = [member for member in four if member.number != victim]
+    for member in survivors:
+        when, what = told[member.number].result()
+        assert when - before < LOST_WITHIN_S, what
+        assert re.search(r"rank \d", what), what
+        print(f"{when - before:.3f} s: {what}")
+    form(survivors, 2)
+    assert is_sound(survivors)
+
+
+def test_abandon_frees_those_who_wait_for_a_stopped_member(four: list[Member]) -> None:
+    form(four, 1)
+    told = busy(four)
+    four[2].stop()
+    survivors = [four[0], four[1], four[3]]
+    for member in survivors:
+        until(lambda member=member: member.meanwhile(verbs.waiting_seconds) > 0.2)  # type: ignore[misc]
+        assert not told[member.number].has_answered(0)
+    for member in (four[0], four[1]):
+        before = member.meanwhile(verbs.abandon, "member 2 is silent")
+        when, what = told[member.number].result()
+        assert when - before < 0.2, what
+    when, what = told[3].result()  # nobody has told this one, and its neighbour is the stopped one
+    assert when - before < LOST_WITHIN_S
+    assert "rank 0" in what or "rank 1" in what, what
+    assert survivors[0].call(verbs.waiting_seconds) == 0.0
+    form(survivors, 2)
+    assert is_sound(survivors)
+    four[2].go_on()
+    assert told[2].result()
+    form([*survivors, four[2]], 3)
+    assert is_sound([*survivors, four[2]])
+
+
+def test_a_sum_on_its_way_is_lost_with_the_group(four: list[Member]) -> None:
+    form(four, 1)
+    told = [member.tell(verbs.summed, member.number, [5_000_000] * 3) for member in four[:3]]
+    four[3].kill()
+    for one in told:
+        assert isinstance(one.error(), GroupLost)
+    form(four[:3], 2)
+    assert is_sound(four[:3])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_in_the_middle_of_forming_is_got_over(four: list[Member], victim: int) -> None:
+    """Rank 0 owns the store in which the others wait."""
+    three = four[:3]
+    told = begin_to_form(four, 2, absent=four[3:])
+    four[victim].kill()
+    survivors = [member for member in three if member.number != victim]
+    for member in survivors:
+        member.meanwhile(verbs.abandon, "a member died", 3)
+        assert told[member.number].error(1.0)
+    form(survivors, 3)
+    assert is_sound(survivors)
+
+
+def test_one_that_dies_in_the_middle_of_forming_is_missed_without_being_told(four: list[Member]) -> None:
+    told = begin_to_form(four, 2, absent=four[3:])
+    until(lambda: all(member.meanwhile(verbs.is_meeting) for member in four[:3]))
+    four[1].kill()
+    for rank in (0, 2):
+        error = told[rank].error(LOST_WITHIN_S)
+        assert (error.what, error.rank) == ("world 2 cannot be formed: rank 1 has gone", 1)
+
+
+def test_one_that_stops_while_all_connect_holds_nobody(four: list[Member]) -> None:
+    """It has come to the meeting, has told where it listens, and does nothing more."""
+    peers = [four[0].peer, four[1].peer]
+    told = four[0].tell(ElasticGroup.form, 1, peers, 0, 30.0)
+    silent = Meeting(four[0].address, 1, 1, 5.0)
+    silent.tell("listener/1", four[1].address.encode())
+    silent.learn(["gloo/0/0"], 5.0)
+    assert not told.has_answered(0.05)
+    before = four[0].meanwhile(verbs.abandon, "rank 1 is silent")
+    assert told.error(1.0).what == "rank 1 is silent"
+    assert time.time() - before < 0.2
+    silent.close(farewell=False)
+    form([four[1], four[0]], 2)
+    assert is_sound([four[1], four[0]])
+    until(lambda: four[0].call(verbs.used)["python_threads"] == verbs.THREADS)
+
+
+def test_forming_can_be_abandoned_and_takes_no_longer_than_allowed(four: list[Member]) -> None:
+    peers = [four[0].peer, four[1].peer]
+    told = four[1].tell(ElasticGroup.form, 1, peers, 1, 30.0)
+    assert not told.has_answered(0.1)
+    four[1].meanwhile(verbs.abandon, "enough")
+    assert told.error(0.2).what == "enough"
+    told = four[1].tell(ElasticGroup.form, 2, peers, 1, 0.3)
+    assert told.error(1.0).what == "world 2 cannot be formed: not all came within 0.3 s"
+    four[1].meanwhile(verbs.abandon, "a newer world is planned", 5)
+    assert "given up" in four[1].tell(ElasticGroup.form, 4, peers, 1, 30.0).error(1.0).what
+    form(four[:2], 5)
+    assert four[1].meanwhile(verbs.abandon, "an old one", 5)
+    assert is_sound(four[:2])
+    until(lambda: four[1].call(verbs.used)["python_threads"] == verbs.THREADS)
+
+
+def test_a_slow_member_is_waited_for(four: list[Member]) -> None:
+    world = four[:3]
+    form(world, 1)
+    told = [member.tell(verbs.sleep_then_gather, 8.0 if member.number == 1 else 0.0) for member in world]
+    until(lambda: world[0].meanwhile(verbs.waiting_seconds) > 5.0)
+    assert world[1].meanwhile(verbs.waiting_seconds) == 0.0
+    assert [one.result() for one in told] == [[[1]] * 3] * 3
+
+
+def test_nothing_works_without_a_world() -> None:
+    with ElasticGroup("127.0.0.1") as group:
+        for verb in (group.gather, lambda values: group.reduce([values])):
+            with pytest.raises(GroupLost, match="in no world"):
+                verb(np.zeros(1, np.int64))
+        assert all_do([], verbs.used) == []

@@ -1,0 +1,44 @@
+"""A PostgreSQL server of its own for a test: made in a directory, on a Unix socket, gone at the end."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def program(name: str) -> str:
+    """The path of one of PostgreSQL's programs; Debian does not put them on PATH."""
+    found = shutil.which(name)
+    if found:
+        return found
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    assert installed, f"there is no {name}: install PostgreSQL (Debian: apt-get install postgresql)"
+    return str(installed[-1])
+
+
+@contextmanager
+def server(directory: Path) -> Iterator[str]:
+    """The URL of a database; PostgreSQL does not run as root, so then it runs as `postgres`."""
+    user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    if os.geteuid() == 0:
+        shutil.chown(directory, user)
+        directory.chmod(0o755)
+
+    def run(*command: str) -> None:
+        subprocess.run(
+            command, check=True, cwd=directory, user=user if os.geteuid() == 0 else None, stdout=subprocess.DEVNULL
+        )
+
+    data, sockets = directory / "data", directory
+    run(program("initdb"), "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", "--username=reader", str(data))
+    options = f"-c listen_addresses= -c unix_socket_directories={sockets} -c fsync=off -c max_connections=10"
+    run(program("pg_ctl"), "start", "--wait", f"--pgdata={data}", f"--log={directory / 'log'}", f"--options={options}")
+    try:
+        yield f"postgresql://reader@/postgres?host={sockets}"
+    finally:
+        run(program("pg_ctl"), "stop", "--wait", "--mode=immediate", f"--pgdata={data}")

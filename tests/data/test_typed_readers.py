@@ -1,0 +1,241 @@
+"""What typed sources say of their columns, and of what they cannot read."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typed_sources as typed
+
+from elasticdl.data.example import encode_example
+from elasticdl.data.example_parser import parse_examples
+from elasticdl.data.extras import need
+from elasticdl.data.factory import create_reader
+from elasticdl.data.reader import Reader
+from elasticdl_client.errors import DataError
+
+pytestmark = pytest.mark.ci
+
+
+def everything(reader: Reader) -> list[bytes]:
+    return [record for shard in reader.shards() for record in reader.read(shard)]
+
+
+def parquet(path: Path, **columns: Any) -> str:
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def test_every_type_of_arrow_becomes_numbers_or_bytes(tmp_path: Path) -> None:
+    moment = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    path = parquet(
+        tmp_path / "types.parquet",
+        truth=[True, False],
+        small=pa.array([1, 255], pa.uint8()),
+        half=pa.array(np.array([0.5, 2.0], np.float16)),
+        money=[decimal.Decimal("1.25"), None],
+        moment=pa.array([moment, moment]),
+        day=[datetime.date(1970, 1, 3), datetime.date(1970, 1, 1)],
+        word=pa.array(["x", "y"]).dictionary_encode(),
+        blob=[b"\x00\xff", None],
+        inner=[{"a": 1, "b": {"c": "deep"}}, {"a": 2, "b": {"c": "er"}}],
+        point=pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+        many=[[1, 2, 3], []],
+        words=[["a", "b"], ["c"]],
+    )
+    reader = create_reader(path)
+    metadata = reader.metadata()
+    names = ["truth", "small", "half", "money", "moment", "day", "word", "blob", "inner.a", "inner.b.c"]
+    assert list(metadata.column_names) == [*names, "point", "many", "words"]
+    assert dict(metadata.column_shapes) == {"point": (2,), "many": (-1,), "words": (-1,)}
+    first, second = everything(reader)
+    found = parse_examples([first], dict.fromkeys(names, ()) | {"point": (2,), "many": (3,), "words": (2,)})
+    assert {name: found[name].tolist()[0] for name in found} == {
+        "truth": 1,
+        "small": 1,
+        "half": 0.5,
+        "money": 1.25,
+        "moment": int(moment.timestamp()) * 1_000_000,
+        "day": 2,
+        "word": b"x",
+        "blob": b"\x00\xff",
+        "inner.a": 1,
+        "inner.b.c": b"deep",
+        "point": [1.0, 2.0],
+        "many": [1, 2, 3],
+        "words": [b"a", b"b"],
+    }
+    found = parse_examples([second], {"money": (), "blob": ()})
+    assert np.isnan(found["money"][0])
+    assert found["blob"].tolist() == [b""]
+
+
+def test_only_the_columns_that_are_named_are_read_and_the_label(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "t.parquet", a=[1, 2], bad=pa.nulls(2), c=["x", "y"], label=[0, 1])
+    reader = create_reader(path, columns=["a"], label_column="label")
+    assert everything(reader) == [encode_example({"a": 1, "label": 0}), encode_example({"a": 2, "label": 1})]
+    assert reader.metadata().label_column == "label"
+    older = create_reader(path, {"columns": ["a", "label"], "label_col": "label"})
+    assert older.metadata() == reader.metadata()
+    with pytest.raises(DataError, match="column bad is of type null") as caught:
+        create_reader(path).shards()
+    assert "--columns" in caught.value.hint
+    with pytest.raises(DataError, match="no column d, which --columns names") as caught:
+        create_reader(path, columns=["d"]).shards()
+    assert "a, bad, c, label" in caught.value.hint
+
+
+def test_files_of_different_columns_are_refused_by_name(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", a=[1], b=[2])
+    parquet(tmp_path / "b.parquet", a=[1], b=[2.5])
+    with pytest.raises(DataError, match=r"column b of .*b\.parquet is not that of .*a\.parquet"):
+        create_reader(str(tmp_path)).shards()
+
+
+def test_several_sources_are_one_and_must_be_of_one_kind(tmp_path: Path) -> None:
+    first, second = parquet(tmp_path / "a.parquet", a=[1]), parquet(tmp_path / "b.parquet", a=[2, 3])
+    reader = create_reader(f"{first}, {second}")
+    assert [(shard.name, shard.end) for shard in reader.shards()] == [(first, 1), (second, 2)]
+    assert len(everything(reader)) == 3
+    with pytest.raises(DataError, match="two of the data sources"):
+        create_reader(f"{first},{tmp_path}/*.parquet")
+    (tmp_path / "c.csv").write_text("a\n1\n")
+    with pytest.raises(DataError, match=r"is read as Parquet, .*c\.csv as CSV"):
+        create_reader(f"{first},{tmp_path}/c.csv")
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1000, 5000])
+def test_shards_of_any_size_are_in_the_order_of_the_records(tmp_path: Path, size: int) -> None:
+    path = parquet(tmp_path / "a.parquet", a=list(range(2300)))
+    reader = create_reader(path, records_per_shard=size)
+    shards = reader.shards()
+    assert shards == sorted(shards)
+    assert {len(shard) for shard in shards[:-1]} <= {size}
+    assert everything(reader) == everything(create_reader(path))
+
+
+def test_two_columns_of_one_name_and_intervals_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet has several columns a"):
+        create_reader(str(tmp_path / "a.parquet")).shards()
+    table = pa.table({"a": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
+    with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(DataError, match=r"b\.arrow: column a"):
+        everything(create_reader(str(tmp_path / "b.arrow")))
+
+
+def test_archives_and_data_sets_of_different_columns_are_refused_by_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(3))
+    np.savez(tmp_path / "b.npz", x=np.arange(3) / 2)
+    with pytest.raises(DataError, match=r"The column x of .*b\.npz is not that of .*a\.npz"):
+        create_reader(str(tmp_path / "*.npz")).shards()
+    for name, values in (("c", [1]), ("d", ["one"])):
+        datasets.Dataset.from_dict({"x": values}).save_to_disk(str(tmp_path / name))
+    with pytest.raises(DataError, match=r"The column x of .*d is not that of .*c"):
+        create_reader(f"{tmp_path}/c,{tmp_path}/d").shards()
+
+
+def test_numbers_that_no_int64_holds_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.array([1, 2**63 - 1], np.uint64), y=np.array([1, 2**63], np.uint64))
+    assert len(everything(create_reader(str(tmp_path / "a.npz"), columns=["x"]))) == 2
+    with pytest.raises(DataError, match=r"a\.npz: the array y holds 9223372036854775808"):
+        everything(create_reader(str(tmp_path / "a.npz")))
+
+
+def test_a_path_may_hold_a_comma(tmp_path: Path) -> None:
+    assert len(everything(create_reader(parquet(tmp_path / "a,b.parquet", a=[1, 2])))) == 2
+
+
+def test_arrays_of_different_lengths_and_pickles_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.zeros(4))
+    with pytest.raises(DataError, match="x 3, y 4"):
+        create_reader(str(tmp_path / "a.npz")).shards()
+    assert len(everything(create_reader(str(tmp_path / "a.npz"), columns=["x"]))) == 3
+    np.savez(tmp_path / "b.npz", x=np.array([{}, {}], object))
+    with pytest.raises(DataError, match=r"b\.npz, byte 0: x\.npy cannot be read") as caught:
+        create_reader(str(tmp_path / "b.npz")).shards()
+    assert "pickles" in caught.value.hint
+
+
+def test_arrays_keep_their_shape(tmp_path: Path) -> None:
+    images = np.arange(24, dtype=np.uint8).reshape(3, 2, 4)
+    np.savez(tmp_path / "a.npz", image=np.asfortranarray(images), label=np.arange(3))
+    reader = create_reader(str(tmp_path / "a.npz"))
+    assert dict(reader.metadata().column_shapes) == {"image": (2, 4)}
+    found = parse_examples(everything(reader), {"image": (2, 4), "label": ()})
+    assert found["image"].tolist() == images.tolist()
+
+
+def test_a_split_of_a_saved_data_set_is_named(tmp_path: Path) -> None:
+    split = {name: datasets.Dataset.from_dict({"a": list(range(count))}) for name, count in (("x", 2), ("y", 3))}
+    datasets.DatasetDict(split).save_to_disk(str(tmp_path / "both"))
+    with pytest.raises(DataError, match="several splits") as caught:
+        create_reader(str(tmp_path / "both")).shards()
+    assert "split=x" in caught.value.hint
+    assert len(everything(create_reader(str(tmp_path / "both"), {"split": "y"}))) == 3
+
+
+def test_a_folder_of_images_without_classes_has_no_labels(tmp_path: Path) -> None:
+    written = typed.write_images(tmp_path, {"all": 3})
+    reader = create_reader(str(tmp_path / "all"), columns=["image", "path"])
+    found = parse_examples(everything(reader), {"image": (), "path": ()})
+    assert {path.decode(): image for path, image in zip(found["path"], found["image"], strict=True)} == {
+        path.removeprefix("all/"): data for path, data in written.items()
+    }
+    assert create_reader(str(tmp_path / "all")).metadata().column_names == ("image",)
+
+
+@pytest.mark.parametrize("size", ["large", [1], [0, 5], [4, 4, 2]])
+def test_a_wrong_size_of_images_is_refused(tmp_path: Path, size: object) -> None:
+    typed.write_images(tmp_path, {"a": 1})
+    with pytest.raises(DataError, match="image_size is"):
+        create_reader(str(tmp_path), {"image_size": size})
+
+
+def test_types_of_csv_columns_are_guessed_and_can_be_said(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n,f,g,t,e\n1,2,1e3,x,\n-3,,nan,1_0,\n")
+    path = str(tmp_path / "a.csv")
+    dtypes = {"n": "int64", "f": "float64", "g": "float64", "t": "string", "e": "string"}
+    assert dict(create_reader(path).metadata().column_dtypes) == dtypes
+    said = create_reader(path, {"column_dtypes": {"n": "float64"}})
+    assert dict(said.metadata().column_dtypes)["n"] == "float64"
+    with pytest.raises(DataError, match="no column x, which column_dtypes names"):
+        create_reader(path, {"column_dtypes": {"x": "int64"}}).metadata()
+    with pytest.raises(DataError, match="column_dtypes is"):
+        create_reader(path, {"column_dtypes": {"n": "int32"}})
+
+
+def test_a_checksum_of_tfrecord_that_is_wrong_names_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    typed.write_tfrecord(path, [b"first", b"second", b"third"])
+    data = bytearray(path.read_bytes())
+    data[21 + 12] ^= 1  # the first byte of the second record
+    path.write_bytes(data)
+    reader = create_reader(str(path))
+    (shard,) = reader.shards()
+    with pytest.raises(DataError, match="byte 21: the checksum of the record"):
+        reader.read(shard)
+
+
+def test_tensorflows_own_files_are_read(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    path = str(tmp_path / "train.tfrecord-00000-of-00001")
+    with tf.io.TFRecordWriter(path) as writer:
+        for i in range(10):
+            writer.write(b"x" * i)
+    assert everything(create_reader(path)) == [b"x" * i for i in range(10)]
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    with pytest.raises(DataError, match="Parquet files need the package no_such_package") as caught:
+        need("no_such_package", "Parquet files", "arrow")
+    assert "elasticdl[arrow]" in caught.value.hint

@@ -1,0 +1,124 @@
+"""User code that misbehaves in one member of an AllReduce job: each with its message, and nobody is left waiting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.jobs import DIGITS
+from tests.chaos.scenarios import assert_exact, coverage_of
+from tests.e2e.all_reduce_jobs import JOB, KERAS, TORCH, all_reduce_job, worker_logs
+from tests.e2e.ugly_sevens import NOT_FINITE, RAISES, check_some_are_skipped
+
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(240)]
+
+LONG = replace(JOB, num_epochs=40)
+BOTH = pytest.mark.parametrize("framework", [KERAS, TORCH])
+KERAS_FIRST = pytest.mark.parametrize("framework", [KERAS, pytest.param(TORCH, marks=pytest.mark.full)])
+TORCH_FIRST = pytest.mark.parametrize("framework", [TORCH, pytest.param(KERAS, marks=pytest.mark.full)])
+# The third update of the second worker, once in the job's life.
+UPDATE_RAISES = {
+    KERAS: """
+        import os
+        from pathlib import Path
+
+        class Moody(keras.optimizers.SGD):
+            calls = 0
+
+            def apply(self, grads, trainable_variables=None):
+                return super().apply(grads, trainable_variables)
+
+            def update_step(self, gradient, variable, learning_rate):
+                tf.py_function(sulk, [], [])
+                super().update_step(gradient, variable, learning_rate)
+
+        def optimizer():
+            return Moody(0.1)
+        """,
+    TORCH: """
+        class Moody(torch.optim.SGD):
+            def step(self, closure=None):
+                sulk()
+                return super().step(closure)
+
+        def optimizer(model):
+            return Moody(model.parameters(), lr=0.1)
+        """,
+}
+SULK = """
+        import os
+        from pathlib import Path
+
+        counted = [0]
+
+        def sulk():
+            counted[0] += 1
+            once = Path(os.environ["SULK"])
+            if counted[0] > 100 and os.environ["WORKER_ID"] == "1" and not once.exists():
+                once.touch()
+                raise RuntimeError("sulking on purpose")
+"""
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return DIGITS.make_data(tmp_path_factory.mktemp("data"))
+
+
+@TORCH_FIRST
+def test_gradients_that_are_not_finite_fail_the_job_and_say_where(framework: str, tmp_path: Path, digits: Path) -> None:
+    running = all_reduce_job(framework, tmp_path, digits, NOT_FINITE[framework]).start()
+    assert running.wait(120) == 1, running.story()
+    text = "\n".join(running.output)
+    assert "Traceback" not in text, text
+    assert "nan" in text.lower(), running.story()
+    assert "minibatch" in text
+    assert "--nan_policy" in text
+
+
+@KERAS_FIRST
+@pytest.mark.parametrize("fixed", [0, 3 * JOB.minibatch_size], ids=["free", "fixed"])
+def test_minibatches_that_are_not_finite_are_skipped_and_counted(
+    framework: str, fixed: int, tmp_path: Path, digits: Path
+) -> None:
+    flags = {"fixed_global_batch": fixed} if fixed else {}
+    running = all_reduce_job(framework, tmp_path, digits, NOT_FINITE[framework], nan_policy="skip", **flags).start()
+    assert running.wait() == 0, running.story()
+    check_some_are_skipped(running, JOB)
+
+
+@TORCH_FIRST
+def test_a_feed_that_raises_on_a_record_fails_the_job_after_the_retries(
+    framework: str, tmp_path: Path, digits: Path
+) -> None:
+    running = all_reduce_job(framework, tmp_path, digits, RAISES[framework], max_task_failures=2).start()
+    assert running.wait(120) == 1, running.story()
+    text = "\n".join(running.output)
+    assert "Traceback" not in text, text
+    assert "an ugly seven" in text
+    assert "silent for" not in running.master_log(), running.story()  # the others went on meanwhile
+
+
+@KERAS_FIRST
+def test_bad_records_are_set_aside_and_counted(framework: str, tmp_path: Path, digits: Path) -> None:
+    job = replace(JOB, num_epochs=2)
+    flags = {"validation_data": "", "max_bad_records": 20}
+    running = all_reduce_job(framework, tmp_path, digits, RAISES[framework], job, **flags).start()
+    assert running.wait(120) == 0, running.story()
+    for epoch in coverage_of(running):
+        assert epoch.quarantined > 0
+        assert (epoch.committed, epoch.repeated, epoch.lost) == (1437 - epoch.quarantined, 0, 0)
+    files = (tmp_path / "job" / "bad_records").iterdir()
+    assert sum(len(file.read_text().splitlines()) for file in files) == coverage_of(running)[-1].quarantined
+
+
+@BOTH
+def test_an_update_that_raises_in_one_member_is_tried_again(framework: str, tmp_path: Path, digits: Path) -> None:
+    code = SULK + UPDATE_RAISES[framework]
+    running = all_reduce_job(framework, tmp_path, digits, code)
+    running.environment["SULK"] = str(tmp_path / "sulked")
+    assert running.start().wait() == 0, running.story()
+    assert_exact(running, JOB)
+    assert "sulking on purpose" in worker_logs(running), running.story()

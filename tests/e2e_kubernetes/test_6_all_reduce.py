@@ -1,0 +1,73 @@
+"""AllReduce on a cluster: members are killed, hang and are cut off, and the others go on in the living processes."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.e2e_kubernetes import host
+from tests.e2e_kubernetes.conftest import OpenSpace
+from tests.e2e_kubernetes.job import KubernetesJob
+from tests.e2e_kubernetes.space import Space
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+_ALL_REDUCE: dict[str, object] = {"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 0}
+
+
+def all_reduce_job(space: Space, **flags: object) -> KubernetesJob:
+    job = space.job("digits", **{**_ALL_REDUCE, **flags})
+    for flag in ("ps_resource_request", "ps_resource_limit"):
+        del job.flags[flag]
+    return job
+
+
+def sizes_of_worlds(job: KubernetesJob) -> list[int]:
+    """How many members each world has had, as the master's log tells."""
+    return [int(found) for found in re.findall(r"World \d+ of (\d+)", job.log(job.master))]
+
+
+def wait_for_world(job: KubernetesJob, size: int) -> None:
+    job.wait_until(f"a world of {size}", lambda: sizes_of_worlds(job)[-1:] == [size], 120)
+
+
+def test_ten_kills_of_members_lose_nothing(open_space: OpenSpace) -> None:
+    job = all_reduce_job(open_space("kills"), num_workers=3, num_epochs=30).submit()
+    wait_for_world(job, 3)
+    for number in range(10):
+        job.wait_for_pod(job.worker(number + 2))
+        host.kill(job.the_pod(job.worker(number)).uid, signal.SIGKILL)  # the oldest, which has rank 0
+        job.wait_for_progress(4)
+    job.assert_ends_exactly()
+    assert job.metrics()["accuracy"] >= 0.9
+
+
+def test_a_member_that_hangs_or_is_cut_off_is_left_behind(open_space: OpenSpace) -> None:
+    job = all_reduce_job(open_space("silence"), num_workers=3, num_epochs=20).submit()
+    wait_for_world(job, 3)
+    job.wait_for_progress(4)
+    hung = job.the_pod(job.worker(1))
+    host.kill(hung.uid, signal.SIGSTOP)
+    wait_for_world(job, 2)
+    job.wait_for_progress(4)
+    host.kill(hung.uid, signal.SIGCONT)
+    wait_for_world(job, 3)
+
+    with host.cut_off(job.the_pod(job.worker(2)).uid):
+        wait_for_world(job, 2)
+        job.wait_for_progress(4)
+    wait_for_world(job, 3)
+    job.assert_ends_exactly()
+
+
+def test_all_members_and_the_master_are_lost_and_the_checkpoint_goes_on(open_space: OpenSpace) -> None:
+    job = all_reduce_job(open_space("all"), num_workers=2, num_epochs=12).submit()
+    job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
+    for worker in (pod for pod in job.pods("worker") if pod.running):
+        host.kill(worker.uid, signal.SIGKILL)
+    host.kill(job.the_pod(job.master).uid, signal.SIGKILL)
+    job.wait_until("the master's restart in place", lambda: job.the_pod(job.master).restarts == 1)
+    job.wait_for_progress(4, 120)
+    job.assert_ends_exactly()
+    assert job.metrics()["accuracy"] >= 0.9

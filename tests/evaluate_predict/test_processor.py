@@ -1,0 +1,63 @@
+"""The user's PredictionOutputsProcessor: with the minibatch's name where it takes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticdl.model_def import ModelDefinition
+from elasticdl.worker.prediction import make_process
+from elasticdl_client.errors import ModelDefinitionError
+
+pytestmark = pytest.mark.ci
+
+
+class OfTheOriginal:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def process(self, predictions: Any, worker_id: int) -> None:
+        self.seen.append((predictions, worker_id))
+
+
+class WithName(OfTheOriginal):
+    def process(self, predictions: Any, worker_id: int, name: tuple[int, int] = (-1, -1)) -> None:
+        self.seen.append((predictions, worker_id, name))
+
+
+class WithAnything(OfTheOriginal):
+    def process(self, predictions: Any, worker_id: int, **more: Any) -> None:
+        self.seen.append((predictions, worker_id, more["name"]))
+
+
+def seen_by(kind: type[OfTheOriginal]) -> list[Any]:
+    made: list[OfTheOriginal] = []
+
+    def make() -> OfTheOriginal:
+        made.append(kind())
+        return made[-1]
+
+    process = make_process(ModelDefinition("m.py", "f", lambda: None, prediction_outputs_processor=make), 4)
+    assert process is not None
+    process("first", (0, 0))
+    process("second", (0, 1))
+    (processor,) = made  # one for the whole life of a worker
+    return processor.seen
+
+
+def test_two_arguments_are_enough() -> None:
+    assert seen_by(OfTheOriginal) == [("first", 4), ("second", 4)]
+
+
+@pytest.mark.parametrize("kind", [WithName, WithAnything])
+def test_a_third_gets_task_and_minibatch(kind: type[OfTheOriginal]) -> None:
+    assert seen_by(kind) == [("first", 4, (0, 0)), ("second", 4, (0, 1))]
+
+
+def test_a_class_without_process_or_that_raises_is_refused() -> None:
+    assert make_process(ModelDefinition("m.py", "f", lambda: None), 0) is None
+    with pytest.raises(ModelDefinitionError, match="has no method process"):
+        make_process(ModelDefinition("m.py", "f", lambda: None, prediction_outputs_processor=dict), 0)
+    with pytest.raises(ModelDefinitionError, match="raised ZeroDivisionError"):
+        make_process(ModelDefinition("m.py", "f", lambda: None, prediction_outputs_processor=lambda: 1 // 0), 0)

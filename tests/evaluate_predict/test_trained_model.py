@@ -1,0 +1,95 @@
+"""What --checkpoint_dir_for_init names is told apart by content, and refused where nobody could load it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elasticdl.worker.state_checkpoint import Kind as StateKind
+from elasticdl.worker.state_checkpoint import StateCheckpoints
+from elasticdl_client.choices import DistributionStrategy, Framework
+from elasticdl_client.errors import CheckpointError, FlagError
+from elasticdl_client.trained_model import Kind, TrainedModel, check_unused, look_at
+
+pytestmark = pytest.mark.ci
+
+
+def write_state(directory: Path, step: int) -> Path:
+    checkpoints = StateCheckpoints(str(directory), StateKind("j", "AllReduceStrategy", "model.npz", {}))
+    checkpoints.save(step, {"model/w": np.arange(step)}, [], {"steps": step})
+    return directory / f"version-{step}"
+
+
+def write_servers(directory: Path, version: int) -> Path:
+    path = directory / f"version-{version}"
+    path.mkdir(parents=True)
+    (path / "ps-0").write_bytes(b"12345")
+    manifest = {"parts": [{"file": "ps-0", "size_bytes": 5}], "model_version": version}
+    (path / "MANIFEST.json").write_text(json.dumps(manifest))
+    return path
+
+
+def touched(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    return path
+
+
+def test_each_kind_is_known_by_what_lies_there(tmp_path: Path) -> None:
+    state, servers = write_state(tmp_path / "a", 7), write_servers(tmp_path / "b", 9)
+    assert look_at(state) == look_at(tmp_path / "a") == TrainedModel(Kind.STATE, state, 7)
+    assert look_at(servers) == look_at(tmp_path / "b") == TrainedModel(Kind.SERVERS, servers, 9)
+    saved = touched(tmp_path / "c" / "saved_model.pb").parent
+    touched(saved / "model.keras")
+    assert look_at(saved) == TrainedModel(Kind.SAVED_MODEL, saved)
+    assert look_at(saved / "model.keras").kind is Kind.KERAS_FILE
+    torch = touched(tmp_path / "d" / "model.pt")
+    assert look_at(torch.parent) == look_at(torch) == TrainedModel(Kind.TORCH_STATE, torch)
+
+
+def test_the_newest_whole_version_is_taken(tmp_path: Path) -> None:
+    whole = write_state(tmp_path, 8)
+    damaged = write_state(tmp_path, 10)
+    (damaged / "model.npz").write_bytes(b"cut")
+    assert look_at(tmp_path) == TrainedModel(Kind.STATE, whole, 8)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        look_at(damaged)
+    (write_servers(tmp_path, 12) / "ps-0").unlink()
+    assert look_at(tmp_path).path == whole
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty", "notes.txt"])
+def test_what_is_no_model_is_refused_with_what_would_be_one(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    touched(tmp_path / "notes.txt")
+    with pytest.raises(CheckpointError) as refused:
+        look_at(tmp_path / name)
+    assert str(tmp_path / name) in str(refused.value)
+    assert ".keras file" in str(refused.value)
+
+
+def test_who_cannot_load_it_is_told_who_can() -> None:
+    own, servers = TrainedModel(Kind.SAVED_MODEL, Path("m")), TrainedModel(Kind.SERVERS, Path("c"))
+    own.check_strategy(DistributionStrategy.LOCAL)
+    own.check_strategy(DistributionStrategy.ALL_REDUCE)
+    servers.check_strategy(DistributionStrategy.PARAMETER_SERVER)
+    with pytest.raises(FlagError, match="--distribution_strategy=AllReduceStrategy"):
+        own.check_strategy(DistributionStrategy.PARAMETER_SERVER)
+    with pytest.raises(FlagError, match="--distribution_strategy=ParameterServerStrategy"):
+        servers.check_strategy(DistributionStrategy.LOCAL)
+    own.check_framework(Framework.TENSORFLOW)
+    with pytest.raises(FlagError, match="written for torch"):
+        own.check_framework(Framework.TORCH)
+    with pytest.raises(FlagError, match="written for tensorflow"):
+        TrainedModel(Kind.TORCH_STATE, Path("m")).check_framework(Framework.TENSORFLOW)
+
+
+def test_predictions_of_two_jobs_are_never_mixed(tmp_path: Path) -> None:
+    check_unused(tmp_path / "new")
+    check_unused(tmp_path)
+    touched(tmp_path / "part-00000.csv")
+    with pytest.raises(FlagError, match="is not empty"):
+        check_unused(tmp_path)

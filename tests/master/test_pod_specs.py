@@ -1,0 +1,24 @@
+"""What the pods of a job are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cluster.cluster import Role
+from elasticdl.master.core.commands import CreatePod
+from elasticdl.master.pod_specs import PodSpecs
+from elasticdl_client.job_spec import JobSpec
+
+pytestmark = pytest.mark.ci
+VARIABLE = "GOMP_SPINCOUNT"
+
+
+def variables(spec: JobSpec, role: Role) -> dict[str, str]:
+    return dict(PodSpecs(spec, "python", "master:1").of(CreatePod("pod", role, 0, slot=0)).env)
+
+
+def test_threads_of_workers_spin_for_a_moment_unless_the_user_says_for_how_long() -> None:
+    spec = JobSpec(job_command="python train.py")
+    assert 0 < int(variables(spec, Role.WORKER)[VARIABLE]) < 100_000  # about a millisecond
+    assert VARIABLE not in variables(spec, Role.PS)
+    assert variables(JobSpec(job_command="true", envs=f"{VARIABLE}=7"), Role.WORKER)[VARIABLE] == "7"

@@ -1,0 +1,92 @@
+"""The processes of a simulated job: pods, parameter servers, workers and what they hold; no process and no clock.
+
+Parameter servers are the truth that the tests compare the core with.  They keep to the protocol of architecture §4:
+fencing by lease, incarnations, idempotent names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.values import Lease, Partition, Phase, Role
+
+Names = dict[tuple[int, int], set[int]]
+
+
+@dataclass
+class SimPod:
+    name: str
+    role: Role
+    index: int
+    uid: str
+    slot: int = 0
+    phase: Phase = Phase.PENDING
+    reason: str = ""
+    is_stuck: bool = False  # its node is lost: the object stays until it is deleted without grace
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What was so when a PS was told to end."""
+
+    committed: AppliedSet
+    mischief: tuple[int, int, int]
+
+
+@dataclass
+class SimPs:
+    """A parameter server process; dies with its state."""
+
+    pod: SimPod
+    nonce: int
+    incarnation: int = 0
+    names: Names = field(default_factory=dict)
+    num_applies: int = 0
+    newest: dict[tuple[int, int], int] = field(default_factory=dict)
+    is_ready: bool = False
+    leaving: Leaving | None = None
+
+    def standing(self, lease: Lease) -> bool:
+        key = (lease.epoch, lease.task)
+        if lease.id < self.newest.get(key, 0):
+            return False
+        self.newest[key] = lease.id
+        return True
+
+    def push(self, lease: Lease, n: int) -> bool:
+        key = (lease.epoch, lease.task)
+        if lease.id < self.newest.get(key, 0):
+            return False
+        names = self.names.setdefault(key, set())
+        if n not in names:
+            names.add(n)
+            self.num_applies += 1
+        return True
+
+    def applied(self) -> AppliedSet:
+        tasks = [(epoch, task, 0, tuple(names)) for (epoch, task), names in self.names.items()]
+        return AppliedSet.of(tasks, self.num_applies)
+
+
+@dataclass
+class SimLease:
+    lease: Lease
+    has_asked: bool = False
+    committed: set[int] = field(default_factory=set)
+    skipped: set[int] = field(default_factory=set)  # told and acknowledged
+    is_told: bool = False  # its end has been reported
+
+
+@dataclass
+class SimWorker:
+    pod: SimPod
+    id: int
+    incarnation: int
+    is_registered: bool = False
+    is_stopped: bool = False
+    is_leaving: bool = False
+    is_gone: bool = False
+    has_request: bool = False
+    held: dict[int, SimLease] = field(default_factory=dict)
+    partition: Partition | None = None

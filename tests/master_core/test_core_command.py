@@ -1,0 +1,186 @@
+"""Jobs of a user's own command: who is done, when the data are, and what TensorFlow's servers surely hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.values import DataKind, Phase, Plan, Role, SessionEvent, Shard
+from tests.master_core.core_script import Like, Script
+
+pytestmark = pytest.mark.ci
+
+
+def running(num_workers: int = 2, **settings: Any) -> Script:
+    """A job whose workers have joined and whose first script has said what the data are: 40 records."""
+    script = Script(**({"num_ps": 0, "runs_command": True, "num_workers": num_workers} | settings))
+    for worker_id in range(num_workers):
+        script.worker_starts(worker_id)
+    report(script, 0)
+    return script
+
+
+def report(script: Script, worker_id: int, num_records: int = 40, size: int = 10) -> None:
+    shards = {DataKind.TRAINING: (Shard("", 0, num_records),)}
+    script.ask(e.ModelReported, worker_id, 7, shards=shards, plan=Plan(size, 2, 1))
+
+
+def ends_well(script: Script, worker_id: int) -> None:
+    script.pod(Role.WORKER, worker_id, Phase.SUCCEEDED, "Completed")
+
+
+def session(script: Script, what: SessionEvent, worker_id: int = 0) -> Any:
+    return script.ask(e.SessionReported, worker_id, 7, what)
+
+
+def test_the_first_report_of_the_data_counts() -> None:
+    script = running(num_epochs=5)
+    report(script, 1, num_records=1000, size=3)
+    plan = script.worker_joins(1).plan
+    assert plan == Plan(10, 2, 1, num_records=40, num_minibatches=4)
+    assert script.job.status().num_epochs == 1
+
+
+def test_without_a_report_the_jobs_data_are_listed_when_a_script_asks() -> None:
+    script = Script(num_ps=0, runs_command=True, num_workers=1)
+    script.worker_starts(0)
+    script.ask(e.ModelReported, 0, 7, plan=Plan(10, 2))
+    assert script.told(c.ListShards) == [c.ListShards(DataKind.TRAINING)]
+
+
+def test_a_worker_whose_command_ends_with_0_is_done_and_has_no_successor() -> None:
+    script = running()
+    ends_well(script, 0)
+    assert not script.told(c.CreatePod)
+    script.restart_master()
+    script.tell(e.PodsListed(()))
+    assert [one.name for one in script.told(c.CreatePod)] == ["elasticdl-j-worker-2"]  # of worker 1, which is gone
+
+
+def test_the_end_of_the_data_is_told_and_the_job_waits_for_the_commands() -> None:
+    script = running(num_workers=1)
+    while (lease := script.request()) is not None:
+        script.finish(lease)
+    assert script.last(c.Reply).answer == c.JobOver()
+    assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()
+    assert not [one for one in script.history if isinstance(one, c.EndJob)]
+    ends_well(script, 0)
+    assert script.last(c.EndJob) == c.EndJob(0)
+
+
+def test_commands_that_end_before_the_data_leave_the_rest_unplanned() -> None:
+    script = running(num_workers=1)
+    script.finish(script.lease())
+    ends_well(script, 0)
+    assert script.last(c.EndJob) == c.EndJob(0)
+    assert "Epoch 1: records 40, committed 20, repeated 0, lost 0, unplanned 20" in script.log()
+
+
+def test_a_command_that_never_registers_is_left_alone() -> None:
+    script = Script(num_ps=0, runs_command=True, num_workers=1)
+    script.pod(Role.WORKER, 0, Phase.RUNNING)
+    script.pass_time(2000)
+    assert not [one for one in script.history if isinstance(one, c.DeletePod)]
+
+
+def test_a_failing_command_is_charged() -> None:
+    script = running(num_workers=1, max_task_failures=2)
+    script.kill(0, "Error")
+    script.pass_time(5)
+    script.kill(1, "Error")
+    assert script.last(c.EndJob) == Like(c.EndJob, exit_code=1)
+
+
+def estimator(**settings: Any) -> Script:
+    """On TensorFlow's own server; worker 0 is the chief."""
+    script = running(num_ps=1, has_tensorflow_servers=True, **settings)
+    script.pod(Role.PS, 0, Phase.RUNNING)
+    return script
+
+
+def test_the_status_counts_tensorflows_servers_that_run_and_the_evaluator() -> None:
+    script = estimator(has_evaluator=True)
+    status = script.job.status()
+    assert (status.ps_alive, status.ps_wanted) == (1, 1)
+    assert (status.workers_alive, status.workers_wanted) == (2, 3)  # two of three have registered
+    script.pod(Role.PS, 0, Phase.FAILED, "Killed")
+    assert script.job.status().ps_alive == 0
+
+
+def test_nothing_is_handed_out_before_the_chief_has_made_the_model() -> None:
+    script = estimator()
+    assert script.request(1) is None
+    assert session(script, SessionEvent.RESTORED, worker_id=1) == Like(c.Refused)
+    assert session(script, SessionEvent.RESTORED) == Like(c.Accepted)
+    assert script.lease(1)
+
+
+def test_what_was_committed_after_the_last_checkpoint_began_is_handed_out_again() -> None:
+    script = estimator()
+    session(script, SessionEvent.RESTORED)
+    first = script.lease(1)
+    script.finish(first, 1)
+    session(script, SessionEvent.SAVING)
+    second = script.lease(1)
+    script.progress(second, 0, worker_id=1)
+    session(script, SessionEvent.SAVED)
+    script.restart_master()
+    script.tell(e.PodsListed(tuple(_pods(script))))
+    for worker_id in (0, 1):
+        script.worker_joins(worker_id)
+    script.pod(Role.PS, 0, Phase.FAILED, "Killed")
+    assert script.request(1) is None  # until the chief has restored the model
+    session(script, SessionEvent.RESTORED)
+    again = script.lease(1)
+    assert (again.epoch, again.task) == (second.epoch, second.task)
+    script.finish(again, 1)
+    script.request(1)
+    (line,) = [line for line in script.log() if line.startswith("Epoch 1: ")]
+    assert line == "Epoch 1: records 40, committed 40, repeated at most 20, lost 0"
+    assert [str(epoch) for epoch in script.job.status().coverage] == [line]
+
+
+def test_a_checkpoint_that_is_not_whole_does_not_count() -> None:
+    script = estimator()
+    session(script, SessionEvent.RESTORED)
+    script.finish(script.lease(1), 1)
+    session(script, SessionEvent.SAVING)
+    session(script, SessionEvent.RESTORED)
+    assert script.job.status().records_done == 0
+
+
+def test_a_lost_worker_other_than_the_chief_stops_nobody() -> None:
+    script = estimator()
+    session(script, SessionEvent.RESTORED)
+    lease = script.lease(1)
+    script.kill(1)
+    assert script.lease(0).task == lease.task
+    script.kill(0)
+    script.worker_starts(2)
+    assert script.request(2) is None
+
+
+def test_an_evaluator_is_told_of_the_end_after_all_that_train() -> None:
+    script = estimator(num_workers=1, has_evaluator=True)
+    script.worker_starts(1)
+    session(script, SessionEvent.RESTORED)
+    while (lease := script.request()) is not None:
+        script.finish(lease)
+    assert script.ask(e.LeaseRequested, 1, 7, at_once=True) == c.NoLeaseNow()
+    ends_well(script, 0)
+    assert script.ask(e.LeaseRequested, 1, 7, at_once=True) == c.JobOver()
+    assert not [one for one in script.history if isinstance(one, c.EndJob)]
+    ends_well(script, 1)
+    assert script.last(c.EndJob) == c.EndJob(0)
+    assert c.DeletePod("elasticdl-j-ps-0") in script.history
+
+
+def _pods(script: Script) -> list[e.PodChanged]:
+    found = []
+    for role, index in ((Role.PS, 0), (Role.WORKER, 0), (Role.WORKER, 1)):
+        name = script.settings.pod_name(role, index)
+        found.append(e.PodChanged(name, role, index, f"{name}/1", Phase.RUNNING))
+    return found

@@ -1,0 +1,173 @@
+"""Who is lost to a world: by death, silence, a farewell, a lost lease; who is waited for, and who is left out."""
+
+from __future__ import annotations
+
+import pytest
+from world_script import standing
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.values import Member, Role
+
+pytestmark = pytest.mark.ci
+
+
+def test_a_lost_worker_costs_a_moment_when_all_others_are_ready() -> None:
+    script = standing(3)
+    script.kill(1)
+    assert not script.stands
+    assert script.request(0) is None
+    script.all_leave(0, 2)
+    assert script.members == (0, 2)
+    script.moment()
+    script.forms()
+    line = next(line for line in script.log() if line.startswith("World 2"))
+    assert line.startswith("World 2 of 2 workers has formed in 0.25 s: worker 0, 2 (worker 1 was lost (Killed)")
+
+
+def test_the_others_of_a_lost_worker_are_called_when_they_do_not_notice() -> None:
+    script = standing(3)
+    call = script.watch(0, script.version)
+    script.kill(1)
+    assert script.answer(call) is None
+    script.moment()
+    assert script.members == (0, 2)
+    assert script.answer(call) == c.WorldPlanned(script.planned)
+
+
+def test_a_slow_survivor_is_not_waited_for_and_joins_later() -> None:
+    script = standing(3)
+    script.kill(1)
+    script.all_leave(0)
+    assert script.members == (0, 1, 2)
+    script.moment()
+    assert script.members == (0,)
+    script.forms()
+    script.ready(2, script.version - 1, "worker 0 is gone")
+    script.moment()
+    assert script.members == (0, 2)
+    assert not script.planned.members[1].is_source
+
+
+def test_a_slow_survivor_alone_has_the_model_and_is_waited_for() -> None:
+    script = standing(2)
+    script.kill(0)
+    script.successor_starts(2)
+    script.silence(60)
+    assert script.planned.members[0] == Member(1, 7, "host-1", True)
+
+
+def test_silence_is_noticed_after_the_collective_timeout() -> None:
+    script = standing(3)
+    script.silence(4, 1)
+    assert script.stands
+    script.silence(2, 1)
+    assert script.members == (0, 2)
+    script.forms()
+    assert "worker 1 was silent for 5 s" in script.log()[-1]
+
+
+def test_the_end_of_a_silence_is_not_waited_for_until_the_next_tick() -> None:
+    script = standing(3)
+    script.silence(4, 1)
+    assert min(wake.after_s for wake in script.told(c.Wake)) == pytest.approx(1.0)
+
+
+def test_slowness_is_no_silence() -> None:
+    script = standing(3)
+    script.silence(300)
+    assert script.stands
+    assert script.version & 0xFFFFFFFF == 1
+
+
+def test_a_world_in_which_all_wait_is_called_anew() -> None:
+    script = standing(2)
+    for worker_id in (0, 1):
+        script.beat(worker_id, waiting=5.5)
+    script.tell(e.Tick())
+    version = script.version
+    script.now += 0.3
+    script.tell(e.Tick())
+    assert script.version > version
+    assert script.members == (0, 1)
+    script.forms()
+    assert "all members waited for 6 s in one collective" in script.log()[-1]
+
+
+def test_who_waits_for_one_that_computes_goes_on_waiting() -> None:
+    script = standing(2)
+    script.beat(0, waiting=50.0)
+    script.beat(1)
+    script.tell(e.Tick())
+    assert script.stands
+
+
+def test_a_member_that_holds_all_others_up_for_step_timeout_is_left_out() -> None:
+    script = standing(3, step_timeout=20.0)
+    for worker_id in (0, 2):
+        script.beat(worker_id, waiting=21.0)
+    script.beat(1)
+    script.tell(e.Tick())
+    assert not script.stands
+    script.moment()
+    assert script.members == (0, 2)
+
+
+def test_a_farewell_calls_the_others() -> None:
+    script = standing(3)
+    script.heartbeat(1, leaving=True)
+    script.moment()
+    assert script.members == (0, 2)
+    script.forms()
+    assert "worker 1 was told to end" in script.log()[-1]
+
+
+def test_a_lost_lease_of_a_member_puts_the_ledger_in_doubt() -> None:
+    script = standing(2, lease_timeout=2.0)
+    script.lease(0)
+    for _ in range(4):
+        script.now += 1.0
+        script.heartbeat(0, world_version=script.version)
+        script.heartbeat(1, world_version=script.version)
+        script.tell(e.Tick())
+        if not script.stands:
+            break
+    assert not script.stands
+    script.all_leave(0, 1)
+    script.forms()
+    assert "worker 0 has lost its lease" in script.log()[-1]
+
+
+def test_a_process_that_began_anew_is_no_source() -> None:
+    script = standing(2)
+    script.worker_joins(1, incarnation=8)
+    assert not script.stands
+    script.ready(1, incarnation=8)
+    script.moment()
+    assert script.planned.members[0] == Member(0, 7, "host-0", True)
+    assert (1, 8, True) not in [(m.worker_id, m.incarnation, m.is_source) for m in script.planned.members]
+
+
+def test_members_that_cannot_form_a_world_are_left_out_in_turn() -> None:
+    script = standing(3)
+    script.kill(9)
+    for worker_id in (0, 1, 2):
+        script.beat(worker_id, waiting=6.0)
+    script.tell(e.Tick())
+    script.moment(0.3)
+    members, version = script.members, script.version
+    for worker_id in members:
+        script.ready(worker_id, version, "forming took too long")
+    assert (members, script.members) == ((0, 1, 2), (0, 1))
+    version = script.version
+    for worker_id in (0, 1):
+        script.ready(worker_id, version, "forming took too long")
+    assert script.members == (1, 2)
+
+
+def test_what_one_member_tells_is_the_work_of_all() -> None:
+    script = standing(2, fixed_global_batch=10)
+    script.progress(script.lease(0), 0)
+    script.kill(1, "Error")
+    assert script.job._charges.num_faults == 0
+    assert [one.index for one in script.told(c.CreatePod) if one.role is Role.WORKER] == [2]

@@ -1,0 +1,159 @@
+"""What is granted in a world, and what the model of its source says of the ledger."""
+
+from __future__ import annotations
+
+import pytest
+from core_script import Like, applied
+from world_script import WorldScript, standing
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.values import DataKind, HeldLease, Phase, Plan, Role, Shard, TaskType
+
+pytestmark = pytest.mark.ci
+
+
+def test_nothing_is_granted_before_a_world_stands() -> None:
+    script = WorldScript(num_workers=1)
+    script.worker_starts(0)
+    script.data_is_known()
+    assert script.request(0) is None
+    script.ready(0)
+    assert script.request(0) is None
+    script.forms(steps=0)
+    assert script.request(0) is not None
+
+
+def test_only_members_are_granted_anything() -> None:
+    script = standing(1, wanted=2, records=400)
+    script.successor_starts(1)
+    assert script.request(1) is None
+    assert script.request(0) is None  # a new world is planned, and has not formed
+    script.moment()
+    script.forms()
+    assert script.request(1) is not None
+
+
+def test_what_the_source_holds_is_committed_and_the_rest_is_not() -> None:
+    script = standing(2)
+    first, second = script.lease(0), script.lease(1)
+    script.progress(first, 0)
+    script.progress(second, 0, worker_id=1)
+    script.kill(0)
+    script.all_leave(1)
+    script.forms({(0, second.task): (0, 1), (0, first.task): (0,)}, steps=2)
+    ledger = script.job._work.tasks.ledger().tasks
+    assert ledger == applied({(0, second.task): (0, 1), (0, first.task): (0,)}).tasks
+    assert script.lease(1).task == first.task
+
+
+def test_a_model_that_nobody_has_any_more_is_trained_again_from_the_checkpoint() -> None:
+    script = standing(1)
+    lease = script.lease(0)
+    script.finish(lease)
+    script.kill(0)
+    script.pass_time(2)
+    script.successor_starts(1)
+    script.moment()
+    script.forms({}, steps=0)
+    assert any("nobody has the model any more); its model is the initial one" in line for line in script.log())
+    assert any("Epoch 1 is open again" in line for line in script.log())
+    assert {script.lease(1).task, script.lease(1).task} == {0, 1}
+
+
+def test_a_new_model_ends_every_lease() -> None:
+    script = standing(2)
+    lease = script.lease(1)
+    script.kill(0)
+    script.all_leave(1)
+    script.forms({}, steps=7, restored_from="checkpoints/version-7")
+    assert script.progress(lease, 0, worker_id=1) == Like(c.Refused)
+    assert any("its model is that of checkpoints/version-7" in line for line in script.log())
+
+
+def test_leases_of_those_who_are_not_in_the_new_world_are_handed_on() -> None:
+    script = standing(2)
+    lease = script.lease(1)
+    script.silence(6, 1)
+    assert script.members == (0,)
+    script.forms({(0, lease.task): (0,)})
+    assert script.progress(lease, 1, worker_id=1) == Like(c.Refused)
+    assert script.lease(0).task == lease.task
+
+
+def test_a_restarted_master_calls_the_living_to_a_new_world_and_no_model_moves() -> None:
+    script = standing(2)
+    lease = script.lease(0)
+    version = script.version
+    script.restarts(0, 1)
+    assert script.ready(1) == Like(c.UnknownWorker)
+    script.worker_joins(0, (HeldLease(lease, (0,)),))
+    script.moment()
+    assert script.version == version  # worker 1 is waited for
+    script.worker_joins(1)
+    script.moment()
+    assert [m.is_source for m in script.planned.members] == [True, True]
+    assert script.version >> 32 == 2
+    assert script.ask(e.WorldFormed, 0, 7, version, applied({}), 0) == Like(c.Accepted)
+    assert not script.stands
+    script.forms({(0, lease.task): (0,)})
+    assert script.stands
+    assert "the master has restarted" in script.log()[-1]
+
+
+def test_a_world_that_formed_is_written_down_before_it_is_acknowledged() -> None:
+    script = WorldScript(num_workers=1)
+    script.worker_starts(0)
+    script.ready(0)
+    script.forms(steps=0)
+    kinds = [type(one) for one in script.commands]
+    assert kinds.index(c.Persist) < kinds.index(c.Reply)
+    assert script.job.snapshot()["worlds"]["members"] == [[0, 7, "host-0"]]
+
+
+def test_a_sample_is_the_first_minibatch_of_the_data() -> None:
+    script = WorldScript(num_workers=1)
+    script.worker_starts(0)
+    assert script.ask(e.SampleRequested, 0, 7) is None
+    call = script._num_calls
+    script.data_is_known()
+    assert script.answer(call) == c.SampleGiven(Shard("training", 0, 10))
+    assert script.ask(e.SampleRequested, 0, 7) == c.SampleGiven(Shard("training", 0, 10))
+
+
+def test_a_request_at_once_is_not_kept_waiting() -> None:
+    script = standing(1)
+    assert script.ask_at_once(only=TaskType.EVALUATION) == c.NoLeaseNow()
+    assert script.ask_at_once() == Like(c.LeaseGranted)
+    script.kill(7)
+    assert script.ask_at_once() == Like(c.LeaseGranted)
+    assert script.ask_at_once() == c.NoLeaseNow()
+
+
+def test_evaluation_is_had_on_top_of_training() -> None:
+    script = standing(2, has_validation_data=True, evaluation_steps=1, records=80)
+    first, second = script.lease(0), script.lease(0)
+    script.progress(first, 0)
+    assert script.ask_at_once(0) == c.NoLeaseNow()
+    granted = script.ask_at_once(0, TaskType.EVALUATION)
+    assert granted.lease.type is TaskType.EVALUATION
+    assert script.ask_at_once(1).lease.type is TaskType.EVALUATION
+    assert second.type is TaskType.TRAINING
+
+
+def test_a_script_whose_world_has_ended_tells_the_next_life_of_the_master_what_its_model_holds() -> None:
+    script = WorldScript(num_workers=2, runs_command=True)
+    script.worker_starts(0)
+    script.worker_starts(1)
+    script.ask(e.ModelReported, 0, 7, shards={DataKind.TRAINING: (Shard("", 0, 40),)}, plan=Plan(10, 2, 1))
+    script.ready(0)
+    script.ready(1)
+    script.forms(steps=0)
+    script.lease(0)
+    script.lease(1)
+    script.restarts(0, 1)  # what was reported in the last second is forgotten
+    script.worker_joins(1)
+    script.worker_joins(0, applied=applied({(0, 0): (0, 1), (0, 1): (0, 1)}))
+    for worker_id in (0, 1):
+        script.pod(Role.WORKER, worker_id, Phase.SUCCEEDED, "Completed")
+    assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()

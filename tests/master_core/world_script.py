@@ -1,0 +1,119 @@
+"""A script of the worlds of an AllReduce job, reading as prose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core_script import Script, Sets, applied
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.settings import Strategy
+from elasticdl.master.core.values import Phase, Role, TaskType, World
+
+
+class WorldScript(Script):
+    """A job of 2 tasks of 2 minibatches of 10 records each whose workers form worlds, unless told otherwise."""
+
+    def __init__(self, records: int = 40, **settings: Any) -> None:
+        values: dict[str, Any] = {"num_ps": 0, "strategy": Strategy.ALL_REDUCE}
+        super().__init__(records, **(values | settings))
+
+    def moment(self, seconds: float = 0.25) -> None:
+        """A short time passes, in which everybody is heard."""
+        self.now += seconds
+        for worker in self.job._workers.all():
+            self.beat(worker.id)
+        self.tell(e.Tick())
+
+    def beat(self, worker_id: int, waiting: float = 0.0, world: int | None = None, **fields: Any) -> Any:
+        leases = tuple(lease.id for lease in self.job._work.leases.of_worker(worker_id))
+        version = (self.version if world is None else world) if worker_id in self.members else 0
+        return self.heartbeat(worker_id, leases, world_version=version, waiting_seconds=waiting, **fields)
+
+    def silence(self, seconds: int, *silent: int) -> None:
+        """Time passes while all but some are heard."""
+        for _ in range(seconds):
+            self.now += 1.0
+            for worker in self.job._workers.all():
+                if worker.id not in silent:
+                    self.beat(worker.id)
+            self.tell(e.Tick())
+
+    def ready(self, worker_id: int, left: int = 0, reason: str = "", incarnation: int = 7) -> Any:
+        return self.ask(e.ReadyForWorld, worker_id, incarnation, f"host-{worker_id}", left, reason)
+
+    def all_leave(self, *worker_ids: int, reason: str = "worker 9 is gone") -> None:
+        version = self.version
+        for worker_id in worker_ids:
+            self.ready(worker_id, version, reason)
+
+    def watch(self, worker_id: int, known: int = 0) -> int:
+        """The number of the call."""
+        self.ask(e.WorldWatched, worker_id, 7, known)
+        return self._num_calls
+
+    def forms(self, sets: Sets | None = None, steps: int = 1, **fields: Any) -> Any:
+        """Rank 0 of the newest world says that it has formed."""
+        world = self.planned
+        return self.ask(
+            e.WorldFormed,
+            world.members[0].worker_id,
+            world.members[0].incarnation,
+            world.version,
+            applied(sets or {}),
+            steps,
+            **fields,
+        )
+
+    @property
+    def planned(self) -> World:
+        world = self.job._worlds.planned
+        assert world is not None
+        return world
+
+    @property
+    def version(self) -> int:
+        return self.job._worlds.newest_version
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Of the newest world, in order of rank."""
+        world = self.job._worlds.planned
+        return () if world is None else tuple(member.worker_id for member in world.members)
+
+    @property
+    def stands(self) -> bool:
+        return self.job._worlds.stands
+
+    def ask_at_once(self, worker_id: int = 0, only: TaskType | None = None) -> Any:
+        return self.ask(e.LeaseRequested, worker_id, 7, True, only)
+
+    def successor_starts(self, worker_id: int) -> None:
+        self.worker_starts(worker_id)
+        self.ready(worker_id)
+
+    def restarts(self, *worker_ids: int) -> None:
+        """The master is a new one, and finds these pods."""
+        self.restart_master()
+        pods = []
+        for worker_id in worker_ids:
+            name = f"elasticdl-j-worker-{worker_id}"
+            pods.append(e.PodChanged(name, Role.WORKER, worker_id, f"{name}/1", Phase.RUNNING))
+        self.tell(e.PodsListed(tuple(pods)))
+
+
+def standing(num_workers: int = 3, wanted: int = 0, **settings: Any) -> WorldScript:
+    """A job whose world has formed with its initial values; more workers may be wanted than have come."""
+    script = WorldScript(num_workers=max(wanted, num_workers), **settings)
+    for worker_id in range(num_workers):
+        script.worker_starts(worker_id)
+    script.data_is_known()
+    for worker_id in range(num_workers):
+        script.ready(worker_id)
+    if wanted > num_workers:
+        script.moment()
+    assert script.members == tuple(range(num_workers))
+    assert script.forms(steps=0) == c.Accepted(0)
+    assert script.stands
+    return script

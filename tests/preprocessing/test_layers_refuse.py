@@ -1,0 +1,129 @@
+"""What the layers refuse, what they are made from, and what they tell Keras of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elasticdl_preprocessing import (
+    ConcatenateWithOffset,
+    Discretization,
+    Hashing,
+    IndexLookup,
+    LogRound,
+    Normalizer,
+    RoundIdentity,
+    SparseEmbedding,
+    ToNumber,
+    ToRagged,
+    ToSparse,
+)
+
+pytestmark = pytest.mark.ci
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "divisor": (lambda: Normalizer(1, 0), "divisor not 0"),
+    "boundaries": (lambda: Discretization([2, 1]), "do not rise"),
+    "twice": (lambda: Discretization([1, 1]), "do not rise"),
+    "no bins": (lambda: LogRound(0), "num_bins must be positive"),
+    "base": (lambda: LogRound(3, base=1), "no base"),
+    "no buckets": (lambda: RoundIdentity(-1), "num_buckets must be positive"),
+    "no hash bins": (lambda: Hashing(0), "num_bins"),
+    "hash bins": (lambda: Hashing(None), "num_bins"),  # type: ignore[arg-type]
+    "one hot": (lambda: Hashing(3, output_mode="one_hot"), "gives ids"),
+    "tokens": (lambda: IndexLookup(["a", "b", "a"]), "more than once: a"),
+    "no file": (lambda: IndexLookup("no/such/file"), "cannot be read"),
+    "oov": (lambda: IndexLookup(["a"], num_oov_tokens=0), "num_oov_tokens must be positive"),
+    "dtype": (lambda: ToNumber(tf.string, 0), "not the dtype of a number"),
+    "combiner": (lambda: SparseEmbedding(3, 2, combiner="max"), "not one of"),
+    "offsets": (lambda: ConcatenateWithOffset([1])([tf.constant([[1]]), tf.constant([[1]])]), "1 offsets"),
+    "rank": (lambda: ToRagged()(tf.zeros([1, 1, 1], tf.int64)), "one or two"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_value_errors(name: str) -> None:
+    make, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_wrong_tensors_are_type_errors() -> None:
+    sparse = tf.sparse.from_dense([[1]])
+    with pytest.raises(TypeError, match="sparse"):
+        ToRagged()(sparse)
+    with pytest.raises(TypeError, match="several kinds"):
+        ConcatenateWithOffset(None)([sparse, tf.constant([[1]])])
+    with pytest.raises(TypeError, match="strings and integers"):
+        IndexLookup(["a"])(tf.constant([1.0]))
+
+
+def test_a_string_that_is_no_number_is_an_error_of_the_step() -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="convert string: b"):
+        ToNumber("float32", 0)(tf.constant(["b"]))
+
+
+def test_the_published_example_of_hashing() -> None:
+    assert Hashing(3)(tf.constant(list("ABCDE"))).numpy().tolist() == [1, 0, 1, 1, 2]
+
+
+def test_a_vocabulary_comes_from_a_file_and_leaves_as_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.txt"
+    path.write_text("blau\ngrün\n")
+    layer = IndexLookup(path)
+    path.unlink()
+    again = IndexLookup.from_config(layer.get_config())
+    assert again(tf.constant([["grün", "blau", "rot"]])).numpy().tolist() == [[1, 0, 2]]
+    assert IndexLookup([7, 5])(tf.constant([5, 7, 6])).numpy().tolist() == [1, 0, 2]
+
+
+def test_without_a_vocabulary_all_tokens_are_unknown() -> None:
+    layer = IndexLookup(num_oov_tokens=3)
+    assert layer.vocab_size() == 3
+    assert layer(tf.constant(list("ABCDE"))).numpy().tolist() == [1, 0, 1, 1, 2]
+
+
+def test_what_is_no_tensor_yet_is_taken_too() -> None:
+    assert ToNumber("int64", -1)([["1", ""]]).numpy().tolist() == [[1, -1]]
+    assert Discretization([1])(np.array([0.5, 1.5])).numpy().tolist() == [0, 1]
+    inputs = tf.constant([1])
+    assert ConcatenateWithOffset([3])(inputs) is inputs
+
+
+@pytest.fixture
+def half_precision() -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+def test_numbers_keep_their_precision_whatever_the_policy(half_precision: None) -> None:
+    assert int(RoundIdentity(2**40)(tf.constant([2**33 + 1]))[0]) == 2**33 + 1
+    assert Normalizer(2**20, 1)(tf.constant([2.0**20 + 1])).numpy().tolist() == [1.0]
+
+
+LAYERS = {
+    "normalizer": (Normalizer(1, 2), "float32"),
+    "hashing": (Hashing(5), "string"),
+    "to_sparse": (ToSparse(), "int64"),
+    "to_ragged": (ToRagged(), "string"),
+    "embedding": (SparseEmbedding(5, 3), "int64"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_keras_knows_the_shapes_of_results(name: str) -> None:
+    layer, dtype = LAYERS[name]
+    symbolic = layer(keras.Input((4,), dtype=dtype))
+    result = layer(tf.constant([["1"] * 4] * 2) if dtype == "string" else tf.ones([2, 4], dtype))
+    assert symbolic.dtype == result.dtype.name
+    assert symbolic.sparse == isinstance(result, tf.SparseTensor)
+    assert symbolic.ragged == isinstance(result, tf.RaggedTensor)
+    assert all(known in (None, size) for known, size in zip(symbolic.shape, result.shape, strict=True))

@@ -1,0 +1,115 @@
+"""Event files, read with TensorBoard's own reader: what is in them, over lives of the master and full disks."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from elasticdl.master.core.job import Job
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.status import Status
+from elasticdl.master.tensorboard import TensorBoardLog, mean_staleness, watcher
+from elasticdl_client.errors import JobError
+
+pytestmark = pytest.mark.ci
+
+
+def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    found = EventAccumulator(str(directory)).Reload()
+    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def status(**changes: object) -> Status:
+    return dataclasses.replace(Job(JobSettings("j")).status(), **changes)  # type: ignore[arg-type]
+
+
+def test_a_job_is_written_as_it_goes_on_and_nothing_is_written_twice(tmp_path: Path) -> None:
+    log = TensorBoardLog(str(tmp_path), 1, 0)
+    log.look(status(workers_alive=2))
+    for step, loss in ((10, 2.0), (10, 2.0), (20, 1.0)):
+        log.look(status(model_version=step, loss=loss, workers_alive=2, learning_rate=0.5, records_per_second=7.0))
+    log.measured(20, {"accuracy": 0.75})
+    log.close()
+    found = scalars(tmp_path)
+    assert found["loss"] == [(10, 2.0), (20, 1.0)]
+    assert found["learning_rate"] == [(10, 0.5), (20, 0.5)]
+    assert found["records_per_second"] == [(0, 0.0), (10, 7.0), (20, 7.0)]
+    assert found["workers"] == [(0, 2.0)]
+    assert found["evaluation/accuracy"] == [(20, 0.75)]
+
+
+def test_a_new_life_of_the_master_writes_a_file_of_its_own_and_takes_over_at_its_step(tmp_path: Path) -> None:
+    first = TensorBoardLog(str(tmp_path), 1, 0)
+    for step in (10, 20, 30):
+        first.look(status(model_version=step, loss=float(step)))
+    first.close()
+    (file,) = tmp_path.iterdir()
+    with file.open("r+b") as torn:  # the master was killed while it wrote
+        torn.truncate(file.stat().st_size - 5)
+    second = TensorBoardLog(str(tmp_path), 2, 20)
+    second.look(status(model_version=25, loss=1.0))
+    second.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert scalars(tmp_path)["loss"] == [(10, 10.0), (20, 20.0), (25, 1.0)]
+
+
+def test_staleness_is_the_mean_of_what_came_since_the_last_time(tmp_path: Path) -> None:
+    assert mean_staleness((), (2, 1, 1)) == 0.75
+    assert mean_staleness((2, 1, 1), (2, 1, 1)) is None
+    assert mean_staleness((2, 1), (2, 1, 0, 2, 2)) == (2 * 3.5 + 2 * 6.5) / 4
+    log = TensorBoardLog(str(tmp_path), 1, 0)
+    log.look(status(model_version=1, staleness=(0, 4)))
+    log.look(status(model_version=2, staleness=(0, 4, 2)))
+    log.close()
+    assert scalars(tmp_path)["staleness"] == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_directory_that_cannot_be_written_is_refused_and_no_directory_is_no_watcher(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(JobError, match="cannot be written: Not a directory"):
+        watcher(str(tmp_path / "file" / "logs"), 1, 0)
+    nobody = watcher("", 1, 0)
+    nobody.measured(1, {})
+    nobody.look(status())
+    nobody.close()
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_stop_anybody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = TensorBoardLog(str(tmp_path / "logs"), 1, 0)
+
+    class Full:
+        def write(self, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            """Nothing to close."""
+
+    log._files._writer = Full()
+    log.look(status(model_version=1, loss=1.0))
+    log.look(status(model_version=2, loss=1.0))
+    log.close()
+    assert [record.message for record in caplog.records] == [
+        "TensorBoard's events are left out for 30 s: [Errno 28] No space left on device"
+    ]
+
+
+IMPORTED = """
+import sys
+from elasticdl.master.tensorboard import watcher
+log = watcher(sys.argv[1], 1, 0)
+log.measured(1, {"a": 1.0})
+log.close()
+print([name for name in ("tensorflow", "torch", "keras") if name in sys.modules])
+"""
+
+
+def test_the_master_imports_no_framework_for_it(tmp_path: Path) -> None:
+    printed = subprocess.run([sys.executable, "-c", IMPORTED, tmp_path], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "[]"

@@ -1,0 +1,228 @@
+"""Steps of the PyTorch framework against plain loops of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from elasticdl.frameworks.framework import Batch, Mode, Share
+from elasticdl_client.errors import CheckpointError
+
+pytestmark = pytest.mark.ci
+
+Make = Callable[..., Any]
+
+
+def nothing(buffer: Any) -> None:
+    """Nobody reduces."""
+
+
+def plain(framework: Any) -> tuple[Any, Any]:
+    """A module and an optimizer of their own, as the framework began."""
+    definition = framework._definition
+    torch.manual_seed(framework._seed)
+    module = definition.model()
+    return module, definition.optimizer(module)
+
+
+def plain_step(module: Any, optimizer: Any, batch: Batch, seed: int) -> float:
+    module.train()
+    optimizer.zero_grad()
+    torch.manual_seed(seed)
+    loss = functional.cross_entropy(module(batch.data.features), batch.data.labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def weights(framework: Any) -> dict[str, Any]:
+    return {name.removeprefix("model/"): v for name, v in framework.state().items() if name.startswith("model/")}
+
+
+def largest_difference(framework: Any, module: Any) -> float:
+    ours, theirs = weights(framework), module.state_dict()
+    assert set(ours) == set(theirs)
+    return max(float(np.abs(ours[name] - theirs[name].numpy()).max()) for name in ours)
+
+
+def test_the_local_strategy_is_a_plain_loop_bit_by_bit(framework: Make, digits: Any, minibatches: Make) -> None:
+    tested = framework()
+    module, optimizer = plain(tested)
+    for batch in minibatches(tested, digits):
+        assert tested.train(batch, 100 + batch.n) == plain_step(module, optimizer, batch, 100 + batch.n)
+    assert largest_difference(tested, module) == 0.0
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_step_of_one_member_is_a_plain_step(framework: Make, digits: Any, minibatches: Make, overlaps: bool) -> None:
+    tested = framework(overlaps=overlaps)
+    module, optimizer = plain(tested)
+    for batch in minibatches(tested, digits):
+        gradient = tested.local_gradient([Share(batch, 100 + batch.n, 1.0)], nothing)
+        loss, scales, flaws = gradient.told()
+        assert loss == pytest.approx(plain_step(module, optimizer, batch, 100 + batch.n), abs=1e-6)
+        assert (scales, flaws) == (1.0, 0.0)
+        tested.apply_gradient(gradient, None)
+        assert largest_difference(tested, module) < 1e-6
+
+
+def test_two_members_with_unequal_shares_are_one_step_of_all_records(
+    framework: Make, digits: Any, minibatches: Make
+) -> None:
+    """Without BatchNorm's coupling inside a minibatch the mean over 7 + 3 records is the mean over 10."""
+    params = {"dropout": 0.0, "norm": False}
+    ten = minibatches(framework("plain.custom_model", params, minibatch_size=10), digits[:10])[0]
+    together = framework("plain.custom_model", params)
+    module, optimizer = plain(together)
+    plain_step(module, optimizer, ten, 1)
+    members = [framework("plain.custom_model", params, minibatch_size=7) for _ in range(2)]
+    seven, three = minibatches(members[0], digits[:10])
+    parts = [
+        member.local_gradient([Share(batch, 1, batch.size / 10)], nothing)
+        for member, batch in zip(members, (seven, three), strict=True)
+    ]
+    reduce(parts)
+    for member, part in zip(members, parts, strict=True):
+        member.apply_gradient(part, None)
+        assert largest_difference(member, module) < 1e-6
+    both = framework("plain.custom_model", params)
+    both.apply_gradient(both.local_gradient([Share(seven, 1, 0.7), Share(three, 1, 0.3)], nothing), None)
+    assert largest_difference(both, module) < 1e-6
+
+
+def reduce(parts: list[Any]) -> None:
+    """Sums in place, as a group does."""
+    for buffers in zip(*(part.buffers for part in parts), strict=True):
+        total = sum(buffers[1:], start=buffers[0].copy())
+        for buffer in buffers:
+            buffer[:] = total
+
+
+def test_buffers_are_handed_over_in_order_and_once_during_backward(
+    framework: Make, digits: Any, minibatches: Make
+) -> None:
+    tested = framework("wide.custom_model")
+    batch = minibatches(tested, digits)[0]
+    events: list[Any] = []
+    first = tested._built().parameters["first.weight"]
+    first.register_hook(lambda grad: events.append("backward reaches the first layer"))
+    gradient = tested.local_gradient([Share(batch, 1, 1.0)], events.append)
+    handed = [event for event in events if not isinstance(event, str)]
+    assert [id(buffer) for buffer in handed] == [id(buffer) for buffer in gradient.buffers[:-1]]
+    assert len(handed) > 1
+    assert isinstance(events[0], np.ndarray)  # the last layer's, before backward reaches the first one
+    assert any(isinstance(event, str) for event in events)
+    empty: list[Any] = []
+    nothing_done = tested.local_gradient([], empty.append)
+    assert [len(buffer) for buffer in nothing_done.buffers] == [len(buffer) for buffer in gradient.buffers]
+    assert len(empty) == len(handed)
+    assert not any(np.any(buffer) for buffer in nothing_done.buffers)
+
+
+def test_a_parameter_that_no_share_reaches_is_left_alone(framework: Make, digits: Any, minibatches: Make) -> None:
+    tested = framework(params={"spare": True})
+    before = weights(tested)["spare.weight"]
+    batch = minibatches(tested, digits)[0]
+    tested.apply_gradient(tested.local_gradient([Share(batch, 1, 1.0)], nothing), None)
+    np.testing.assert_array_equal(weights(tested)["spare.weight"], before)  # no weight decay either
+
+
+def test_statistics_of_batch_norm_are_averaged_and_counted_once(
+    framework: Make, digits: Any, minibatches: Make
+) -> None:
+    tested = framework()
+    first, second = minibatches(tested, digits)[:2]
+    before = weights(tested)
+    alone = []
+    for batch in (first, second):
+        other = framework()
+        other.train(batch, 1)
+        alone.append(weights(other))
+    gradient = tested.local_gradient([Share(first, 1, 0.25), Share(second, 1, 0.75)], nothing)
+    np.testing.assert_array_equal(weights(tested)["norm.running_mean"], before["norm.running_mean"])
+    tested.apply_gradient(gradient, None)
+    after = weights(tested)
+    for name in ("norm.running_mean", "norm.running_var"):
+        np.testing.assert_allclose(after[name], 0.25 * alone[0][name] + 0.75 * alone[1][name], atol=1e-6)
+    assert after["norm.num_batches_tracked"] == 1
+
+
+@pytest.mark.parametrize("bad", [{"loss": "loss_inf"}, {"loss": "loss_with_a_bad_gradient"}])
+def test_a_share_that_is_not_finite_adds_nothing(
+    framework: Make, digits: Any, minibatches: Make, bad: dict[str, str]
+) -> None:
+    tested = framework("plain.custom_model", overlaps=False, **{name: f"flaws.{v}" for name, v in bad.items()})
+    well, ill = minibatches(tested, digits)[:2]
+    ill.data.labels[:] = 99
+    gradient = tested.local_gradient([Share(well, 1, 0.5), Share(ill, 1, 0.5)], nothing)
+    assert list(gradient.not_finite) == [1]
+    assert "not finite" in gradient.not_finite[1]
+    _, scales, flaws = gradient.told()
+    assert (scales, flaws) == (0.5, 1.0)
+    expected = framework("plain.custom_model").local_gradient([Share(well, 1, 0.5)], nothing)
+    for ours, theirs in zip(gradient.buffers[:-1], expected.buffers[:-1], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-7)
+    gradient.rescale = 2.0
+    tested.apply_gradient(gradient, None)
+    module, optimizer = plain(framework("plain.custom_model"))
+    plain_step(module, optimizer, well, 1)
+    assert largest_difference(tested, module) < 1e-6
+
+
+def test_with_overlap_a_bad_gradient_is_named(framework: Make, digits: Any, minibatches: Make) -> None:
+    tested = framework("plain.custom_model", loss="flaws.loss_with_a_bad_gradient")
+    ill = minibatches(tested, digits)[0]
+    ill.data.labels[:] = 99
+    gradient = tested.local_gradient([Share(ill, 1, 1.0)], nothing)
+    assert gradient.not_finite == {0: "the gradient is not finite"}
+    assert gradient.told()[2] == 1.0
+
+
+@pytest.mark.parametrize("optimizer", ["optimizer", "adam"])
+def test_a_restored_state_goes_on_bit_by_bit(framework: Make, digits: Any, minibatches: Make, optimizer: str) -> None:
+    straight = framework(optimizer=optimizer)
+    batches = minibatches(straight, digits)
+    blank = straight.state()
+    begun = [straight.train(batch, batch.n) for batch in batches[:5]]
+    state = {name: value.copy() for name, value in straight.state().items()}
+    expected = [straight.train(batch, batch.n) for batch in batches[5:]]
+    restored = framework(optimizer=optimizer, seed=99)
+    restored.load_state(state)
+    assert [restored.train(batch, batch.n) for batch in batches[5:]] == expected
+    for name, value in straight.state().items():
+        np.testing.assert_array_equal(value, restored.state()[name])
+    straight.load_state(blank)
+    assert set(straight.state()) == set(blank)
+    assert [straight.train(batch, batch.n) for batch in batches[:5]] == begun
+
+
+def test_the_state_of_another_model_is_refused(framework: Make, digits: Any, minibatches: Make) -> None:
+    trained = framework("plain.custom_model", optimizer="adam")
+    trained.train(minibatches(trained, digits)[0], 1)
+    with pytest.raises(CheckpointError, match="another model or optimizer"):
+        framework().load_state(trained.state())
+
+
+def test_a_schedule_is_a_function_of_the_step(framework: Make, digits: Any, minibatches: Make) -> None:
+    tested = framework("scheduled.custom_model")
+    assert [tested.learning_rate(0, n) for n in (0, 1, 4, 2)] == pytest.approx([0.1, 0.05, 0.00625, 0.025])
+    batch = minibatches(tested, digits)[0]
+    tested.train(batch, 1, tested.learning_rate(0, 2))
+    assert [group["lr"] for group in tested._optimizer().param_groups] == pytest.approx([0.025, 0.25])
+    by_epoch = framework("scheduled.custom_model", lr_scheduler="by_epoch")
+    assert [by_epoch.learning_rate(epoch, 77) for epoch in (0, 2)] == pytest.approx([0.1, 0.025])
+
+
+def test_modes_are_set_and_predictions_do_not_change_the_model(framework: Make, digits: Any, minibatches: Make) -> None:
+    tested = framework()
+    batch = minibatches(tested, digits, Mode.EVALUATION)[0]
+    before = weights(tested)
+    first, second = tested.predictions(batch, None), tested.predictions(batch, None)
+    assert torch.equal(first, second)
+    for name, value in weights(tested).items():
+        np.testing.assert_array_equal(value, before[name])

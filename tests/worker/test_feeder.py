@@ -1,0 +1,228 @@
+"""Minibatches that a thread makes ahead: in order, two at most, and begun anew when the model is another one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from elasticdl.frameworks.framework import Batch
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.drawer import Drawer
+from elasticdl.worker.feeder import Broke, Failed, Feeder, InterruptibleLeases, Item, Other, Over, Unreadable
+from elasticdl.worker.local_leases import LocalLeases
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.quarantine import Quarantine
+from elasticdl.worker.tasks import TaskStream
+from tests.worker.counting import Counting, Numbers, lease
+from tests.worker.scripted_master import TOKEN, ScriptedMaster
+
+pytestmark = pytest.mark.ci
+LONG_S = 20.0
+
+
+class Fed:
+    """A feeder with all that it stands on, over a real socket."""
+
+    def __init__(self, *leases: pb.Lease, ends: bool = True, quarantine: Quarantine | None = None) -> None:
+        self.master = ScriptedMaster(*leases, ends=ends)
+        link = MasterLink(self.master.address, TOKEN, 0, "pod", ActivityClock(), LONG_S)
+        link.register()
+        self.leases = link.leases
+        self.framework = Counting()
+        self.reader = Numbers()
+        self.requests = requests = InterruptibleLeases(link)
+        tasks = TaskStream(requests, lambda kind: self.reader, lambda held: None, 1, False, ActivityClock())
+        framework: Any = self.framework
+        self.feeder = Feeder(tasks, requests, framework, link.leases, quarantine or Quarantine())
+
+    def take(self) -> Item:
+        item = self.feeder.take(LONG_S)
+        assert item is not None
+        return item
+
+    def batches(self, count: int) -> list[tuple[int, int, list[int] | None]]:
+        """Lease, number and records of the next ones; a task's end has none."""
+        items = [self.take() for _ in range(count)]
+        assert all(isinstance(item, Batch) for item in items), items
+        return [(item.lease, item.n, item.data) for item in items]  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def fed() -> Iterator[Any]:
+    made: list[Fed] = []
+
+    def make(*leases: pb.Lease, **others: Any) -> Fed:
+        made.append(Fed(*leases, **others))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.master.stop()
+
+
+def test_tasks_come_in_order_each_with_its_end_and_then_the_jobs(fed: Any) -> None:
+    one = fed(lease(0), lease(1, length=3))
+    one.feeder.start()
+    assert one.batches(3) == [(1000, 0, [0, 1]), (1000, 1, [2, 3]), (1000, 2, None)]
+    assert one.batches(3) == [(1001, 0, [100, 101]), (1001, 1, [102]), (1001, 2, None)]
+    assert isinstance(one.take(), Over)
+
+
+def test_no_more_than_two_are_made_ahead_and_one_is_in_the_making(fed: Any) -> None:
+    one = fed(lease(0, length=100))
+    one.feeder.start()
+    for taken in range(1, 30):
+        one.batches(1)
+        assert len(one.framework.made) <= taken + 3
+
+
+def test_nobody_waits_for_a_lease_that_is_not_there(fed: Any) -> None:
+    one = fed(ends=False)
+    one.feeder.start()
+    one.master.hears("RequestLease")
+    assert one.feeder.take(0.0) is None
+
+
+def test_a_task_of_another_kind_is_handed_over_and_waited_for(fed: Any) -> None:
+    one = fed(lease(0, length=2), lease(1, task_type=pb.EVALUATION), lease(2, length=2))
+    one.feeder.start()
+    assert one.batches(2) == [(1000, 0, [0, 1]), (1000, 1, None)]
+    other = one.take()
+    assert isinstance(other, Other)
+    assert other.held.id == 1001
+    assert one.feeder.take(0.0) is None
+    assert len(one.master.leases) == 1  # the next one was not asked for
+    one.feeder.resume()
+    assert one.batches(2) == [(1002, 0, [200, 201]), (1002, 1, None)]
+
+
+def test_user_code_that_raises_is_told_and_the_next_task_goes_on(fed: Any) -> None:
+    one = fed(lease(0), lease(1, length=2))
+    one.framework.bad = {2}
+    one.feeder.start()
+    assert one.batches(1) == [(1000, 0, [0, 1])]
+    failed = one.take()
+    assert isinstance(failed, Failed)
+    assert (failed.error.lease, failed.error.n, str(failed.error)) == (1000, 1, "ValueError: ugly 2")
+    assert one.feeder.take(0.0) is None
+    one.feeder.resume()
+    assert one.batches(2) == [(1001, 0, [100, 101]), (1001, 1, None)]
+
+
+def test_records_that_cannot_be_read_are_told_with_their_lease(fed: Any) -> None:
+    one = fed(lease(0), lease(1, length=2))
+    one.reader.torn = {0}
+    one.feeder.start()
+    unreadable = one.take()
+    assert isinstance(unreadable, Unreadable)
+    assert unreadable.held.id == 1000
+    assert "records from 0 on are torn" in str(unreadable.error)
+    assert one.batches(1) == [(1001, 0, [100, 101])]
+
+
+def test_bad_records_are_numbered_before_any_minibatch_of_their_task_is_given(fed: Any) -> None:
+    one = fed(lease(0), lease(1, length=8), lease(2, length=2), quarantine=Quarantine(limit=5))
+    one.framework.bad = {103, 106}
+    one.feeder.start()
+    assert one.batches(3)[-1] == (1000, 2, None)
+    failed = one.take()
+    assert isinstance(failed, Failed)
+    assert failed.bad_records == (103, 106)
+    one.feeder.resume()
+    assert one.batches(1) == [(1002, 0, [200, 201])]
+
+
+def test_begun_anew_everything_taken_is_given_again(fed: Any) -> None:
+    one = fed(lease(0), lease(1), lease(2))
+    one.feeder.start()
+    assert one.batches(4)[-1] == (1001, 0, [100, 101])
+    one.feeder.restart(one.leases.held())
+    assert one.batches(3) == [(1000, 0, [0, 1]), (1000, 1, [2, 3]), (1000, 2, None)]
+    assert one.batches(3) == [(1001, 0, [100, 101]), (1001, 1, [102, 103]), (1001, 2, None)]
+
+
+def test_begun_anew_a_task_of_another_kind_that_nobody_took_is_handed_over_again(fed: Any) -> None:
+    one = fed(lease(0, length=2), lease(1, task_type=pb.EVALUATION))
+    one.feeder.start()
+    assert one.batches(1) == [(1000, 0, [0, 1])]
+    with one.master.changed:
+        one.master.changed.wait_for(lambda: not one.master.leases)
+    one.feeder.restart([one.leases.get(1000)])
+    assert one.batches(2) == [(1000, 0, [0, 1]), (1000, 1, None)]
+    other = one.take()
+    assert isinstance(other, Other)
+    assert other.held.id == 1001
+    one.feeder.restart([])  # this time it was taken
+    one.leases.remove(1001)
+    assert isinstance(one.take(), Over)
+
+
+def test_begun_anew_it_does_not_wait_for_what_it_waits_for(fed: Any) -> None:
+    one = fed(lease(0, length=2), ends=False)
+    one.feeder.start()
+    assert one.batches(2) == [(1000, 0, [0, 1]), (1000, 1, None)]
+    one.master.hears("RequestLease", times=2)
+    one.feeder.restart([one.leases.get(1000)])
+    assert one.batches(2) == [(1000, 0, [0, 1]), (1000, 1, None)]
+
+
+class Quick(LocalLeases):
+    """Whoever interrupts sees the request end at once, and the feeder come to its new beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cleared = threading.Event()
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        assert self.cleared.wait(LONG_S)
+
+    def clear(self) -> None:
+        super().clear()
+        self.cleared.set()
+
+
+def test_begun_anew_it_does_not_wait_for_a_thread_that_was_quicker() -> None:
+    requests = Quick()
+    tasks = TaskStream(requests, lambda kind: Numbers(), lambda held: None, 1, False, ActivityClock())
+    framework: Any = Counting()
+    feeder = Feeder(tasks, requests, framework, requests.leases, Quarantine())
+    feeder.start()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(feeder.restart, ()).result(LONG_S)
+    requests.give(requests.leases.add(lease(0)))
+    assert isinstance(feeder.take(LONG_S), Batch)
+
+
+def test_a_lease_that_was_taken_back_is_not_given_again(fed: Any) -> None:
+    one = fed(lease(0), lease(1, length=2))
+    one.feeder.start()
+    assert one.batches(1) == [(1000, 0, [0, 1])]
+    one.leases.revoke([1000])
+    one.feeder.restart([])
+    assert one.batches(2) == [(1001, 0, [100, 101]), (1001, 1, None)]
+
+
+def test_a_mistake_of_ours_is_handed_to_who_takes_it(fed: Any) -> None:
+    one = fed(lease(0))
+    one.framework.breaks_at = 2
+    one.feeder.start()
+    assert one.batches(1) == [(1000, 0, [0, 1])]
+    broke = one.take()
+    assert isinstance(broke, Broke)
+    assert isinstance(broke.error, AssertionError)
+    one.feeder.restart([])  # its thread is no more: nobody waits for it
+
+
+def test_a_lease_that_is_drawn_ahead_is_held_at_once(fed: Any) -> None:
+    """So heartbeats renew it, however long it is before somebody takes it."""
+    one = fed(lease(0))
+    drawer = Drawer(one.requests)
+    drawer.start()
+    assert drawer.take(LONG_S) == one.leases.held()
+    assert [held.id for held in one.leases.held()] == [1000]

@@ -1,0 +1,317 @@
+"""--fixed_global_batch: a step is the next G minibatches of the epoch's order, whoever computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.drawer import Drawer
+from elasticdl.worker.export import Exporter
+from elasticdl.worker.feeder import Feeder, InterruptibleLeases
+from elasticdl.worker.headers import StepPlan
+from elasticdl.worker.ledger import Ledger, Restored
+from elasticdl.worker.local_leases import LocalLeases
+from elasticdl.worker.outcomes import Outcomes
+from elasticdl.worker.quarantine import Quarantine
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.shared_supply import SharedTasks
+from elasticdl.worker.tasks import TaskStream
+from elasticdl_client.job_spec import JobSpec
+from tests.worker.counting import Counting, Numbers, lease
+from tests.worker.world_master import ANSWER_S, SessionMember, WorldMaster, ended
+
+pytestmark = pytest.mark.ci
+MINIBATCH, PER_STEP = 2, 3
+Steps = list[list[list[int]]]
+"""Of one member: of each step, the records of each of its own minibatches."""
+
+
+class Sharing(SessionMember):
+    """A member whose minibatches are those of the world."""
+
+    def __init__(self, master: WorldMaster, worker_id: int, num_per_epoch: int = 0, skips: bool = False) -> None:
+        super().__init__(master, worker_id)
+        self.made: Steps = []
+        self.framework = Counting(MINIBATCH)
+        framework: Any = self.framework
+        clock = ActivityClock()
+        self.local = local = LocalLeases()
+        tasks = TaskStream(local, lambda kind: Numbers(), lambda held: None, 1, False, clock)
+        self.reporter = Reporter(self.link, 1)
+        nothing: Any = None
+        outcomes = Outcomes(
+            self.link, framework, self.reporter, Exporter(framework, nothing, self.link, JobSpec()), clock
+        )
+        self.supply = SharedTasks(
+            link=self.link,
+            session=self.session,
+            drawer=Drawer(InterruptibleLeases(self.link)),
+            leases=local,
+            feeder=Feeder(tasks, local, framework, local.leases, Quarantine()),
+            outcomes=outcomes,
+            reporter=self.reporter,
+            minibatch_size=MINIBATCH,
+            num_per_step=PER_STEP,
+            num_per_epoch=num_per_epoch,
+            skips_not_finite=skips,
+        )
+
+    def close(self) -> None:
+        super().close()
+        self.reporter.drain(ANSWER_S)
+
+    def begin(self) -> None:
+        """Leases are asked for from now on; enters its first world."""
+        self.supply.start()
+        self.again()
+
+    def again(self) -> None:
+        """Enters the next world."""
+        assert self.session.enter()
+        self.supply.entered()
+
+    def planned(self) -> StepPlan | None:
+        """One exchange of headers; the plan if it is one of a step."""
+        supply = self.supply
+        plan = self.session.plan_step(supply.offer(0.0), supply.wish)
+        supply.confirmed(self.session.take_confirmed())
+        return plan if supply.agree(plan) else None
+
+    def round(self) -> None:
+        """One exchange of headers, and the step if it is one."""
+        plan = self.planned()
+        if plan is not None:
+            self.session.commit(plan, self.supply.reported(plan))
+            self.made.append([self.supply.batch(part).data for part in plan.own if part.num_records])
+            self.supply.applied(plan, 0.5)
+
+    def until_settled(self, flaws: Mapping[int, str]) -> bool:
+        """Rounds until there is a step, of which something is not finite; whether it is applied."""
+        plan = None
+        while plan is None:
+            plan = self.planned()
+        return self.supply.settle(plan, flaws)
+
+    def steps(self, count: int) -> Steps:
+        """Rounds until so many steps are made."""
+        self.made = []
+        while len(self.made) < count:
+            self.round()
+        return self.made
+
+
+class Life:
+    """Members and their master."""
+
+    def __init__(self, leases: tuple[pb.Lease, ...], size: int, **others: Any) -> None:
+        self.stack = ExitStack()
+        self.master = WorldMaster(*leases)
+        self.stack.callback(self.master.stop)
+        self.members = [Sharing(self.master, number, **others) for number in range(size)]
+        for member in self.members:
+            self.stack.callback(member.close)
+        self.stack.callback(self.master.end)
+
+    def begin(self) -> None:
+        begun = [member.does(Sharing.begin) for member in self.members]
+        self.master.plan(*range(len(self.members)))
+        for one in begun:
+            one.result(ANSWER_S)
+
+    def cut_to(self, number: int) -> None:
+        """Of two members one is cut off; the other goes on alone."""
+        stays, leaves = self.members[number], self.members[1 - number]
+        self.members = [stays]
+        leaves.does(lambda member: member.session.abandon("it was cut off")).result()
+        stays.does(ended).result(ANSWER_S)
+        again = stays.does(Sharing.again)
+        self.master.plan(number, sources=[number])
+        again.result(ANSWER_S)
+
+    def steps(self, count: int) -> Steps:
+        """The minibatches of each step, of all members by rank."""
+        made = self.all_do(Sharing.steps, count)
+        return [[minibatch for own in step for minibatch in own] for step in zip(*made, strict=True)]
+
+    def all_do(self, verb: Callable[..., Any], *arguments: Any) -> list[Any]:
+        begun = [member.does(verb, *arguments) for member in self.members]
+        return [one.result(ANSWER_S) for one in begun]
+
+    def told(self) -> dict[int, tuple[set[int], int]]:
+        """By lease, once the last step is proven: minibatches that were reported, and the length of a whole task."""
+        self.all_do(Sharing.round)
+        for member in self.members:
+            member.reporter.drain()
+        found: dict[int, tuple[set[int], int]] = {}
+        for method, request in self.master.told:
+            if method == "ReportProgress":
+                done, length = found.get(request.lease, (set(), 0))
+                found[request.lease] = done.union(request.committed), length
+            if method == "FinishTask":
+                found[request.lease] = found.get(request.lease, (set(), 0))[0], request.num_minibatches
+        return found
+
+
+Make = Callable[..., Life]
+
+
+@pytest.fixture
+def life() -> Iterator[Callable[..., Life]]:
+    made: list[Life] = []
+
+    def make(*leases: pb.Lease, size: int = 2, **others: Any) -> Life:
+        made.append(Life(leases, size, **others))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stack.close()
+
+
+def name(task: int, n: int) -> MinibatchName:
+    return MinibatchName(0, task, n)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_steps_are_the_same_for_every_world_and_rank_0_reports_them(life: Make, size: int) -> None:
+    one = life(lease(0), lease(1), lease(2, length=6), size=size, num_per_epoch=7)
+    one.begin()
+    assert one.steps(3) == [
+        [[0, 1], [2, 3], [100, 101]],
+        [[102, 103], [200, 201], [202, 203]],
+        [[204, 205]],
+    ]
+    assert one.told() == {1000: ({0, 1}, 2), 1001: ({0, 1}, 2), 1002: ({0, 1, 2}, 3)}
+    assert {r.worker_id for method, r in one.master.told if method in ("ReportProgress", "FinishTask")} == {0}
+    assert [member.session.ledger.num_records for member in one.members] == [14] * size
+
+
+def test_what_the_model_holds_of_a_lease_that_comes_later_is_reported_and_not_made_again(life: Make) -> None:
+    one = life(lease(0), lease(1), lease(2), num_per_epoch=6)
+    held = Ledger(steps=1, num_records=6)
+    for position in ((0, 0), (0, 1), (1, 0)):
+        held.applied.add(name(*position))
+    one.members[0].state.restored = Restored(held, "checkpoints/1")
+    one.begin()
+    assert one.steps(1) == [[[102, 103], [200, 201], [202, 203]]]
+    assert one.told() == {1000: ({0, 1}, 2), 1001: ({0, 1}, 2), 1002: ({0, 1}, 2)}
+
+
+def test_who_stays_goes_on_where_all_were(life: Make) -> None:
+    one = life(lease(0), lease(1), lease(2), num_per_epoch=6)
+    one.begin()
+    assert one.steps(1) == [[[0, 1], [2, 3], [100, 101]]]
+    one.cut_to(0)
+    assert one.steps(1) == [[[102, 103], [200, 201], [202, 203]]]
+    assert one.told() == {1000: ({0, 1}, 2), 1001: ({0, 1}, 2), 1002: ({0, 1}, 2)}
+
+
+def test_who_stays_makes_the_rest_of_the_epoch(life: Make) -> None:
+    one = life(lease(0, length=8), num_per_epoch=4)
+    one.begin()
+    assert one.steps(1) == [[[0, 1], [2, 3], [4, 5]]]
+    one.cut_to(0)
+    assert one.steps(1) == [[[6, 7]]]
+    assert one.told() == {1000: ({0, 1, 2, 3}, 4)}
+
+
+def test_a_task_of_which_two_leases_are_held_is_made_once(life: Make) -> None:
+    one = life(size=1, num_per_epoch=6)
+    taken_back = (lease(0), lease(1))  # the worker has not heard of it
+    for held in (*taken_back, lease(0, life=1), lease(1, life=1), lease(2)):
+        one.members[0].link.leases.add(held)
+    one.begin()
+    assert one.steps(2) == [[[0, 1], [2, 3], [100, 101]], [[102, 103], [200, 201], [202, 203]]]
+    told = one.told()
+    assert [told[granted] for granted in (5000, 5001, 1002)] == [({0, 1}, 2)] * 3
+
+
+def test_leases_that_are_worked_off_are_forgotten(life: Make) -> None:
+    one = life(*(lease(number) for number in range(12)), num_per_epoch=24)
+    one.begin()
+    one.steps(8)
+    assert one.told().keys() == {1000 + number for number in range(12)}
+    assert [member.local.leases.held() for member in one.members] == [[], []]
+
+
+def test_the_next_rank_0_goes_on_with_leases_of_its_own(life: Make) -> None:
+    one = life(lease(0), lease(1), lease(2), num_per_epoch=6)
+    one.begin()
+    assert one.steps(1) == [[[0, 1], [2, 3], [100, 101]]]
+    one.cut_to(1)
+    one.master.grant(lease(1, life=1), lease(2, life=1))
+    assert one.steps(1) == [[[102, 103], [200, 201], [202, 203]]]
+    told = one.told()
+    assert told[5001] == ({0, 1}, 2)
+    assert told[5002] == ({0, 1}, 2)
+
+
+def test_a_task_whose_code_raises_anywhere_is_told_by_rank_0_and_made_again_later(life: Make) -> None:
+    one = life(lease(0), lease(1), lease(2), num_per_epoch=6)
+    for member in one.members:
+        member.framework.bad = {100}  # in the piece of rank 1
+    one.begin()
+    begun = [member.does(Sharing.steps, 2) for member in one.members]
+    (told,) = one.master.hears("FailTask")
+    assert (told.worker_id, told.lease, told.minibatch, told.error) == (0, 1001, 0, "ValueError: ugly 100")
+    assert "FeedError" in told.details
+    for member in one.members:
+        member.framework.bad = set()
+    one.master.grant(lease(1, life=1))
+    made = [one_more.result(ANSWER_S) for one_more in begun]
+    steps = [[*mine, *others] for mine, others in zip(*made, strict=True)]
+    assert steps == [[[0, 1], [2, 3], [200, 201]], [[202, 203], [100, 101], [102, 103]]]
+
+
+def test_a_minibatch_of_which_a_filter_leaves_nothing_counts_as_made(life: Make) -> None:
+    one = life(lease(0), lease(1), num_per_epoch=4)
+    for member in one.members:
+        member.framework.dropped = {2, 3, 100, 101}
+    one.begin()
+    assert one.steps(2) == [[[0, 1], [102, 103]], []]
+    assert one.told() == {1000: ({0, 1}, 2), 1001: ({0, 1}, 2)}
+
+
+def test_an_epoch_of_which_the_plan_says_nothing_ends_when_the_master_says_so(life: Make) -> None:
+    one = life(lease(0), lease(1))
+    one.begin()
+    one.master.whole_epochs, one.master.newest_lease = 1, 1001
+    one.members[0].link.start_heartbeat()
+    assert one.steps(2) == [[[0, 1], [2, 3], [100, 101]], [[102, 103]]]
+
+
+def test_tasks_of_another_kind_are_for_the_loop(life: Make) -> None:
+    one = life(lease(0, task_type=pb.EVALUATION), lease(1), lease(2, length=2), size=1)
+    one.begin()
+    assert one.steps(1) == [[[100, 101], [102, 103], [200, 201]]]
+    other = one.members[0].supply.take_other()
+    assert other is not None
+    assert other.id == 1000
+    one.members[0].supply.other_is_done()
+    assert one.members[0].supply.take_other() is None
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_what_is_not_finite_is_told_by_rank_0_before_anybody_applies_it(life: Make, skips: bool) -> None:
+    one = life(lease(0), lease(1), num_per_epoch=4, skips=skips)
+    one.begin()
+    begun = [
+        member.does(Sharing.until_settled, flaws)
+        for member, flaws in zip(one.members, ({}, {0: "the loss is nan"}), strict=True)
+    ]
+    assert [settled.result(ANSWER_S) for settled in begun] == [skips, skips]
+    if skips:
+        told = [report for report in one.master.hears("ReportProgress") if report.skipped]
+        assert [(t.worker_id, t.lease, list(t.skipped), t.not_finite) for t in told] == [
+            (0, 1000, [1], "the loss is nan")
+        ]
+    else:
+        (told,) = one.master.hears("ReportProgress")
+        assert (told.worker_id, told.lease, list(told.committed)) == (0, 1000, [])
+        assert told.not_finite == "the loss is nan, in minibatch 1"

@@ -1,0 +1,219 @@
+"""A worker's life in worlds: what is entered with, what a step proves, and what is lost when one ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.worker.headers import Wish
+from elasticdl.worker.ledger import Ledger, Restored
+from elasticdl.worker.world_session import WorldEnded
+from tests.worker.world_master import (
+    ANSWER_S,
+    SessionMember,
+    WorldMaster,
+    all_do,
+    ended,
+    enter,
+    entered,
+    name_of,
+    session_members,
+    step,
+    summed,
+)
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture
+def master() -> Iterator[WorldMaster]:
+    scripted = WorldMaster()
+    yield scripted
+    scripted.stop()
+
+
+@pytest.fixture
+def three(master: WorldMaster) -> Iterator[list[SessionMember]]:
+    with session_members(master, 3) as made:
+        yield made
+
+
+def values(members: list[SessionMember]) -> list[float]:
+    return [float(member.state.value[0]) for member in members]
+
+
+def step_together(first: SessionMember, second: SessionMember, one: int, other: int) -> None:
+    begun = [first.does(step, one), second.does(step, other)]
+    for each in begun:
+        each.result(ANSWER_S)
+
+
+def test_where_nobody_has_the_model_all_begin_with_what_rank_0_restores(
+    master: WorldMaster, three: list[SessionMember]
+) -> None:
+    restored = Ledger(steps=7, num_records=70)
+    restored.applied.add(name_of(4))
+    three[1].state.restored = Restored(restored, "checkpoints/7")
+    version = entered(master, [three[1], three[0]])
+    assert [(three[n].session.rank, three[n].session.size) for n in (1, 0)] == [(0, 2), (1, 2)]
+    assert values(three[:2]) == [0.0, 0.0]
+    for member in three[:2]:
+        ledger = member.session.ledger
+        assert (ledger.steps, ledger.num_records, name_of(4) in ledger.applied) == (7, 70, True)
+    (told,) = master.hears("WorldFormed")
+    assert (told.worker_id, told.version, told.steps, told.restored_from) == (1, version, 7, "checkpoints/7")
+    assert [(task.task, list(task.extras)) for task in told.applied.tasks] == [(0, [4])]
+
+
+def test_a_step_is_proven_by_the_headers_of_the_next(master: WorldMaster, three: list[SessionMember]) -> None:
+    entered(master, three)
+    begun = [three[0].does(step, 1, 2), three[1].does(step), three[2].does(step, 5)]
+    plans = [one.result(ANSWER_S) for one in begun]
+    assert [[part.name.n for part in plan.own] for plan in plans] == [[1, 2], [], [5]]
+    assert all([part.name.n for part in plan.all_parts] == [1, 2, 5] for plan in plans)
+    assert values(three) == [8.0] * 3
+    assert [member.session.take_confirmed() for member in three] == [[]] * 3
+    all_do(three, step)
+    assert [member.session.take_confirmed() for member in three] == [[name_of(1), name_of(2)], [], [name_of(5)]]
+    assert [member.session.take_confirmed() for member in three] == [[]] * 3
+    assert [member.session.ledger.num_records for member in three] == [30] * 3
+
+
+def test_one_that_joins_gets_model_and_ledger_from_those_who_made_them(
+    master: WorldMaster, three: list[SessionMember]
+) -> None:
+    entered(master, three[:2])
+    step_together(three[0], three[1], 3, 4)
+    joins = three[2].does(enter)
+    begun = [member.does(ended) for member in three[:2]]
+    master.plan(0, 1, 2, sources=[0, 1])
+    assert [one.result(ANSWER_S) for one in begun] == ["a newer world is planned"] * 2
+    assert all_do(three[:2], enter) == [True, True]
+    assert joins.result(ANSWER_S)
+    assert values(three) == [7.0] * 3
+    assert len({member.session.digest() for member in three}) == 1
+    assert [member.session.ledger.steps for member in three] == [1] * 3
+    assert all(name_of(number) in three[2].session.ledger.applied for number in (3, 4))
+
+
+def test_who_is_a_step_ahead_gives_its_model_to_who_lost_that_step(
+    master: WorldMaster, three: list[SessionMember]
+) -> None:
+    entered(master, three[:2])
+    begun: list[Future[Any]] = [three[0].does(summed, 3), three[1].does(step, 4)]
+    for one in begun:
+        one.result(ANSWER_S)
+    assert values(three[:2]) == [0.0, 7.0]
+    assert isinstance(three[0].does(lambda member: member.session.abandon("user code raised")).result(), WorldEnded)
+    assert three[1].does(ended).result(ANSWER_S).startswith("it has lost")
+    entered(master, three[:2], sources=[0, 1])
+    assert values(three[:2]) == [7.0, 7.0]
+    assert [member.session.ledger.steps for member in three[:2]] == [1, 1]
+    assert three[1].session.take_confirmed() == [name_of(4)]
+    assert [told.steps for told in master.hears("WorldFormed", 2)] == [0, 1]
+    reasons = {(told.worker_id, told.reason) for told in master.hears("ReadyForWorld", 4) if told.left}
+    assert reasons == {(0, "user code raised"), (1, "it has lost worker 0")}
+
+
+def test_what_is_of_an_older_world_never_comes_back(master: WorldMaster, three: list[SessionMember]) -> None:
+    entered(master, three)
+    begun: list[Future[Any]] = [three[0].does(summed, 1), three[1].does(summed, 1), three[2].does(step, 6)]
+    for one in begun:
+        one.result(ANSWER_S)
+    three[2].does(lambda member: member.session.abandon("it was cut off")).result()
+    for member in three[:2]:
+        assert member.does(ended).result(ANSWER_S).startswith("it has lost")
+    entered(master, three[:2], sources=[0, 1])  # the step of worker 2 is lost with it
+    step_together(three[0], three[1], 1, 2)
+    begun_anew = [member.does(ended) for member in three[:2]]
+    joins = three[2].does(enter)
+    master.plan(0, 1, 2, sources=[0, 1])
+    for one_more in begun_anew:
+        one_more.result(ANSWER_S)
+    assert all_do(three[:2], enter) == [True, True]
+    assert joins.result(ANSWER_S)
+    assert values(three) == [3.0] * 3
+    assert name_of(6) not in three[2].session.ledger.applied
+    assert three[2].session.take_confirmed() == []
+
+
+def test_a_model_that_is_not_whole_is_given_to_nobody(master: WorldMaster, three: list[SessionMember]) -> None:
+    entered(master, three[:2])
+    step_together(three[0], three[1], 1, 2)
+    three[0].state.value += np.float32(100)  # the half of an update
+    three[0].does(lambda member: member.session.abandon("the update raised", is_model_whole=False)).result()
+    assert three[1].does(ended).result(ANSWER_S).startswith("it has lost")
+    entered(master, three[:2], sources=[0, 1])
+    assert values(three[:2]) == [3.0, 3.0]
+
+
+def test_a_member_that_leaves_is_named_and_costs_no_step(master: WorldMaster, three: list[SessionMember]) -> None:
+    entered(master, three)
+    begun = [three[0].does(step, 1), three[1].does(step, 2), three[2].does(step, 3)]
+    for one in begun:
+        one.result(ANSWER_S)
+    wishes = (Wish.NOTHING, Wish.LEAVING, Wish.NOTHING)
+    ends = [member.does(ended, wish) for member, wish in zip(three, wishes, strict=True)]
+    assert [one.result(ANSWER_S) for one in ends] == ["a member leaves"] * 3
+    assert three[2].session.take_confirmed() == [name_of(3)]
+    entered(master, [three[0], three[2]], sources=[0, 2])
+    assert values([three[0], three[2]]) == [6.0, 6.0]
+    reasons = {told.reason for told in master.hears("ReadyForWorld", 5) if told.left}
+    assert reasons == {"worker 1 leaves"}
+
+
+def test_who_waits_for_one_that_is_no_member_any_more_is_freed(master: WorldMaster, three: list[SessionMember]) -> None:
+    version = entered(master, three[:2])
+    waits = three[0].does(ended)  # worker 1 does not come
+    with master.changed:  # woken by anything; what counts is the group's own clock
+        while three[0].session.standing()[1] == 0.0:
+            master.changed.wait(0.01)
+    assert three[0].session.standing()[0] == version
+    master.plan(0, sources=[0])
+    assert waits.result(ANSWER_S) == "a newer world without worker 1 is planned"
+    assert three[0].session.standing() == (0, 0.0)
+    assert three[0].does(enter).result(ANSWER_S)
+    assert three[0].session.size == 1
+
+
+def test_a_world_that_the_master_does_not_want_is_left_for_the_next(
+    master: WorldMaster, three: list[SessionMember]
+) -> None:
+    def refuse(method: str) -> None:
+        master.accepts = method != "WorldFormed"
+
+    master.on_call = refuse
+    begun = [member.does(enter) for member in three[:2]]
+    refused = master.plan(0, 1)
+    master.hears("WorldFormed")
+    assert begun[1].result(ANSWER_S)  # it hears of it when it waits for worker 0
+    assert three[1].does(ended).result(ANSWER_S).startswith("it has lost")
+    again = three[1].does(enter)
+    master.await_outside(0, 1)
+    told = [one for one in master.hears("ReadyForWorld") if one.left == refused and one.worker_id == 0]
+    assert told[0].reason == "the master does not want it any more: as the test wants"
+    master.on_call = lambda method: setattr(master, "accepts", True)
+    master.plan(0, 1)
+    assert [one.result(ANSWER_S) for one in (begun[0], again)] == [True, True]
+
+
+def test_all_hear_numbers_and_words_of_each_other(master: WorldMaster, three: list[SessionMember]) -> None:
+    entered(master, three)
+    numbers = [member.does(lambda one: one.session.gather(np.array([one.session.rank, 7]))) for member in three]
+    assert [found.result(ANSWER_S).tolist() for found in numbers] == [[[0, 7], [1, 7], [2, 7]]] * 3
+    words = all_do(three, lambda one: one.session.share(b"of rank 2" if one.session.rank == 2 else None, 2))
+    assert words == [b"of rank 2"] * 3
+
+
+def test_when_the_job_is_over_nobody_waits_for_a_world(master: WorldMaster, three: list[SessionMember]) -> None:
+    entered(master, three[:2])
+    outside, inside = three[2].does(enter), three[0].does(ended)
+    master.hears("ReadyForWorld", 3)
+    master.end()
+    assert outside.result(ANSWER_S) is False
+    assert inside.result(ANSWER_S).startswith(("the job is over", "it has lost"))  # which of both hears it first
+    assert three[0].does(enter).result(ANSWER_S) is False
