@@ -168,6 +168,7 @@ def test_a_member_that_leaves_is_named_and_costs_no_step(master: WorldMaster, th
 
 def test_who_waits_for_one_that_is_no_member_any_more_is_freed(master: WorldMaster, three: list[SessionMember]) -> None:
     version = entered(master, three[:2])
+    master.deaf.add(1)  # it would leave, and worker 0 could see that before it hears of the plan
     waits = three[0].does(ended)  # worker 1 does not come
     with master.changed:  # woken by anything; what counts is the group's own clock
         while three[0].session.standing()[1] == 0.0:

@@ -34,6 +34,7 @@ class WorldMaster(ScriptedMaster):
         self._planned = pb.World()
         self._is_over = False
         self.whole_epochs = self.newest_lease = 0
+        self.deaf: set[int] = set()  # workers that hear of no world, as if they were stopped
         super().__init__(*leases, ends=False)
 
     def grant(self, *leases: pb.Lease) -> None:
@@ -104,7 +105,7 @@ class WorldMaster(ScriptedMaster):
 
     def WatchWorld(self, request: Any, context: grpc.ServicerContext) -> pb.WatchWorldReply:  # noqa: N802
         def is_newer() -> bool:
-            return bool(self._planned.version > request.known_version)
+            return request.worker_id not in self.deaf and bool(self._planned.version > request.known_version)
 
         with self.changed:
             self.changed.wait_for(lambda: self._is_over or is_newer(), before_the_deadline(context))
