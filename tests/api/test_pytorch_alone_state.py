@@ -50,7 +50,7 @@ def test_a_script_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(tmp_pat
     rest = run_for(script, tmp_path, 100)
     assert_equal(script.values(), plain_loop(Script(Script.scaled)))
     assert sorted({*first, *rest}) == list(range(EPOCHS * SIZE))
-    assert len(rest) < EPOCHS * SIZE - 3 * BATCH
+    assert len(rest) <= EPOCHS * SIZE - 3 * BATCH  # the next checkpoint comes only when the first is written
 
 
 def test_another_model_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def test_a_worker_is_killed_in_its_step_and_a_successor_joins(tmp_path: Path) ->
 
 @pytest.mark.parametrize("num_workers", [3, 1])
 def test_a_script_that_is_told_to_end_leaves_between_two_steps(num_workers: int, tmp_path: Path) -> None:
-    flags = {"num_workers": num_workers, "max_task_failures": 1, "checkpoint_steps": 1_000_000}
+    flags = {"num_workers": num_workers, "min_workers": num_workers}  # nobody trains all before worker 0 comes
+    flags |= {"max_task_failures": 1, "checkpoint_steps": 1_000_000}
     job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
     notes = tmp_path / "notes"
     job.wait_until("worker 0 to hold", (notes / "held").exists, 90)

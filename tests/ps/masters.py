@@ -24,6 +24,12 @@ from elasticdl_client.job_spec import JobSpec
 from tests.ps.scenes import LAYOUT, TOKEN
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+_RARELY = """
+import sys
+from elasticdl.ps import master_link, process
+master_link._HEARTBEAT_S = 3600.0
+sys.exit(process.main())
+"""
 
 
 class OnePsMaster(pb_grpc.MasterServicer):
@@ -68,7 +74,7 @@ class OnePsMaster(pb_grpc.MasterServicer):
         with self._changed:
             self.readies.append(request)
             self._changed.notify_all()
-        return pb.Ack(accepted=request.incarnation == self.incarnation, generation=self.generation)
+            return pb.Ack(accepted=request.incarnation == self.incarnation, generation=self.generation)
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:  # noqa: N802
         with self._changed:
@@ -109,12 +115,16 @@ def serving(master: OnePsMaster, port: int = 0) -> Iterator[int]:
         server.stop(None).wait()
 
 
-def start_ps(port: int, directory: Path, **environment: str) -> subprocess.Popen[str]:
-    """``python -m elasticdl.ps`` for a master at a port."""
+def start_ps(port: int, directory: Path, beats_rarely: bool = False, **environment: str) -> subprocess.Popen[str]:
+    """``python -m elasticdl.ps`` for a master at a port.
+
+    Args:
+        beats_rarely: heartbeats come when there is something to tell, and otherwise not within a test.
+    """
     token_file = directory / "token"
     token_file.write_text(TOKEN)
     return subprocess.Popen(
-        [sys.executable, "-m", "elasticdl.ps"],
+        [sys.executable, *(["-c", _RARELY] if beats_rarely else ["-m", "elasticdl.ps"])],
         cwd=REPOSITORY,
         env={
             **os.environ,
@@ -130,9 +140,11 @@ def start_ps(port: int, directory: Path, **environment: str) -> subprocess.Popen
     )
 
 
-def start(stack: ExitStack, port: int, directory: Path, **environment: str) -> subprocess.Popen[str]:
+def start(
+    stack: ExitStack, port: int, directory: Path, beats_rarely: bool = False, **environment: str
+) -> subprocess.Popen[str]:
     """The same, killed at the end of the stack."""
-    process = start_ps(port, directory, **environment)
+    process = start_ps(port, directory, beats_rarely, **environment)
 
     def end() -> None:
         with process:

@@ -16,7 +16,7 @@ from elasticdl.ps.client import LeaseRefused, PsUnavailable
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
-from tests.ps.masters import OnePsMaster, connected, save, serving, start, start_ps
+from tests.ps.masters import OnePsMaster, connected, save, serving, start
 from tests.ps.scenes import (
     ADAM,
     TABLES,
@@ -37,10 +37,11 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def silent_port(stack: ExitStack) -> int:
+    """Where nobody listens, and nobody else will meanwhile."""
+    held = stack.enter_context(socket.socket())
+    held.bind(("127.0.0.1", 0))
+    return int(held.getsockname()[1])
 
 
 def test_a_killed_ps_goes_on_from_its_checkpoint(stack: ExitStack, tmp_path: Path) -> None:
@@ -126,14 +127,12 @@ def test_a_ps_leaves_when_told(stack: ExitStack, tmp_path: Path) -> None:
 
 def test_a_ps_that_is_told_to_end_serves_until_the_master_says_stop(stack: ExitStack, tmp_path: Path) -> None:
     master = OnePsMaster()
-    process = start(stack, stack.enter_context(serving(master)), tmp_path)
-    master.wait(lambda: master.readies and master.beats)
+    process = start(stack, stack.enter_context(serving(master)), tmp_path, beats_rarely=True)
+    master.wait(lambda: master.readies)
     client = connected(stack, master)
     client.initialize(initial_parameters(), TABLES, ADAM, 7)
-    beats = master.beats
     process.terminate()
-    master.wait(lambda: master.farewells == 2)
-    assert master.beats - beats <= 3  # it did not wait for the next heartbeat
+    master.wait(lambda: master.farewells >= 2)  # it does not wait for the next heartbeat
     push_all(client, range(3))
     save(master, tmp_path / "version-3")
     assert process.poll() is None
@@ -153,25 +152,26 @@ def test_a_ps_that_is_told_to_end_does_not_wait_for_a_master_that_is_away(stack:
 
 
 def test_a_ps_that_nobody_works_with_yet_ends_at_once(stack: ExitStack, tmp_path: Path) -> None:
-    process = start(stack, free_port(), tmp_path)
+    process = start(stack, silent_port(stack), tmp_path)
     assert process.stdout is not None
     assert any("Waiting for the master" in line for line in process.stdout)
     process.terminate()
-    assert process.wait(5) == 143
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert "does not answer" not in output  # it was not waited for
 
 
 def test_a_ps_tells_others_another_address_than_it_listens_on(stack: ExitStack, tmp_path: Path) -> None:
-    port = free_port()
-    environment = {"PS_HOST": "0.0.0.0", "PS_PORT": str(port), "PS_ADVERTISED_HOST": "127.0.0.2"}
+    environment = {"PS_HOST": "0.0.0.0", "PS_ADVERTISED_HOST": "127.0.0.2"}
     master = OnePsMaster()
     start(stack, stack.enter_context(serving(master)), tmp_path, **environment)
     master.wait(lambda: master.readies)
-    assert master.registrations[0].address == f"127.0.0.2:{port}"
+    assert master.registrations[0].address.startswith("127.0.0.2:")
     connected(stack, master).initialize(initial_parameters(), TABLES, ADAM, 7)
 
 
 def test_a_ps_that_cannot_say_where_it_is_does_not_start(stack: ExitStack, tmp_path: Path) -> None:
-    output, _ = start(stack, free_port(), tmp_path, PS_HOST="0.0.0.0").communicate(timeout=20)
+    output, _ = start(stack, silent_port(stack), tmp_path, PS_HOST="0.0.0.0").communicate(timeout=20)
     assert "PS_ADVERTISED_HOST is not set" in output
 
 
@@ -185,16 +185,17 @@ def test_a_replaced_ps_leaves(stack: ExitStack, tmp_path: Path) -> None:
     assert "the master does not accept PS 0: replaced" in output
 
 
-def test_a_ps_without_master_leaves_after_a_while(tmp_path: Path) -> None:
-    process = start_ps(free_port(), tmp_path, ELASTICDL_MASTER_TIMEOUT_S="0.5")
+def test_a_ps_without_master_leaves_after_a_while(stack: ExitStack, tmp_path: Path) -> None:
+    process = start(stack, silent_port(stack), tmp_path, ELASTICDL_MASTER_TIMEOUT_S="0.5")
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "has not answered for 0.5 s (--master_timeout)" in output
     assert "elasticdl resume" in output
 
 
-def test_a_master_timeout_that_is_no_number_is_said(tmp_path: Path) -> None:
-    output, _ = start_ps(free_port(), tmp_path, ELASTICDL_MASTER_TIMEOUT_S="soon").communicate(timeout=30)
+def test_a_master_timeout_that_is_no_number_is_said(stack: ExitStack, tmp_path: Path) -> None:
+    process = start(stack, silent_port(stack), tmp_path, ELASTICDL_MASTER_TIMEOUT_S="soon")
+    output, _ = process.communicate(timeout=30)
     assert "ELASTICDL_MASTER_TIMEOUT_S=soon is not a number of seconds" in output
 
 
