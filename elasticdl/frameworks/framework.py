@@ -213,12 +213,16 @@ class FeedError(Exception):
     """User code raised while a minibatch was made; the cause is ``__cause__``.
 
     The pipeline is thrown away; `Framework.batches` must be called again for what comes after.
+
+    Attributes:
+        bad_records: the records of the lease to blame, by their numbers in the shard, where they were looked for.
     """
 
     def __init__(self, lease: int, n: int, message: str) -> None:
         super().__init__(message)
         self.lease = lease
         self.n = n
+        self.bad_records: tuple[int, ...] = ()
 
 
 class Inference(Protocol):

@@ -7,12 +7,12 @@ worlds.  It never waits for a lease while others wait for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import grpc
 
 from elasticdl.collective import Reduction
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, LocalGradient, Mode, Share, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, LocalGradient, Mode, Share
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import TaskBatches
@@ -21,7 +21,7 @@ from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.outcomes import Outcomes
 from elasticdl.worker.own_model import CheckpointWriter, OwnModel
-from elasticdl.worker.quarantine import BadRecords, Quarantine, inspected
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.supply import Supply
@@ -229,39 +229,14 @@ class AllReduceLoop:
     def _evaluate_tasks(self) -> None:
         """Consecutive tasks through one run of the input pipeline."""
         records = self._evaluations.records(pb.EVALUATION, may_wait=lambda: False)
-        if self._quarantine:
-            self._evaluate_inspected(records)
-            return
-        batches = self._framework.batches(Mode.EVALUATION, records)
+        batches = inspected(self._framework, Mode.EVALUATION, records, self._quarantine)
         try:
-            while (batch := self._first(batches)) is not None:
-                held = self._link.leases.get(batch.lease)
-                if held is not None:
-                    self._evaluate_task(held, batch, batches)
+            for held, taken in TaskBatches.by_task(batches, self._link.leases, self._clock):
+                self._evaluate_task(held, taken)
         except FeedError as error:
             self._outcomes.feed_failed(error, self._evaluations)
 
-    def _evaluate_inspected(self, records: Iterator[TaskRecords]) -> None:
-        """The same, each task looked through for bad records first."""
-        for task in records:
-            held = self._link.leases.get(task.lease)
-            if held is None:
-                continue
-            try:
-                with self._clock.during(Activity.INPUT):
-                    batches = iter(inspected(self._framework, Mode.EVALUATION, task, self._quarantine))
-            except BadRecords as bad:
-                numbers = [held.record_numbers[position] for position in bad.positions]
-                self._outcomes.feed_failed(bad.error, self._evaluations, numbers)
-            else:
-                self._evaluate_task(held, next(batches), batches)
-
-    def _first(self, batches: Iterator[Batch]) -> Batch | None:
-        with self._clock.during(Activity.INPUT):
-            return next(batches, None)
-
-    def _evaluate_task(self, held: HeldLease, first: Batch, rest: Iterator[Batch]) -> None:
-        batches = TaskBatches(held, first, rest, self._clock)
+    def _evaluate_task(self, held: HeldLease, batches: TaskBatches) -> None:
         try:
             self._outcomes.evaluate(held, self._model.values(held), batches, self._evaluations)
         except (FeedError, ElasticDLError, grpc.RpcError):

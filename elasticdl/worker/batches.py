@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from elasticdl.frameworks.framework import Batch
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.leases import HeldLease, LeaseBook
 
 
 class LeaseLost(Exception):
@@ -47,6 +47,28 @@ class TaskBatches(Iterator[Batch]):
         self._first: Batch | None = first
         self._rest = rest
         self._clock = clock
+
+    @classmethod
+    def by_task(
+        cls,
+        batches: Iterator[Batch],
+        leases: LeaseBook,
+        clock: ActivityClock,
+        is_leaving: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[HeldLease, TaskBatches]]:
+        """Those of consecutive leases, each with its own; what is left of a lease that was lost is passed over.
+
+        Args:
+            batches: as `Framework.batches` gives them.
+        """
+        while True:
+            with clock.during(Activity.INPUT):
+                first = next(batches, None)
+            if first is None:
+                return
+            held = leases.get(first.lease)
+            if held is not None:
+                yield held, cls(held, first, batches, clock, is_leaving)
 
     @property
     def is_cut_short(self) -> bool:

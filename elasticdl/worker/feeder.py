@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, Ta
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.leases import HeldLease, LeaseBook, LeaseLink
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.quarantine import BadRecords, Quarantine, inspected
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.errors import DataError
 
@@ -102,7 +103,6 @@ class Failed:
     """User code raised; the feeder goes on when `Feeder.resume` is called."""
 
     error: FeedError
-    bad_records: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,29 +222,11 @@ class Feeder:
 
     def _feed(self) -> None:
         try:
-            if self._quarantine:
-                self._feed_inspected()
-                return
-            batches = self._framework.batches(Mode.TRAINING, self._drawn())
-            try:
+            with closing(inspected(self._framework, Mode.TRAINING, self._drawn(), self._quarantine)) as batches:
                 for batch in batches:
                     self._give(batch)
-            finally:
-                batches.close()  # type: ignore[attr-defined]
         except FeedError as error:
             self._failed(error)
-
-    def _feed_inspected(self) -> None:
-        for task in self._drawn():
-            try:
-                made = inspected(self._framework, Mode.TRAINING, task, self._quarantine)
-            except BadRecords as bad:
-                held = self._leases.get(task.lease)
-                numbers = [held.record_numbers[position] for position in bad.positions] if held is not None else []
-                self._failed(bad.error, numbers)
-                return
-            for batch in made:
-                self._give(batch)
 
     def _drawn(self) -> Iterator[TaskRecords]:
         number = self._run_number
@@ -268,14 +250,14 @@ class Feeder:
             self._num_making -= 1
             self._changed.notify_all()
 
-    def _failed(self, error: FeedError, bad_records: Sequence[int] = ()) -> None:
+    def _failed(self, error: FeedError) -> None:
         with self._changed:
             self._num_making = 0
             self._run_number += 1
         held = self._leases.get(error.lease)
         if held is not None:
             self._tasks.close(held)
-        self._put(Failed(error, tuple(bad_records)))
+        self._put(Failed(error))
         self._pause()
 
     def _put(self, item: Item) -> None:
@@ -284,11 +266,11 @@ class Feeder:
             if self._is_restarting:
                 raise Interrupted
             self._items.append(item)
+            self._is_paused = isinstance(item, Over | Other | Failed)  # now: who takes it may resume at once
             self._changed.notify_all()
 
     def _pause(self) -> None:
         with self._changed:
-            self._is_paused = True
             self._changed.wait_for(lambda: self._is_restarting or not self._is_paused)
             if self._is_restarting:
                 raise Interrupted

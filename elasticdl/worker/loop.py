@@ -6,11 +6,10 @@ User code fails the task it belongs to, never the worker; everything else that g
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import grpc
 
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode
+from elasticdl.frameworks.framework import FeedError, Framework, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.worker.activity import Activity, ActivityClock
@@ -19,7 +18,7 @@ from elasticdl.worker.export import Exporter
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.outcomes import Outcomes
-from elasticdl.worker.quarantine import BadRecords, Quarantine, inspected
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.tasks import TaskStream
@@ -67,8 +66,6 @@ class WorkerLoop:
                 self._tasks.close(held)
             elif held.lease.merged:
                 self._outcomes.merge(held, self._tasks)
-            elif self._quarantine:
-                self._work_off_inspected(held.lease.type)
             else:
                 self._work_off(held.lease.type)
         self._reporter.drain()
@@ -91,44 +88,23 @@ class WorkerLoop:
 
     def _work_off(self, task_type: pb.TaskType) -> None:
         """Consecutive tasks of a type through one run of the input pipeline."""
-        batches = self._framework.batches(_MODES[task_type], self._tasks.records(task_type))
+        records = self._tasks.records(task_type)
+        batches = inspected(self._framework, _MODES[task_type], records, self._quarantine)
+        is_leaving = (lambda: self._termination.is_asked) if task_type == pb.TRAINING else (lambda: False)
         try:
-            while (batch := self._first_batch(batches)) is not None:
-                held = self._link.leases.get(batch.lease)
-                if held is not None:
-                    self._run_task(held, batch, batches)
+            for held, taken in TaskBatches.by_task(batches, self._link.leases, self._clock, is_leaving):
+                self._run_task(held, taken)
         except FeedError as error:
             self._outcomes.feed_failed(error, self._tasks)
 
-    def _work_off_inspected(self, task_type: pb.TaskType) -> None:
-        """Consecutive tasks of a type, each looked through for bad records before its first minibatch is computed."""
-        for task in self._tasks.records(task_type):
-            held = self._link.leases.get(task.lease)
-            if held is None:
-                continue
-            try:
-                with self._clock.during(Activity.INPUT):
-                    batches = iter(inspected(self._framework, _MODES[task_type], task, self._quarantine))
-            except BadRecords as bad:
-                self._outcomes.feed_failed(
-                    bad.error, self._tasks, [held.record_numbers[position] for position in bad.positions]
-                )
-            else:
-                self._run_task(held, next(batches), batches)
-
-    def _first_batch(self, batches: Iterator[Batch]) -> Batch | None:
-        with self._clock.during(Activity.INPUT):
-            return next(batches, None)
-
-    def _run_task(self, held: HeldLease, first: Batch, rest: Iterator[Batch]) -> None:
+    def _run_task(self, held: HeldLease, batches: TaskBatches) -> None:
         keep_large_buffers()  # once more: TensorFlow tunes malloc, too, when its pipeline gives the first minibatch
         try:
             if held.lease.type == pb.TRAINING:
                 with self._termination.unbroken():
-                    batches = TaskBatches(held, first, rest, self._clock, lambda: self._termination.is_asked)
                     self._train(held, batches)
             else:
-                self._evaluate(held, TaskBatches(held, first, rest, self._clock))
+                self._evaluate(held, batches)
         except LeaseLost:
             _log.info("Lease %d (%s) is lost; its minibatches go to another worker", held.id, held.task_name)
             self._link.leases.revoke((held.id,))

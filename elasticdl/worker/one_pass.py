@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import grpc
 
-from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode
+from elasticdl.frameworks.framework import FeedError, Inference, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.worker.activity import Activity, ActivityClock
@@ -23,7 +24,7 @@ from elasticdl.worker.evaluation import as_json, evaluate_task, merged_results
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.parts import confirmed_file
-from elasticdl.worker.quarantine import BadRecords, Quarantine, inspected
+from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.strategy import Values
 from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.errors import DataError, JobError
@@ -104,9 +105,7 @@ class OnePassLoop:
         """Returns when the master says that the job is over."""
         while (held := self._next()) is not None:
             if held.lease.type == pb.TRAIN_END or held.lease.merged:
-                self._guarded(held, lambda held=held: self._end(held))  # type: ignore[misc]
-            elif self._quarantine:
-                self._work_off_inspected(held.lease.type)
+                self._guarded(held, partial(self._end, held))
             else:
                 self._work_off(held.lease.type)
         self._close()
@@ -126,37 +125,13 @@ class OnePassLoop:
 
     def _work_off(self, task_type: pb.TaskType) -> None:
         """Consecutive tasks through one run of the input pipeline."""
-        batches = self._model.batches(_MODES[task_type], self._tasks.records(task_type))
+        batches = inspected(self._model, _MODES[task_type], self._tasks.records(task_type), self._quarantine)
         try:
-            while (batch := self._first_batch(batches)) is not None:
-                held = self._link.leases.get(batch.lease)
-                if held is not None:
-                    self._run_task(held, batch, batches)
+            for held, taken in TaskBatches.by_task(batches, self._link.leases, self._clock):
+                keep_large_buffers()  # once more: TensorFlow tunes malloc when its pipeline gives the first minibatch
+                self._guarded(held, partial(self._run, held, taken))
         except FeedError as error:
             self._feed_failed(error)
-
-    def _work_off_inspected(self, task_type: pb.TaskType) -> None:
-        """Consecutive tasks, each looked through for bad records first."""
-        for task in self._tasks.records(task_type):
-            held = self._link.leases.get(task.lease)
-            if held is None:
-                continue
-            try:
-                with self._clock.during(Activity.INPUT):
-                    batches = iter(inspected(self._model, _MODES[task_type], task, self._quarantine))
-            except BadRecords as bad:
-                self._feed_failed(bad.error, [held.record_numbers[position] for position in bad.positions])
-            else:
-                self._run_task(held, next(batches), batches)
-
-    def _first_batch(self, batches: Iterator[Batch]) -> Batch | None:
-        with self._clock.during(Activity.INPUT):
-            return next(batches, None)
-
-    def _run_task(self, held: HeldLease, first: Batch, rest: Iterator[Batch]) -> None:
-        keep_large_buffers()  # once more: TensorFlow tunes malloc, too, when its pipeline gives the first minibatch
-        batches = TaskBatches(held, first, rest, self._clock)
-        self._guarded(held, lambda: self._run(held, batches))
 
     def _run(self, held: HeldLease, batches: TaskBatches) -> None:
         with self._clock.during(Activity.EVALUATE):
@@ -186,11 +161,11 @@ class OnePassLoop:
         self._link.leases.remove(held.id)
         self._tasks.close(held)
 
-    def _feed_failed(self, error: FeedError, bad_records: Sequence[int] = ()) -> None:
+    def _feed_failed(self, error: FeedError) -> None:
         details = "".join(traceback.format_exception(error))
         _log.error("%s", details)
         held = self._link.leases.get(error.lease)
         if held is not None:
-            self._link.fail(held.id, error.n, str(error), details, list(bad_records))
+            self._link.fail(held.id, error.n, str(error), details, list(error.bad_records))
             self._link.leases.remove(held.id)
             self._tasks.close(held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from elasticdl.frameworks.framework import FeedError, Framework
 from elasticdl.worker.activity import Activity, ActivityClock
@@ -98,14 +98,14 @@ class Outcomes:
         self._link.fail(held.id, 0, str(error), "", [])
         self._link.leases.remove(held.id)
 
-    def feed_failed(self, error: FeedError, tasks: TaskStream, bad_records: Sequence[int] = ()) -> None:
+    def feed_failed(self, error: FeedError, tasks: TaskStream) -> None:
         """The user's `feed` raised; the task may be one whose lease is lost."""
         details = "".join(traceback.format_exception(error))
         _log.error("%s", details)
         self._reporter.drain()
         held = self._link.leases.get(error.lease)
         if held is not None:
-            self._link.fail(held.id, error.n, str(error), details, list(bad_records))
+            self._link.fail(held.id, error.n, str(error), details, list(error.bad_records))
             self.close(held, tasks)
 
     def not_finite(self, held: HeldLease, error: NotFinite) -> None:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,29 +41,25 @@ class Quarantine:
         return self.limit > 0
 
 
-class BadRecords(Exception):
-    """`feed` raises on these records.
-
-    Attributes:
-        positions: in the task's records; empty if no record alone is to blame.
-        error: of the whole task.
-    """
-
-    def __init__(self, positions: Sequence[int], error: FeedError) -> None:
-        super().__init__(str(error))
-        self.positions = positions
-        self.error = error
-
-
-def inspected(framework: Inference, mode: Mode, task: TaskRecords, quarantine: Quarantine) -> list[Batch]:
-    """All minibatches of a task, its end included.
+def inspected(
+    framework: Inference, mode: Mode, tasks: Iterator[TaskRecords], quarantine: Quarantine
+) -> Generator[Batch, None, None]:
+    """As `Framework.batches`; with a quarantine no minibatch of a task is given before all of them are made.
 
     Args:
         quarantine: bad records beyond its limit are not looked for.
 
     Raises:
-        BadRecords: there are some; they have been written.
+        FeedError: with a quarantine it names the bad records, which have been written; none if none alone is to blame.
     """
+    if not quarantine:
+        yield from framework.batches(mode, tasks)
+        return
+    for task in tasks:
+        yield from _all_batches(framework, mode, task, quarantine)
+
+
+def _all_batches(framework: Inference, mode: Mode, task: TaskRecords, quarantine: Quarantine) -> list[Batch]:
     try:
         return list(framework.batches(mode, iter((task,))))
     except FeedError as error:
@@ -71,7 +67,12 @@ def inspected(framework: Inference, mode: Mode, task: TaskRecords, quarantine: Q
         _bisect(framework, mode, task, 0, len(task.records), quarantine.limit + 1, found)
         if found and quarantine.directory is not None:
             _write(quarantine.directory, task, found)
-        raise BadRecords(list(found), error) from error
+        error.bad_records = tuple(_number(task, position) for position in found)
+        raise
+
+
+def _number(task: TaskRecords, position: int) -> int:
+    return task.numbers[position] if task.numbers else position
 
 
 def _bisect(
@@ -105,11 +106,10 @@ def _write(directory: Path, task: TaskRecords, found: Mapping[int, str]) -> None
     """One file, a JSON object on a line for each record; the same file whenever the same records are found."""
     lines = []
     for position, error in found.items():
-        number = task.numbers[position] if task.numbers else position
-        record = bytes(task.records[position])
+        record, number = bytes(task.records[position]), _number(task, position)
         line = {"shard": task.shard, "record": number, "error": error, "base64": base64.b64encode(record).decode()}
         lines.append(json.dumps(line, ensure_ascii=False))
-    first = task.numbers[min(found)] if task.numbers else min(found)
+    first = _number(task, min(found))
     target = directory / f"{os.path.basename(task.shard)[:80]}-{zlib.crc32(task.shard.encode()):08x}-{first}.jsonl"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

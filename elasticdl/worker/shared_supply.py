@@ -372,13 +372,13 @@ class SharedTasks:
                     name = MinibatchName(held.lease.epoch, held.lease.task, item.n)
                     if any(position.name == name for position in self._own()):
                         self._batches[name] = item
-            case Failed(error=error, bad_records=bad_records):
+            case Failed(error=error):
                 details = "".join(traceback.format_exception(error))
                 failed = next((p.name for p in self._queue if p.lease == error.lease), None)
                 if failed is None:
                     self._feeder.resume()  # of a task that has failed already
                     return True
-                self._failure = Failure(failed.epoch, failed.task, error.n, str(error), details, bad_records)
+                self._failure = Failure(failed.epoch, failed.task, error.n, str(error), details, error.bad_records)
                 return False
             case Unreadable(held=held, error=cause):
                 self._failure = Failure(held.lease.epoch, held.lease.task, 0, str(cause), "")

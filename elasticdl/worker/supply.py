@@ -264,9 +264,9 @@ class OwnTasks:
                     self._at_hand = name, item
             case Other(held=other):
                 self._other = other
-            case Failed(error=error, bad_records=bad_records):
+            case Failed(error=error):
                 self._forget(error.lease)
-                self._outcomes.feed_failed(error, self._tasks, bad_records)
+                self._outcomes.feed_failed(error, self._tasks)
                 self._feeder.resume()
             case Unreadable(held=unread, error=cause):
                 self._forget(unread.id)

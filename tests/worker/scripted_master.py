@@ -25,7 +25,7 @@ def before_the_deadline(context: grpc.ServicerContext) -> float:
 class ScriptedMaster(pb_grpc.MasterServicer):
     """Grants the given leases in order, then says that the job is over, or lets workers wait."""
 
-    def __init__(self, *leases: pb.Lease, port: int = 0, ends: bool = True) -> None:
+    def __init__(self, *leases: pb.Lease, port: int = 0, ends: bool = True, token: str = TOKEN) -> None:
         self.leases = deque(leases)
         self.told: list[tuple[str, Any]] = []
         self.known = True
@@ -36,7 +36,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self._ends = ends
         self._stopped = threading.Event()
         self._server, self.port = serve(
-            lambda server: pb_grpc.add_MasterServicer_to_server(self, server), "127.0.0.1", port, TOKEN, 16
+            lambda server: pb_grpc.add_MasterServicer_to_server(self, server), "127.0.0.1", port, token, 16
         )
 
     @property
@@ -52,6 +52,16 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         with self.changed:
             assert self.changed.wait_for(lambda: len(self._of(method)) >= times, timeout_s), self.told
             return self._of(method)
+
+    def grants_all(self, timeout_s: float = 20.0) -> None:
+        """Waits until all its leases are granted."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: not self.leases, timeout_s), self.leases
+
+    def _grant(self) -> pb.LeaseReply:
+        """The next of its leases; the caller holds `changed`."""
+        self.changed.notify_all()
+        return pb.LeaseReply(lease=self.leases.popleft())
 
     def _of(self, method: str) -> list[Any]:
         return [request for name, request in self.told if name == method]
@@ -70,8 +80,9 @@ class ScriptedMaster(pb_grpc.MasterServicer):
 
     def RequestLease(self, request: Any, context: grpc.ServicerContext) -> pb.LeaseReply:  # noqa: N802
         self._note("RequestLease", request)
-        if self.leases:
-            return pb.LeaseReply(lease=self.leases.popleft())
+        with self.changed:
+            if self.leases:
+                return self._grant()
         if not self._ends:
             self._stopped.wait(before_the_deadline(context))
             return pb.LeaseReply(wait=True)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
-from elasticdl.worker.quarantine import BadRecords, Quarantine, inspected
+from elasticdl.worker.quarantine import Quarantine, inspected
 
 pytestmark = pytest.mark.ci
 
@@ -30,30 +30,35 @@ class Picky:
             yield Batch(task.lease, num_batches, end=True)
 
 
+def looked_through(task: TaskRecords, quarantine: Quarantine) -> list[Batch]:
+    return list(inspected(Picky(), Mode.TRAINING, iter((task,)), quarantine))  # type: ignore[arg-type]
+
+
 @given(st.lists(st.booleans(), max_size=40))
 def test_exactly_the_bad_records_are_found(bad: list[bool]) -> None:
     task = TaskRecords(1, 0, [b"bad" if one else b"good" for one in bad])
     found: list[int] = []
     try:
-        assert inspected(Picky(), Mode.TRAINING, task, Quarantine(100))[-1].end  # type: ignore[arg-type]
-    except BadRecords as error:
-        found.extend(error.positions)
+        assert looked_through(task, Quarantine(100))[-1].end
+    except FeedError as error:
+        found.extend(error.bad_records)
     assert found == [i for i, one in enumerate(bad) if one]
 
 
 def test_the_search_ends_one_beyond_the_limit() -> None:
     task = TaskRecords(1, 0, [b"bad"] * 64)
-    with pytest.raises(BadRecords) as found:
-        inspected(Picky(), Mode.TRAINING, task, Quarantine(2))  # type: ignore[arg-type]
-    assert list(found.value.positions) == [0, 1, 2]
+    with pytest.raises(FeedError) as found:
+        looked_through(task, Quarantine(2))
+    assert found.value.bad_records == (0, 1, 2)
 
 
 def test_bad_records_and_their_errors_are_written_once_however_often_they_are_found(tmp_path: Path) -> None:
     records = [b"good", b"bad", b"good", b"good", b"good", b"bad"]
     task = TaskRecords(1, 0, records, "/data/part-0", numbers=[40, 44, 41, 43, 42, 45])
     for _ in range(2):
-        with pytest.raises(BadRecords):
-            inspected(Picky(), Mode.TRAINING, task, Quarantine(5, tmp_path / "bad"))  # type: ignore[arg-type]
+        with pytest.raises(FeedError) as found:
+            looked_through(task, Quarantine(5, tmp_path / "bad"))
+        assert found.value.bad_records == (44, 45)
     (file,) = (tmp_path / "bad").iterdir()
     assert file.name.startswith("part-0-")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -65,6 +70,6 @@ def test_bad_records_and_their_errors_are_written_once_however_often_they_are_fo
 def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     task = TaskRecords(1, 0, [b"good", b"bad"], "/data/part-0", numbers=[0, 1])
-    with pytest.raises(BadRecords) as found:
-        inspected(Picky(), Mode.TRAINING, task, Quarantine(5, tmp_path / "file"))  # type: ignore[arg-type]
-    assert list(found.value.positions) == [1]
+    with pytest.raises(FeedError) as found:
+        looked_through(task, Quarantine(5, tmp_path / "file"))
+    assert found.value.bad_records == (1,)
