@@ -12,10 +12,10 @@ import pytest
 from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.collective.meeting import Meeting
 from tests.collective import verbs
-from tests.collective.members import Member, Told, all_do, begin_to_form, form, members, until
+from tests.collective.members import ANSWER_S, Member, Told, all_do, begin_to_form, form, members, until
 
 pytestmark = pytest.mark.ci
-LOST_WITHIN_S = 0.5
+LOST_WITHIN_S = 2.0  # on a busy machine; nothing else here ends a wait sooner
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_abandon_frees_those_who_wait_for_a_stopped_member(four: list[Member]) -
     for member in (four[0], four[1]):
         before = member.meanwhile(verbs.abandon, "member 2 is silent")
         when, what = told[member.number].result()
-        assert when - before < 0.2, what
+        assert when - before < LOST_WITHIN_S, what
     when, what = told[3].result()  # nobody has told this one, and its neighbour is the stopped one
     assert when - before < LOST_WITHIN_S
     assert "rank 0" in what or "rank 1" in what, what
@@ -96,7 +96,7 @@ def test_a_death_in_the_middle_of_forming_is_got_over(four: list[Member], victim
     survivors = [member for member in three if member.number != victim]
     for member in survivors:
         member.meanwhile(verbs.abandon, "a member died", 3)
-        assert told[member.number].error(1.0)
+        assert told[member.number].error(LOST_WITHIN_S)
     form(survivors, 3)
     assert is_sound(survivors)
 
@@ -116,11 +116,11 @@ def test_one_that_stops_while_all_connect_holds_nobody(four: list[Member]) -> No
     told = four[0].tell(ElasticGroup.form, 1, peers, 0, 30.0)
     silent = Meeting(four[0].address, 1, 1, 5.0)
     silent.tell("listener/1", four[1].address.encode())
-    silent.learn(["gloo/0/0"], 5.0)
+    silent.learn(["gloo/0/0"], ANSWER_S)
     assert not told.has_answered(0.05)
     before = four[0].meanwhile(verbs.abandon, "rank 1 is silent")
-    assert told.error(1.0).what == "rank 1 is silent"
-    assert time.time() - before < 0.2
+    assert told.error(LOST_WITHIN_S).what == "rank 1 is silent"
+    assert time.time() - before < LOST_WITHIN_S
     silent.close(farewell=False)
     form([four[1], four[0]], 2)
     assert is_sound([four[1], four[0]])
@@ -130,13 +130,15 @@ def test_one_that_stops_while_all_connect_holds_nobody(four: list[Member]) -> No
 def test_forming_can_be_abandoned_and_takes_no_longer_than_allowed(four: list[Member]) -> None:
     peers = [four[0].peer, four[1].peer]
     told = four[1].tell(ElasticGroup.form, 1, peers, 1, 30.0)
+    until(lambda: four[1].meanwhile(verbs.is_meeting))
     assert not told.has_answered(0.1)
     four[1].meanwhile(verbs.abandon, "enough")
-    assert told.error(0.2).what == "enough"
+    assert told.error(LOST_WITHIN_S).what == "enough"
     told = four[1].tell(ElasticGroup.form, 2, peers, 1, 0.3)
-    assert told.error(1.0).what == "world 2 cannot be formed: not all came within 0.3 s"
+    what = told.error(0.3 + LOST_WITHIN_S).what  # of whoever sees first that the time is over
+    assert re.fullmatch(r"world 2 cannot be formed: (not all came within 0\.3 s|it took .*)", what), what
     four[1].meanwhile(verbs.abandon, "a newer world is planned", 5)
-    assert "given up" in four[1].tell(ElasticGroup.form, 4, peers, 1, 30.0).error(1.0).what
+    assert "given up" in four[1].tell(ElasticGroup.form, 4, peers, 1, 30.0).error(LOST_WITHIN_S).what
     form(four[:2], 5)
     assert four[1].meanwhile(verbs.abandon, "an old one", 5)
     assert is_sound(four[:2])

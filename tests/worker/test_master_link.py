@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import grpc
 import pytest
@@ -40,6 +42,15 @@ def stream(to: MasterLink, begun: list[int], shuffle: bool = False) -> TaskStrea
         begun.append(held.id)
 
     return TaskStream(to, lambda task_type: Numbers(), begin, seed=5, shuffle=shuffle, clock=ActivityClock())
+
+
+@contextmanager
+def nobody_at(port: int) -> Iterator[None]:
+    """Who connects to the port of a master that is away is refused, and no other server gets it meanwhile."""
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", port))
+        yield
 
 
 @pytest.fixture
@@ -88,9 +99,10 @@ def test_the_masters_next_life_is_found_at_once(call: list[str], method: str, li
     argv = [sys.executable, "-m", "tests.worker.lone_link", master.address, *call]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as worker:
         try:
-            master.hears(method)
+            master.hears(method, timeout_s=60.0)
             master.stop()
-            threading.Event().wait(AWAY_S)
+            with nobody_at(master.port):
+                threading.Event().wait(AWAY_S)
             next_life = ScriptedMaster(port=master.port, ends=False)
             try:
                 next_life.hears(method, timeout_s=limit_s)
@@ -180,7 +192,7 @@ def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:
 def test_a_new_channel_is_not_held_back_by_one_to_a_server_that_had_the_same_port(master: ScriptedMaster) -> None:
     old = pb_grpc.MasterStub(connect(master.address, TOKEN))
     master.stop()
-    with pytest.raises(grpc.RpcError):
+    with nobody_at(master.port), pytest.raises(grpc.RpcError):
         old.Heartbeat(pb.HeartbeatRequest(), timeout=AWAY_S, wait_for_ready=True)
     successor = ScriptedMaster(port=master.port)
     new = pb_grpc.MasterStub(connect(successor.address, TOKEN))

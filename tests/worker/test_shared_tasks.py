@@ -244,6 +244,7 @@ def test_the_next_rank_0_goes_on_with_leases_of_its_own(life: Make) -> None:
     one = life(lease(0), lease(1), lease(2), num_per_epoch=6)
     one.begin()
     assert one.steps(1) == [[[0, 1], [2, 3], [100, 101]]]
+    one.master.grants_all()  # to the one that leaves
     one.cut_to(1)
     one.master.grant(lease(1, life=1), lease(2, life=1))
     assert one.steps(1) == [[[102, 103], [200, 201], [202, 203]]]

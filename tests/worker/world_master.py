@@ -84,7 +84,7 @@ class WorldMaster(ScriptedMaster):
         with self.changed:
             self.changed.wait_for(lambda: is_for_it() or self._is_over, before_the_deadline(context))
             if is_for_it():
-                return pb.LeaseReply(lease=self.leases.popleft())
+                return self._grant()
             return pb.LeaseReply(end=True) if self._is_over else pb.LeaseReply(wait=True)
 
     def Heartbeat(self, request: Any, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
@@ -92,10 +92,12 @@ class WorldMaster(ScriptedMaster):
         return pb.HeartbeatReply(known=True, whole_epochs=self.whole_epochs, newest_lease=self.newest_lease)
 
     def ReadyForWorld(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
+        ack = self._note("ReadyForWorld", request)  # before: who waits for what follows looks it up
         with self.changed:
             self._ready[request.worker_id] = request
             self._outside.add(request.worker_id)
-        return self._note("ReadyForWorld", request)
+            self.changed.notify_all()
+        return ack
 
     def WorldFormed(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("WorldFormed", request)
