@@ -77,6 +77,17 @@ def test_what_was_to_be_saved_later_never_replaces_what_was_saved_after_it(journ
     journal.close()
 
 
+def test_a_status_is_not_replaced_by_one_that_was_to_be_saved_before_it(journals: Journals) -> None:
+    journal = journals.open()
+    for n in range(2):  # the second one waits
+        journal.save_later({"n": n}, _RUNNING)
+    failed = JobStatus("digits", phase=JobPhase.FAILED, exit_code=1)
+    journal.write_status(failed)
+    journal.save({"n": 2})
+    assert journal.read_status() == failed
+    journal.close()
+
+
 def test_a_status_alone_leaves_the_snapshot_as_it_is(journals: Journals) -> None:
     journal = journals.open()
     journal.save({"n": 1}, _RUNNING)

@@ -61,6 +61,7 @@ class ConfigMapJournal:
         self._name = names.state_object(job_name)
         self._where = f"in ConfigMap {self._name} of namespace {namespace}"
         self._on_phase = on_phase
+        self._telling = threading.Lock()  # one phase at a time; guards the next
         self._phase: JobPhase | None = None
         self._writer = secrets.token_hex(8)
         self._writing = threading.Lock()  # one write at a time; guards the three below
@@ -115,9 +116,13 @@ class ConfigMapJournal:
             return None
 
     def write_status(self, status: JobStatus) -> None:
+        text = status.to_json()
         try:
             with self._writing:
-                self._write(None, status.to_json())
+                with self._change:
+                    if self._later is not None:  # its status is older than this one
+                        self._later = self._later[0], text
+                self._write(None, text)
             self._say_phase()
         except JournalWriteError as error:
             logger.warning("%s", error.what)
@@ -265,12 +270,14 @@ class ConfigMapJournal:
             self._version = json.loads(answer.data)["metadata"]["resourceVersion"]
 
     def _say_phase(self) -> None:
-        if not self._status_text:
-            return
-        phase = JobStatus.from_json(self._status_text).phase
-        if phase is not self._phase:
-            self._phase = phase
-            self._on_phase(phase)
+        """Tells the newest phase that is written, in whichever thread; so the last one told is the last one written."""
+        with self._telling:
+            if not self._status_text:
+                return
+            phase = JobStatus.from_json(self._status_text).phase
+            if phase is not self._phase:
+                self._phase = phase
+                self._on_phase(phase)
 
 
 def _deleted(where: str) -> Superseded:
