@@ -103,19 +103,23 @@ def _split(response: Any) -> Iterator[str]:
 
 
 class _Position:
-    """Where in the log of a container's life a reader is; lines carry the kubelet's time stamps, which grow."""
+    """Where in the logs of a container's lives a reader is; lines carry the kubelet's time stamps, which grow."""
 
     def __init__(self, tail: int) -> None:
         self._tail = tail
         self._stamp = ""
         self._num_taken = 0  # lines of that very stamp
         self._num_seen = 0  # of them, in the present stream
-        self._read_at = 0.0
+        self._read_at: float | None = None  # None: no line of this life yet
+
+    def begin_next_life(self) -> None:
+        """All of its log is wanted, but what was read before the server showed it: the kubelet gives it earlier."""
+        self._tail, self._read_at = -1, None
 
     def options(self) -> dict[str, int]:
         """What to ask a new stream for: what comes after this position, and some before."""
         self._num_seen = 0
-        if self._stamp:
+        if self._read_at is not None:
             return {"since_seconds": int(time.monotonic() - self._read_at + _OVERLAP_S)}
         return {"tail_lines": self._tail} if self._tail >= 0 else {}
 
@@ -154,7 +158,9 @@ class _PodReader:
                     return
                 current = pods.container(pod).get("containerID", "")
                 if current not in ("", life):
-                    life, position = current, _Position(-1 if life else self._tail)
+                    if life:
+                        position.begin_next_life()
+                    life = current
                 if life:
                     self._read(pod, position)
                 if not _may_print(pod):  # it had ended before this was read, so this was all
