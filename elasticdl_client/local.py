@@ -22,7 +22,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_dir import JobDir, path_of
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended
-from elasticdl_client.local_checks import check_local, free_port
+from elasticdl_client.local_checks import check_local
 
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,7 +49,6 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
         spec,
         job_dir=str(path),
         checkpoint_dir=spec.checkpoint_dir or (str(path / "checkpoints") if spec.job_type is JobType.TRAIN else ""),
-        master_port=spec.master_port or free_port(),
     )
     job_dir = JobDir.take(path)
     if job_dir.prepare(spec):

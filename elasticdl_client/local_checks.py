@@ -81,13 +81,6 @@ def check_local(spec: JobSpec) -> JobSpec:
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def _absolute(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
 

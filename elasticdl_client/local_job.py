@@ -124,10 +124,10 @@ class Follower:
         if master is not None:
             if event is not None and event.type is EventType.DELETED:
                 return Ended(1, "its master was deleted.", self._status)
-            if master.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED) or (finished and master.restarts > self._restarts):
-                return self._ended(master)
-            self._count_restarts(master)
-            if self._idle_restarts >= _MAX_IDLE_RESTARTS:
+            has_ended = master.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+            if self._count_restarts(master):
+                has_ended |= finished or self._idle_restarts >= _MAX_IDLE_RESTARTS
+            if has_ended:
                 return self._ended(master)
         if finished:
             self._deadline = self._deadline or time.monotonic() + _LAST_WORDS_S
@@ -143,11 +143,14 @@ class Follower:
             self._status = status
             self._display.update(status)
 
-    def _count_restarts(self, master: Pod) -> None:
-        if master.restarts > self._restarts:
-            self._idle_restarts += master.restarts - self._restarts
-            self._restarts = master.restarts
-            self._display.say(f"The master has ended and was started again (restart {master.restarts}).")
+    def _count_restarts(self, master: Pod) -> bool:
+        """Whether there is a new one."""
+        if master.restarts <= self._restarts:
+            return False
+        self._idle_restarts += master.restarts - self._restarts
+        self._restarts = master.restarts
+        self._display.say(f"The master has ended and was started again (restart {master.restarts}).")
+        return True
 
     def _ended(self, master: Pod | None) -> Ended:
         status = self._status

@@ -27,10 +27,11 @@ def main() -> None:
     running = dataclasses.replace(running, workers_wanted=2, workers_alive=2, generation=1 if first_life else 2)
     if scenario == "crash":
         raise SystemExit("this master never works")
-    write(job_dir, running)
     print("port", os.environ["MASTER_PORT"], "pod", os.environ["ELASTICDL_POD_NAME"], flush=True)
     if scenario == "wait":
         (job_dir / "pid").write_text(str(os.getpid()))
+    write(job_dir, running)  # whoever is told of it by the client finds the line and the pid
+    if scenario == "wait":
         signal.pause()
     if scenario == "die_once" and first_life:
         os.kill(os.getpid(), signal.SIGKILL)

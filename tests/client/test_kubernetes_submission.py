@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,11 @@ def kubeconfig(path: Path, server: str, context: str = "far-away", chosen: str =
 
 
 @pytest.fixture
-def closed_server() -> str:
-    """The URL of a port that nobody listens on."""
+def closed_server() -> Iterator[str]:
+    """The URL of a port that nobody listens on, nor can."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        return f"https://127.0.0.1:{found.getsockname()[1]}"
+        yield f"https://127.0.0.1:{found.getsockname()[1]}"
 
 
 def elasticdl(config: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
