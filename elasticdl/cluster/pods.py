@@ -17,6 +17,7 @@ from elasticdl.cluster.process_group import ProcessGroup
 from elasticdl.cluster.standby_process import Fork
 
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_TOLD_TO_END = {128 + signal.SIGKILL, 128 + signal.SIGTERM}  # who heeds SIGTERM, or whose child was killed, exits so
 _TAIL_BYTES = 4096
 _TAIL_LINES = 10
 
@@ -36,7 +37,8 @@ class Ending:
         if code == 0:
             return Ending(0, EndReason.COMPLETED, "")
         if code > 0:
-            return Ending(code, EndReason.ERROR, f"exit code {code}")
+            reason = EndReason.KILLED if code in _TOLD_TO_END else EndReason.ERROR
+            return Ending(code, reason, f"exit code {code}")
         try:
             name = signal.Signals(-code).name
         except ValueError:  # a real-time signal has no name
