@@ -56,8 +56,10 @@ def worlds(job: LocalJob) -> list[int]:
 
 
 def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
+    """Runs a job to its end, through a life that begins when a world of all for whom there is room has formed."""
+    size = min(job.num_workers, int(str(running.flags.get("local_slots", job.num_workers))))
     try:
-        running.wait_for_version(1, START_S)
+        running.wait_until(f"a world of {size}", lambda: size in worlds(running), START_S)
         run_life(running, life)
         assert running.wait(600) == 0, running.story()
     finally:
@@ -72,7 +74,7 @@ def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
 @pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_room_is_taken_and_given_back(tmp_path: Path) -> None:
-    job = replace(SMALL, num_workers=3)
+    job = replace(SMALL, num_workers=3, num_epochs=100)  # it outlasts the start of those who come back
     life: list[Fault] = [RoomFor(1, 100), RoomFor(3, 200), Kill(Role.WORKER, 400)]
     data = job.make_data(tmp_path)
     lived(job, all_reduce_job(TORCH, tmp_path, data, "", job, local_slots=3).start(), life)

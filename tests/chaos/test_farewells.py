@@ -17,9 +17,10 @@ from tests.chaos.scenarios import coverage_of
 NEVER = 1_000_000
 
 
-def told_to_end(running: LocalJob, role: Role) -> Pod:
-    """The oldest pod of a role, which has got SIGTERM."""
+def told_to_end(running: LocalJob, role: Role, says: str = "") -> Pod:
+    """The oldest pod of a role, which has got SIGTERM once its log says something."""
     pod = running.pods(role)[0]
+    running.wait_until(f"{says!r} of {pod.name}", lambda: says in running.log(pod.name))
     os.kill(pod.pid, signal.SIGTERM)
     return pod
 
@@ -32,7 +33,7 @@ def test_a_worker_gives_its_lease_back_and_a_ps_saves_what_it_holds(tmp_path: Pa
     running = job.local_job(tmp_path / "job", data, checkpoint_steps=NEVER, max_task_failures=1).start()
     try:
         running.wait_for_version(60)
-        worker = told_to_end(running, Role.WORKER)
+        worker = told_to_end(running, Role.WORKER, says="Starting worker")
         running.wait_until(
             "the farewell", lambda: f"Worker {worker.index} was told to end; its leases" in running.master_log()
         )

@@ -104,7 +104,7 @@ class Wire:
             return pipe.read().split()
 
 
-def have_ended(pids: Sequence[int], timeout_s: float = 5.0) -> bool:
+def have_ended(pids: Sequence[int], timeout_s: float = 30.0) -> bool:
     """Whether all these processes, children of whomever, end within the time."""
     poll = select.poll()
     waiting: set[int] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from tcp_proxy import TcpProxy
 
 from elasticdl.cluster.cluster import EndReason, EventType, PodEvent, PodPhase
 from elasticdl.cluster.kubernetes import KubernetesCluster
-from elasticdl.cluster.kubernetes_api import ApiServer
+from elasticdl.cluster.kubernetes_api import ApiServer, Refusal
 from elasticdl.cluster.kubernetes_causes import Causes
 from elasticdl.cluster.kubernetes_memory import PodMemory
 from elasticdl.cluster.kubernetes_watch import PodWatch
@@ -81,29 +82,40 @@ def test_closing_ends_a_watch_of_a_server_that_is_silent(distant: KubernetesClus
     assert observer.error is None
 
 
-class LongAgo(ApiServer):
-    """An API server whose first list of pods is as old as the cluster; it is also what an `Observer` watches."""
+class Forgetful(ApiServer):
+    """An API server that has forgotten its first list of pods when that is to be watched, and says so in one of the two
+    ways of servers: which version one really has forgotten hangs on what went on before.  An `Observer` watches it."""
 
     lists = 0
+    refuses = False
 
     def call(self, method: str, path: str, *arguments: Any, **named: Any) -> Any:
-        answer = super().call(method, path, *arguments, **named)
-        if path.endswith("/pods"):
-            self.lists += 1
-            if self.lists == 1:
-                answer["metadata"]["resourceVersion"] = "1"
-        return answer
+        self.lists += path.endswith("/pods")
+        return super().call(method, path, *arguments, **named)
+
+    @contextlib.contextmanager
+    def stream(self, *arguments: Any, **named: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        if self.lists > 1:
+            with super().stream(*arguments, **named) as lines:
+                yield lines
+            return
+        said = {"code": 410, "reason": "Expired", "message": "too old resource version: 1 (2)"}
+        if self.refuses:
+            raise Refusal("too old resource version: 1 (2)", "", 410, said, 0.0)
+        yield iter([{"type": "ERROR", "object": said}])
 
     def watch(self) -> Iterator[PodEvent]:
         return PodWatch(self, f"{JOB_LABEL}={JOB}", PodMemory(Causes(self))).events()
 
 
+@pytest.mark.parametrize("refuses", [False, True])
 def test_a_version_that_the_server_has_forgotten_leads_to_a_new_list(
-    cluster: KubernetesCluster, namespace: Namespace, manifests: Manifests
+    cluster: KubernetesCluster, namespace: Namespace, manifests: Manifests, refuses: bool
 ) -> None:
     manifests.spec = NOWHERE
     cluster.create(worker("w-0"))
-    server = LongAgo(namespace.connection.client, namespace.name)
+    server = Forgetful(namespace.connection.client, namespace.name)
+    server.refuses = refuses
     observer = Observer(server)  # type: ignore[arg-type]
     observer.until(lambda event: event.type is EventType.ADDED)
     cluster.create(worker("w-1"))

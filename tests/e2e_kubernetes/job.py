@@ -145,11 +145,15 @@ class KubernetesJob:
     def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
         """Seconds until the condition held; a failed job ends the wait, too."""
 
-        def held() -> bool:
-            return condition() or self._has_failed()
+        has_held = False
 
-        took = wait_until(what, held, timeout_s, self.story)
-        assert condition(), f"the job failed while the test waited for: {what}\n{self.story()}"
+        def is_over() -> bool:
+            nonlocal has_held
+            has_held = condition()  # once is enough: it may not hold any more a moment later
+            return has_held or self._has_failed()
+
+        took = wait_until(what, is_over, timeout_s, self.story)
+        assert has_held, f"the job failed while the test waited for: {what}\n{self.story()}"
         return took
 
     def _has_failed(self) -> bool:

@@ -73,10 +73,12 @@ class Recorder:
             chunks = stream.stream()
             first = next(chunks, b"")
             if not first.startswith(b"unable to retrieve"):  # the container is gone; what was read of it stays
-                with (self.directory / f"{life}.log").open("wb") as log:
+                with (self.directory / f"{life}.log").open("ab") as log:
+                    known = log.tell()  # of a stream before this one, which begins anew; the file only ever grows
                     for chunk in itertools.chain([first], chunks):
-                        log.write(chunk)
+                        log.write(chunk[known:])
                         log.flush()
+                        known = max(0, known - len(chunk))
             if pod.container_ended:
                 self._complete.add(life)
         self._following.discard(life)

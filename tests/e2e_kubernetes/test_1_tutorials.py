@@ -18,7 +18,7 @@ from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl
 from tests.e2e_kubernetes.recorder import Recorder, describe_events
 from tests.house.documents import clone, run_page
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 PAGES = REPOSITORY / "docs" / "tutorials"
 NUM_EPOCHS = 60
@@ -62,7 +62,7 @@ def test_the_tutorial_of_a_new_user_works_word_for_word(tmp_path: Path, tutorial
     directory = clone(tmp_path / "elasticdl")
     with told_in_full(tutorial_namespace):
         said = run_page(
-            PAGES / "kubernetes.md", directory, tmp_path / "environment" / "bin", 1000, MNIST=str(TEST_DATA / "mnist")
+            PAGES / "kubernetes.md", directory, tmp_path / "environment" / "bin", 1500, MNIST=str(TEST_DATA / "mnist")
         )
         print(said)
         assert "elasticdl-mnist-worker-4" in said

@@ -12,7 +12,7 @@ from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.kubectl import kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 def evict(job: KubernetesJob, pod: str) -> None:
@@ -26,7 +26,9 @@ def lives(job: KubernetesJob) -> dict[str, tuple[str, int]]:
 
 
 def test_a_worker_deleted_evicted_or_killed_gets_a_successor_and_the_others_never_stop(open_space: OpenSpace) -> None:
-    job = open_space("workers").job("digits", num_workers=4).submit()
+    job = open_space("workers").job("digits", num_workers=4)
+    job.set_pace(0.06)  # three successors, one after the other, import TensorFlow before the others have done it all
+    job.submit()
     job.wait_for_running("worker", 4)
     for index in range(4):
         job.wait_for_loss(job.worker(index))

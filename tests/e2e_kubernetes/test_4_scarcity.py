@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 from kubernetes.utils.quantity import parse_quantity
@@ -10,6 +11,7 @@ from kubernetes.utils.quantity import parse_quantity
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.kubectl import kubectl
 from tests.e2e_kubernetes.room import ROOM, make_room, room
+from tests.e2e_kubernetes.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -32,7 +34,9 @@ def test_a_job_without_room_for_a_single_worker_waits_and_says_why(open_space: O
 
 def test_a_job_in_a_namespace_with_a_quota_trains_with_the_pods_that_it_gets(open_space: OpenSpace) -> None:
     space = open_space("quota")
-    space.apply({**QUOTA, "metadata": {"name": "pods"}})
+    space.apply(QUOTA)
+    limit = partial(kubectl, "-n", space.namespace, "get", "resourcequota/pods", "-o", "jsonpath={.status.hard.pods}")
+    wait_until("the quota is in force", lambda: limit() == "5")
     job = space.job("digits", num_workers=4).submit()
     job.wait_for_running("worker", 2)
     job.wait_for_progress()

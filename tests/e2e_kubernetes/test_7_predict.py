@@ -36,6 +36,7 @@ def one_pass(space: Space, command: str, trained: KubernetesJob, **flags: object
     job.flags["volume"] = f"{job.flags['volume']};host_path={trained.directory},mount_path=/trained"
     job.flags |= {"minibatch_size": 8, "num_minibatches_per_task": 2, "checkpoint_dir_for_init": "/trained/checkpoints"}
     job.command = command
+    job.set_pace(0.2)  # a worker is lost and replaced before two of them are through these few records
     return job
 
 

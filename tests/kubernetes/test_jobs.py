@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from submission_scene import NO_ROOM, ROOT, Scene
+from submission_scene import KINDS, NO_ROOM, ROOT, Scene
 
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
@@ -136,10 +136,10 @@ def test_a_job_is_shown_by_its_status_and_by_its_pods(jobs: Jobs, run: Run) -> N
     heads, row = run("list").splitlines()
     assert heads.split() == ["NAME", "RUNTIME", "PHASE", "WORKERS", "PS", "RECORDS", "AGE"]
     assert row.split()[:6] == ["job", "kubernetes", "Running", "1/2", "0/1", "25%"]
+    assert cluster_end.wait_until(lambda: "Insufficient cpu" in shown(run)["pods"][2]["message"], 30)
     found = shown(run)
     assert [pod["name"].rpartition("job-")[2] for pod in found["pods"]] == ["master", "worker-0", "worker-7"]
     assert found["pods"][2]["phase"] == "Pending"
-    assert "Insufficient cpu" in found["pods"][2]["message"]
     page = run("status", "job")
     assert "No worker runs" not in page
     assert "Records:      50/200 (25%)" in page
@@ -263,6 +263,9 @@ def test_delete_without_waiting_comes_back_at_once_and_time_outs_name_what_is_le
     body: dict[str, Any] = {"metadata": {"finalizers": ["example.com/hold"]}}
     jobs.core.patch_namespaced_config_map("elasticdl-job-state", jobs.scene.namespace, body)
     run("delete", "job", "--no_wait")
+    there = ["get", KINDS, "-l", "elasticdl-job-name", "-o", "name"]
+    held = ["configmap/elasticdl-job-state"]
+    assert cluster_end.wait_until(lambda: jobs.scene.kubectl(*there).split() == held, 60)
     assert commands.run("delete", ["job", "--timeout=2", "-n", jobs.scene.namespace]) == 1
     assert "still something of job job: configmap/elasticdl-job-state." in capsys.readouterr().err
     assert "It is being deleted" in run("status", "job")

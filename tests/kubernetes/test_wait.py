@@ -130,7 +130,9 @@ def test_ctrl_c_ends_the_following_and_not_the_job(scene: Scene, start: Start) -
     assert code == 130
     assert f"elasticdl logs -f job --namespace={scene.namespace}" in errors
     assert f"elasticdl delete job --namespace={scene.namespace}" in errors
-    assert "Running" in scene.kubectl("get", "pod", "elasticdl-job-master")
+    pod = "pod/elasticdl-job-master"
+    scene.kubectl("wait", "--for=condition=Ready", pod, "--timeout=100s")  # its kubelet may be slower than its process
+    assert "Running" in scene.kubectl("get", pod)
 
 
 def test_a_deleted_master_can_be_resumed(scene: Scene, start: Start) -> None:

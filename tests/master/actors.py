@@ -43,7 +43,15 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+def held_port() -> socket.socket:
+    """Bound to a port that nobody else is given while it is open; who asks for this very port can listen on it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """The first true value of a condition."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
@@ -83,7 +91,8 @@ class MasterJob:
             **flags,
         }
         (self.path / "spec.json").write_text(JobSpec.from_flags("train", given).to_json())
-        self.port = free_port()
+        self._held = held_port()
+        self.port = int(self._held.getsockname()[1])
         self.cluster = DirectoryCluster(self.path / "pods")
         self.process: subprocess.Popen[str] | None = None
         self._servers: list[ScriptedPs] = []
@@ -111,8 +120,9 @@ class MasterJob:
         for ps in self._servers:
             ps.server.stop(None).wait()
         self.cluster.close()
+        self._held.close()
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         assert self.process is not None
         try:
             return self.process.wait(timeout_s)

@@ -147,6 +147,7 @@ def test_a_full_disk_holds_the_job_up_and_loses_nothing(tmp_path: Path) -> None:
 def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     job = MasterJob(tmp_path, **LOCAL)
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", job.port))
         taken.listen()
         with running(job):

@@ -19,6 +19,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs.cluster_tensorboard import pod_of, pump
 from elasticdl_client.kubernetes.objects import job_manifests
+from tests.master.actors import held_port
 
 pytestmark = pytest.mark.ci
 FLAGS = {"job_name": "digits", "model_def": "a.b", "training_data": "/data/x", "image_name": "i"}
@@ -51,8 +52,8 @@ def test_a_local_job_is_shown_until_ctrl_c(tmp_path: Path) -> None:
     log.measured(5, {"accuracy": 0.5})
     log.close()
     job = local_job(tmp_path / "job", tensorboard_log_dir=logs)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    held = held_port()
+    port = held.getsockname()[1]
     process = subprocess.Popen(
         command(job, f"--port={port}"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -74,6 +75,7 @@ def test_a_local_job_is_shown_until_ctrl_c(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+        held.close()
 
 
 def test_a_job_without_event_files_is_refused_with_what_to_do(tmp_path: Path) -> None:
