@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -30,6 +31,38 @@ def test_a_loaders_process_ends_with_its_script_and_not_before() -> None:
     loader.terminate()  # as Python does at the script's end
     loader.join(LIMIT_S / 2)
     assert loader.exitcode == 0
+
+
+class Stuck(TensorDataset):  # type: ignore[misc]
+    """No signal and nothing else gets a process out of its record 3."""
+
+    def __init__(self, *columns: torch.Tensor) -> None:
+        super().__init__(*columns)
+        self.has_begun = multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> object:
+        if index == 3:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            self.has_begun.set()
+            threading.Event().wait()
+        return tuple(column[index] for column in self.tensors)
+
+
+def test_a_loaders_process_ends_with_its_script_whatever_it_is_doing() -> None:
+    before = set(multiprocessing.active_children())
+    source = Stuck(torch.arange(8))
+    pipeline = Pipeline(source, None, 0, num_workers=1)
+    pipeline.ask(Minibatch(1, 0, 0, 0, "", [2, 3]))
+    pipeline.start()
+    (loader,) = set(multiprocessing.active_children()) - before
+    assert source.has_begun.wait(60)
+    pipeline.close()
+    try:
+        loader.terminate()
+        loader.join(LIMIT_S / 2)
+        assert loader.exitcode == 0
+    finally:
+        loader.kill()
 
 
 class Torn(TensorDataset):  # type: ignore[misc]

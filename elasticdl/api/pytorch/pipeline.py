@@ -11,8 +11,10 @@ import atexit
 import ctypes
 import os
 import random
+import select
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -162,7 +164,10 @@ class _Wanted(Sampler[Request]):  # type: ignore[misc]
 
 
 class _Begin:
-    """Of a loader's process: SIGTERM may reach the whole pod, and it must not end before the script has left."""
+    """Of a loader's process: SIGTERM may reach the whole pod, and it must not end before the script has left.
+
+    A thread of its own heeds it: the main thread may be in the data set for long, or just begin to wait for work.
+    """
 
     def __init__(self, users: Callable[[int], None] | None, is_over: ctypes.c_bool) -> None:
         """
@@ -173,16 +178,22 @@ class _Begin:
         self._is_over = is_over
 
     def __call__(self, number: int) -> None:
-        signal.signal(signal.SIGTERM, self._end_later)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._end_when_told, args=(reader,), name="termination", daemon=True).start()
         if self._users is not None:
             self._users(number)
 
-    def _end_later(self, number: int, frame: object) -> None:
-        if self._is_over.value:
-            os._exit(0)  # anything else is an error to the DataLoader
-        limit = threading.Timer(LIMIT_S, os._exit, (EXIT_CODE,))
-        limit.daemon = True
-        limit.start()
+    def _end_when_told(self, signals: int) -> None:
+        end: float | None = None  # by the monotonic clock
+        while select.select([signals], [], [], end and max(0.0, end - time.monotonic()))[0]:
+            if signal.SIGTERM in os.read(signals, 64):
+                if self._is_over.value:
+                    os._exit(0)  # anything else is an error to the DataLoader
+                end = end or time.monotonic() + LIMIT_S
+        os._exit(EXIT_CODE)
 
 
 def _as_it_is(made: Made) -> Made:
