@@ -37,12 +37,6 @@ def feed(dataset, mode, metadata): ...
 """
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def held_port() -> socket.socket:
     """Bound to a port that nobody else is given while it is open; who asks for this very port can listen on it."""
     held = socket.socket()

@@ -27,7 +27,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.pods import pod_manifest
-from tests.master.actors import free_port, running, wait_until
+from tests.master.actors import held_port, running, wait_until
 from tests.master.api_proxy import Fault, proxied
 from tests.master.kubernetes_job import JOB, KubernetesJob
 
@@ -193,11 +193,11 @@ def test_the_end_of_a_deleted_job_is_quiet(tmp_path: Path) -> None:
 
 
 def test_a_second_master_takes_over_and_the_first_ends(tmp_path: Path) -> None:
-    with running(KubernetesJob(tmp_path, **LOCAL)) as job:
+    with running(KubernetesJob(tmp_path, **LOCAL)) as job, held_port() as other:
         assert isinstance(job, KubernetesJob)
         job.worker().register()
         first, job.process = job.process, None
-        job.port = free_port()
+        job.port = int(other.getsockname()[1])
         job.start()
         second, job.process = job.process, first
         assert job.wait() == 3

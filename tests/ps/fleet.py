@@ -233,20 +233,6 @@ class Oracle:
         for table, (ids, gradients) in minibatch.rows.items():
             self._tables[table].apply(ids, gradients)
 
-    def carry(self, rounds: Sequence[pb.Round], to: Iterable[int] | None = None, coordinator: int = 10) -> list[int]:
-        """Tells all PS, or some, of rounds; the newest that each has applied."""
-        call = ExchangeCall(0, None, None, rounds=pb.Rounds(coordinator=coordinator, rounds=rounds))
-        asked = range(len(self.states)) if to is None else to
-        return [self.states[ps_id].exchange(call).applied_round for ps_id in asked]
-
-    def confirm(
-        self, minibatch: Minibatch, lease: int = 1, known_round: int = 0, num_pushing: int | None = None
-    ) -> Confirmed:
-        """Asks PS 0 for the minibatch's round, and does not wait for it."""
-        return self.states[0].confirm(
-            lease, minibatch.name, self.versions[0], known_round, lambda: num_pushing, timeout_s=0.0
-        )
-
     def read(self) -> Values:
         rows = {name: table.pull(ALL_IDS[name], create=False) for name, table in self._tables.items()}
         return Values(self.trainable, self.non_trainable, rows)
