@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from elasticdl.cluster.cluster import Pod, Role
-from tests.chaos.job import LocalJob
+from tests.chaos.job import JobTimeout, LocalJob
 
 _LOOK_S = 0.001
 _CHECKPOINT_S = 60.0
@@ -54,7 +54,9 @@ class KillInCheckpoint:
         job.wait_until("a running server", lambda: any(pod.index == self.index for pod in job.pods(Role.PS)))
         victim = next(pod for pod in job.pods(Role.PS) if pod.index == self.index)
         checkpoints, pause, deadline = job.job_dir / "checkpoints", threading.Event(), time.monotonic() + _CHECKPOINT_S
-        while not _is_being_written(checkpoints) and job.running() and time.monotonic() < deadline:
+        while not _is_being_written(checkpoints):
+            if not job.running() or time.monotonic() > deadline:
+                raise JobTimeout(f"waited for a checkpoint under way\n{job.story()}")
             pause.wait(_LOOK_S)
         _kill(job, victim)
         return 1
