@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -46,8 +47,9 @@ class ImageFolder:
         self._root = root
         try:
             classes = class_names(root)
-            stamp = [[name, os.stat(os.path.join(root, name)).st_mtime_ns] for name in ["", *classes]]
-            index = cached(os.path.join(root, "images"), "images", lambda: _index(root, classes), stamp)
+            index = cached(
+                os.path.join(root, "images"), "images", lambda: _index(root, classes), classes, partial(_holds, root)
+            )
         except OSError as error:
             raise DataError(f"The folder of images {root} cannot be listed: {error.strerror}.") from error
         self._paths, self._labels = index["paths"], index["labels"]
@@ -114,17 +116,38 @@ def image_reader(
 
 def _index(root: str, classes: list[str]) -> Arrays:
     found: list[tuple[bytes, bytes, int]] = []
-    for label, name in enumerate(classes or [""]):
-        for folder, below, files in os.walk(os.path.join(root, name)):
-            below[:] = [] if not classes else [one for one in below if not one.startswith((".", "_"))]
-            for file in filter(_is_image, files):
-                path = os.path.relpath(os.path.join(folder, file), root).encode()
-                found.append((hashlib.blake2b(path, digest_size=8).digest(), path, label))
+    folders: dict[bytes, int] = {}  # and when each has changed last, before it was listed
+    for label, name in enumerate(classes or ["."]):
+        below = [name]
+        while below:
+            folder = below.pop()
+            folders[folder.encode()] = _changed(root, folder)
+            for entry in os.scandir(os.path.join(root, folder)):
+                path = os.path.normpath(os.path.join(folder, entry.name))
+                if _is_image(entry.name) and not entry.is_dir():
+                    found.append((hashlib.blake2b(path.encode(), digest_size=8).digest(), path.encode(), label))
+                elif classes and entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "_")):
+                    below.append(path)
     found.sort()
     return {
         "paths": np.array([path for _, path, _ in found], np.bytes_),
         "labels": np.array([label for _, _, label in found], np.int64),
+        "folders": np.array(list(folders), np.bytes_),
+        "changed": np.array(list(folders.values()), np.int64),
     }
+
+
+def _holds(root: str, index: Arrays) -> bool:
+    """Whether no folder has got or lost a file since it was listed."""
+    try:
+        changed = [_changed(root, folder.decode()) for folder in index["folders"].tolist()]
+    except OSError:
+        return False
+    return bool(changed == index["changed"].tolist())
+
+
+def _changed(root: str, folder: str) -> int:
+    return os.stat(os.path.join(root, folder)).st_mtime_ns
 
 
 def _is_image(name: str) -> bool:

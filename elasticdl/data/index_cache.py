@@ -27,13 +27,20 @@ _FORMAT = 1
 _log = logging.getLogger("elasticdl.data")
 
 
-def cached(path: str, kind: str, build: Callable[[], Arrays], stamp: object = None) -> Arrays:
+def cached(
+    path: str,
+    kind: str,
+    build: Callable[[], Arrays],
+    stamp: object = None,
+    holds: Callable[[Arrays], bool] = lambda index: True,
+) -> Arrays:
     """The index of a file: from its cache, or built and put there.
 
     Args:
         path: of the file; its index goes into a hidden directory beside it.
         kind: which index, with everything but the file that it depends on.
         stamp: what says that the source is the same; None: size and time of change of the file.
+        holds: asked of an index that was found, where the index itself says what must not have changed.
     """
     if stamp is None:
         status = os.stat(path)
@@ -42,7 +49,7 @@ def cached(path: str, kind: str, build: Callable[[], Arrays], stamp: object = No
     name = f"{os.path.basename(path)}.{hashlib.sha256(words.encode()).hexdigest()[:16]}.npz"
     target = Path(os.path.dirname(os.path.abspath(path)), _FOLDER, name)
     found = _load(target, words)
-    if found is None:
+    if found is None or not holds(found):
         found = build()
         _save(target, found, words)
     return found

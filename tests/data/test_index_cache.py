@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,20 @@ def test_the_index_of_text_depends_on_how_its_rows_are_told_apart(tmp_path: Path
     assert len(create_reader(path, {"header": False}).shards()[0]) == 3
     assert len(create_reader(path, {"reader_type": "Text"}).shards()[0]) == 4
     assert len(create_reader(path).shards()[0]) == 2
+
+
+def test_the_list_of_images_is_made_anew_when_a_folder_below_a_class_gets_or_loses_one(tmp_path: Path) -> None:
+    typed.write_images(tmp_path, {"cat": 3, "dog": 2})
+    below = tmp_path / "cat" / "of 2026" / "july"
+    below.mkdir(parents=True)
+
+    def count() -> int:
+        return len(create_reader(str(tmp_path)).shards()[0])
+
+    assert (count(), count()) == (5, 5)
+    image = (next((tmp_path / "cat").glob("*.*"))).read_bytes()
+    (below / "one.png").write_bytes(image)
+    assert (count(), count()) == (6, 6)
+    assert len(indexes(tmp_path)) == 1
+    shutil.rmtree(below)
+    assert count() == 5
