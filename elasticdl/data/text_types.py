@@ -20,7 +20,7 @@ def split_rows(rows: Sequence[bytes], delimiter: str) -> list[list[str]]:
 def guess_types(rows: Sequence[bytes], num_columns: int, delimiter: str) -> list[str]:
     """For each column "int64" if all values are whole numbers, "float64" if all are numbers or empty, else "string".
 
-    A column without any value is "string".
+    A column without any value is "string", and so is one with whole numbers beyond int64: float64 would round such ids.
     """
     columns: list[list[str]] = [[] for _ in range(num_columns)]
     for fields in split_rows(rows, delimiter):
@@ -33,14 +33,17 @@ def _guess(values: Sequence[str]) -> str:
     given = [value for value in values if value]
     if not given or not all(map(_is_number, given)):
         return "string"
-    return "int64" if len(given) == len(values) and all(map(_is_whole, given)) else "float64"
+    whole = [number for number in map(_whole, given) if number is not None]
+    if any(not -(2**63) <= number < 2**63 for number in whole):
+        return "string"
+    return "int64" if len(whole) == len(values) else "float64"
 
 
-def _is_whole(text: str) -> bool:
+def _whole(text: str) -> int | None:
     try:
-        return -(2**63) <= int(text) < 2**63 and "_" not in text
+        return int(text)
     except ValueError:
-        return False
+        return None
 
 
 def _is_number(text: str) -> bool:

@@ -201,9 +201,9 @@ def test_a_wrong_size_of_images_is_refused(tmp_path: Path, size: object) -> None
 
 
 def test_types_of_csv_columns_are_guessed_and_can_be_said(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("n,f,g,t,e\n1,2,1e3,x,\n-3,,nan,1_0,\n")
+    (tmp_path / "a.csv").write_text(f"n,f,g,t,e,id\n1,2,1e3,x,,1\n-3,,nan,1_0,,{2**63}\n")
     path = str(tmp_path / "a.csv")
-    dtypes = {"n": "int64", "f": "float64", "g": "float64", "t": "string", "e": "string"}
+    dtypes = {"n": "int64", "f": "float64", "g": "float64", "t": "string", "e": "string", "id": "string"}
     assert dict(create_reader(path).metadata().column_dtypes) == dtypes
     said = create_reader(path, {"column_dtypes": {"n": "float64"}})
     assert dict(said.metadata().column_dtypes)["n"] == "float64"
