@@ -96,9 +96,11 @@ class PsClient:
             PsConnection(ps_id, server.address, token, timeout_s) for ps_id, server in enumerate(self.partition.servers)
         ]
         self._threads = ThreadPoolExecutor(max(1, 4 * self.partition.num_ps), thread_name_prefix="ps-client")
+        self._is_closed = False
 
     def close(self) -> None:
         """Ends all connections; calls under way fail as `PsUnavailable`."""
+        self._is_closed = True
         for connection in self._connections:
             connection.close()
         self._threads.shutdown()
@@ -322,7 +324,12 @@ class PsClient:
         """Asks every PS at once and waits for all.  Of several errors a refused lease counts most."""
         if self.partition.num_ps == 1:
             return [call(0)]
-        calls = [self._threads.submit(call, ps_id) for ps_id in range(1, self.partition.num_ps)]
+        try:
+            calls = [self._threads.submit(call, ps_id) for ps_id in range(1, self.partition.num_ps)]
+        except RuntimeError as error:
+            if not self._is_closed:
+                raise
+            raise PsUnavailable(0, "the connections to the parameter servers were closed") from error
         errors: list[BaseException] = []
         first: list[Answer] = []
         try:

@@ -131,6 +131,9 @@ class MasterLink:
             error=beginning.error,
         )
         reply: pb.Ack = self._call(self._stub.PsReady, request)
+        if not reply.accepted:  # perhaps by a new life of the master, which no heartbeat has met yet
+            self.register()
+            reply = self._call(self._stub.PsReady, request)
         if not reply.accepted:
             raise Refused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
 

@@ -232,9 +232,9 @@ class PsState:
         header = push.header
         name = MinibatchName(header.epoch, header.task, header.minibatch)
         with self._lock:
+            claims.wait_for({name})  # first: a newer lease may come meanwhile
             if self._refuses(header.lease, header.epoch, header.task):
                 return pb.LEASE_REFUSED, False
-            claims.wait_for({name})
             if not claims.pieces.lacks(name):
                 return pb.OK, True
             if self.is_synchronous:

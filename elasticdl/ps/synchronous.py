@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.ps.claims import Claims
+from elasticdl.ps.claims import Claim, Claims
 from elasticdl.ps.load import Load
 from elasticdl.ps.rounds import RoundsOfPs0
 from elasticdl.ps.settings import Updates
@@ -130,22 +130,27 @@ class Synchronous:
     def _close_if_due(self, claims: Claims, num_pushing: NumPushing) -> None:
         with self._order:
             with self._lock:
+                claims.wait_for(set())  # here, not later: between its choice and its claim no name may be let go
                 names = self._rounds.due(num_pushing())
+                claim = self._claim(claims, names)
+            if claim is not None:
+                claims.carry_out(claim)
             if names:
-                self._apply(claims, names)
                 with self._lock:
                     self._rounds.close(names)
                     self._closed.notify_all()
 
-    def _apply(self, claims: Claims, names: Iterable[MinibatchName]) -> None:
+    def _apply(self, claims: Claims, names: Sequence[MinibatchName]) -> None:
         with self._lock:
-            claims.check()
             claims.wait_for(set(names))
-            held = {name: self._held.pop(name) for name in names if name in self._held}
-            if not held:
-                return
-            claim = claims.claim(held)
-        claims.carry_out(claim)
+            claim = self._claim(claims, names)
+        if claim is not None:
+            claims.carry_out(claim)
+
+    def _claim(self, claims: Claims, names: Sequence[MinibatchName]) -> Claim | None:
+        """What is held of some names, after `wait_for`; None: nothing."""
+        held = {name: self._held.pop(name) for name in names if name in self._held}
+        return claims.claim(held) if held else None
 
     def _note_coordinator(self, incarnation: int) -> None:
         if incarnation > self._coordinator:

@@ -200,6 +200,16 @@ def test_a_ps_that_is_not_there_is_unavailable() -> None:
     client.close()
 
 
+def test_a_client_that_another_thread_has_closed_is_unavailable() -> None:
+    """As when that thread has heard of a newer partition, and this one was about to call."""
+    with ps_cluster(2) as cluster:
+        cluster.client.close()
+        for call in (lambda: cluster.client.exchange(make_push(0), None), lambda: cluster.client.standing(1, 0, 0)):
+            with pytest.raises(PsUnavailable, match="closed"):
+                call()
+        assert cluster.services[0].state.applied()[0].num_applies == 0
+
+
 def test_a_wrong_token_is_refused() -> None:
     with ps_cluster(1) as cluster:
         stranger = PsClient(cluster.partition, LAYOUT, "guessed")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,24 @@ def test_a_new_master_finds_the_state_as_it_was(stack: ExitStack, tmp_path: Path
     with connect(second.registrations[-1].address, TOKEN) as channel:
         question = pb.PsQuestion(generation=1, incarnation=1)
         assert pb_grpc.ParameterServerStub(channel).ReadAppliedSet(question, timeout=20).status == pb.OLD_GENERATION
+
+
+class LivesAgain(OnePsMaster):
+    """Has its second life when the PS says that it is ready, and wants it to register first."""
+
+    def PsReady(self, request: pb.PsReadyRequest, context: Any) -> pb.Ack:  # noqa: N802
+        if self.generation == 1:
+            self.generation = 2
+            return pb.Ack(accepted=False, reason="PS 0 must register first, or was replaced", generation=2)
+        return super().PsReady(request, context)
+
+
+def test_a_ps_that_is_ready_before_a_new_master_knows_it_registers_again(stack: ExitStack, tmp_path: Path) -> None:
+    master = LivesAgain()
+    process = start(stack, stack.enter_context(serving(master)), tmp_path, beats_rarely=True)
+    master.wait(lambda: master.readies)
+    assert [request.held_incarnation for request in master.registrations] == [0, 1]
+    assert process.poll() is None
 
 
 def test_a_ps_waits_for_a_master_that_comes_later(stack: ExitStack, tmp_path: Path) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from elasticdl.ps.applied import AppliedSet
-from elasticdl.ps.claims import StateDamagedError
-from elasticdl.ps.model import ModelPart
+from elasticdl.ps.claims import Claims, StateDamagedError
+from elasticdl.ps.load import Load
+from elasticdl.ps.model import ModelPart, initial_snapshot
+from elasticdl.ps.partition import ALL_BUCKETS
+from elasticdl.ps.pieces import Pieces
 from elasticdl.ps.settings import Updates
 from elasticdl.ps.snapshot import PartSnapshot
+from elasticdl.ps.synchronous import Synchronous
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import ALL_IDS, TABLES, Fleet, Values, assert_equal, integers, sums
 
@@ -154,3 +159,97 @@ def test_leases_fence_while_pushes_are_under_way() -> None:
     in_threads(work)
     assert [task.watermark for task in held if task is not None] == [10]
     assert_equal(fleet.read(), sums(integers(n) for n in range(10)))
+
+
+@pytest.mark.ci
+def test_a_push_that_a_checkpoint_holds_up_is_refused_if_its_lease_has_a_successor_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name is under way, so the snapshot waits for it; the push waits for the snapshot."""
+    fleet = Fleet.begin(1)
+    state = fleet.states[0]
+    entered, is_freezing, is_waiting, go_on = (threading.Event() for _ in range(4))
+    apply, frozen, wait_for = ModelPart.apply, Claims.frozen, Claims.wait_for
+
+    def slow(self: ModelPart, *arguments: Any) -> None:
+        entered.set()
+        assert go_on.wait(30)
+        apply(self, *arguments)
+
+    @contextmanager
+    def freezing(self: Claims) -> Iterator[None]:
+        is_freezing.set()  # with the lock, so whoever gets it next finds it frozen
+        with frozen(self):
+            yield
+
+    def waiting(self: Claims, names: Any) -> None:
+        if integers(1).name in names:
+            is_waiting.set()
+        wait_for(self, names)
+
+    monkeypatch.setattr(ModelPart, "apply", slow)
+    monkeypatch.setattr(Claims, "frozen", freezing)
+    monkeypatch.setattr(Claims, "wait_for", waiting)
+    with ThreadPoolExecutor(3) as threads:
+        threads.submit(fleet.push, integers(0))
+        assert entered.wait(30)
+        snapshot = threads.submit(state.snapshot)
+        assert is_freezing.wait(30)
+        late = threads.submit(fleet.push, integers(1))
+        assert is_waiting.wait(30)
+        standing = state.standing(2, 0, 0)
+        go_on.set()
+        assert late.result(30)[0].status == pb.LEASE_REFUSED
+        taken = snapshot.result(30)
+    assert standing is not None
+    assert standing.watermark == 0
+    assert taken is not None
+    taken.close()
+    assert [name.n for name in fleet.names(0)] == [0]
+
+
+class Turnstile:
+    """A lock; what is in `then` happens right after the next release, as if another thread had been faster."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.then: Callable[[], None] | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return self._lock.acquire(blocking, timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@pytest.mark.ci
+def test_a_name_whose_lease_ends_while_its_round_closes_is_in_the_model_or_in_no_round() -> None:
+    lock: Any = Turnstile()
+    fleet, updates, load = Fleet.begin(1), Updates(use_async=False), Load()
+    began = initial_snapshot(fleet.initialize_call(0), ALL_BUCKETS)
+    claims = Claims(ModelPart(began), Pieces(began.pieces), lock, load, modulated=False)
+    synchronous, name = Synchronous(updates, lock, load), integers(0).name
+
+    def let_go() -> None:
+        with lock:
+            synchronous.let_go(2, name.epoch, name.task)
+
+    def one_pushes() -> int:
+        if not claims.pieces.version and not synchronous.applied_round:
+            lock.then = let_go
+        return 1
+
+    with lock:
+        synchronous.hold(name, fleet.push_call(0, integers(0)))
+        assert synchronous.confirm(claims, name, 0) == pb.OK
+    confirmed = synchronous.wait(claims, name, 0, one_pushes, timeout_s=0.0)
+    assert confirmed.wait == claims.pieces.lacks(name)
