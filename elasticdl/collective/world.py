@@ -60,8 +60,9 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """Raises GroupLost if the world has ended."""
+        """Raises GroupLost if the world has ended, when nothing writes to the calling thread's memory any more."""
         if self._lost is not None:
+            self._let_go()
             raise GroupLost(self._lost.what, self._lost.rank)
 
     def begin(self, tensor: Tensor, start: Callable[[Links], Work]) -> Work:
@@ -96,9 +97,6 @@ class World:
                     gloo.finish(work, self.check, math.inf)
             except RuntimeError as error:
                 raise self._failed(error) from None
-            except GroupLost:
-                self._let_go()
-                raise
         self._on_their_way.remove(work)
         if gloo is None:
             self.check()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.collective.meeting import Meeting
+from elasticdl.collective.world import World
 from tests.collective import verbs
 from tests.collective.members import ANSWER_S, Member, Told, all_do, begin_to_form, form, members, until
 
@@ -148,9 +151,10 @@ def test_forming_can_be_abandoned_and_takes_no_longer_than_allowed(four: list[Me
 def test_a_slow_member_is_waited_for(four: list[Member]) -> None:
     world = four[:3]
     form(world, 1)
-    told = [member.tell(verbs.sleep_then_gather, 8.0 if member.number == 1 else 0.0) for member in world]
+    told = [member.tell(verbs.gathered, 1) for member in (world[0], world[2])]
     until(lambda: world[0].meanwhile(verbs.waiting_seconds) > 5.0)
     assert world[1].meanwhile(verbs.waiting_seconds) == 0.0
+    told.append(world[1].tell(verbs.gathered, 1))
     assert [one.result() for one in told] == [[[1]] * 3] * 3
 
 
@@ -160,3 +164,24 @@ def test_nothing_works_without_a_world() -> None:
             with pytest.raises(GroupLost, match="in no world"):
                 verb(np.zeros(1, np.int64))
         assert all_do([], verbs.used) == []
+
+
+def test_a_world_that_ends_between_two_sums_writes_to_neither_any_more() -> None:
+    """Another thread ends it after the first has begun: who would begin the second may use the memory again."""
+
+    class Sum:
+        is_on_its_way = True
+
+        def wait(self, timeout_s: float) -> bool:
+            self.is_on_its_way = False
+            return True
+
+    first, memory = Sum(), SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    links: Any = SimpleNamespace(interrupt=lambda: None)
+    world = World(1, ["127.0.0.1:1", "127.0.0.1:2"], 0)
+    world._by_device = {"cpu": links}
+    world.begin(memory, lambda links: first)
+    world.end("a newer world is planned")
+    with pytest.raises(GroupLost, match="a newer world is planned"):
+        world.begin(memory, lambda links: Sum())
+    assert not first.is_on_its_way

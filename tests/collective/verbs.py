@@ -138,11 +138,6 @@ def world_after_world(group: ElasticGroup, peers: list[Peer], rank: int, count: 
     return (time.monotonic() - began) / count
 
 
-def sleep_then_gather(group: ElasticGroup, seconds: float) -> list[list[int]]:
-    time.sleep(seconds)
-    return gathered(group, 1)
-
-
 def used(group: ElasticGroup) -> dict[str, Any]:
     """What this process holds of the kernel."""
     gc.collect()
