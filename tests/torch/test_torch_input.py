@@ -160,6 +160,26 @@ def test_an_error_of_the_tasks_comes_through_and_a_left_pipeline_ends(framework:
     assert not thread.is_alive()
 
 
+def test_a_reader_that_exits_leaves_nobody_waiting(framework: Make) -> None:
+    """In a thread an exit ends nothing but that thread."""
+
+    def tasks() -> Iterator[TaskRecords]:
+        raise SystemExit("no such table")
+        yield
+
+    def wait() -> None:
+        try:
+            next(framework("torch_feeds.custom_model").batches(Mode.TRAINING, tasks()))
+        except SystemExit as error:
+            exits.append(str(error))
+
+    exits: list[str] = []
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert exits == ["no such table"]
+
+
 def test_read_only_arrays_are_taken_without_a_warning(framework: Make, numbers: Any, minibatches: Make) -> None:
     with np.errstate(all="raise"):
         found = minibatches(framework("torch_feeds.custom_model", feed="torch_feeds.read_only"), numbers)

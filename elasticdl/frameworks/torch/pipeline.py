@@ -86,7 +86,7 @@ class _Run:
             self._put(None)
         except _Closed:
             return
-        except Exception as error:  # noqa: BLE001  raised again by whoever waits for the batch
+        except BaseException as error:  # noqa: BLE001  raised again by whoever waits for the batch
             self._put_last(error)
 
     def _next_task(self) -> TaskRecords | None:
