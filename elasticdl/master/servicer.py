@@ -81,12 +81,11 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         context.add_callback(lambda: self._abandon(call))
         answer: Answer
         try:
-            answer = future.result(_wait_s(context) - _POLL_MARGIN_S)
-        except TimeoutError:
-            self._abandon(call)
-            answer = future.result() if future.done() and not future.cancelled() else NoLeaseNow()
+            concurrent.futures.wait([future], _wait_s(context) - _POLL_MARGIN_S)
+            self._abandon(call)  # in vain if it is answered, or is being answered at this moment
+            answer = future.result()
         except concurrent.futures.CancelledError:
-            answer = NoLeaseNow()  # the caller has gone
+            answer = NoLeaseNow()  # its time is over, or the caller has gone
         except Closed:
             _refuse_closed(context)
         return call, answer

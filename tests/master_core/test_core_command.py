@@ -163,6 +163,30 @@ def test_a_lost_worker_other_than_the_chief_stops_nobody() -> None:
     assert script.request(2) is None
 
 
+def test_a_chief_that_was_given_up_and_ends_after_its_successor_has_begun_stops_nobody() -> None:
+    script = estimator()
+    session(script, SessionEvent.RESTORED)
+    script.pass_time(80, alive=(1,))
+    assert script.told(c.DeletePod)
+    script.worker_starts(2)
+    assert script.request(1) is None
+    session(script, SessionEvent.RESTORED, worker_id=2)
+    assert script.request(1)
+    script.kill(0, "NodeLost")
+    assert script.lease(2)
+
+
+def test_a_worker_is_told_of_the_end_although_a_server_is_lost_after_the_chief_has_ended() -> None:
+    script = estimator()
+    session(script, SessionEvent.RESTORED)
+    while (lease := script.request(1)) is not None:
+        script.finish(lease, 1)
+    assert script.ask(e.LeaseRequested, 0, 7) == c.JobOver()
+    ends_well(script, 0)
+    script.pod(Role.PS, 0, Phase.FAILED, "Killed")  # nobody restores the model any more
+    assert script.ask(e.LeaseRequested, 1, 7) == c.JobOver()
+
+
 def test_an_evaluator_is_told_of_the_end_after_all_that_train() -> None:
     script = estimator(num_workers=1, has_evaluator=True)
     script.worker_starts(1)

@@ -228,7 +228,8 @@ class Fleet:
             self._out.persist()
             self._out.log(f"Worker {record.index} is done: its command has ended with 0")
             return
-        self._truth.doubt_session(Role.WORKER, record.slot)
+        if not record.is_leaving:  # else its successor may have restored the model already
+            self._truth.doubt_session(Role.WORKER, record.slot)
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
             self._out.log(f"Relaunch the worker: {record.name} ({_why(event)})", Level.WARNING)

@@ -297,8 +297,13 @@ class Job:
             self._leave()
 
     def _end_data_if_complete(self) -> None:
-        """Tells scripts that there are no more data; the job goes on until their commands have ended."""
-        is_covered, pods = self._is_open and self._work.is_covered, self._fleet.pods
+        """Tells scripts that there are no more data; the job goes on until their commands have ended.
+
+        Once the chief of TensorFlow's servers is done nobody restores the model, so no doubt of it is resolved.
+        """
+        pods = self._fleet.pods
+        is_settled = self._is_open or (self.settings.has_tensorflow_servers and pods.is_done(0))
+        is_covered = is_settled and self._work.is_covered
         for worker in self._workers.waiting():
             record = pods.get(Role.WORKER, worker.id)
             evaluates = record is not None and record.slot >= self.settings.num_workers

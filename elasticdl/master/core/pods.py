@@ -120,6 +120,10 @@ class Pods:
         """The command of a worker has ended well: its slot is not filled again."""
         self._done.add(record.slot)
 
+    def is_done(self, slot: int) -> bool:
+        """The command of a worker has ended well."""
+        return slot in self._done
+
     @property
     def training_is_done(self) -> bool:
         """The commands of all workers that train have ended well."""

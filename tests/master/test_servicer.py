@@ -1,0 +1,62 @@
+"""The servicer's long polls: what is granted in their last moment is told."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from elasticdl.master.core.commands import Answer, LeaseGranted
+from elasticdl.master.core.values import Lease, Shard, TaskType
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.servicer import MasterServicer
+from elasticdl.rpc import elasticdl_pb2 as pb
+
+pytestmark = pytest.mark.ci
+
+
+class SlowInbox(Inbox):
+    """Answers in two steps: between them a call is neither waiting nor answered, until somebody gives it up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_half_answered = threading.Event()
+        self._is_given_up = threading.Event()
+
+    def _forget(self, call: int) -> Future[Answer] | None:
+        future = super()._forget(call)
+        if future is None:
+            self._is_given_up.set()
+        else:
+            self.is_half_answered.set()
+            assert self._is_given_up.wait(10)
+        return future
+
+
+class Context:
+    """Of a call whose time is over when its answer is on its way."""
+
+    def __init__(self, inbox: SlowInbox) -> None:
+        self._inbox = inbox
+
+    def add_callback(self, callback: object) -> bool:
+        return True
+
+    def is_active(self) -> bool:
+        return True
+
+    def time_remaining(self) -> float:
+        assert self._inbox.is_half_answered.wait(10)
+        return 0.0
+
+
+def test_a_lease_that_is_granted_while_its_request_times_out_is_told() -> None:
+    inbox = SlowInbox()
+    servicer = MasterServicer(inbox, 1, "{}", lambda report: None)
+    with ThreadPoolExecutor(1) as caller:
+        reply = caller.submit(servicer.RequestLease, pb.LeaseRequest(worker_id=0, incarnation=1), Context(inbox))
+        request = inbox.next(10)
+        assert request is not None
+        inbox.answer(request.call, LeaseGranted(Lease(5, TaskType.TRAINING, 0, 0, Shard("a", 0, 10))))
+        assert reply.result(10).lease.id == 5
