@@ -261,7 +261,11 @@ class Kubelet:
 
     def _start(self, pod: LocalPod) -> None:
         """Begins a life of the pod, by the standby if it can."""
-        log_fd = pod.log.open_life()
+        try:
+            log_fd = pod.log.open_life()
+        except OSError as error:
+            self._not_started(pod, error)
+            return
         try:
             pod.fork = self._standby.request(pod.spec, self._environment(pod.spec), log_fd)
             if pod.fork is None:
@@ -278,9 +282,12 @@ class Kubelet:
         self._drop_fork(pod)
         pod.cancel_timers()
         _LOG.warning("%s: %s; started plainly", pod.spec.name, because)
-        log_fd = pod.log.open()
         try:
-            os.write(log_fd, f"---- {because}; started plainly ----\n".encode())
+            log_fd = pod.log.open(f"---- {because}; started plainly ----\n")
+        except OSError as error:
+            self._not_started(pod, error)
+            return
+        try:
             self._start_plainly(pod, log_fd)
         finally:
             os.close(log_fd)
@@ -289,9 +296,12 @@ class Kubelet:
         try:
             pod.group = start(pod.spec.command, self._environment(pod.spec), log_fd, self._leash)
         except OSError as error:
-            self._ended(pod, Ending(126, EndReason.ERROR, f"cannot be started: {error.strerror}"))
+            self._not_started(pod, error)
             return
         self._running(pod)
+
+    def _not_started(self, pod: LocalPod, error: OSError) -> None:
+        self._ended(pod, Ending(126, EndReason.ERROR, f"cannot be started: {error.strerror}"))
 
     def _running(self, pod: LocalPod) -> None:
         pod.phase, pod.message = PodPhase.RUNNING, ""

@@ -104,15 +104,29 @@ class PodLog:
         self.path = path
         self._life_begins = 0
 
-    def open(self) -> int:
-        """Opens it to go on; the caller closes it."""
-        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def open(self, line: str) -> int:
+        """Opens it to go on after a line; the caller closes it.
+
+        Raises:
+            OSError: it cannot be opened, or the disk is full.
+        """
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(fd, line.encode())
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
 
     def open_life(self) -> int:
-        """Opens it for a new life of the pod, set off by a line from the one before; the caller closes it."""
-        fd = self.open()
-        if os.fstat(fd).st_size:
-            os.write(fd, f"---- started again {datetime.now().isoformat(' ', 'seconds')} ----\n".encode())
+        """Opens it for a new life of the pod, set off by a line from the one before; the caller closes it.
+
+        Raises:
+            OSError: see `open`.
+        """
+        is_first = not self.path.exists() or not self.path.stat().st_size
+        moment = datetime.now().isoformat(" ", "seconds")
+        fd = self.open("" if is_first else f"---- started again {moment} ----\n")
         self._life_begins = os.fstat(fd).st_size
         return fd
 
@@ -123,6 +137,6 @@ class PodLog:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(self._life_begins, size - _TAIL_BYTES))
                 text = file.read().decode(errors="replace")
-        except FileNotFoundError:
+        except OSError:
             return ""
         return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])

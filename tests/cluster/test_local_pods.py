@@ -74,6 +74,21 @@ def test_pauses_before_restarts_grow_and_the_log_holds_every_life(
     assert pauses == ["starts again in 0.2 s", "starts again in 0.4 s"]
 
 
+def test_a_pod_whose_log_cannot_be_written_ends_and_the_others_go_on(
+    cluster: ProcessCluster, observer: Observer, tmp_path: Path
+) -> None:
+    log = tmp_path / "logs" / "m.log"
+    spoil = f"ln -sfn {tmp_path}/missing/log {log}; exit 1"
+    cluster.create(master("m", spoil, restart_policy=RestartPolicy.ON_FAILURE))
+    pod = observer.ended_pod("m")
+    assert (pod.exit_code, pod.message) == (126, "cannot be started: No such file or directory")
+    (tmp_path / "logs" / "w-0.log").symlink_to(log)
+    assert cluster.create(worker("w-0")).phase is PodPhase.FAILED
+    cluster.create(worker("w-1"))
+    cluster.create(worker("w-2"))
+    observer.phase("w-2", PodPhase.RUNNING)  # nobody keeps a slot for w-0
+
+
 def test_a_pod_between_two_lives_can_be_deleted(cluster: ProcessCluster, observer: Observer) -> None:
     cluster.create(master("m", "exit 1", restart_policy=RestartPolicy.ON_FAILURE))
     observer.until(lambda event: "starts again in 0.8 s" in event.pod.message)
