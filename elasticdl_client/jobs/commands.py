@@ -95,8 +95,14 @@ def _clean(options: Options, places: Places) -> int:
             print(f'note: job "{job.name}" {job.where} has stopped, not ended: kept.', file=sys.stderr)
     if not ended and not options.output:
         print(f"No ended jobs found {places.where}.", file=sys.stderr)
-    _print_deleted([_delete_one(job, options, places) for job in ended], options)
+    _print_deleted([_delete_one(job, options, places) for job in ended if _has_still_ended(job, places)], options)
     return 0
+
+
+def _has_still_ended(job: Job, places: Places) -> bool:
+    """It may take minutes to delete others, and by then a new job may have its name."""
+    found = places.store(job).find(job.name)
+    return found is not None and found.has_ended
 
 
 def _delete_one(job: Job, options: Options, places: Places) -> dict[str, Any]:

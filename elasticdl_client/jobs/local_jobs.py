@@ -119,6 +119,8 @@ def _read(directory: Path) -> Job | None:
         created_at, name = directory.stat().st_mtime, directory.name
     status, note = _status(directory, name)
     runs = bool(holders.holders(directory))
+    if not runs and status.exit_code is None:  # it may have ended since that was read
+        status, note = _status(directory, name)
     if not runs:
         over = tuple(pod for pod in status.pods if pod.phase in ("Succeeded", "Failed"))
         status = dataclasses.replace(status, pods=over, workers_alive=0, ps_alive=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from elasticdl_client.errors import JobError
@@ -36,6 +38,11 @@ class _GrowingFile:
             self._rest = b""
         return [line.decode(errors="replace") for line in lines]
 
+    @property
+    def written_at(self) -> float:
+        """When somebody wrote to it last."""
+        return os.fstat(self._file.fileno()).st_mtime
+
 
 def lines(job: Job, request: LogRequest) -> Iterator[LogLine]:
     """The lines that are wanted.
@@ -59,16 +66,27 @@ def _lines(job: Job, request: LogRequest, logs: Path, pattern: str) -> Iterator[
     files: dict[Path, _GrowingFile] = {}
     last = not processes
     while True:
-        for path in sorted(logs.glob(pattern), key=lambda path: path.stat().st_mtime):
-            if is_new := path not in files:
-                files[path] = _GrowingFile(path)
-            found = files[path].lines(last=last)
-            if is_new and request.tail >= 0:
+        new = _new_files(logs, pattern, files)
+        files |= new
+        for path, file in sorted(files.items(), key=lambda item: item[1].written_at):
+            found = file.lines(last=last)
+            if path in new and request.tail >= 0:
                 found = found[len(found) - min(request.tail, len(found)) :]
             yield from (LogLine(path.stem, line) for line in found)
         if last:
             return
         last = holders.wait_for_end(processes, _LOOK_S)  # then once more, for what they printed last
+
+
+def _new_files(logs: Path, pattern: str, known: Container[Path]) -> dict[Path, _GrowingFile]:
+    """Those that are not known yet; somebody may be deleting the job and them, so one that has just gone is none."""
+    found = {}
+    with suppress(FileNotFoundError):
+        for path in logs.glob(pattern):
+            if path not in known:
+                with suppress(FileNotFoundError):
+                    found[path] = _GrowingFile(path)
+    return found
 
 
 def _role(job: Job, path: Path) -> str:

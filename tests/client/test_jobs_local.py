@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import JobError
-from elasticdl_client.jobs import commands, holders
+from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.jobs import commands, holders, log_files
+from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.local_jobs import LocalJobs
+from elasticdl_client.jobs.store import LogRequest
 from tests.client.test_local_front import MODEL, ROOT, alive, assert_master_is_gone, finish, start, wait_for_line
 
 pytestmark = pytest.mark.ci
@@ -142,6 +147,40 @@ def test_follow_prints_to_the_end_of_the_job(running: subprocess.Popen[str], fla
     assert reader.returncode == 0
 
 
+def test_follow_prints_the_last_words_of_a_job_that_is_deleted_meanwhile(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "elasticdl-job-master.log").write_text("first\n")
+    (tmp_path / "lock").touch()
+    with (tmp_path / "lock").open() as lock:
+        holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock.fileno(),))
+    job = Job("job", Runtime.LOCAL, Phase.RUNNING, JobStatus("job"), directory=str(tmp_path))
+    lines = log_files.lines(job, LogRequest("", follow=True, tail=-1))
+    assert next(lines).text == "first"
+    with (logs / "elasticdl-job-master.log").open("a") as log:
+        log.write("last words\n")
+    (logs / "elasticdl-job-master.log").unlink()
+    (logs / "elasticdl-job-ps-0.log").symlink_to("nowhere")  # listed, and gone when it is looked at
+    holder.communicate()
+    assert [line.text for line in lines] == ["last words"]
+
+
+def test_a_job_that_ends_while_it_is_looked_at_is_not_taken_for_one_that_was_cut_off(
+    flags: dict[str, str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(flags, "succeed")
+    status = Path(flags["job_dir"]) / "status.json"
+    end = status.read_text()
+    status.write_text(JobStatus("job", JobPhase.RUNNING).to_json())
+
+    def holders_after_the_end(job_dir: Path) -> list[int]:
+        status.write_text(end)
+        return []
+
+    monkeypatch.setattr(holders, "holders", holders_after_the_end)
+    assert "Succeeded" in run("list")
+
+
 def test_a_reader_that_leaves_early_gets_no_traceback(running: subprocess.Popen[str], flags: dict[str, str]) -> None:
     log = Path(flags["job_dir"]) / "logs" / "elasticdl-job-worker-0.log"
     log.write_text("a line of some length\n" * 20_000)
@@ -175,6 +214,23 @@ def test_clean_deletes_what_has_ended_and_nothing_else(
     assert run("list", "-o", "name") == "job/job\n"
     with pytest.raises(JobError, match="cut off before it had begun"):
         run("resume", "job")
+
+
+def test_clean_leaves_a_job_that_was_started_again_meanwhile(
+    home: Path, flags: dict[str, str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(flags, "succeed")
+    finish(flags_of(home, "other"), "succeed")
+    delete = LocalJobs.delete
+
+    def delete_slowly(store: LocalJobs, job: Job, wait_s: float | None) -> None:
+        delete(store, job, wait_s)
+        again = JobStatus("other", JobPhase.RUNNING).to_json()
+        (home / ".elasticdl" / "jobs" / "other" / "status.json").write_text(again)
+
+    monkeypatch.setattr(LocalJobs, "delete", delete_slowly)
+    assert run("clean", "-o", "name") == "job/job\n"
+    assert run("list", "-o", "name") == "job/other\n"
 
 
 def test_a_job_elsewhere_is_found_by_its_directory(home: Path, flags: dict[str, str], run: Run) -> None:
