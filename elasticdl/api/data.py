@@ -123,6 +123,7 @@ class DataShardService:
         self._open: dict[int, _Task] = {}  # by lease
         self._drawn = Drawn()
         self._fetching: Iterator[TaskRecords] | None = None
+        self._one_fetches = threading.Lock()
         clock.switch(Activity.INPUT)
         atexit.register(self.close)
 
@@ -249,13 +250,15 @@ class DataShardService:
         if link is None:
             return
         self.reporter.drain()
+        before = [held.id for held in link.leases.held()]
         ack = link.report_session(event)
         if not ack.accepted:
             raise JobError(f"the master does not take a report of TensorFlow's session: {ack.reason}")
-        if event == pb.RESTORED:  # the master has taken all leases back
-            link.leases.revoke([held.id for held in link.leases.held()])
+        if event == pb.RESTORED:  # the master has taken all leases back; another thread may have got a new one by now
+            link.leases.revoke(before)
             with self._lock:
-                self._open.clear()
+                for lease in before:
+                    self._open.pop(lease, None)
 
     def close(self) -> None:
         """Waits until the master knows what was reported; also done at the end of the process."""
@@ -277,16 +280,15 @@ class DataShardService:
 
     def fetch_shard(self) -> TaskShard | None:
         """The next task, waiting for one if need be; None when there are no more data."""
-        with self._lock:
+        with self._one_fetches:
             self._fetching = self._fetching or self.tasks.records(pb.TRAINING)
-        for task in self._fetching:
-            minibatches = list(self._minibatches_of(task))
-            if minibatches:
+            for task in self._fetching:
+                minibatches = list(self._minibatches_of(task))
                 held = self._link.leases.get(task.lease)
-                self._drawn.add(minibatches)
-                assert held is not None
-                indices = [index for minibatch in minibatches for index in minibatch.indices]
-                return TaskShard(held.lease.shard.name, held.lease.shard.start, held.lease.shard.end, indices)
+                if minibatches and held is not None:  # else it is done, or was taken back at this moment
+                    self._drawn.add(minibatches)
+                    indices = [index for minibatch in minibatches for index in minibatch.indices]
+                    return TaskShard(held.lease.shard.name, held.lease.shard.start, held.lease.shard.end, indices)
         return None
 
     def report_batch_done(self, batch_size: int | None = None, err_msg: str = "") -> bool:

@@ -187,7 +187,7 @@ class Feeder:
             self._is_restarting = True
             self._requests.interrupt()
             others = [item.held for item in self._items if isinstance(item, Other)]  # nobody has taken them
-            self._items.clear()
+            self._items = deque(item for item in self._items if isinstance(item, Broke))  # that is heard in any case
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._is_restarting or self._is_broken)
             self._tasks.reopen([*again, *others])

@@ -46,6 +46,7 @@ class MasterLink:
         self._clock = clock
         self._pod_name = pod_name
         self._incarnation = secrets.randbits(62)
+        self._generation = 0  # of the master that this worker has registered with
         self._stub: Any = pb_grpc.MasterStub(connect(address, token))
         self._address = address
         self._master_timeout_s = master_timeout_s
@@ -91,6 +92,7 @@ class MasterLink:
         if not reply.accepted:
             raise JobError(f"the master does not accept worker {self.worker_id}: {reply.reason}")
         self.num_registrations += 1
+        self._generation = reply.generation
         self.learn_partition(reply.partition)
         return reply
 
@@ -99,15 +101,11 @@ class MasterLink:
         threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
 
     def _told(self, method: Callable[..., Any], message: Any) -> pb.Ack:
+        known = self._generation
         ack: pb.Ack = self.call(method, lambda: message)
-        return ack
-
-    def _told_anew(self, method: Callable[..., Any], message: Any) -> pb.Ack:
-        """Of what is said once: a master that began anew meanwhile, and refuses it, hears of this worker first."""
-        ack = self._told(method, message)
-        if not ack.accepted:
+        if not ack.accepted and ack.generation > known:  # a new life of the master must hear of it first
             self.register()
-            ack = self._told(method, message)
+            ack = self.call(method, lambda: message)
         return ack
 
     def call(
@@ -230,12 +228,12 @@ class MasterLink:
 
     def report_model(self, report: pb.ModelReport) -> pb.Ack:
         report.worker_id, report.incarnation = self.worker_id, self._incarnation
-        return self._told_anew(self._stub.ReportModel, report)
+        return self._told(self._stub.ReportModel, report)
 
     def report_session(self, event: pb.SessionEvent) -> pb.Ack:
         """TensorFlow's chief: what happens to the model."""
         message = pb.SessionReport(worker_id=self.worker_id, incarnation=self._incarnation, event=event)
-        return self._told_anew(self._stub.ReportSession, message)
+        return self._told(self._stub.ReportSession, message)
 
     def report_progress(
         self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
@@ -288,7 +286,7 @@ class MasterLink:
         message = pb.MetricsReport(
             worker_id=self.worker_id, incarnation=self._incarnation, step=step, metrics=dict(metrics)
         )
-        return self._told_anew(self._stub.ReportMetrics, message)
+        return self._told(self._stub.ReportMetrics, message)
 
     def confirm(self, lease: int) -> bool:
         """Whether the master still counts `lease` as this worker's."""

@@ -94,11 +94,15 @@ class CheckpointWriter:
         self._checkpoints = checkpoints
         self._every = every
         self._saved_at = (0, time.monotonic())
+        self._has_begun = False
         self._thread: threading.Thread | None = None
 
     def begin(self, ledger: Ledger) -> None:
-        """A world begins with this ledger."""
-        self._saved_at = (ledger.applied.num_names, time.monotonic())
+        """A world begins with this ledger.  What earlier worlds have not written stays to be written."""
+        number = ledger.applied.num_names
+        if not self._has_begun:
+            self._has_begun, self._saved_at = True, (number, time.monotonic())
+        self._saved_at = (min(number, self._saved_at[0]), self._saved_at[1])
 
     def save_if_due(self, ledger: Ledger) -> None:
         """Between two steps; one at a time is written."""

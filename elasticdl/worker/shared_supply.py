@@ -109,7 +109,7 @@ class SharedTasks:
             own = self._own()
         self._say()
         self._offered = own
-        if self._failure is not None:
+        if self._is_failing:
             return []  # that is told first
         parts = []
         for position in own:
@@ -212,8 +212,14 @@ class SharedTasks:
                 self._closes = epoch
             if self._to_share or self._closes > self._closed_epoch:
                 self.wish |= Wish.SHARING
-        if self._failure is not None and any(self._failure.is_of(position.name) for position in self._queue):
+        if self._is_failing:
             self.wish |= Wish.FAILED
+
+    @property
+    def _is_failing(self) -> bool:
+        """User code has raised here on a task of the queue; one that is not in it must wait until it comes again."""
+        failure = self._failure
+        return failure is not None and any(failure.is_of(position.name) for position in self._queue)
 
     def _is_last(self, epoch: int) -> bool:
         """Whether the queue holds all that is left of an epoch: by the plan, or by what the master says."""
@@ -356,7 +362,7 @@ class SharedTasks:
         while wanted.name not in self._batches:
             if wanted.lease in self._ended and wanted.name.n >= self._ended[wanted.lease]:
                 return 0  # the user's `filter` has taken all of its records away
-            item = self._feeder.take(_INPUT_S) if self._failure is None else None
+            item = self._feeder.take(_INPUT_S) if not self._is_failing else None
             if item is None or not self._sort(item):
                 return None
         return self._batches[wanted.name].size

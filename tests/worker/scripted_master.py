@@ -29,6 +29,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self.leases = deque(leases)
         self.told: list[tuple[str, Any]] = []
         self.known = True
+        self.generation = 1
         self.revoked: list[int] = []
         self.accepts = True
         self.on_call: Callable[[str], object] = lambda method: None  # before the answer
@@ -71,12 +72,13 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         with self.changed:
             self.told.append((method, request))
             self.changed.notify_all()
-        return pb.Ack(accepted=self.accepts, reason="" if self.accepts else "as the test wants", model_version=100)
+        reason = "" if self.accepts else "as the test wants"
+        return pb.Ack(accepted=self.accepts, reason=reason, generation=self.generation, model_version=100)
 
     def RegisterWorker(self, request: Any, context: grpc.ServicerContext) -> pb.RegisterWorkerReply:  # noqa: N802
         self._note("RegisterWorker", request)
         self.known = True
-        return pb.RegisterWorkerReply(accepted=True, generation=1, job_spec="{}")
+        return pb.RegisterWorkerReply(accepted=True, generation=self.generation, job_spec="{}")
 
     def RequestLease(self, request: Any, context: grpc.ServicerContext) -> pb.LeaseReply:  # noqa: N802
         self._note("RequestLease", request)

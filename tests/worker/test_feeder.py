@@ -247,6 +247,15 @@ def test_a_mistake_of_ours_is_handed_to_who_takes_it(fed: Any) -> None:
     one.feeder.restart([])  # its thread is no more: nobody waits for it
 
 
+def test_a_mistake_of_ours_that_nobody_has_taken_is_not_thrown_away_with_what_is_made(fed: Any) -> None:
+    one = fed(lease(0))
+    one.framework.breaks_at = 0
+    one.feeder.start()
+    one.feeder._thread.join(LONG_S)
+    one.feeder.restart([])
+    assert isinstance(one.take(), Broke)
+
+
 def test_a_lease_that_is_drawn_ahead_is_held_at_once(fed: Any) -> None:
     """So heartbeats renew it, however long it is before somebody takes it."""
     one = fed(lease(0))

@@ -189,6 +189,23 @@ def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:
 
 
 @pytest.mark.ci
+def test_a_report_that_comes_before_the_worker_to_the_masters_next_life_ends_no_lease(master: ScriptedMaster) -> None:
+    """A master that was killed has forgotten what it granted in its last second, until the holder brings it."""
+    worker = link(master)
+    worker.register()
+    held = worker.leases.add(lease(0))
+    master.generation, master.accepts = 2, False
+    master.on_call = lambda called: setattr(master, "accepts", master.accepts or called == "RegisterWorker")
+    reporter = Reporter(worker, log_loss_steps=1)
+    reporter.committed(held.id, 0, 0.1)
+    reporter.drain()
+    assert not held.revoked
+    assert [called for called, _ in master.told[1:]] == ["ReportProgress", "RegisterWorker", "ReportProgress"]
+    brought = master.hears("RegisterWorker", times=2)[1].held
+    assert [(one.lease.id, list(one.committed)) for one in brought] == [(held.id, [0])]
+
+
+@pytest.mark.ci
 def test_a_new_channel_is_not_held_back_by_one_to_a_server_that_had_the_same_port(master: ScriptedMaster) -> None:
     old = pb_grpc.MasterStub(connect(master.address, TOKEN))
     master.stop()

@@ -91,6 +91,14 @@ class Sharing(SessionMember):
             self.made.append([self.supply.batch(part).data for part in plan.own if part.num_records])
             self.supply.applied(plan, 0.5)
 
+    def fail_in_the_update(self) -> None:
+        """Of the next step; the master takes its leases back, as nobody holds the model any more."""
+        while self.planned() is None:
+            pass
+        self.session.abandon("user code raised", is_model_whole=False)
+        self.supply.fail(ValueError("ugly"))
+        self.link.leases.revoke([held.id for held in self.link.leases.held()])
+
     def until_settled(self, flaws: Mapping[int, str]) -> bool:
         """Rounds until there is a step, of which something is not finite; whether it is applied."""
         plan = None
@@ -268,6 +276,26 @@ def test_a_task_whose_code_raises_anywhere_is_told_by_rank_0_and_made_again_late
     made = [one_more.result(ANSWER_S) for one_more in begun]
     steps = [[*mine, *others] for mine, others in zip(*made, strict=True)]
     assert steps == [[[0, 1], [2, 3], [200, 201]], [[202, 203], [100, 101], [102, 103]]]
+
+
+def test_a_failure_waits_for_its_task_where_training_goes_on_from_an_older_model(life: Make) -> None:
+    one = life(lease(0, length=6), lease(1, length=6), size=1, num_per_epoch=6)
+    one.begin()
+    assert one.steps(1) == [[[0, 1], [2, 3], [4, 5]]]
+    (member,) = one.members
+    member.does(Sharing.fail_in_the_update).result(ANSWER_S)
+    member.state.restored = Restored(Ledger())
+    again = member.does(Sharing.again)
+    one.master.plan(0)
+    again.result(ANSWER_S)
+    one.master.grant(lease(0, length=6, life=1))
+    assert one.steps(1) == [[[0, 1], [2, 3], [4, 5]]]
+    begun = member.does(Sharing.steps, 1)
+    one.master.grant(lease(1, length=6, life=1))
+    (told,) = one.master.hears("FailTask")
+    assert (told.lease, told.minibatch, told.error) == (5001, 0, "ValueError: ugly")
+    one.master.grant(lease(1, length=6, life=2))
+    assert begun.result(ANSWER_S) == [[[100, 101], [102, 103], [104, 105]]]
 
 
 def test_a_minibatch_of_which_a_filter_leaves_nothing_counts_as_made(life: Make) -> None:

@@ -270,7 +270,9 @@ class SharedShares:
             self._held[minibatch.name] = minibatch
             if minibatch.ends_lease:
                 self._newest = max(self._newest, minibatch.lease)
-            if self._world.rank == 0:
+            if MinibatchName(*minibatch.name) in self._world.ledger.applied:
+                self._data.done(minibatch)  # what was told of it under an earlier lease was refused
+            elif self._world.rank == 0:
                 self._unshared.append(minibatch)
 
     def _has_news(self) -> bool:

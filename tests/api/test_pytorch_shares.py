@@ -1,0 +1,99 @@
+"""Minibatches of a script's world with a fixed global batch: each is told of, under whatever lease it comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticdl.api.drawn import Minibatch
+from elasticdl.api.pytorch.alone import AloneWorld
+from elasticdl.api.pytorch.shares import SharedShares
+from elasticdl.worker.ledger import Ledger, Restored
+
+pytestmark = pytest.mark.ci
+
+
+class Data:
+    """What has been told of."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def done(self, minibatch: Minibatch, loss: float | None = None) -> bool:
+        self.told.append((minibatch.lease, minibatch.n))
+        return False
+
+    def undone(self, minibatch: Minibatch) -> bool:
+        return True
+
+    def holds(self, minibatch: Minibatch) -> bool:
+        return True
+
+    def has_rest_of(self, epoch: int, newest_lease: int) -> bool:
+        return False
+
+    def get_minibatch_count_per_epoch(self) -> int:
+        return 4
+
+
+class Drawer:
+    """Has what a test puts there."""
+
+    is_over = False
+
+    def __init__(self) -> None:
+        self.drawn: list[Minibatch] = []
+
+    def take(self, timeout_s: float) -> list[Minibatch]:
+        taken, self.drawn = self.drawn, []
+        return taken
+
+
+class Pipeline:
+    """Makes nothing."""
+
+    def ask(self, minibatch: Minibatch) -> None:
+        pass
+
+    def forget(self, name: Any) -> None:
+        pass
+
+
+class Start:
+    """A model of initial values."""
+
+    def start_over(self) -> Restored:
+        return Restored(Ledger())
+
+
+def drawn(lease: int, n: int) -> Minibatch:
+    return Minibatch(lease, 0, 0, n, "", [n], ends_lease=n == 3)
+
+
+def test_what_the_model_holds_of_a_lease_that_comes_later_is_told_and_not_made_again() -> None:
+    """The lease before was lost, and what was told of it last was refused."""
+    state: Any = Start()
+    data: Any = Data()
+    drawer: Any = Drawer()
+    pipeline: Any = Pipeline()
+    world = AloneWorld(state)
+    shares = SharedShares(data, drawer, pipeline, world, 2)
+    assert world.enter()
+    shares.entered()
+
+    def made() -> list[int]:
+        """Numbers of the minibatches of the next step."""
+        plan = world.plan_step(shares.offer(0.0), shares.wish)
+        while not shares.agree(plan):
+            plan = world.plan_step(shares.offer(0.0), shares.wish)
+        world.commit(plan, shares.reported(plan))
+        shares.applied(plan)
+        shares.confirmed(world.take_confirmed(), None)
+        return [part.name.n for part in plan.all_parts]
+
+    drawer.drawn = [drawn(1, n) for n in range(4)]
+    assert made() == [0, 1]
+    drawer.drawn = [drawn(2, n) for n in range(4)]
+    assert made() == [2, 3]
+    assert {n for lease, n in data.told if lease == 2} == {0, 1, 2, 3}

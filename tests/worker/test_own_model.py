@@ -1,0 +1,69 @@
+"""When checkpoints of a model that lives in the workers are written, however often their world changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.worker.ledger import Ledger
+from elasticdl.worker.own_model import CheckpointWriter, OwnModel
+from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
+
+pytestmark = pytest.mark.ci
+EVERY = 10
+
+
+class Weights:
+    """A framework with a state."""
+
+    def state(self) -> dict[str, Any]:
+        return {"w": np.ones(2, np.float32)}
+
+
+def writer_in(directory: Path) -> CheckpointWriter:
+    checkpoints = StateCheckpoints(str(directory), Kind("job", "AllreduceStrategy", "model.npz", {}))
+    framework: Any = Weights()
+    return CheckpointWriter(OwnModel(framework, checkpoints, ""), checkpoints, EVERY)
+
+
+def ledger_of(count: int) -> Ledger:
+    ledger = Ledger(steps=count)
+    for n in range(count):
+        ledger.applied.add(MinibatchName(0, 0, n))
+    return ledger
+
+
+def written(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_worlds_that_are_shorter_than_the_time_between_two_checkpoints_do_not_put_them_off(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    for count in range(0, EVERY, 4):
+        writer.begin(ledger_of(count))
+        writer.save_if_due(ledger_of(count + 3))
+        writer.wait()
+        assert not written(tmp_path) or count + 3 >= EVERY
+    assert written(tmp_path) == ["version-11"]
+
+
+def test_the_last_checkpoint_is_written_although_the_last_world_made_no_step(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.begin(ledger_of(0))
+    writer.begin(ledger_of(7))
+    writer.save_last(ledger_of(7))
+    assert written(tmp_path) == ["version-7"]
+
+
+def test_checkpoints_of_a_model_that_is_an_older_one_are_written_as_often(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.begin(ledger_of(0))
+    writer.save_last(ledger_of(25))
+    writer.begin(ledger_of(5))
+    writer.save_if_due(ledger_of(15))
+    writer.wait()
+    assert written(tmp_path) == ["version-15", "version-25"]
