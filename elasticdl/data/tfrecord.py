@@ -50,9 +50,7 @@ class TFRecordFile:
     def read(self, start: int, end: int) -> list[bytes]:
         places = self._offsets[start : end + 1].tolist()
         first = places[0]
-        data = os.pread(self._descriptor, places[-1] - first, first)
-        if len(data) < places[-1] - first:
-            raise self._damaged(first + len(data), "the file has become shorter since it was indexed")
+        data = self._bytes(first, places[-1])
         records = []
         for begin, after in itertools.pairwise(places):
             record = data[begin - first + _HEAD.size : after - first - _TAIL.size]
@@ -61,6 +59,16 @@ class TFRecordFile:
                 raise self._damaged(begin, "the checksum of the record that begins here is wrong")
             records.append(record)
         return records
+
+    def _bytes(self, start: int, end: int) -> bytes:
+        pieces = []
+        while start < end:  # the system gives 2 GiB at once, at most
+            piece = os.pread(self._descriptor, end - start, start)
+            if not piece:
+                raise self._damaged(start, "the file has become shorter since it was indexed")
+            pieces.append(piece)
+            start += len(piece)
+        return b"".join(pieces)
 
     def _index(self) -> Arrays:
         size = os.fstat(self._descriptor).st_size

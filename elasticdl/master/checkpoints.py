@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticdl.master.file_journal import replace_file, sync_directory
+from elasticdl.data.durable import sync_directory
+from elasticdl.master.file_journal import replace_file
 from elasticdl_client.errors import CheckpointError
 
 FORMAT = 2

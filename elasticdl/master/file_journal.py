@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from elasticdl.data.durable import sync_directory
 from elasticdl.master.journal import JournalWriteError, Superseded, decode, encode
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
@@ -141,12 +142,3 @@ def replace_file(path: Path, temporary: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Makes renames and creations inside a directory survive a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

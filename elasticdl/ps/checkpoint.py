@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.data.durable import sync_directory
 from elasticdl.frameworks.framework import Floats
 from elasticdl.kernels._native import crc32c
 from elasticdl.ps.part_layout import (
@@ -81,7 +82,7 @@ def write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snaps
             written = _Writer(file.fileno()).write(ps_id, num_ps, incarnation, snapshot)
             os.fsync(file.fileno())
         os.replace(temporary, directory / name)
-        _sync_directory(directory)
+        sync_directory(directory)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {directory / name} cannot be written: {error.strerror}",
@@ -338,11 +339,3 @@ def _rest(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 def _bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elasticdl.data.durable import sync_directory
 from elasticdl.worker.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 
@@ -82,5 +83,6 @@ def confirmed_file(held: HeldLease, final: Path, confirm: Callable[[int], bool])
             with open(temporary, "rb") as written:
                 os.fsync(written.fileno())
             os.replace(temporary, final)
+            sync_directory(final.parent)
     finally:
         temporary.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.data.durable import sync_directory
 from elasticdl_client.errors import CheckpointError
 
 _log = logging.getLogger("elasticdl.worker")
@@ -115,6 +116,7 @@ class StateCheckpoints:
             _write_durably(temporary / _MANIFEST, json.dumps(manifest).encode())
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
+            sync_directory(final.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         for old in self._versions()[self._keep :] if self._keep else ():

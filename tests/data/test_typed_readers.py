@@ -225,6 +225,14 @@ def test_a_checksum_of_tfrecord_that_is_wrong_names_the_record(tmp_path: Path) -
         reader.read(shard)
 
 
+@pytest.mark.full
+def test_records_of_more_than_the_system_reads_at_once_are_read(tmp_path: Path) -> None:
+    size = 2**30 + 1
+    typed.write_tfrecord(tmp_path / "a.tfrecord", [bytes(size)] * 2)
+    found = everything(create_reader(str(tmp_path / "a.tfrecord")))
+    assert [len(record) for record in found] == [size, size]
+
+
 def test_tensorflows_own_files_are_read(tmp_path: Path) -> None:
     import tensorflow as tf
 
