@@ -12,6 +12,7 @@ import pytest
 
 from elasticdl.frameworks.framework import Batch
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.drawer import Drawer
 from elasticdl.worker.feeder import Broke, Failed, Feeder, InterruptibleLeases, Item, Other, Over, Unreadable
@@ -263,3 +264,16 @@ def test_a_lease_that_is_drawn_ahead_is_held_at_once(fed: Any) -> None:
     drawer.start()
     assert drawer.take(LONG_S)[:1] == one.leases.held()  # the job's end may have come, too
     assert [held.id for held in one.leases.held()] == [1000]
+
+
+def test_who_draws_is_told_why_nothing_comes_any_more() -> None:
+    class Gone:
+        def request_lease(self) -> HeldLease | None:
+            raise MasterGone("127.0.0.1:1", 20.0)
+
+    requests: Any = Gone()
+    drawer = Drawer(requests)
+    drawer.start()
+    for _ in range(2):
+        with pytest.raises(MasterGone):
+            drawer.take(LONG_S)
