@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from elasticdl.cluster.processes import ProcessCluster
 from elasticdl.master.file_journal import FileJournal, StatusFile
 from elasticdl.master.journal import Journal, Superseded
 from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.master.ports import free_ports
 from elasticdl.model_def import framework_of
 from elasticdl.rpc.tokens import TOKEN_FILE_VARIABLE, read_token
 from elasticdl_client.choices import Framework
@@ -61,7 +60,7 @@ class LocalPlace:
         path = Path(self.token_file).parent / "tf_addresses.json"
         if not path.exists():
             sizes = {"ps": self.spec.num_ps_pods, "worker": self.spec.num_workers}
-            ports = iter(_free_ports(sum(sizes.values())))
+            ports = iter(free_ports(_LOOPBACK, sum(sizes.values())))
             found = {role: [f"{_LOOPBACK}:{next(ports)}" for _ in range(size)] for role, size in sizes.items()}
             path.write_text(json.dumps(found))
         return dict(json.loads(path.read_text()))
@@ -87,21 +86,6 @@ def shares_of_machine(spec: JobSpec, environment: Mapping[str, str]) -> dict[str
     num_cores = len(os.sched_getaffinity(0))
     share = str(max(1, num_cores // (spec.num_workers + spec.num_ps_pods)))
     return {name: share for name in wanted if name not in environment and name not in spec.envs_dict()}
-
-
-def _free_ports(number: int) -> list[int]:
-    """Ports of this machine that nobody listens on, below those that the system gives to outgoing connections."""
-    found: list[int] = []
-    for port in random.sample(range(20_000, 30_000), 10_000):
-        with socket.socket() as probe:
-            try:
-                probe.bind((_LOOPBACK, port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == number:
-            return found
-    raise JobError(f"there are no {number} free ports between 20000 and 30000 on this machine")
 
 
 def open_place() -> LocalPlace:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import random
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -25,6 +23,7 @@ from elasticdl.master.effects import Effects
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, Superseded, save_patiently
 from elasticdl.master.place import Place
+from elasticdl.master.ports import free_ports
 from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.servicer import MasterServicer
 from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, fixed_flags, settings_of
@@ -43,7 +42,6 @@ from elasticdl_client.trained_model import Kind, check_unused, look_at
 EXIT_TERMINATED = 143  # of a life that was told to leave and has left the job to the next
 _PORT_RETRY_S = 10.0
 _STOP_GRACE_S = 1.0
-_PORTS = range(20_000, 30_000)  # below the ports that the system gives to outgoing connections
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -270,21 +268,9 @@ def _next_state(place: Place, saved: Mapping[str, Any] | None) -> dict[str, Any]
             "job_name": spec.job_name,
             "fixed_flags": fixed_flags(spec),
             "generation": 1,
-            "port": place.port or _free_port(place.host),
+            "port": place.port or free_ports(place.host, 1)[0],
             "started_at": time.time(),
             "model": None,
         }
     check_fixed_flags(saved["fixed_flags"], spec)
     return {**saved, "generation": saved["generation"] + 1, "port": place.port or saved["port"]}
-
-
-def _free_port(host: str) -> int:
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return port
-    raise JobError(f"no free port between {_PORTS.start} and {_PORTS.stop}", "give one with --master_port")

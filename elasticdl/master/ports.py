@@ -1,0 +1,32 @@
+"""Ports of this machine that nobody listens on."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from elasticdl_client.errors import JobError
+
+_PORTS = range(20_000, 30_000)  # below those that the system gives to outgoing connections
+
+
+def free_ports(host: str, number: int) -> list[int]:
+    """So many of them, each tried at this moment.
+
+    Raises:
+        JobError: there are not so many.
+    """
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if len(found) == number:
+            break
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        found.append(port)
+    if len(found) < number:
+        raise JobError(f"there are no {number} free ports between {_PORTS.start} and {_PORTS.stop} on this machine")
+    return found
