@@ -5,7 +5,7 @@ what TCP takes.  It tells both over gRPC (raw method `TENSOR_ADDRESS`: ``PORT NA
 namespace and made up anew by each server, so that nobody but a neighbour finds it.  A client that can reach neither
 makes the same calls over gRPC.  A connection carries one call at a time::
 
-    hello    "ELDT"  u32 size of the token  token   → "ELDT"; the connection ends if it is not the job's
+    hello    the handshake of `elasticdl.rpc.handshake`
     call     u32 method  u32 0  u64 size  frame     → u32 status  u32 0  u64 size  frame; text unless status is 0
 
 Integers are little-endian; the method is its place in `METHODS`, the status is gRPC's number.  Of a frame the prefix
@@ -15,7 +15,6 @@ comes last: both ends make the checksum of each piece while it is in the cache, 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import math
 import secrets
@@ -28,6 +27,7 @@ from collections.abc import Callable, Mapping
 import grpc
 
 from elasticdl.kernels import _native
+from elasticdl.rpc import handshake
 from elasticdl.rpc.frames import MAGIC, PREFIX_BYTES, Arrived, Frame
 
 _log = logging.getLogger(__name__)
@@ -35,13 +35,11 @@ _log = logging.getLogger(__name__)
 METHODS = ("Initialize", "Exchange", "KnownIds")
 TENSOR_ADDRESS = "TensorAddress"
 
-_MAGIC = b"ELDT"
-_HELLO = struct.Struct("<4sI")
+_PURPOSE = "tensors"
 _HEAD = struct.Struct("<IIQ")
 _TIMEOUT = struct.Struct("@ll")  # timeval
-_LONGEST_TOKEN = 4096
-_HELLO_S = 10.0
 _MOST_CONNECTIONS = 2048
+_MOST_STRANGERS = 64  # each has a thread until it has proved the token
 _LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP does
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 20_000))
@@ -83,7 +81,8 @@ class TensorServer:
             methods: by name in `METHODS`; they may raise `CallFailed`.
             max_calls: at once; others wait, and what they bring is not read meanwhile.
         """
-        self._token = token.encode()
+        self._token = token
+        self._lobby = handshake.Lobby(_MOST_STRANGERS)
         self._methods = [methods.get(name) for name in METHODS]
         self._places = threading.Semaphore(max_calls)
         self._lock = threading.Lock()
@@ -127,6 +126,7 @@ class TensorServer:
                 if self._connections is not None and taken:
                     self._connections.add(connection)
             if taken:
+                self._lobby.enter(connection)
                 threading.Thread(target=self._serve, args=(connection,), name="tensor", daemon=True).start()
             else:
                 connection.close()
@@ -134,27 +134,18 @@ class TensorServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             _configure(connection)
-            if self._is_welcome(connection):
-                while self._answer(connection):
-                    pass
+            handshake.shake_hands(connection, handshake.accepting(self._token, _PURPOSE))
+            self._lobby.leave(connection)
+            while self._answer(connection):
+                pass
         except (OSError, EOFError):
-            pass  # the client is gone, or this server closes
+            pass  # a stranger, the client is gone, or this server closes
         finally:
+            self._lobby.leave(connection)
             with self._lock:
                 if self._connections is not None:
                     self._connections.discard(connection)
             connection.close()
-
-    def _is_welcome(self, connection: socket.socket) -> bool:
-        _limit(connection, _HELLO_S)
-        magic, size = _HELLO.unpack(_native.receive(connection.fileno(), _HELLO.size).data)
-        if magic != _MAGIC or size > _LONGEST_TOKEN:
-            return False
-        if not hmac.compare_digest(bytes(_native.receive(connection.fileno(), size)), self._token):
-            return False
-        _limit(connection, 0)
-        connection.sendall(_MAGIC)
-        return True
 
     def _answer(self, connection: socket.socket) -> bool:
         """One call; False: its caller speaks another language."""
@@ -195,7 +186,7 @@ class TensorClient:
         """
         port, _, self._name = address.partition(" ")
         self._address = (host, int(port))
-        self._token = token.encode()
+        self._token = token
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._free: list[socket.socket] = []
@@ -251,37 +242,31 @@ class TensorClient:
         raise CallFailed(_CODES.get(status, grpc.StatusCode.UNKNOWN), bytes(reply).decode(errors="replace"))
 
     def _connected(self) -> socket.socket:
-        connection = self._reached()
+        connection = handshake.connected(self._reached, self._token, _PURPOSE, self._timeout_s)
         try:
             connection.settimeout(None)
             _configure(connection)
             _limit(connection, self._timeout_s)
-            connection.sendall(_HELLO.pack(_MAGIC, len(self._token)) + self._token)
-            if bytes(_native.receive(connection.fileno(), len(_MAGIC))) != _MAGIC:
-                raise ConnectionError("the other end is no parameter server")
             with self._lock:
                 if self._is_closed:
                     raise ConnectionAbortedError("the client is closed")
                 self._all.add(connection)
-        except EOFError as error:
-            connection.close()
-            raise ConnectionError("the connection was refused") from error
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _reached(self) -> socket.socket:
+    def _reached(self, timeout_s: float) -> socket.socket:
         if self._name:
             connection = socket.socket(socket.AF_UNIX)
             try:
-                connection.settimeout(self._timeout_s)
+                connection.settimeout(timeout_s)
                 connection.connect(f"\0{self._name}")
             except OSError:  # another machine, or another network namespace
                 connection.close()
             else:
                 return connection
-        return socket.create_connection(self._address, self._timeout_s)
+        return socket.create_connection(self._address, timeout_s)
 
 
 def _lost(error: BaseException) -> CallFailed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -20,7 +21,9 @@ from elasticdl.ps.state import PsState
 from elasticdl.ps.tensor_sockets import CallFailed, TensorClient, TensorServer
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import Arrived, Frame, decode
+from elasticdl.rpc.handshake import connecting, shake_hands
 from elasticdl.rpc.servers import serve
+from tests.collective.members import until
 from tests.ps.scenes import (
     ADAM,
     LAYOUT,
@@ -130,14 +133,20 @@ def test_a_wrong_token_is_refused_before_any_call(token: str) -> None:
     "bytes_sent",
     [
         b"GET / HTTP/1.1\r\n\r\n",
-        struct.pack("<4sI", b"ELDT", 1 << 31),
-        struct.pack("<4sI", b"ELDT", len(TOKEN)) + TOKEN.encode() + struct.pack("<IIQ", 9, 0, 1 << 50),
+        b"ELDH" + bytes(64),
+        struct.pack("<4sI", b"ELDT", len(TOKEN)) + TOKEN.encode(),
+        struct.pack("<IIQ", 9, 0, 1 << 50),
     ],
 )
-def test_what_is_no_call_ends_its_connection_alone(bytes_sent: bytes) -> None:
+@pytest.mark.parametrize("holds_token", [False, True])
+def test_what_is_no_call_ends_its_connection_alone(bytes_sent: bytes, holds_token: bool) -> None:
     with server_of(echo) as server:
         with socket.create_connection((HOST, server.port), timeout=30) as stranger:
+            if holds_token:
+                shake_hands(stranger, connecting(TOKEN, "tensors"))
             stranger.sendall(bytes_sent)
+            with contextlib.suppress(OSError):  # it was shown out already
+                stranger.shutdown(socket.SHUT_WR)
             while True:
                 try:
                     if not stranger.recv(64):
@@ -149,6 +158,19 @@ def test_what_is_no_call_ends_its_connection_alone(bytes_sent: bytes) -> None:
         client.close()
 
 
+def test_a_thousand_idle_strangers_keep_no_client_out_and_hold_few_threads() -> None:
+    with server_of(echo) as server, contextlib.ExitStack() as strangers:
+        for number in range(1000):
+            strangers.enter_context(socket.create_connection((HOST, server.port), timeout=30))
+            if number % 250 == 0:
+                client = TensorClient(HOST, str(server.port), TOKEN, 30)
+                assert decode(client.call("Exchange", Frame(b"", []), 30))[0] == b"seen "
+                client.close()
+        until(lambda: sum(thread.name == "tensor" for thread in threading.enumerate()) <= 64)
+        with contextlib.closing(TensorClient(HOST, str(server.port), TOKEN, 30)) as client:
+            assert decode(client.call("Exchange", Frame(b"", []), 30))[0] == b"seen "
+
+
 def test_a_frame_of_nothing_but_its_prefix_is_read_to_its_end() -> None:
     sizes: list[int] = []
 
@@ -157,8 +179,7 @@ def test_a_frame_of_nothing_but_its_prefix_is_read_to_its_end() -> None:
         return Frame(b"", [])
 
     with server_of(exchange) as server, socket.create_connection((HOST, server.port), timeout=30) as connection:
-        connection.sendall(struct.pack("<4sI", b"ELDT", len(TOKEN)) + TOKEN.encode())
-        assert connection.recv(4, socket.MSG_WAITALL) == b"ELDT"
+        shake_hands(connection, connecting(TOKEN, "tensors"))
         for _ in range(2):
             connection.sendall(struct.pack("<IIQ", 1, 0, 8) + bytes(8))
             status, _, size = struct.unpack("<IIQ", connection.recv(16, socket.MSG_WAITALL))
