@@ -12,11 +12,12 @@ NATIVE := $(VENV)/.native
 ESTIMATOR ?= $(VENV)-estimator
 DEMO := build/demo
 CHAOS ?=
+FUZZ ?= 1
 ZOO ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo zoo test test-full test-estimator e2e e2e-full chaos lint format bench wheels clean
+.PHONY: help setup demo zoo test test-full test-estimator e2e e2e-full chaos fuzz lint format bench wheels clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
@@ -26,6 +27,7 @@ help:
 	@echo "make test-estimator   those on TensorFlow 2.15, the last one that has Estimators"
 	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG; e2e-full: the long ones, too"
 	@echo "make chaos      kill workers, parameter servers and masters at length; count what is lost"
+	@echo "make fuzz       read damaged files, calls and command lines at length; FUZZ=2: twice as many of them"
 	@echo "make lint       ruff and mypy; make format: mend what can be mended"
 	@echo "make bench      every benchmark, at full length"
 	@echo "make wheels     both wheels into dist/"
@@ -101,6 +103,10 @@ e2e-full: $(NATIVE)
 chaos: $(NATIVE)
 	$(call say,killing workers$(comma) parameter servers and masters of real jobs)
 	@$(BIN)/python -m tests.chaos $(CHAOS)
+
+fuzz: $(NATIVE)
+	$(call say,trying random input on everything that reads what others wrote (its short form is a part of make test))
+	@ELASTICDL_FUZZ_SCALE=$(FUZZ) $(BIN)/python -m pytest tests/fuzz --durations 0 --durations-min 5
 
 lint: $(NATIVE)
 	$(call say,ruff check$(comma) ruff format --check$(comma) mypy --strict)
