@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
+import zlib
 from typing import Any, Protocol
 
 from elasticdl_client.errors import JobError
@@ -18,6 +20,7 @@ from elasticdl_client.job_status import JobStatus
 FORMAT = 2
 _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 5.0
+_HEAD = re.compile(rb'\{"format":(\d+),"crc32":"([0-9a-f]{8})","snapshot":')
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -74,12 +77,13 @@ class Journal(Protocol):
 
 
 def encode(snapshot: dict[str, Any]) -> bytes:
-    """A snapshot as it is kept."""
-    return json.dumps({"format": FORMAT, "snapshot": snapshot}, separators=(",", ":")).encode()
+    """A snapshot as it is kept: JSON, with the CRC-32 of the snapshot's own bytes before it."""
+    body = json.dumps(snapshot, separators=(",", ":")).encode()
+    return b'{"format":%d,"crc32":"%08x","snapshot":%b}' % (FORMAT, zlib.crc32(body), body)
 
 
 def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
-    """The inverse of `encode`.
+    """The inverse of `encode`.  Journals of earlier versions have no CRC, and are decoded without one.
 
     Args:
         where: of the journal, for the message.
@@ -90,7 +94,7 @@ def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
     """
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(where, f"it is not JSON ({error})", remedy) from error
     if not isinstance(document, dict) or not isinstance(document.get("snapshot"), dict):
         raise damaged(where, "it holds no snapshot", remedy)
@@ -100,6 +104,11 @@ def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
             f"its format is {document.get('format')!r}, this one reads {FORMAT}",
             f"let the job go on with the version that began it, or {remedy} to train from the beginning",
         )
+    head = _HEAD.match(data)
+    if head is None and list(document) != ["format", "snapshot"]:
+        raise damaged(where, f"it begins with {data[:40]!r}", remedy)
+    if head is not None and zlib.crc32(data[head.end() : -1]) != int(head[2], 16):
+        raise damaged(where, "its checksum is wrong", remedy)
     snapshot: dict[str, Any] = document["snapshot"]
     return snapshot
 
