@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from elasticdl_client.errors import DataError
+from elasticdl_client.secret_values import hide
 
 SQL_SCHEMES = ("sqlite", "postgresql", "postgres")
 
@@ -104,6 +105,6 @@ def check_params(reader_type: str, params: Iterable[str], where: str) -> None:
     unknown = sorted(set(params) - known)
     if unknown:
         raise DataError(
-            f"The {reader_type} reader of {where} does not know the parameter {unknown[0]}.",
+            f"The {reader_type} reader of {hide(where)} does not know the parameter {unknown[0]}.",
             f"--data_reader_params may have: {', '.join(['reader_type', *sorted(known)])}.",
         )

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import FlagError
+from elasticdl_client.secret_values import hide, hide_in_flag
 
 T = TypeVar("T")
 Check = Callable[[Any], str]
@@ -138,7 +139,7 @@ def check(name: str, value: object, default: object, found: Flag) -> None:
         return
     complaint = found.check(value)
     if complaint:
-        raise FlagError(f"--{name}={value}: {complaint}.", found.help)
+        raise FlagError(f"--{name}={hide_in_flag(name, value)}: {complaint}.", found.help)
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -165,7 +166,7 @@ def split_arguments(arguments: list[str], defaults: Mapping[str, object]) -> dic
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--") or argument == "--":
-            raise FlagError(f"'{argument}' is not a flag.", "Flags are written --name=value; see --help.")
+            raise FlagError(f"'{hide(argument)}' is not a flag.", "Flags are written --name=value; see --help.")
         name, equals, value = argument[2:].partition("=")
         name = name.replace("-", "_")
         if name in found:

@@ -1,12 +1,14 @@
 """The directory of a local job: who owns it, what is in it, and what becomes of an earlier run's files.
 
-Layout: ``spec.json``, ``token`` (readable by the user alone), ``agent.json`` (the agent's socket), ``status.json`` and
-``journal.json`` (written by the master), ``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.
+Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, ``agent.json`` (the
+agent's socket), ``status.json`` and ``journal.json`` (written by the master), ``logs/POD.log``, ``checkpoints/``;
+``previous/`` holds the run before.  Only the user can enter it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -16,6 +18,7 @@ from pathlib import Path
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
+from elasticdl_client.kubernetes import names
 
 _KEPT = ("lock", "previous")
 
@@ -24,6 +27,21 @@ def path_of(spec: JobSpec) -> Path:
     """Where a job's directory is."""
     chosen = Path(spec.job_dir).expanduser() if spec.job_dir else Path.home() / ".elasticdl" / "jobs" / spec.job_name
     return Path(os.path.abspath(chosen))
+
+
+def read_whole_spec(directory: Path) -> JobSpec:
+    """The job of a directory, with what is secret in it.
+
+    Raises:
+        OSError: there is none.
+        FlagError: it is damaged.
+    """
+    spec = JobSpec.from_json((directory / "spec.json").read_text())
+    try:
+        secret_flags = (directory / names.SECRET_FLAGS_KEY).read_text()
+    except FileNotFoundError:  # of a job that was begun by a version without it
+        return spec
+    return spec.with_secrets(json.loads(secret_flags))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,8 @@ class JobDir:
             raise JobError(f"{path} is not empty and not a job's directory.", "Name another --job_dir.")
         try:
             path.mkdir(parents=True, exist_ok=True)
+            if path.stat().st_uid == os.geteuid():
+                path.chmod(0o700)
             lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise JobError(
@@ -72,15 +92,20 @@ class JobDir:
         try:
             earlier = self._set_aside()
             self.logs.mkdir()
-            (self.path / "spec.json").write_text(spec.to_json() + "\n")
-            fd = os.open(self.path / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(fd, "w") as token:
-                token.write(secrets.token_hex(32))
+            self._write("spec.json", spec.public().to_json() + "\n")
+            self._write(names.SECRET_FLAGS_KEY, json.dumps(spec.secrets()) + "\n")
+            self._write(names.TOKEN_KEY, secrets.token_hex(32))
         except OSError as error:
             raise JobError(
                 f"The job's directory {self.path} cannot be written: {error.strerror}.", "Name another --job_dir."
             ) from error
         return earlier
+
+    def _write(self, name: str, text: str) -> None:
+        """Writes a new file that only the user can read."""
+        fd = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
 
     def _set_aside(self) -> bool:
         entries = [entry for entry in self.path.iterdir() if entry.name not in _KEPT]

@@ -38,6 +38,7 @@ from elasticdl_client.kubernetes.flags import KubernetesFlags
 from elasticdl_client.model_flags import ModelFlags
 from elasticdl_client.one_pass_flags import OnePassFlags, fields_of_analysis
 from elasticdl_client.params import parse_envs, parse_params, parse_size
+from elasticdl_client.secret_values import hide_in_flag, is_secret_env
 from elasticdl_client.strategy_flags import StrategyFlags
 
 _EVALUATED = frozenset({JobType.TRAIN, JobType.EVALUATE})
@@ -327,10 +328,31 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         """`envs` by name."""
         return parse_envs(self.envs)
 
+    def secret_envs_dict(self) -> dict[str, str]:
+        """Those of `envs_dict` whose values are secret."""
+        return {name: value for name, value in self.envs_dict().items() if is_secret_env(value)}
+
+    def public(self) -> JobSpec:
+        """The same job with all secret values hidden, as it may be printed and stored in the open."""
+        hidden = {name: hide_in_flag(name, value) for name, value in self._texts().items()}
+        return dataclasses.replace(self, **hidden)  # type: ignore[arg-type]
+
+    def secrets(self) -> dict[str, str]:
+        """The flags that hold something secret, whole; `with_secrets` puts them back into the `public` job."""
+        return {name: value for name, value in self._texts().items() if hide_in_flag(name, value) != value}
+
+    def with_secrets(self, secrets: Mapping[str, str]) -> JobSpec:
+        """The whole job again, from its `public` part and its `secrets`."""
+        return dataclasses.replace(self, **secrets)  # type: ignore[arg-type]
+
     @property
     def embedding_threshold_bytes(self) -> int:
         """`embedding_threshold` in bytes."""
         return parse_size("embedding_threshold", self.embedding_threshold)
+
+    def _texts(self) -> dict[str, str]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if flag_of(field)}
+        return {name: value for name, value in values.items() if type(value) is str and value}
 
     def _changed(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in changed_flags(self)}

@@ -54,11 +54,12 @@ def parse_envs(text: str) -> dict[str, str]:
         FlagError: no name before the first ``=``, or a name given twice.
     """
     envs: dict[str, str] = {}
-    for part in _ENV_SEPARATOR.split(text) if text.strip() else []:
+    for number, part in enumerate(_ENV_SEPARATOR.split(text) if text.strip() else [], 1):
         name, equals, value = part.partition("=")
         name = name.strip()
         if not equals or not _ENV_NAME.fullmatch(name):
-            raise FlagError(f"--envs: '{part}' is not of the form NAME=value.", "Write --envs=NAME=value,NAME2=value2.")
+            what = f"--envs: part {number} is not of the form NAME=value."  # never its text, which may be a password
+            raise FlagError(what, "Write --envs=NAME=value,NAME2=value2.")
         if name in envs:
             raise FlagError(f"--envs: '{name}' is given twice.", "Give it once.")
         envs[name] = value

@@ -11,8 +11,8 @@ import sys
 import threading
 from dataclasses import dataclass
 
+from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.patience import read_master_timeout_s
-from elasticdl.rpc.tokens import read_token
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.master_link import MasterLink
 from elasticdl_client.errors import ElasticDLError, JobError
@@ -63,7 +63,7 @@ class Session:
             clock,
             read_master_timeout_s(),
         )
-        spec = JobSpec.from_json(link.register().job_spec)
+        spec = whole_spec(link.register().job_spec)
         logging.getLogger("elasticdl").setLevel(spec.log_level)
         _end_with_our_threads()
         link.start_heartbeat()

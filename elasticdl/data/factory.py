@@ -27,6 +27,7 @@ from elasticdl.data.tfrecord import TFRecordFile
 from elasticdl_client.data_sources import check_params, is_url, known_type, split_columns, split_sources, type_by_ending
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.secret_values import hide
 
 _DIRECTORIES = ("ImageFolder", "HuggingFace")  # a part is a directory
 _DTYPES = ("int64", "float64", "string")
@@ -63,7 +64,7 @@ def create_reader(
     other = next((source for source in sources if kinds[source] != kind), None)
     if other is not None:
         raise DataError(
-            f"{sources[0]} is read as {kind}, {other} as {kinds[other]}.",
+            f"{hide(sources[0])} is read as {kind}, {hide(other)} as {kinds[other]}.",
             "All sources of a flag must be of one kind; reader_type=… in --data_reader_params names it.",
         )
     check_params(kind, params, data_origin)
@@ -125,7 +126,7 @@ def _parts(sources: Sequence[str], kind: str) -> list[str]:
             found += find_files(source)
     repeated = next((part for part in found if found.count(part) > 1), None) if len(sources) > 1 else None
     if repeated is not None:
-        raise DataError(f"{repeated} is in two of the data sources.", "Name it once.")
+        raise DataError(f"{hide(repeated)} is in two of the data sources.", "Name it once.")
     return found
 
 

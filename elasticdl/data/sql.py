@@ -21,6 +21,7 @@ from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.shard_files import PartsReader
 from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
 from elasticdl_client.errors import DataError
+from elasticdl_client.secret_values import hide
 
 _BLOCK = 256
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
@@ -43,12 +44,12 @@ class SqlTable:
         try:
             parsed = sql.engine.make_url(url)
         except sql.exc.ArgumentError as error:
-            raise DataError(f"{hide_password(url)} is not the URL of a database: {error}.") from error
+            raise DataError(f"{hide(url)} is not the URL of a database.") from error
         query = dict(parsed.query)
         name, schema = str(query.pop("table", "")), query.pop("schema", None)
         key = key or str(query.pop("key", ""))
         query.pop("key", None)
-        self.where = parsed.render_as_string(hide_password=True)
+        self.where = hide(url)
         if not name:
             raise DataError(f"{self.where} names no table.", "Write it after the URL: ?table=NAME.")
         driver = _DRIVERS.get(parsed.drivername, parsed.drivername)
@@ -181,16 +182,9 @@ class SqlTable:
         return DataError(f"{self.where}: {str(cause).strip().splitlines()[0]}.", "Check the URL, its table and rights.")
 
 
-def hide_password(url: str) -> str:
-    """A URL as it may be logged."""
-    scheme, mark, rest = url.partition("://")
-    user, at, place = rest.rpartition("@")
-    return f"{scheme}{mark}{user.partition(':')[0]}{at}{place}"
-
-
 def sql_reader(urls: Sequence[str], key: str, selection: Selection, seed: int) -> PartsReader:
     """The `Reader` over tables: each a shard, named by its URL without its password."""
-    by_name = {hide_password(url): url for url in urls}
+    by_name = {hide(url): url for url in urls}
     first = SqlTable(urls[0], key, selection)
 
     def open_table(name: str) -> SqlTable:

@@ -15,6 +15,7 @@ from elasticdl.master import local_place
 from elasticdl.master.journal import Superseded
 from elasticdl.master.master import Master, crash, fail
 from elasticdl.master.place import Place
+from elasticdl.rpc.logs import log_to_stdout
 from elasticdl_client.errors import ElasticDLError
 
 _EXIT_SUPERSEDED = 3
@@ -68,9 +69,7 @@ class Life:
 
 def main() -> int:
     """The exit code of this life of the master."""
-    logging.basicConfig(
-        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
+    log_to_stdout()
     life = Life()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, life.stop)

@@ -21,7 +21,7 @@ from elasticdl.master.journal import Journal, Superseded
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.ports import free_ports
 from elasticdl.model_def import framework_of
-from elasticdl.rpc.tokens import TOKEN_FILE_VARIABLE, read_token
+from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE, read_token, whole_spec
 from elasticdl_client.choices import Framework
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
@@ -127,7 +127,7 @@ def read_spec(job_dir: Path) -> JobSpec:
         text = path.read_text()
     except OSError as error:
         raise JobError(f"the job's specification {path} cannot be read: {error.strerror}") from error
-    spec = JobSpec.from_json(text)
+    spec = whole_spec(text, job_dir)
     if spec.training_data and not spec.checkpoint_dir:
         spec = dataclasses.replace(spec, checkpoint_dir=str(job_dir / "checkpoints"))
     if spec.max_bad_records and not spec.bad_records_dir:

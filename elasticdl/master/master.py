@@ -37,6 +37,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import reads_data_itself
+from elasticdl_client.secret_values import hide
 from elasticdl_client.trained_model import Kind, check_unused, look_at
 
 EXIT_TERMINATED = 143  # of a life that was told to leave and has left the job to the next
@@ -133,6 +134,7 @@ class Master:
         last_words = end_of_log(self._place.cluster, outcome.pod)
         if last_words:
             message = f"{message}\n--- the end of the log of {outcome.pod}\n{last_words}"
+        message = hide(message)  # what a pod has printed itself went past our logs
         shell.write_end(dataclasses.replace(shell.status(), message=message, exit_code=outcome.exit_code))
         log = logger.info if outcome.exit_code == 0 else logger.error
         log("The job has ended with exit code %d%s", outcome.exit_code, f": {message}" if message else "")
@@ -173,7 +175,7 @@ class Master:
         servicer = MasterServicer(
             inbox,
             generation,
-            self._spec.to_json(),
+            self._spec.public().to_json(),
             lambda report: shell.keep_model_layout(messages.model_layout(report)),
         )
 

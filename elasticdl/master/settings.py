@@ -10,6 +10,7 @@ from elasticdl.master.core.values import DataKind
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.secret_values import hide_in_flag
 from elasticdl_client.tf_config import has_evaluator
 
 _VERBS = {
@@ -78,7 +79,11 @@ def data_kinds(spec: JobSpec) -> list[DataKind]:
 
 
 def fixed_flags(spec: JobSpec) -> dict[str, object]:
-    """What all lives of a job's master have in common: which records a minibatch holds, and who holds the model."""
+    """What all lives of a job's master have in common: which records a minibatch holds, and who holds the model.
+
+    Without what is secret: the journal holds it, and a password may change between two lives.
+    """
+    spec = spec.public()
     sources = (
         {} if spec.job_type is JobType.TRAIN else {f"{kind}_data": getattr(spec, f"{kind}_data") for kind in DataKind}
     )
@@ -107,8 +112,9 @@ def check_fixed_flags(before: Mapping[str, object], spec: JobSpec) -> None:
     Raises:
         JobError: naming the flags that differ.
     """
+    known = {name: hide_in_flag(name, value) for name, value in before.items()}  # an older version hid nothing
     changed = [
-        f"--{name}={before.get(name)}, not {now}" for name, now in fixed_flags(spec).items() if before.get(name) != now
+        f"--{name}={known.get(name)}, not {now}" for name, now in fixed_flags(spec).items() if known.get(name) != now
     ]
     if changed:
         raise JobError(
@@ -128,4 +134,4 @@ def describe(spec: JobSpec) -> Iterator[str]:
         if str(flag.group) != heading:
             heading = str(flag.group)
             yield f"{heading}:"
-        yield f"  --{field.name}={getattr(spec, field.name)}"
+        yield f"  --{field.name}={hide_in_flag(field.name, getattr(spec, field.name))}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -27,10 +26,11 @@ from elasticdl.ps.settings import Updates
 from elasticdl.ps.snapshot import Buckets
 from elasticdl.ps.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.job_secret import read_token, whole_spec
+from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.servers import serve
-from elasticdl.rpc.tokens import read_token
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -134,7 +134,7 @@ class PsProcess:
 
     def _serve(self, link: MasterLink, identity: PsIdentity) -> None:
         admitted = link.register()
-        spec = JobSpec.from_json(admitted.job_spec)
+        spec = whole_spec(admitted.job_spec)
         logging.getLogger().setLevel(spec.log_level)
         service, own = self._service, even_buckets(identity.ps_id, spec.num_ps_pods)
         service.state = PsState(_updates(spec), own)
@@ -220,9 +220,7 @@ def _updates(spec: JobSpec) -> Updates:
 
 def main() -> int:
     """The exit code of this PS."""
-    logging.basicConfig(
-        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
+    log_to_stdout()
     threading.excepthook = _end_on_thread_error
     keep_large_buffers()
     try:

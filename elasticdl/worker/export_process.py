@@ -16,6 +16,7 @@ from typing import BinaryIO
 from elasticdl.cluster.keras_import import import_less_with_keras
 from elasticdl.frameworks.framework import Parameters
 from elasticdl.model_def import load_model_definition
+from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.worker.export_stream import ExportReader, StreamEnded
 from elasticdl.worker.loading import Readers, load_framework
 from elasticdl_client.errors import ElasticDLError
@@ -55,9 +56,7 @@ def _status_bytes(name: str) -> int:
 
 def main(result_fd: int) -> int:
     """The exit code."""
-    logging.basicConfig(
-        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
+    log_to_stdout()
     with os.fdopen(os.dup(0), "rb", buffering=0) as pipe, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)  # user code may read what it takes for the keyboard
         result: dict[str, object] = {"error": ""}

@@ -23,6 +23,7 @@ from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl_client.errors import JobError
+from elasticdl_client.secret_values import hide
 
 _HEARTBEAT_S = 1.0
 _CALL_TIMEOUT_S = 10.0
@@ -228,6 +229,7 @@ class MasterLink:
 
     def report_model(self, report: pb.ModelReport) -> pb.Ack:
         report.worker_id, report.incarnation = self.worker_id, self._incarnation
+        report.error, report.error_details = hide(report.error), hide(report.error_details)
         return self._told(self._stub.ReportModel, report)
 
     def report_session(self, event: pb.SessionEvent) -> pb.Ack:
@@ -269,8 +271,8 @@ class MasterLink:
             incarnation=self._incarnation,
             lease=lease,
             minibatch=minibatch,
-            error=error,
-            details=details,
+            error=hide(error),
+            details=hide(details),
             bad_records=bad_records,
         )
         return self._told(self._stub.FailTask, message)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import traceback
 from typing import TYPE_CHECKING
@@ -18,9 +17,10 @@ from elasticdl.frameworks.framework import ModelReport
 from elasticdl.model_def import load_model_definition
 from elasticdl.ps.client import check_model
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.job_secret import read_token, whole_spec
+from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
-from elasticdl.rpc.tokens import read_token
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.export import Exporter
 from elasticdl.worker.export_plan import announce_export
@@ -42,7 +42,6 @@ from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
 from elasticdl_client.errors import CheckpointError, ElasticDLError, JobError
-from elasticdl_client.job_spec import JobSpec
 
 if TYPE_CHECKING:
     from elasticdl.worker.all_reduce import AllReduceLoop
@@ -68,7 +67,7 @@ class Worker:
 
     def run(self) -> None:
         """Registers, loads the user's module, works until the job is over."""
-        self._spec = JobSpec.from_json(self._link.register().job_spec)
+        self._spec = whole_spec(self._link.register().job_spec)
         logging.getLogger().setLevel(self._spec.log_level)
         self._termination.before_end(lambda is_idle: self._link.say_farewell())
         self._link.start_heartbeat()
@@ -255,9 +254,7 @@ class Worker:
 
 def main(clock: ActivityClock, termination: Termination) -> int:
     """The exit code of this worker."""
-    logging.basicConfig(
-        stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
+    log_to_stdout()
     threading.excepthook = _end_on_thread_error
     keep_large_buffers()
     first_op(os.environ.get(FRAMEWORK_VARIABLE, ""))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, JobError
-from elasticdl_client.job_dir import JobDir
+from elasticdl_client.job_dir import JobDir, read_whole_spec
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import holders, log_files, tensorboard
@@ -89,7 +89,7 @@ class LocalJobs:
         from elasticdl_client import local
 
         directory = Path(job.directory)
-        spec = dataclasses.replace(JobSpec.from_json((directory / "spec.json").read_text()), job_dir=str(directory))
+        spec = dataclasses.replace(read_whole_spec(directory), job_dir=str(directory))
         if not (directory / "journal.json").exists():
             raise JobError(
                 f"Job {job.name} was cut off before it had begun: there is no journal in {directory}.",

@@ -14,6 +14,8 @@ MASTER_POD_KEY = "master-pod.json"  # there too: the master's pod as it was made
 JOURNAL_KEY = "journal"  # in `state_object`, binary
 STATUS_KEY = "status.json"  # in `state_object`
 TOKEN_KEY = "token"  # in the Secret `token_object`
+SECRET_FLAGS_KEY = "secret_flags.json"  # there too: the flags that hold something secret, whole
+_ENV_KEY_PREFIX = "env."  # there too: the value of a variable of --envs
 
 TOKEN_DIRECTORY = "/var/run/elasticdl/token"  # where the Secret is mounted in every pod
 JOB_DIRECTORY = "/var/lib/elasticdl"  # writable in every pod, gone with it; also the home directory
@@ -41,8 +43,13 @@ def state_object(job_name: str) -> str:
 
 
 def token_object(job_name: str) -> str:
-    """The Secret with the job's token."""
+    """The Secret with the job's token and all else of it that is secret."""
     return f"elasticdl-{job_name}-token"
+
+
+def env_key(variable: str) -> str:
+    """Where the Secret holds a variable of --envs."""
+    return f"{_ENV_KEY_PREFIX}{variable}"
 
 
 def pod_name(job_name: str, role: str, index: int) -> str:

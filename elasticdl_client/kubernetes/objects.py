@@ -15,6 +15,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import cluster_plugin, names
 from elasticdl_client.kubernetes.cluster_spec import adapt_service
 from elasticdl_client.kubernetes.pods import Manifest, owned, pod_manifest
+from elasticdl_client.secret_values import HIDDEN
 
 _MASTER_GRACE_S = 30.0
 
@@ -74,7 +75,7 @@ def job_manifests(spec: JobSpec, token: str) -> list[Manifest]:
     Raises:
         FlagError: the user's --cluster_spec cannot be used.
     """
-    job = spec.job_name
+    job, pods_spec = spec.job_name, spec_for_pods(spec)
     master = pod_manifest(spec, role_pod(spec, "master"))
     status = {names.STATUS_LABEL: "Pending"}
     master["metadata"]["labels"] = {**master["metadata"]["labels"], **status}
@@ -83,14 +84,28 @@ def job_manifests(spec: JobSpec, token: str) -> list[Manifest]:
             spec,
             "ConfigMap",
             names.job_object(job),
-            data={names.SPEC_KEY: spec_for_pods(spec).to_json(), names.MASTER_POD_KEY: json.dumps(master)},
+            data={names.SPEC_KEY: pods_spec.public().to_json(), names.MASTER_POD_KEY: json.dumps(master)},
         ),
         _object(spec, "ConfigMap", names.state_object(job), data={}),
-        _object(spec, "Secret", names.token_object(job), type="Opaque", stringData={names.TOKEN_KEY: token}),
+        _object(spec, "Secret", names.token_object(job), type="Opaque", stringData=_secret(pods_spec, token)),
         *_services(spec),
         _network_policy(spec),
         master,
     ]
+
+
+def public_manifests(spec: JobSpec) -> list[Manifest]:
+    """The objects of `job_manifests` without anything secret, to be shown."""
+    manifests = job_manifests(spec.public(), HIDDEN)
+    for manifest in manifests:
+        if "stringData" in manifest:
+            manifest["stringData"] = dict.fromkeys(manifest["stringData"], HIDDEN)
+    return manifests
+
+
+def _secret(spec: JobSpec, token: str) -> dict[str, str]:
+    variables = {names.env_key(name): value for name, value in spec.secret_envs_dict().items()}
+    return {names.TOKEN_KEY: token, names.SECRET_FLAGS_KEY: json.dumps(spec.secrets()), **variables}
 
 
 def master_pod(config_map: Mapping[str, str], job_name: str, owner_uid: str) -> Manifest:

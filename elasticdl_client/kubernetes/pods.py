@@ -49,7 +49,13 @@ class PodLike(Protocol):
     def memory_factor(self) -> float: ...
 
 
-def pod_manifest(spec: JobSpec, pod: PodLike, owner_uid: str = "", max_memory: int | None = None) -> Manifest:
+def pod_manifest(
+    spec: JobSpec,
+    pod: PodLike,
+    owner_uid: str = "",
+    max_memory: int | None = None,
+    has_secret_envs: bool = True,
+) -> Manifest:
     """The pod as the API takes it.
 
     Args:
@@ -57,6 +63,7 @@ def pod_manifest(spec: JobSpec, pod: PodLike, owner_uid: str = "", max_memory: i
         pod: what to run.
         owner_uid: of the ConfigMap that owns the job; without it the pod has no owner.
         max_memory: bytes that a memory grown by `memory_factor` does not exceed.
+        has_secret_envs: the job's Secret holds the values of --envs; that of an older client does not.
 
     Raises:
         FlagError: the user's --cluster_spec cannot be used, or a flag that was not checked is wrong.
@@ -66,7 +73,7 @@ def pod_manifest(spec: JobSpec, pod: PodLike, owner_uid: str = "", max_memory: i
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": pod.name, "namespace": spec.namespace, "labels": _labels(spec, pod)},
-        "spec": _pod_spec(spec, pod, max_memory),
+        "spec": _pod_spec(spec, pod, max_memory, spec.secret_envs_dict() if has_secret_envs else {}),
     }
     if spec.cluster_spec:
         manifest = cluster_plugin.with_pod(spec.cluster_spec, manifest)
@@ -90,7 +97,7 @@ def _labels(spec: JobSpec, pod: PodLike) -> dict[str, str]:
     return labels
 
 
-def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None) -> Manifest:
+def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None, secret_envs: Mapping[str, str]) -> Manifest:
     is_master = pod.role == "master"
     volumes, mounts = _volumes(spec, str(pod.role))
     found: Manifest = {
@@ -106,7 +113,7 @@ def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None) -> Manifest:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(spec, pod, mounts, max_memory)],
+        "containers": [_container(spec, pod, _env(spec, pod, secret_envs), mounts, max_memory)],
         "volumes": volumes,
     }
     if is_master:
@@ -121,14 +128,16 @@ def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None) -> Manifest:
     return found
 
 
-def _container(spec: JobSpec, pod: PodLike, mounts: list[Manifest], max_memory: int | None) -> Manifest:
+def _container(
+    spec: JobSpec, pod: PodLike, env: list[Manifest], mounts: list[Manifest], max_memory: int | None
+) -> Manifest:
     image = spec.image_name if pod.role == "master" else spec.worker_image or spec.image_name
     return {
         "name": pod.name[:63].rstrip("-"),
         "image": image,
         "imagePullPolicy": spec.image_pull_policy.value,
         "command": [word.replace("$(", "$$(") for word in pod.command],  # else $(NAME) is another word there
-        "env": _env(spec, pod),
+        "env": env,
         "resources": _resources(spec, pod, max_memory),
         "securityContext": {
             "runAsNonRoot": True,
@@ -141,8 +150,12 @@ def _container(spec: JobSpec, pod: PodLike, mounts: list[Manifest], max_memory: 
     }
 
 
-def _env(spec: JobSpec, pod: PodLike) -> list[Manifest]:
-    """The environment; the pod's address is first, so that other values may refer to it as $(MY_POD_IP)."""
+def _env(spec: JobSpec, pod: PodLike, secret_envs: Mapping[str, str]) -> list[Manifest]:
+    """The environment; the pod's address is first, so that other values may refer to it as $(MY_POD_IP).
+
+    Args:
+        secret_envs: the variables whose values the job's Secret holds.
+    """
     values = {
         **spec.envs_dict(),
         **pod.env,
@@ -163,7 +176,14 @@ def _env(spec: JobSpec, pod: PodLike) -> list[Manifest]:
         values["TF_CONFIG"] = tf_config(service_addresses(spec), str(pod.role), number)
     values.pop("MY_POD_IP", None)
     address = {"name": "MY_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    return [address, *({"name": name, "value": value} for name, value in values.items())]
+    secret = names.token_object(spec.job_name)
+
+    def entry(name: str, value: str) -> Manifest:
+        if secret_envs.get(name) != value:  # ours has another value
+            return {"name": name, "value": value}
+        return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": names.env_key(name)}}}
+
+    return [address, *(entry(name, value) for name, value in values.items())]
 
 
 def service_addresses(spec: JobSpec) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.kubernetes import api, commands, follow, names, written
 from elasticdl_client.kubernetes.checks import check
-from elasticdl_client.kubernetes.objects import job_manifests
+from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
 from elasticdl_client.kubernetes.pods import Manifest, owned
 from elasticdl_client.kubernetes.volumes import is_mounted, parse_volumes
 
@@ -66,15 +66,15 @@ def _write(spec: JobSpec) -> None:
         _note(f"nothing is checked against a cluster. {error.what}")
     except ElasticDLError as error:
         print(f"warning: as it is, the cluster would not run this job. {error}", file=sys.stderr)
-    text = written.to_yaml(job_manifests(placed, secrets.token_hex(_TOKEN_BYTES)))
     if spec.yaml:
-        written.write(spec.yaml, text)
+        written.write(spec.yaml, written.to_yaml(job_manifests(placed, secrets.token_hex(_TOKEN_BYTES))))
         said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
         print(said, file=sys.stderr if spec.dry_run else sys.stdout)
+        _note("the Secret in it holds the job's token and passwords: keep the file to yourself, make one for each job.")
     if spec.dry_run:
-        sys.stdout.write(text)
+        sys.stdout.write(written.to_yaml(public_manifests(placed)))
         sys.stdout.flush()
-    _note("the Secret among these objects holds the job's token: keep it to yourself, and make one for each job.")
+        _note("tokens and passwords are shown as ***: --yaml=FILE writes the objects as they would be created.")
 
 
 def _say_submitted(spec: JobSpec) -> None:

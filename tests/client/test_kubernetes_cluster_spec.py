@@ -77,7 +77,7 @@ def test_json_parts_reach_their_roles() -> None:
     ]
     assert worker["spec"]["tolerations"][0]["key"] == "node.kubernetes.io/unreachable"
     env = {entry["name"]: entry for entry in worker["spec"]["containers"][0]["env"]}
-    assert env["A"]["value"] == "1"
+    assert env["A"]["valueFrom"]["secretKeyRef"]["key"] == "env.A"  # ours, of --envs
     assert env["B"]["value"] == "2"
     assert env["C"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 

@@ -92,7 +92,7 @@ def test_the_objects_of_a_job_in_their_order() -> None:
         assert manifest["metadata"]["namespace"] == "here"
         assert manifest["metadata"]["labels"].items() >= LABELS.items()
     assert manifests[1]["data"] == {}
-    assert manifests[2]["stringData"] == {"token": "secret-word"}
+    assert manifests[2]["stringData"] == {"token": "secret-word", "secret_flags.json": "{}"}
     assert manifests[5]["metadata"]["labels"]["status"] == "Pending"
     assert "secret-word" not in json.dumps(manifests[:2] + manifests[3:])
 
@@ -130,7 +130,7 @@ def test_the_jobs_specification_is_as_its_pods_see_it() -> None:
     spec = JobSpec.from_json(data["spec.json"])
     assert (spec.model_zoo, spec.envs, spec.wait, spec.force_use_kube_config_file) == (
         "/model_zoo",
-        "A=1",
+        "A=***",
         False,
         False,
     )

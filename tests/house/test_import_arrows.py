@@ -17,6 +17,7 @@ SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl_client.choices",
     "elasticdl_client.errors",
     "elasticdl_client.job_status",
+    "elasticdl_client.secret_values",
 )
 BELOW = (  # what worker, master and ps stand on; the framework's port, not its adapters
     "elasticdl.rpc",
@@ -33,7 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl_client.local_job": ("elasticdl_client", "elasticdl.cluster"),  # starts the agent, with --runtime=local
     "elasticdl": (),
     "elasticdl.kernels": (),
-    "elasticdl.rpc": (*SHARED, "elasticdl.kernels"),
+    "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
     "elasticdl.data": (*SHARED, "elasticdl.kernels", "elasticdl_client.data_sources"),  # checksums; kinds of sources
     "elasticdl.analysis": (*SHARED, "elasticdl.data"),
@@ -82,7 +83,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.tf_config",
         "elasticdl_client.kubernetes.names",
     ),
-    "elasticdl.master.__main__": (*SHARED, "elasticdl.master", "elasticdl.master.kubernetes"),  # chooses the runtime
+    "elasticdl.master.__main__": (  # chooses the runtime
+        *SHARED,
+        "elasticdl.rpc.logs",
+        "elasticdl.master",
+        "elasticdl.master.kubernetes",
+    ),
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
     "elasticdl.master.core": (),
     "elasticdl.ps": (*SHARED, *BELOW, "elasticdl.kernels"),

@@ -20,9 +20,8 @@ from elasticdl.master.kubernetes.own_pod import OwnPod
 from elasticdl.master.kubernetes.owners import set_owners
 from elasticdl.master.kubernetes.rights import check_rights
 from elasticdl.master.pod_specs import PodSpecs
-from elasticdl.rpc.tokens import read_token
+from elasticdl.rpc.job_secret import read_secret_flags, read_token, whole_spec
 from elasticdl_client.errors import ElasticDLError, JobError
-from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection, connect
@@ -75,7 +74,7 @@ class KubernetesPlace:
     def _take(self, job_name: str) -> None:
         job = _patiently(lambda: self._read_job(job_name))
         owner_uid: str = job.metadata.uid
-        self.spec = JobSpec.from_json(job.data[names.SPEC_KEY])
+        self.spec = whole_spec(job.data[names.SPEC_KEY])
         _patiently(lambda: check_rights(self._connection, self._namespace, self.spec.service_account))
         is_owned = _patiently(lambda: self._own_pod.look(owner_uid))
         if not is_owned:
@@ -84,9 +83,11 @@ class KubernetesPlace:
             lambda: ConfigMapJournal(self._connection, self._namespace, job_name, self._say_phase)
         )
 
+        has_secret_envs = read_secret_flags() is not None
+
         def manifest(pod: PodSpec) -> dict[str, Any]:
             max_memory = self.cluster.max_memory() if pod.memory_factor > 1 else None
-            return pod_manifest(self.spec, pod, owner_uid, max_memory)
+            return pod_manifest(self.spec, pod, owner_uid, max_memory, has_secret_envs)
 
         self.cluster = KubernetesCluster(self._namespace, job_name, manifest, self._connection.client)
 

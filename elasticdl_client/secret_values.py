@@ -1,0 +1,72 @@
+"""Which parts of flags and texts are secret, and how they are hidden: the one place that decides both.
+
+Secret are the values of `--envs`, passwords in URLs, and values whose names say so, in the query of a URL, in
+``name=value;…``, in JSON and on a command line.  `JobSpec.public` and `JobSpec.secrets` apply it to a whole job.
+"""
+
+from __future__ import annotations
+
+import re
+
+from elasticdl_client.errors import FlagError
+from elasticdl_client.params import parse_envs
+
+HIDDEN = "***"
+
+_NAME = (
+    r"(?<![A-Za-z0-9])(?:[\w.-]*(?:passw(?:or)?d|passphrase|secret|pwd|token|credentials?|signature"
+    r"|(?:api|access|private|account|secret|auth)[_.-]?key)|sig|pass|auth)"
+)
+_QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
+# Up to the last @ before another URL begins: a password may hold an @ of its own.
+_URL_PASSWORD = re.compile(r"(://[^\s:/?#@]*:)(?:(?![A-Za-z][\w+.-]*://)\S)*@")
+_NAMED_VALUE = re.compile(rf"({_NAME}\s*=\s*)(?:{_QUOTED}|[^&;\s\"']+)", re.IGNORECASE)
+_JSON_VALUE = re.compile(rf"(([\"']){_NAME}\2\s*:\s*)(?:{_QUOTED}|[^,}}\s]+)", re.IGNORECASE)
+_ARGUMENT = re.compile(rf"(--{_NAME}\s+)(?!--)(?:{_QUOTED}|[^\s\"']+)", re.IGNORECASE)
+_ENV_OF_JSON = re.compile(rf"(\"value\"\s*:\s*)(?:{_QUOTED})")
+_REFERENCE = re.compile(r"\$\([A-Za-z_][A-Za-z0-9_.-]*\)")
+_PARAMS = ("data_reader_params", "model_params")
+
+
+def hide(text: str) -> str:
+    """A text without the passwords, tokens and keys in it."""
+    text = _URL_PASSWORD.sub(rf"\1{HIDDEN}@", text)
+    text = _JSON_VALUE.sub(rf'\1"{HIDDEN}"', text)
+    text = _ARGUMENT.sub(rf"\1{HIDDEN}", text)
+    return _NAMED_VALUE.sub(rf"\1{HIDDEN}", text)
+
+
+def hide_in_flag(name: str, value: object) -> object:
+    """The value of the flag `name` without what is secret in it; of another type than text as it is."""
+    if type(value) is not str:
+        return value
+    if name == "envs":
+        return _hidden_envs(value)
+    if name in _PARAMS:  # a value may hold anything but a semicolon
+        return ";".join(_hidden_param(part) for part in value.split(";"))
+    if name == "cluster_spec_json":
+        value = _ENV_OF_JSON.sub(rf'\1"{HIDDEN}"', value)
+    return hide(value)
+
+
+def is_secret_env(value: str) -> bool:
+    """Whether a variable's value is secret: all are, but for those that refer to other variables, `$(NAME)`.
+
+    Kubernetes resolves references only in what stands in the pod itself.
+    """
+    return _REFERENCE.search(value) is None
+
+
+def _hidden_envs(value: str) -> str:
+    try:
+        envs = parse_envs(value)
+    except FlagError:  # it is to be shown in an error
+        return HIDDEN
+    return ",".join(f"{name}={HIDDEN if is_secret_env(text) else text}" for name, text in envs.items())
+
+
+def _hidden_param(part: str) -> str:
+    name, equals, _ = part.partition("=")
+    if equals and re.fullmatch(_NAME, name.strip(), re.IGNORECASE):
+        return f"{name}={HIDDEN}"
+    return hide(part)
