@@ -117,8 +117,10 @@ class DataShardService:
             self.plan = self._source.agree(self.session.link, wanted)
             self._link = self.session.link
             self.session.link.carry_ledger(self._ledger)
-        shuffles, clock = spec.shuffle if shuffle is None else shuffle, self.session.clock
-        self.tasks = TaskStream(self._link, lambda kind: self._source.reader, _take_over, spec.seed, shuffles, clock)
+        self.shuffles, clock = spec.shuffle if shuffle is None else shuffle, self.session.clock
+        self.tasks = TaskStream(
+            self._link, lambda kind: self._source.reader, _take_over, spec.seed, self.shuffles, clock
+        )
         self.reporter = Reporter(self._link, spec.log_loss_steps)
         self._open: dict[int, _Task] = {}  # by lease
         self._drawn = Drawn()

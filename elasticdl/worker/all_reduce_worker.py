@@ -25,7 +25,7 @@ from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.shared_supply import SharedTasks
-from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.state_checkpoint import StateCheckpoints
 from elasticdl.worker.supply import OwnTasks, Supply
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
@@ -48,8 +48,7 @@ def make_all_reduce_loop(
     master_address: str,
 ) -> AllReduceLoop:
     """The loop of a worker whose model is compiled; the master knows what it defines."""
-    kind = Kind(spec.job_name, spec.distribution_strategy.value, _STATE_FILE, _names_depend_on(spec))
-    checkpoints = StateCheckpoints(spec.checkpoint_dir, kind, spec.keep_checkpoint_max)
+    checkpoints = StateCheckpoints.of_module(spec, _STATE_FILE)
     model = OwnModel(framework, checkpoints, spec.checkpoint_dir_for_init)
     with clock.during(Activity.COMPILE):
         compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
@@ -122,15 +121,6 @@ def own_host(master_address: str) -> str:
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # a datagram socket: nothing is sent
         return str(probe.getsockname()[0])
-
-
-def _names_depend_on(spec: JobSpec) -> dict[str, object]:
-    return {
-        "minibatch_size": spec.minibatch_size,
-        "num_minibatches_per_task": spec.num_minibatches_per_task,
-        "seed": spec.seed,
-        "shuffle": spec.shuffle,
-    }
 
 
 def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:

@@ -16,12 +16,12 @@ from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.seeds import derive_seed
-from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.state_checkpoint import StateCheckpoints
 from elasticdl.worker.strategy import Commit, Values
 
 _log = logging.getLogger("elasticdl.worker")
 _CHECKPOINT_PERIOD_S = 60.0
-_STATE_FILE = "local.npz"
+STATE_FILE = "local.npz"
 
 
 class LocalStrategy:
@@ -30,17 +30,18 @@ class LocalStrategy:
     def __init__(
         self,
         framework: Framework,
-        job_name: str,
-        seed: int,
-        checkpoint_dir: str,
+        checkpoints: StateCheckpoints,
         checkpoint_steps: int,
-        keep_checkpoint_max: int,
+        seed: int,
         clock: ActivityClock,
     ) -> None:
+        """
+        Args:
+            checkpoint_steps: minibatches between two; 0: one a minute.
+        """
         self._framework = framework
         self._seed = seed
-        kind = Kind(job_name, "Local", _STATE_FILE, {})
-        self._checkpoints = StateCheckpoints(checkpoint_dir, kind, keep_checkpoint_max)
+        self._checkpoints = checkpoints
         self._checkpoint_steps = checkpoint_steps
         self._clock = clock
         self._compiled = False

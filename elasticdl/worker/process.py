@@ -27,7 +27,7 @@ from elasticdl.worker.export_plan import announce_export
 from elasticdl.worker.gradients import Gradients
 from elasticdl.worker.inference import check_layout, load_trained, make_one_pass_loop
 from elasticdl.worker.loading import Readers, first_op, load_framework, on_parameter_servers
-from elasticdl.worker.local import LocalStrategy
+from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.memory import available_bytes
@@ -36,6 +36,7 @@ from elasticdl.worker.pipelined import PipelinedTraining
 from elasticdl.worker.ps_session import PsSession
 from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.state_checkpoint import StateCheckpoints
 from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.synchronous import SynchronousTraining
 from elasticdl.worker.tasks import TaskStream
@@ -195,11 +196,9 @@ class Worker:
             return self._parameter_server_strategy(report)
         local = LocalStrategy(
             self._framework,
-            spec.job_name,
-            spec.seed,
-            spec.checkpoint_dir,
+            StateCheckpoints.of_module(spec, STATE_FILE),
             spec.checkpoint_steps,
-            spec.keep_checkpoint_max,
+            spec.seed,
             self._clock,
         )
         local.restore()

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from elasticdl.data.durable import sync_directory
 from elasticdl_client.errors import CheckpointError
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _MANIFEST = "MANIFEST.json"
@@ -38,13 +39,30 @@ class Kind:
     Attributes:
         strategy: as the manifest names it.
         file: name of the state's file.
-        names_depend_on: flags that decide which records a minibatch holds; empty: not checked.
+        names_depend_on: see the function of this name; empty: not checked.
     """
 
     job_name: str
     strategy: str
     file: str
     names_depend_on: Mapping[str, Any]
+
+
+def names_depend_on(
+    minibatch_size: int, num_minibatches_per_task: int, seed: int, shuffle: bool, num_records: int | None = None
+) -> dict[str, Any]:
+    """Return what decides which records a minibatch of a name holds: a ledger is valid for one such set of values.
+
+    Args:
+        num_records: of an epoch; None: not known when the checkpoint is looked for.
+    """
+    known = {
+        "minibatch_size": minibatch_size,
+        "num_minibatches_per_task": num_minibatches_per_task,
+        "seed": seed,
+        "shuffle": shuffle,
+    }
+    return known if num_records is None else known | {"num_records": num_records}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,13 @@ class Checkpoint:
 
 class StateCheckpoints:
     """The checkpoints in one directory."""
+
+    @classmethod
+    def of_module(cls, spec: JobSpec, file: str) -> StateCheckpoints:
+        """Return those of a job whose model a module defines."""
+        valid_for = names_depend_on(spec.minibatch_size, spec.num_minibatches_per_task, spec.seed, spec.shuffle)
+        kind = Kind(spec.job_name, spec.distribution_strategy.value, file, valid_for)
+        return cls(spec.checkpoint_dir, kind, spec.keep_checkpoint_max)
 
     def __init__(self, directory: str, kind: Kind, keep: int = 0) -> None:
         """
@@ -187,10 +212,10 @@ class StateCheckpoints:
         for name, value in self._kind.names_depend_on.items():
             if name in theirs and theirs[name] != value:
                 raise CheckpointError(
-                    f"the checkpoint in {directory} was written with --{name}={theirs[name]}, not {value}: its record "
+                    f"the checkpoint in {directory} was written with {name}={theirs[name]}, not {value}: its record "
                     "of which minibatches the model holds does not fit",
-                    f"give --{name}={theirs[name]}, or another --checkpoint_dir; with --checkpoint_dir_for_init the "
-                    "model can be taken without that record",
+                    f"train with {name}={theirs[name]} again, or name another checkpoint_dir; a job that names this "
+                    "one in --checkpoint_dir_for_init takes the model without that record",
                 )
 
 

@@ -18,11 +18,10 @@ from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("one_thread")]
 
 
-def run_for(script: Script, directory: Path, num_batches: int) -> list[int]:
+def run_for(script: Script, directory: Path, num_batches: int, **changes: Any) -> list[int]:
     """Trains so many batches, then is gone; the numbers of the records."""
-    controller = create_elastic_controller(
-        BATCH, EPOCHS, state=script.state, checkpoint_dir=str(directory), checkpoint_steps=3
-    )
+    arguments = {"batch_size": BATCH, "num_epochs": EPOCHS, "checkpoint_steps": 3, **changes}
+    controller = create_elastic_controller(state=script.state, checkpoint_dir=str(directory), **arguments)
     loader = controller.loader(dataset(), num_workers=1)
     seen: list[int] = []
     for epoch in controller.epochs():
@@ -59,6 +58,21 @@ def test_another_model_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     other.bare[3] = nn.Linear(9, 2)
     with pytest.raises(CheckpointError, match="does not fit"):
         run_for(other, tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("shuffle=False, not True", {"shuffle": True}),
+        ("minibatch_size=8, not 6", {"batch_size": 6}),
+        ("num_minibatches_per_task=8, not 3", {"num_minibatches_per_shard": 3}),
+        ("num_records=54, not 50", {"dataset_size": 50}),
+    ],
+)
+def test_a_ledger_of_other_minibatches_is_refused_by_name(tmp_path: Path, name: str, change: dict[str, Any]) -> None:
+    run_for(Script(), tmp_path, 100)
+    with pytest.raises(CheckpointError, match=name):
+        run_for(Script(), tmp_path, 1, **change)
 
 
 class Tally:

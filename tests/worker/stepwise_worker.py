@@ -17,11 +17,12 @@ import numpy.typing as npt
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.export import Exporter
-from elasticdl.worker.local import LocalStrategy
+from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.state_checkpoint import StateCheckpoints
 from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.job_spec import JobSpec
@@ -68,7 +69,8 @@ def main() -> None:
     link.register()
     link.start_heartbeat()
     framework: Any = Stepwise(pipe)
-    strategy = LocalStrategy(framework, "stepwise", 1, checkpoints, 1000, 0, clock)
+    spec = JobSpec(job_name="stepwise", checkpoint_dir=checkpoints)
+    strategy = LocalStrategy(framework, StateCheckpoints.of_module(spec, STATE_FILE), 1000, 1, clock)
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
     reporter = Reporter(link, 1)
     exporter = Exporter(framework, strategy, link, JobSpec())

@@ -5,18 +5,22 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from elasticdl.frameworks.framework import Batch
+from elasticdl.frameworks.framework import Batch, Framework
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.batches import LeaseLost, TaskBatches
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.local import LocalStrategy
+from elasticdl.worker.local import STATE_FILE, LocalStrategy
+from elasticdl.worker.state_checkpoint import StateCheckpoints
+from elasticdl_client.choices import DistributionStrategy
+from elasticdl_client.errors import CheckpointError
+from elasticdl_client.job_spec import JobSpec
 
 
 class Adder:
@@ -40,15 +44,10 @@ class Adder:
 
 
 def strategy(framework: Adder, directory: Path, **changes: object) -> LocalStrategy:
-    values: dict[str, Any] = {
-        "job_name": "adder",
-        "seed": 1,
-        "checkpoint_dir": str(directory),
-        "checkpoint_steps": 2,
-        "keep_checkpoint_max": 0,
-        **changes,
-    }
-    return LocalStrategy(framework, clock=ActivityClock(), **values)  # type: ignore[arg-type]
+    values: dict[str, Any] = {"job_name": "adder", "keep_checkpoint_max": 0, **changes}
+    spec = JobSpec(distribution_strategy=DistributionStrategy.LOCAL, checkpoint_dir=str(directory), **values)
+    checkpoints = StateCheckpoints.of_module(spec, STATE_FILE)
+    return LocalStrategy(cast(Framework, framework), checkpoints, 2, 1, ActivityClock())
 
 
 def task(number: int, num_minibatches: int) -> tuple[HeldLease, TaskBatches]:
@@ -100,6 +99,14 @@ def test_another_jobs_checkpoint_is_not_taken(tmp_path: Path) -> None:
     restored = Adder()
     strategy(restored, tmp_path, job_name="other").restore()
     assert restored.total == 0.0
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("change", [{"shuffle": True}, {"minibatch_size": 7}, {"seed": 5}], ids=str)
+def test_a_ledger_of_other_minibatches_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
+    train(strategy(Adder(), tmp_path), 0, 4)
+    with pytest.raises(CheckpointError, match="written with " + next(iter(change))):
+        strategy(Adder(), tmp_path, **change).restore()
 
 
 @pytest.mark.ci

@@ -23,7 +23,7 @@ from elasticdl.frameworks.framework import Framework
 from elasticdl.frameworks.torch.threads import limit_threads
 from elasticdl.worker.all_reduce_worker import own_host
 from elasticdl.worker.own_model import CheckpointWriter, OwnModel
-from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints, names_depend_on
 from elasticdl.worker.termination import Termination
 from elasticdl.worker.world_session import WorldSession
 from elasticdl_client.choices import DistributionStrategy
@@ -140,13 +140,12 @@ def _num_per_step(wanted: int, data: DataShardService, session: Session) -> int:
 
 def _checkpoints(wishes: Wishes, data: DataShardService, session: Session) -> StateCheckpoints:
     spec = session.spec
-    names_depend_on = {
-        "minibatch_size": data.plan.minibatch_size,
-        "num_minibatches_per_task": data.plan.num_minibatches_per_task,
-        "seed": spec.seed,
-    }
+    plan = data.plan
+    valid_for = names_depend_on(
+        plan.minibatch_size, plan.num_minibatches_per_task, spec.seed, data.shuffles, plan.num_records
+    )
     name = _ALONE if session.is_alone else spec.job_name
-    kind = Kind(name, DistributionStrategy.ALL_REDUCE.value, _STATE_FILE, names_depend_on)
+    kind = Kind(name, DistributionStrategy.ALL_REDUCE.value, _STATE_FILE, valid_for)
     directory = spec.checkpoint_dir if wishes.checkpoint_dir is None else wishes.checkpoint_dir
     return StateCheckpoints(directory, kind, spec.keep_checkpoint_max)
 
