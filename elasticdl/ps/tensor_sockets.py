@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import secrets
 import socket
 import struct
@@ -40,6 +41,7 @@ _HEAD = struct.Struct("<IIQ")
 _TIMEOUT = struct.Struct("@ll")  # timeval
 _MOST_CONNECTIONS = 2048
 _MOST_STRANGERS = 64  # each has a thread until it has proved the token
+_PEER = struct.Struct("=iII")  # Linux's ucred: process, user, group
 _LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP does
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 20_000))
@@ -116,6 +118,9 @@ class TensorServer:
         while True:
             try:
                 connection, _ = listening.accept()
+                if not _is_of_same_user(connection):
+                    connection.close()
+                    continue
             except OSError:
                 if self._connections is None:
                     return
@@ -262,11 +267,20 @@ class TensorClient:
             try:
                 connection.settimeout(timeout_s)
                 connection.connect(f"\0{self._name}")
+                if _is_of_same_user(connection):
+                    return connection
             except OSError:  # another machine, or another network namespace
-                connection.close()
-            else:
-                return connection
+                pass
+            connection.close()
         return socket.create_connection(self._address, timeout_s)
+
+
+def _is_of_same_user(connection: socket.socket) -> bool:
+    """False: another user of this machine, who can reach and take any abstract name, is at the other end."""
+    if connection.family != socket.AF_UNIX:
+        return True
+    _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return bool(user == os.geteuid())
 
 
 def _lost(error: BaseException) -> CallFailed:

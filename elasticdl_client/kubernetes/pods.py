@@ -220,7 +220,8 @@ def _volumes(spec: JobSpec, role: str) -> tuple[list[Manifest], list[Manifest]]:
             mounts.append({"name": name, "mountPath": path})
     # Optional, for the objects of a job that is deleted go in any order: a kubelet that looks in vain for the Secret of
     # a running pod takes two minutes before it lets the pod end.  A process without token says so and ends.
-    token = {"secretName": names.token_object(spec.job_name), "defaultMode": 0o444, "optional": True}
+    # It belongs to root: our user reads it as a member of the pod's fsGroup, and could not with the mode 0400.
+    token = {"secretName": names.token_object(spec.job_name), "defaultMode": 0o440, "optional": True}
     volumes.append({"name": _TOKEN_VOLUME, "secret": token})
     mounts.append({"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True})
     return volumes, mounts

@@ -86,7 +86,7 @@ def test_a_pod_can_write_to_tmp_and_to_its_home_and_read_the_token(role: str) ->
         {"name": "elasticdl-job", "emptyDir": {}},
         {
             "name": "elasticdl-token",
-            "secret": {"secretName": "elasticdl-job-token", "defaultMode": 0o444, "optional": True},
+            "secret": {"secretName": "elasticdl-job-token", "defaultMode": 0o440, "optional": True},
         },
     ]
     assert container(pod)["volumeMounts"] == [

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +72,45 @@ def test_frames_come_back_whole_and_an_idle_connection_is_used_again(road: socke
                 np.testing.assert_array_equal(one, other)
         assert [connection.family for connection in client._all] == [road]
         client.close()
+
+
+@contextmanager
+def other_user(code: str, name: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of another user, which has an abstract socket `s` and the name of one."""
+    head = f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX); name = '\\0{name}'; "
+    command = [sys.executable, "-I", "-S", "-c", head + code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+
+
+@only_root
+def test_another_user_of_the_machine_is_not_served_at_the_unix_socket() -> None:
+    with server_of(echo) as server:
+        code = "s.connect(name); s.settimeout(5); print(s.recv(1) or 'refused')"  # a stranger of ours gets 10 s
+        with other_user(code, server.name) as stranger:
+            assert stranger.communicate(timeout=30)[0].strip() == "refused"
+        with contextlib.closing(TensorClient(HOST, server.address, TOKEN, 30)) as client:
+            assert decode(client.call("Exchange", Frame(b"", []), 30))[0] == b"seen "
+
+
+@only_root
+def test_a_client_says_nothing_to_another_user_who_has_the_servers_name() -> None:
+    name = f"elasticdl-test-{os.getpid()}"
+    code = "s.bind(name); s.listen(); print('listens', flush=True); print(s.accept()[0].recv(99), flush=True)"
+    with server_of(echo) as server, other_user(code, name) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "listens\n"
+        with contextlib.closing(TensorClient(HOST, f"{server.port} {name}", TOKEN, 30)) as client:
+            assert decode(client.call("Exchange", Frame(b"", []), 30))[0] == b"seen "
+            assert [connection.family for connection in client._all] == [socket.AF_INET]
+        assert stranger.stdout.readline() == "b''\n"
 
 
 def test_a_client_of_another_machine_finds_no_unix_socket_and_goes_by_tcp() -> None:
