@@ -123,17 +123,28 @@ def record_ends(body: bytes, num_records: int) -> npt.NDArray[np.int64]:
 def split_records(piece: bytes, ends: npt.NDArray[np.int64], begin: int) -> list[bytes]:
     """The records that end there without their lengths; the piece begins at `begin`, with the first one."""
 
-def receive(socket: int, size: int) -> npt.NDArray[np.uint8]:
+def receive(socket: int, size: int, within_s: float = 0) -> npt.NDArray[np.uint8]:
     """So many bytes from a stream socket, given as its descriptor.
 
+    Args:
+        within_s: for each piece of 512 KiB; the socket's own time-outs must be of this length.  0: no limit but those.
+
     Raises:
-        EOFError: the other end has closed.  OSError: the socket's, so of all functions here that take one.
+        EOFError: the other end has closed.
+        OSError: of the socket; `BlockingIOError` at a time-out.
+        MemoryError: of more than can be had.  All functions here that take a socket raise these three.
     """
 
-def receive_frame(socket: int, size: int) -> tuple[npt.NDArray[np.uint8], int]:
+def receive_head(socket: int, size: int, within_s: float) -> bytes:
+    """The same, but the first byte may take as long as it likes."""
+
+def receive_frame(socket: int, size: int, within_s: float) -> tuple[npt.NDArray[np.uint8], int]:
     """A frame whose prefix comes last, and the checksum of its other bytes; see `elasticdl.rpc.frames`."""
 
-def send_frame(socket: int, number: int, parts: Sequence[Any], magic: int) -> None:
+def discard(socket: int, size: int, within_s: float) -> None:
+    """Reads so many bytes and keeps none."""
+
+def send_frame(socket: int, number: int, parts: Sequence[Any], magic: int, within_s: float) -> None:
     """Sends a head (u32 number, u32 0, u64 size of the frame), the parts of a frame, then its prefix."""
 
 def call(socket: int, number: int, parts: Sequence[Any], magic: int) -> tuple[int, npt.NDArray[np.uint8], int]:

@@ -28,7 +28,8 @@ from elasticdl.ps.wire import (
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
-from elasticdl.rpc.frames import Frame, FrameError, Message, WireVersionError, join
+from elasticdl.rpc.flow import Flow
+from elasticdl.rpc.frames import Frame, FrameError, Message, WireVersionError
 from elasticdl.rpc.servers import raw_handlers
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
@@ -49,12 +50,14 @@ class PsService:
     Attributes:
         state: may be replaced until `incarnation` is set.
         incarnation: 0 until the master has named it and the state is restored; every call is refused until then.
+        flow: of its raw calls, by whatever road they come.
     """
 
     def __init__(self, ps_id: int, state: PsState) -> None:
         self.ps_id = ps_id
         self.state = state
         self.incarnation = 0
+        self.flow = Flow(_MAX_RAW_CALLS)
         self._num_pushing: int | None = None
         self._partition = pb.Partition()
         self._generation = 0
@@ -273,13 +276,13 @@ def register_service(
     def unary(method: RawMethod) -> Callable[[bytes, Any], bytes]:
         return lambda frame, context: answer(method, frame, context).whole()
 
-    def streamed(method: RawMethod) -> Callable[[Iterator[bytes], Any], Iterator[bytes]]:
-        return lambda parts, context: answer(lambda chunks: method(join(chunks)), parts, context).chunks()
+    def streamed(method: RawMethod) -> Callable[[memoryview, Any], Iterator[bytes]]:
+        return lambda frame, context: answer(method, frame, context).chunks()
 
     unaries = {name: unary(method) for name, method in methods.items()}
     unaries[TENSOR_ADDRESS] = lambda _frame, _context: tensor_address.encode()
     streams = {f"{name}Stream": streamed(method) for name, method in methods.items()}
-    server.add_generic_rpc_handlers((raw_handlers(SERVICE, unaries, streams, _MAX_RAW_CALLS),))
+    server.add_generic_rpc_handlers((raw_handlers(SERVICE, unaries, streams, service.flow),))
     control = _ControlCalls(service, answer)
     pb_grpc.add_ParameterServerServicer_to_server(control, server)  # type: ignore[no-untyped-call]
 
@@ -296,7 +299,7 @@ def serve_tensors(service: PsService, host: str, token: str, on_damage: Callable
         return lambda frame: answer(method, frame, _Direct)
 
     methods = {name: direct(method) for name, method in _raw_methods(service).items()}
-    return TensorServer(host, token, methods, _MAX_RAW_CALLS)
+    return TensorServer(host, token, methods, service.flow)
 
 
 def _raw_methods(service: PsService) -> dict[str, RawMethod]:

@@ -10,6 +10,9 @@ makes the same calls over gRPC.  A connection carries one call at a time::
 
 Integers are little-endian; the method is its place in `METHODS`, the status is gRPC's number.  Of a frame the prefix
 comes last: both ends make the checksum of each piece while it is in the cache, in native code without the GIL.
+
+A peer that stops in the middle of the handshake, a frame or a reply holds no place, and no memory for long: each piece of
+512 KiB has a deadline, after which its connection ends.  Between two calls a connection may be idle.
 """
 
 from __future__ import annotations
@@ -23,12 +26,15 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import grpc
 
 from elasticdl.kernels import _native
 from elasticdl.rpc import handshake
+from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import MAGIC, PREFIX_BYTES, Arrived, Frame
 
 _log = logging.getLogger(__name__)
@@ -39,9 +45,10 @@ TENSOR_ADDRESS = "TensorAddress"
 _PURPOSE = "tensors"
 _HEAD = struct.Struct("<IIQ")
 _TIMEOUT = struct.Struct("@ll")  # timeval
-_MOST_CONNECTIONS = 2048
-_MOST_STRANGERS = 64  # each has a thread until it has proved the token
 _PEER = struct.Struct("=iII")  # Linux's ucred: process, user, group
+_COMPLAINT_S = 60.0  # between two log lines that say the same
+_GRACE_S = 1.0  # for calls under way when a server closes
+_BREATH_S = 0.1  # between two attempts to accept, when there are no descriptors
 _LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP does
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 20_000))
@@ -62,6 +69,21 @@ class CallFailed(grpc.RpcError):  # type: ignore[misc]
         return self._details
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server bears.
+
+    Attributes:
+        piece_s: in which each piece of a frame or reply, and the handshake, must go through.
+        num_connections: in all, each with a thread.
+        num_strangers: of those that have not proved the token; a new one drives out the oldest.
+    """
+
+    piece_s: float = handshake.TIMEOUT_S
+    num_connections: int = 2048
+    num_strangers: int = 64
+
+
 class TensorServer:
     """Answers calls, each connection in a thread of its own.
 
@@ -74,21 +96,26 @@ class TensorServer:
         host: str,
         token: str,
         methods: Mapping[str, Callable[[Arrived], Frame]],
-        max_calls: int,
+        flow: Flow,
+        limits: Limits | None = None,
     ) -> None:
         """Listens from now on.
 
         Args:
             host: address to listen on.
             methods: by name in `METHODS`; they may raise `CallFailed`.
-            max_calls: at once; others wait, and what they bring is not read meanwhile.
+            flow: calls beyond it wait, and what they bring is not read meanwhile.
         """
         self._token = token
-        self._lobby = handshake.Lobby(_MOST_STRANGERS)
         self._methods = [methods.get(name) for name in METHODS]
-        self._places = threading.Semaphore(max_calls)
+        self._flow = flow
+        self._limits = limits or Limits()
+        self._lobby = handshake.Lobby(self._limits.num_strangers)
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] | None = set()  # None: closed
+        self._has_ended = threading.Condition(self._lock)
+        self._closed = threading.Event()
+        self._connections: set[socket.socket] = set()  # each has a thread
+        self._complained_at = float("-inf")
         self._listening = [socket.create_server((host, 0), backlog=128)]
         self.port: int = self._listening[0].getsockname()[1]
         self.name = f"elasticdl-{secrets.token_hex(16)}" if sys.platform == "linux" else ""
@@ -105,66 +132,94 @@ class TensorServer:
         return f"{self.port} {self.name}"
 
     def close(self) -> None:
-        """Ends all connections."""
-        with self._lock:
-            connections, self._connections = self._connections or set(), None
+        """Ends all connections, and waits a little for their threads: one in native code must not outlive Python."""
+        self._closed.set()
         for listening in self._listening:
             _wake(listening)
             listening.close()
-        for connection in connections:
-            _wake(connection)  # its thread closes it
+        with self._lock:
+            for connection in self._connections:
+                _wake(connection)  # its thread closes it
+            self._has_ended.wait_for(lambda: not self._connections, _GRACE_S)
 
     def _accept(self, listening: socket.socket) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = listening.accept()
-                if not _is_of_same_user(connection):
-                    connection.close()
-                    continue
-            except OSError:
-                if self._connections is None:
-                    return
-                _log.exception("Cannot accept a connection")
+            except OSError as error:
+                if not self._closed.is_set():
+                    self._complain(f"cannot accept a connection: {error.strerror}")
+                    self._closed.wait(_BREATH_S)
                 continue
             with self._lock:
-                taken = self._connections is not None and len(self._connections) < _MOST_CONNECTIONS
-                if self._connections is not None and taken:
+                is_taken = not self._closed.is_set() and len(self._connections) < self._limits.num_connections
+                if is_taken:
                     self._connections.add(connection)
-            if taken:
-                self._lobby.enter(connection)
-                threading.Thread(target=self._serve, args=(connection,), name="tensor", daemon=True).start()
-            else:
+            if not is_taken:
                 connection.close()
+                continue
+            self._lobby.enter(connection)
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="tensor", daemon=True).start()
+            except RuntimeError as error:
+                self._complain(f"cannot serve a connection: {error}")
+                self._end(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
+            if not _is_of_same_user(connection):
+                return
             _configure(connection)
-            handshake.shake_hands(connection, handshake.accepting(self._token, _PURPOSE))
+            _limit(connection, self._limits.piece_s)
+            handshake.shake_hands(connection, handshake.accepting(self._token, _PURPOSE), self._limits.piece_s)
             self._lobby.leave(connection)
             while self._answer(connection):
                 pass
         except (OSError, EOFError):
-            pass  # a stranger, the client is gone, or this server closes
+            pass  # a stranger, the client is gone or too slow, or this server closes
+        except MemoryError:
+            self._complain("no memory for a frame")
         finally:
-            self._lobby.leave(connection)
-            with self._lock:
-                if self._connections is not None:
-                    self._connections.discard(connection)
-            connection.close()
+            self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        self._lobby.leave(connection)
+        with self._lock:
+            self._connections.discard(connection)
+            self._has_ended.notify_all()
+        connection.close()
+
+    def _complain(self, what: str) -> None:
+        """Says it, but not each time that it happens."""
+        now = time.monotonic()
+        with self._lock:
+            is_due = now - self._complained_at >= _COMPLAINT_S
+            if is_due:
+                self._complained_at = now
+        if is_due:
+            _log.error("This server sheds load: %s. Further ones are dropped without a line for a minute.", what)
 
     def _answer(self, connection: socket.socket) -> bool:
         """One call; False: its caller speaks another language."""
-        number, _, size = _HEAD.unpack(_native.receive(connection.fileno(), _HEAD.size).data)
+        socket_fd, within_s = connection.fileno(), self._limits.piece_s
+        number, _, size = _HEAD.unpack(_native.receive_head(socket_fd, _HEAD.size, within_s))
         method = self._methods[number] if number < len(self._methods) else None
         if method is None or size < PREFIX_BYTES:
             return False
-        with self._places:
-            try:
-                reply = self._outcome(method, Arrived(*_native.receive_frame(connection.fileno(), size)))
-                _native.send_frame(connection.fileno(), 0, reply.parts, MAGIC)
-            except CallFailed as error:
-                text = error.details().encode()
-                connection.sendall(_HEAD.pack(error.code().value[0], 0, len(text)) + text)
+        try:
+            if size > self._flow.max_bytes:
+                _native.discard(socket_fd, size, within_s)
+                raise _too_large(size, self._flow.max_bytes)
+            with self._flow.frame(size) as held:
+                request = Arrived(*_native.receive_frame(socket_fd, size, within_s))
+                with self._flow.call(wait=True):
+                    reply = self._outcome(method, request)
+                    held.become(len(reply))
+                del request
+                _native.send_frame(socket_fd, 0, reply.parts, MAGIC, within_s)
+        except CallFailed as error:
+            text = error.details().encode()
+            connection.sendall(_HEAD.pack(error.code().value[0], 0, len(text)) + text)
         return True
 
     @staticmethod
@@ -173,6 +228,8 @@ class TensorServer:
             return method(request)
         except CallFailed:
             raise
+        except MemoryError as error:
+            raise CallFailed(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server is out of memory") from error
         except Exception as error:
             _log.exception("A call failed")
             raise CallFailed(grpc.StatusCode.UNKNOWN, f"Exception calling application: {error}") from error
@@ -281,6 +338,14 @@ def _is_of_same_user(connection: socket.socket) -> bool:
         return True
     _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return bool(user == os.geteuid())
+
+
+def _too_large(size: int, max_bytes: int) -> CallFailed:
+    return CallFailed(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"a frame of {size:,} bytes is more than the {max_bytes:,} that this server takes, half of its memory: "
+        "use more parameter servers, or give them more memory",
+    )
 
 
 def _lost(error: BaseException) -> CallFailed:

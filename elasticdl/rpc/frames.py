@@ -164,10 +164,29 @@ def join(chunks: Iterable[bytes]) -> memoryview:
         FrameError: it is not whole.
     """
     messages = iter(chunks)
+    return join_rest(announced_size(messages), messages)
+
+
+def announced_size(messages: Iterator[bytes]) -> int:
+    """Bytes of the frame of a stream: takes its first message.
+
+    Raises:
+        FrameError: that is no size.
+    """
     first = next(messages, b"")
     if len(first) != _STREAM_SIZE.size:
         raise FrameError("a stream does not begin with the size of its frame")
-    frame = np.empty(_STREAM_SIZE.unpack(first)[0], np.uint8).data
+    size: int = _STREAM_SIZE.unpack(first)[0]
+    return size
+
+
+def join_rest(size: int, messages: Iterator[bytes]) -> memoryview:
+    """The frame of a stream whose size has been taken.
+
+    Raises:
+        FrameError: it is not whole.
+    """
+    frame = np.empty(size, np.uint8).data
     place = 0
     for chunk in messages:
         if place + len(chunk) > len(frame):

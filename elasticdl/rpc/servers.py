@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import hmac
 import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
 from elasticdl.rpc.channels import OPTIONS, TOKEN_KEY
+from elasticdl.rpc.flow import Flow
+from elasticdl.rpc.frames import FrameError, announced_size, join_rest
 from elasticdl_client.errors import JobError
 
 _SERVER_OPTIONS = (
@@ -52,54 +52,54 @@ class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
 def raw_handlers(
     service: str,
     unary: Mapping[str, Callable[[bytes, grpc.ServicerContext], bytes]],
-    streams: Mapping[str, Callable[[Any, grpc.ServicerContext], Any]] | None = None,
-    max_calls: int = 1 << 30,
+    streams: Mapping[str, Callable[[memoryview, grpc.ServicerContext], Iterator[bytes]]],
+    flow: Flow,
 ) -> grpc.GenericRpcHandler:
     """Handlers of methods whose messages are raw bytes.
 
     Args:
         service: full name, such as ``elasticdl.ParameterServer``.
-        unary: method name to function of (request bytes, context).
-        streams: method name to function of (iterator of bytes, context) that yields bytes.
-        max_calls: of all these methods together at once; more are refused with RESOURCE_EXHAUSTED before they begin,
-            so that their messages do not fill the memory and other calls of the server find a thread.
+        unary: method name to function of (request, context).
+        streams: method name to function of (frame that has come as a stream, context), which yields a stream.
+        flow: of all these methods together.  A call beyond it is refused with RESOURCE_EXHAUSTED before it begins, so
+            that other calls of the server find a thread.
     """
-    places = _Places(max_calls)
-    handlers = {name: grpc.unary_unary_rpc_method_handler(places.unary(f)) for name, f in unary.items()}
-    for name, function in (streams or {}).items():
-        handlers[name] = grpc.stream_stream_rpc_method_handler(places.stream(function))
-    return grpc.method_handlers_generic_handler(service, handlers)
 
-
-class _Places:
-    """So many calls at once."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._free = threading.Semaphore(number)
-
-    def unary(self, function: Callable[[bytes, grpc.ServicerContext], bytes]) -> Callable[[bytes, Any], bytes]:
+    def unary_handler(function: Callable[[bytes, Any], bytes]) -> Callable[[bytes, Any], bytes]:
         def answer(request: bytes, context: Any) -> bytes:
-            with self._place(context):
+            with flow.call(wait=False) as has_place:
+                if not has_place:
+                    _refuse_busy(flow, context)
                 return function(request, context)
 
         return answer
 
-    def stream(self, function: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, Any], Iterator[bytes]]:
-        def answer(requests: Any, context: Any) -> Iterator[bytes]:
-            with self._place(context):
-                yield from function(requests, context)
+    def stream_handler(function: Callable[[memoryview, Any], Iterator[bytes]]) -> Callable[[Any, Any], Iterator[bytes]]:
+        def answer(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            try:
+                size = announced_size(requests)
+                if size > flow.max_bytes:
+                    limit = f"a frame of {size:,} bytes is more than the {flow.max_bytes:,} that this server takes"
+                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, limit)
+                with flow.frame(size):
+                    frame = join_rest(size, requests)
+                    with flow.call(wait=False) as has_place:
+                        if not has_place:
+                            _refuse_busy(flow, context)
+                        yield from function(frame, context)
+            except FrameError as error:
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))
 
         return answer
 
-    @contextmanager
-    def _place(self, context: Any) -> Iterator[None]:
-        if not self._free.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._number} calls are under way")
-        try:
-            yield
-        finally:
-            self._free.release()
+    handlers = {name: grpc.unary_unary_rpc_method_handler(unary_handler(f)) for name, f in unary.items()}
+    for name, function in streams.items():
+        handlers[name] = grpc.stream_stream_rpc_method_handler(stream_handler(function))
+    return grpc.method_handlers_generic_handler(service, handlers)
+
+
+def _refuse_busy(flow: Flow, context: Any) -> None:
+    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{flow.max_calls} calls are under way")
 
 
 def serve(

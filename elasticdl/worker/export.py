@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Protocol
 
 from elasticdl.frameworks.framework import Framework, Parameters, TableRows
+from elasticdl.rpc.memory import available_bytes
 from elasticdl.worker.batches import LeaseLost
 from elasticdl.worker.export_plan import ExportPlan, instead, plan_export, why_not
 from elasticdl.worker.export_stream import ExportWriter
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.memory import available_bytes
 from elasticdl.worker.strategy import Values
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec

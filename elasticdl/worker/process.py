@@ -19,7 +19,7 @@ from elasticdl.ps.client import check_model
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.logs import log_to_stdout
-from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl.rpc.memory import available_bytes, keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.export import Exporter
@@ -30,7 +30,6 @@ from elasticdl.worker.loading import Readers, first_op, load_framework, on_param
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.memory import available_bytes
 from elasticdl.worker.parameter_server import ParameterServerStrategy, Training
 from elasticdl.worker.pipelined import PipelinedTraining
 from elasticdl.worker.ps_session import PsSession

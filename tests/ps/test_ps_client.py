@@ -24,6 +24,7 @@ from elasticdl.ps.lookups import Lookup, Lookups
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import MAGIC, WIRE_VERSION, Frame, encode
 from elasticdl.rpc.servers import raw_handlers
 from elasticdl_client.errors import JobError
@@ -276,7 +277,7 @@ def test_a_busy_ps_is_asked_again_until_it_has_time() -> None:
             return continuation(details)
 
     server = grpc.server(ThreadPoolExecutor(4), interceptors=[Noting()])
-    server.add_generic_rpc_handlers((raw_handlers(SERVICE, {"Exchange": exchange}, max_calls=1),))
+    server.add_generic_rpc_handlers((raw_handlers(SERVICE, {"Exchange": exchange}, {}, Flow(1)),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     connection = PsConnection(0, f"127.0.0.1:{port}", TOKEN, timeout_s=30)
@@ -294,7 +295,7 @@ def test_a_ps_that_stays_busy_is_unavailable(monkeypatch: pytest.MonkeyPatch) ->
     clock = SimpleNamespace(monotonic=itertools.count(0, 10).__next__)
     with ps_cluster(1) as cluster:
         server = grpc.server(ThreadPoolExecutor(1))
-        server.add_generic_rpc_handlers((raw_handlers(SERVICE, {"Exchange": lambda frame, _: frame}, max_calls=0),))
+        server.add_generic_rpc_handlers((raw_handlers(SERVICE, {"Exchange": lambda frame, _: frame}, {}, Flow(0)),))
         partition = pb.Partition(version=1)
         partition.ps.add(ps_id=0, address=f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", incarnation=1)
         server.start()
@@ -333,7 +334,7 @@ def test_a_reply_that_is_damaged_on_the_way_is_asked_for_again() -> None:
     with ps_cluster(1) as cluster:
         service, exchange = cluster.services[0], cluster.services[0].exchange
         server = grpc.server(ThreadPoolExecutor(1))
-        handlers = raw_handlers(SERVICE, {"Exchange": lambda frame, _: exchange(frame).whole()[:-1]})
+        handlers = raw_handlers(SERVICE, {"Exchange": lambda frame, _: exchange(frame).whole()[:-1]}, {}, Flow(8))
         server.add_generic_rpc_handlers((handlers,))
         partition = pb.Partition(version=1)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

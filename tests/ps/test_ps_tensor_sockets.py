@@ -9,9 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import grpc
 import numpy as np
@@ -21,7 +19,7 @@ from elasticdl.ps.client import PsClient
 from elasticdl.ps.connection import PsConnection
 from elasticdl.ps.service import PsService, register_service
 from elasticdl.ps.state import PsState
-from elasticdl.ps.tensor_sockets import CallFailed, TensorClient, TensorServer
+from elasticdl.ps.tensor_sockets import CallFailed, TensorClient
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import Arrived, Frame, decode
 from elasticdl.rpc.handshake import connecting, shake_hands
@@ -40,23 +38,9 @@ from tests.ps.scenes import (
     ps_cluster,
     whole_pull,
 )
+from tests.ps.tensor_peers import HOST, echo, head, member, reply_of, server_of, wait_for_end
 
 pytestmark = pytest.mark.ci
-HOST = "127.0.0.1"
-
-
-def echo(request: Arrived) -> Frame:
-    header, arrays = decode(request)
-    return Frame(b"seen " + header, arrays)
-
-
-@contextmanager
-def server_of(exchange: Callable[[Arrived], Frame], max_calls: int = 8) -> Iterator[TensorServer]:
-    server = TensorServer(HOST, TOKEN, {"Exchange": exchange}, max_calls)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("road", [socket.AF_INET, socket.AF_UNIX])
@@ -189,12 +173,7 @@ def test_what_is_no_call_ends_its_connection_alone(bytes_sent: bytes, holds_toke
             stranger.sendall(bytes_sent)
             with contextlib.suppress(OSError):  # it was shown out already
                 stranger.shutdown(socket.SHUT_WR)
-            while True:
-                try:
-                    if not stranger.recv(64):
-                        break
-                except ConnectionResetError:
-                    break
+            wait_for_end(stranger)
         client = TensorClient(HOST, server.address, TOKEN, 30)
         assert decode(client.call("Exchange", Frame(b"", []), 30))[0] == b"seen "
         client.close()
@@ -220,12 +199,10 @@ def test_a_frame_of_nothing_but_its_prefix_is_read_to_its_end() -> None:
         sizes.append(len(request))
         return Frame(b"", [])
 
-    with server_of(exchange) as server, socket.create_connection((HOST, server.port), timeout=30) as connection:
-        shake_hands(connection, connecting(TOKEN, "tensors"))
+    with server_of(exchange) as server, member(server) as connection:
         for _ in range(2):
-            connection.sendall(struct.pack("<IIQ", 1, 0, 8) + bytes(8))
-            status, _, size = struct.unpack("<IIQ", connection.recv(16, socket.MSG_WAITALL))
-            assert (status, len(connection.recv(size, socket.MSG_WAITALL))) == (0, size)
+            connection.sendall(head(8) + bytes(8))
+            assert reply_of(connection)[0] == 0
     assert sizes == [8, 8]
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from elasticdl.frameworks.framework import InitialRow, Table, TableRows
+from elasticdl.rpc.memory import available_bytes
 from elasticdl.worker.export_plan import ExportPlan, announce_export, needed_bytes, plan_export
 from elasticdl.worker.export_stream import ExportReader, ExportWriter, StreamEnded
-from elasticdl.worker.memory import available_bytes
 from elasticdl_client.errors import ModelDefinitionError
 
 pytestmark = pytest.mark.ci

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr size_t kPieceBytes = 512 << 10;
 constexpr size_t kMostParts = 512;  // of one sendmsg; Linux takes 1,024
+constexpr uint64_t kLargest = uint64_t{1} << 47;  // bytes: no machine holds more
 
 struct Head {
   uint32_t number;
@@ -33,6 +35,24 @@ struct Prefix {
 struct Ended {};
 struct Failed {
   int error;
+};
+
+// When a piece must have been transferred.  The time-outs of the socket wake a call that waits; a call that they end with
+// a part of its piece is continued only before the deadline, so that no peer holds a connection by single bytes.
+class Deadline {
+ public:
+  // 0 seconds: none.
+  explicit Deadline(double seconds) : is_set_(seconds > 0) {
+    if (is_set_) end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
+  void check() const {
+    if (is_set_ && Clock::now() >= end_) throw Failed{EAGAIN};
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool is_set_;
+  Clock::time_point end_{};
 };
 
 // Runs a signal's Python handler, as Python's own sockets do.
@@ -64,7 +84,7 @@ void advance(iovec** parts, size_t* num_parts, size_t count) {
   }
 }
 
-void fill(int socket, iovec* parts, size_t num_parts) {
+void fill(int socket, iovec* parts, size_t num_parts, const Deadline& deadline) {
   advance(&parts, &num_parts, 0);
   while (num_parts > 0) {
     msghdr message{};
@@ -73,20 +93,35 @@ void fill(int socket, iovec* parts, size_t num_parts) {
     const size_t count = transferred([&] { return recvmsg(socket, &message, MSG_WAITALL); });
     if (count == 0) throw Ended{};
     advance(&parts, &num_parts, count);
+    if (num_parts > 0) deadline.check();
   }
 }
 
-void send_all(int socket, iovec* parts, size_t num_parts) {
+// Waits for the first byte for as long as it takes, whatever the time-out of the socket, then for the others.
+void fill_head(int socket, char* head, size_t size, double within_s) {
+  ssize_t count = 0;
+  do {
+    count = recv(socket, head, size, MSG_WAITALL);
+    if (count < 0 && errno == EINTR) interrupted();
+  } while (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+  if (count < 0) throw Failed{errno};
+  if (count == 0) throw Ended{};
+  iovec rest{head + count, size - static_cast<size_t>(count)};
+  fill(socket, &rest, 1, Deadline(within_s));
+}
+
+void send_all(int socket, iovec* parts, size_t num_parts, const Deadline& deadline) {
   while (num_parts > 0) {
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = std::min(num_parts, kMostParts);
     advance(&parts, &num_parts, transferred([&] { return sendmsg(socket, &message, MSG_NOSIGNAL); }));
+    if (num_parts > 0) deadline.check();
   }
 }
 
 // All of a frame, its prefix last; returns the checksum of the rest.
-uint32_t fill_frame(int socket, char* frame, size_t size) {
+uint32_t fill_frame(int socket, char* frame, size_t size, double within_s) {
   const size_t first = std::min(size, sizeof(Prefix));
   uint32_t checksum = 0;
   size_t place = first;
@@ -94,7 +129,7 @@ uint32_t fill_frame(int socket, char* frame, size_t size) {
     const size_t count = std::min(kPieceBytes, size - place);
     const bool is_last = place + count == size;
     iovec parts[] = {{frame + place, count}, {frame, is_last ? first : 0}};
-    fill(socket, parts, is_last ? 2 : 1);
+    fill(socket, parts, is_last ? 2 : 1, Deadline(within_s));
     checksum = crc32c(checksum, frame + place, count);
     place += count;
   } while (place < size);
@@ -119,7 +154,7 @@ class Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  void send(int socket, uint32_t number, uint32_t magic) const {
+  void send(int socket, uint32_t number, uint32_t magic, double within_s) const {
     Head head{number, 0, size_ + sizeof(Prefix)};
     Prefix prefix{magic, 0};
     std::vector<iovec> waiting{{&head, sizeof(head)}};
@@ -128,7 +163,7 @@ class Parts {
       char* data = static_cast<char*>(view.buf);
       for (size_t left = static_cast<size_t>(view.len); left > 0;) {
         if (room == 0) {
-          send_all(socket, waiting.data(), waiting.size());
+          send_all(socket, waiting.data(), waiting.size(), Deadline(within_s));
           waiting.clear();
           room = kPieceBytes;
         }
@@ -141,7 +176,7 @@ class Parts {
       }
     }
     waiting.push_back({&prefix, sizeof(prefix)});  // with the last piece: alone it would wake the other end once more
-    send_all(socket, waiting.data(), waiting.size());
+    send_all(socket, waiting.data(), waiting.size(), Deadline(within_s));
   }
 
  private:
@@ -169,45 +204,70 @@ void without_gil(Work work) {
   }
 }
 
-py::array_t<uint8_t> received(int socket, uint64_t size) {
-  auto bytes = new_array<uint8_t>({static_cast<py::ssize_t>(size)});
+py::array_t<uint8_t> new_bytes(uint64_t size) {
+  if (size > kLargest) throw std::bad_alloc();
+  return new_array<uint8_t>({static_cast<py::ssize_t>(size)});
+}
+
+py::array_t<uint8_t> received(int socket, uint64_t size, double within_s) {
+  auto bytes = new_bytes(size);
   iovec part{bytes.mutable_data(), size};
-  without_gil([&] { fill(socket, &part, 1); });
+  without_gil([&] { fill(socket, &part, 1, Deadline(within_s)); });
   return bytes;
 }
 
-py::tuple receive_frame(int socket, uint64_t size) {
-  auto frame = new_array<uint8_t>({static_cast<py::ssize_t>(size)});
+py::bytes receive_head(int socket, size_t size, double within_s) {
+  std::string head(size, '\0');
+  without_gil([&] { fill_head(socket, head.data(), size, within_s); });
+  return head;
+}
+
+py::tuple receive_frame(int socket, uint64_t size, double within_s) {
+  auto frame = new_bytes(size);
   char* data = reinterpret_cast<char*>(frame.mutable_data());
   uint32_t checksum = 0;
-  without_gil([&] { checksum = fill_frame(socket, data, size); });
+  without_gil([&] { checksum = fill_frame(socket, data, size, within_s); });
   return py::make_tuple(frame, checksum);
 }
 
-void send_frame(int socket, uint32_t number, const py::sequence& parts, uint32_t magic) {
+void discard(int socket, uint64_t size, double within_s) {
+  without_gil([&] {
+    std::vector<char> piece(std::min<uint64_t>(size, kPieceBytes));
+    for (uint64_t left = size; left > 0;) {
+      iovec part{piece.data(), std::min<uint64_t>(left, piece.size())};
+      left -= part.iov_len;
+      fill(socket, &part, 1, Deadline(within_s));
+    }
+  });
+}
+
+void send_frame(int socket, uint32_t number, const py::sequence& parts, uint32_t magic, double within_s) {
   const Parts frame(parts);
-  without_gil([&] { frame.send(socket, number, magic); });
+  without_gil([&] { frame.send(socket, number, magic, within_s); });
 }
 
 py::tuple call(int socket, uint32_t number, const py::sequence& parts, uint32_t magic) {
   const Parts frame(parts);
   Head head{};
   without_gil([&] {
-    frame.send(socket, number, magic);
+    frame.send(socket, number, magic, 0);
     iovec part{&head, sizeof(head)};
-    fill(socket, &part, 1);
+    fill(socket, &part, 1, Deadline(0));
   });
-  if (head.number != 0) return py::make_tuple(head.number, received(socket, head.size), 0);
-  const py::tuple reply = receive_frame(socket, head.size);
+  if (head.number != 0) return py::make_tuple(head.number, received(socket, head.size, 0), 0);
+  const py::tuple reply = receive_frame(socket, head.size, 0);
   return py::make_tuple(head.number, reply[0], reply[1]);
 }
 
 }  // namespace
 
 void bind_frame_io(py::module_& module) {
-  module.def("receive", &received, py::arg("socket"), py::arg("size"));
-  module.def("receive_frame", &receive_frame, py::arg("socket"), py::arg("size"));
-  module.def("send_frame", &send_frame, py::arg("socket"), py::arg("number"), py::arg("parts"), py::arg("magic"));
+  module.def("receive", &received, py::arg("socket"), py::arg("size"), py::arg("within_s") = 0);
+  module.def("receive_head", &receive_head, py::arg("socket"), py::arg("size"), py::arg("within_s"));
+  module.def("receive_frame", &receive_frame, py::arg("socket"), py::arg("size"), py::arg("within_s"));
+  module.def("discard", &discard, py::arg("socket"), py::arg("size"), py::arg("within_s"));
+  module.def("send_frame", &send_frame, py::arg("socket"), py::arg("number"), py::arg("parts"), py::arg("magic"),
+             py::arg("within_s"));
   module.def("call", &call, py::arg("socket"), py::arg("number"), py::arg("parts"), py::arg("magic"));
 }
 
