@@ -22,7 +22,7 @@ from typing import cast
 from benchmarks.all_reduce_training import BATCH, NETWORKS, Network
 from benchmarks.images import random_images
 from benchmarks.measured_job import ROOT
-from benchmarks.peers.launch import HOST
+from benchmarks.peers.launch import HOST, TOKEN
 from elasticdl.collective import ElasticGroup, Reduction
 from elasticdl.data.example import encode_examples
 from elasticdl.data.reader import Metadata
@@ -162,7 +162,7 @@ def measure(is_quick: bool) -> dict[str, float]:
 
 def _measure(network: Network, is_quick: bool) -> dict[str, float]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes on few cores, as in a job
-    with ElasticGroup(HOST) as group:
+    with ElasticGroup(HOST, TOKEN) as group:
         argv = [sys.executable, "-m", "benchmarks.all_reduce_ledger", network.name, group.address]
         with subprocess.Popen(argv + ["--quick"] * is_quick, stdout=subprocess.PIPE, text=True, cwd=ROOT) as running:
             assert running.stdout is not None
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     network = next(one for one in NETWORKS if one.name == arguments.network)
-    with ElasticGroup(HOST) as group:
+    with ElasticGroup(HOST, TOKEN) as group:
         print(json.dumps(group.address), flush=True)
         Member(network, group, 1, [arguments.address, group.address]).measure(arguments.quick)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import all_reduce_ledger, all_reduce_training
-from benchmarks.peers.launch import HOST, free_port
+from benchmarks.peers.launch import HOST, TOKEN, free_port
 from elasticdl.collective import ElasticGroup, Peer
 
 SIZES = {"1_kib": 1 << 10, "1_mib": 1 << 20, "5_mb": 5_000_000, "25_mib": 25 << 20}
@@ -93,7 +93,7 @@ class Pair:
 
 def other(address: str, port: int, is_quick: bool) -> None:
     """The process of rank 1: tells its address, and does the same steps."""
-    with ElasticGroup(HOST) as group:
+    with ElasticGroup(HOST, TOKEN) as group:
         print(group.address, flush=True)
         pair = Pair(group, 1, [Peer(0, address), Peer(1, group.address)], port)
         pair.measure(is_quick)
@@ -107,7 +107,7 @@ def leave_plain() -> None:
 
 
 def measure_collectives(is_quick: bool) -> dict[str, float]:
-    with ElasticGroup(HOST) as group:
+    with ElasticGroup(HOST, TOKEN) as group:
         port = free_port()
         argv = [sys.executable, "-m", "benchmarks.allreduce", f"--join={group.address}", f"--port={port}"]
         with subprocess.Popen(argv + ["--quick"] * is_quick, stdout=subprocess.PIPE, text=True) as running:

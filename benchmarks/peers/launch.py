@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 HOST = "127.0.0.1"
+TOKEN = "the token of the groups that are measured"
 
 
 def free_port() -> int:

@@ -66,6 +66,7 @@ class ElasticGroup:
 
     Args:
         host: an address of this machine at which the other members reach it; everything listens there, at any port.
+        token: of the job; every member proves it to the others.
         device: `cpu`, or `cuda` or `cuda:N`: buffers in the memory of that GPU can be summed, too.
 
     Attributes:
@@ -75,11 +76,12 @@ class ElasticGroup:
         ElasticDLError: torch is missing or has no such device, or the host is not an address of this machine.
     """
 
-    def __init__(self, host: str, device: str = "cpu") -> None:
+    def __init__(self, host: str, token: str, device: str = "cpu") -> None:
         self._host = host
+        self._token = token
         self._device = device
         check_device(device)
-        self._place = MeetingPlace(host)
+        self._place = MeetingPlace(host, token)
         self._lock = Lock()
         self._oldest = 0
         self._world: World | None = None
@@ -120,7 +122,7 @@ class ElasticGroup:
             if version < self._oldest:
                 raise GroupLost(f"world {version} has been given up before it was formed")
             self._oldest = version + 1
-            world = self._world = World(version, [peer.address for peer in peers], rank)
+            world = self._world = World(version, [peer.address for peer in peers], rank, self._token)
             self._ended = [one for one in self._ended if not one.wait_until_freed(0.0)]
         world.form(self._host, self._device, timeout_s)
 

@@ -1,15 +1,18 @@
 """Where the members of a world find each other: each process keeps a place of its own, and that of rank 0 is used.
 
-A member comes with its version and rank, tells what the others must know of it, learns what they have told, and goes
-with a farewell.  Who goes without one has died or given up: then the world cannot be formed, and all that wait are told
-so at once.  A message is a line of JSON; names are never looked up (the store of torch does, and may take seconds).
+A connection begins with the handshake of `elasticdl.rpc.handshake`; nothing of a stranger is read before.  A member
+comes with its version and rank, tells what the others must know of it, learns what they have told, and goes with a
+farewell.  One that goes without has died or given up: then the world cannot be formed, and all that wait learn it at
+once.  A message is a line of JSON; names are never looked up (the store of torch does, and may take seconds).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import selectors
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,18 +20,66 @@ from threading import Thread
 from typing import Any
 
 from elasticdl.collective import sockets
+from elasticdl.rpc import handshake
 from elasticdl_client.errors import ElasticDLError
 
+_PURPOSE = "meeting"
 _READ_BYTES = 1 << 16
-_LONGEST_LINE_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 1 << 18
+_MOST_TOLD_BYTES = 4 << 20  # of one world; its members' addresses take some hundred bytes each
+_MOST_UNSENT_BYTES = 8 << 20  # what a visitor has not taken yet
+_MOST_STRANGERS = 256
+_MOST_BROKEN = 64  # worlds whose end is remembered, for members that come late
+_MOST_MEMBERS = 1 << 20
+_REST_S = 0.2  # out of descriptors: until the next look for a new connection
+_log = logging.getLogger("elasticdl.collective")
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A line of a visitor; only the first has a version and a rank."""
+
+    version: int | None
+    rank: int
+    told: Mapping[str, str]
+    wants: list[str] | None
+    is_farewell: bool
+
+    @classmethod
+    def of(cls, line: bytes) -> _Message:
+        """
+        Raises:
+            ValueError: no member of ours writes such a line.
+        """
+        try:
+            given = json.loads(line)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
+        if not isinstance(given, dict):
+            raise ValueError("no message")
+        version, rank = given.get("version"), given.get("rank", 0)
+        told, wants = given.get("tell", {}), given.get("learn")
+        if version is not None and not _is_within(version, 1 << 63):
+            raise ValueError("no version")
+        if not _is_within(rank, _MOST_MEMBERS):
+            raise ValueError("no rank")
+        if not isinstance(told, dict) or not all(isinstance(value, str) for value in told.values()):
+            raise ValueError("cannot be told")
+        if wants is not None and not (isinstance(wants, list) and all(isinstance(name, str) for name in wants)):
+            raise ValueError("cannot be learned")
+        return cls(version, rank, told, wants, "farewell" in given)
 
 
 @dataclass(slots=True, eq=False)
 class _Visitor:
     connection: socket.socket
+    handshake: handshake.Handshake | None  # None: it has proved the token
+    num_wanted: int  # bytes of the handshake's next step; 0 after it
+    come_at: float
     version: int = -1
     rank: int = -1
     unread: bytes = b""
+    unsent: bytes = b""
     wants: list[str] = field(default_factory=list)
     has_said_farewell: bool = False
 
@@ -36,6 +87,7 @@ class _Visitor:
 @dataclass(slots=True)
 class _Table:
     told: dict[str, str] = field(default_factory=dict)
+    told_bytes: int = 0
     visitors: list[_Visitor] = field(default_factory=list)
 
 
@@ -49,7 +101,7 @@ class MeetingPlace:
         ElasticDLError: the host is not an address of this machine.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, token: str) -> None:
         try:
             number = sockets.numeric_host(host)
             family = socket.AF_INET6 if ":" in number else socket.AF_INET
@@ -58,9 +110,14 @@ class MeetingPlace:
             raise ElasticDLError(
                 f"This process cannot be reached at '{host}': {error}.", "Name an address of this machine."
             ) from None
+        self._listening.setblocking(False)
         self.address = sockets.written(host, self._listening.getsockname()[1])
+        self._token = token
+        self._lobby = handshake.Lobby(_MOST_STRANGERS)
+        self._strangers: dict[_Visitor, None] = {}  # oldest first
         self._tables: dict[int, _Table] = {}
-        self._newest_broken = (-1, "")
+        self._broken: dict[int, str] = {}  # version → why; the oldest entry first
+        self._rests_until: float | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._ending, self._end = socket.socketpair()
@@ -72,45 +129,126 @@ class MeetingPlace:
 
     def _serve(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            for key, events in self._selector.select(self._look_within_s()):
                 if key.fileobj is self._ending:
                     self._close_all()
                     return
                 if key.fileobj is self._listening:
                     self._let_in()
                 else:
-                    self._hear(key.data)
+                    self._attend_to(key.data, events)
+            self._end_what_is_over()
+
+    def _look_within_s(self) -> float | None:
+        """Until the first deadline of a stranger, or of a rest."""
+        ends = [visitor.come_at + handshake.TIMEOUT_S for visitor in self._strangers][:1]
+        if self._rests_until is not None:
+            ends.append(self._rests_until)
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def _end_what_is_over(self) -> None:
+        now = time.monotonic()
+        for visitor in list(self._strangers):
+            if visitor.come_at + handshake.TIMEOUT_S > now:
+                break
+            self._see_off(visitor)
+        if self._rests_until is not None and self._rests_until <= now:
+            self._rests_until = None
+            self._selector.register(self._listening, selectors.EVENT_READ)
 
     def _let_in(self) -> None:
-        with suppress(OSError):  # gone again
-            connection, _ = self._listening.accept()
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._selector.register(connection, selectors.EVENT_READ, _Visitor(connection))
-
-    def _hear(self, visitor: _Visitor) -> None:
         try:
-            data = visitor.connection.recv(_READ_BYTES)
+            connection, _ = self._listening.accept()
+        except (ConnectionError, BlockingIOError):  # gone again
+            return
+        except OSError as error:
+            _log.warning("The meeting place cannot take a connection: %s", error)
+            self._selector.unregister(self._listening)
+            self._rests_until = time.monotonic() + _REST_S
+            return
+        connection.setblocking(False)
+        with suppress(OSError):  # gone again; it is read to its end
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        proof = handshake.accepting(self._token, _PURPOSE)
+        visitor = _Visitor(connection, proof, next(proof).num_wanted, time.monotonic())
+        self._strangers[visitor] = None
+        self._lobby.enter(connection)
+        self._selector.register(connection, selectors.EVENT_READ, visitor)
+
+    def _attend_to(self, visitor: _Visitor, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._send(visitor, b"")
+        if not events & selectors.EVENT_READ:
+            return
+        room = visitor.num_wanted - len(visitor.unread) if visitor.handshake else _READ_BYTES
+        try:
+            data = visitor.connection.recv(room)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
-        *lines, visitor.unread = (visitor.unread + data).split(b"\n")
+        visitor.unread += data
         try:
-            for line in lines:
-                self._do(visitor, json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):  # no member of ours
+            self._take(visitor)
+        except (ValueError, ConnectionError):  # no member of ours
             data = b""
         if not data or len(visitor.unread) > _LONGEST_LINE_BYTES:
             self._see_off(visitor)
 
-    def _do(self, visitor: _Visitor, message: Mapping[str, Any]) -> None:
+    def _take(self, visitor: _Visitor) -> None:
+        """Do what a visitor has sent, as far as it is whole.
+
+        Raises:
+            ConnectionError: it does not hold the token.
+            ValueError: it is no member of ours.
+        """
+        if visitor.handshake is not None:
+            if len(visitor.unread) == visitor.num_wanted:
+                message, visitor.unread = visitor.unread, b""
+                step = visitor.handshake.send(message)
+                visitor.num_wanted = step.num_wanted
+                if step.num_wanted == 0:
+                    visitor.handshake = None
+                    self._forget_stranger(visitor)
+                self._send(visitor, step.sent)
+            return
+        *lines, visitor.unread = visitor.unread.split(b"\n")
+        for line in lines:
+            self._do(visitor, _Message.of(line))
+
+    def _do(self, visitor: _Visitor, message: _Message) -> None:
         if visitor.version < 0:
-            visitor.version, visitor.rank = int(message["version"]), int(message["rank"])
-            self._tables.setdefault(visitor.version, _Table()).visitors.append(visitor)
+            if message.version is None:
+                raise ValueError("a member begins with its version and rank")
+            self._seat(visitor, message.version, message.rank)
         table = self._tables[visitor.version]
-        table.told |= {str(name): str(value) for name, value in message.get("tell", {}).items()}
-        visitor.wants = [str(name) for name in message.get("learn", visitor.wants)]
-        visitor.has_said_farewell = "farewell" in message
-        for one in table.visitors:
-            self._answer(one, table)
+        twice = sorted(message.told.keys() & table.told.keys())
+        table.told_bytes += sum(len(name) + len(value) for name, value in message.told.items())
+        if twice or table.told_bytes > _MOST_TOLD_BYTES:
+            what = f"'{twice[0]}' twice" if twice else "too much"
+            self._break(visitor.version, f"rank {visitor.rank} has told {what}")
+            raise ValueError("refused")
+        table.told |= message.told
+        if message.wants is not None:
+            visitor.wants = message.wants
+        visitor.has_said_farewell |= message.is_farewell
+        self._answer_all(visitor.version)
+
+    def _seat(self, visitor: _Visitor, version: int, rank: int) -> None:
+        """
+        Raises:
+            ValueError: another one of this rank is there.
+        """
+        table = self._tables.setdefault(version, _Table())
+        if any(other.rank == rank for other in table.visitors):
+            raise ValueError("this rank is there already")
+        visitor.version, visitor.rank = version, rank
+        table.visitors.append(visitor)
+
+    def _answer_all(self, version: int) -> None:
+        table = self._tables[version]
+        for visitor in list(table.visitors):
+            self._answer(visitor, table)
 
     def _answer(self, visitor: _Visitor, table: _Table) -> None:
         """What a visitor waits for, once all of it has been told, or why it will not be."""
@@ -118,25 +256,52 @@ class MeetingPlace:
             return
         if all(name in table.told for name in visitor.wants):
             answer: dict[str, Any] = {"told": [table.told[name] for name in visitor.wants]}
-        elif visitor.version <= self._newest_broken[0]:
-            answer = {"broken": self._newest_broken[1]}
+        elif visitor.version in self._broken:
+            answer = {"broken": self._broken[visitor.version]}
         else:
             return
         visitor.wants = []
-        with suppress(OSError):  # gone: its connection says so, too
-            visitor.connection.sendall(json.dumps(answer).encode() + b"\n")
+        self._send(visitor, json.dumps(answer).encode() + b"\n")
+
+    def _send(self, visitor: _Visitor, data: bytes) -> None:
+        """Send as much as the connection takes now, and the rest when it takes more.
+
+        One that takes nothing, or is gone, is shut: it is seen off when its end is read.
+        """
+        visitor.unsent += data
+        try:
+            visitor.unsent = visitor.unsent[visitor.connection.send(visitor.unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            visitor.unsent = b""
+        if len(visitor.unsent) > _MOST_UNSENT_BYTES:
+            sockets.shut([visitor.connection])
+            visitor.unsent = b""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if visitor.unsent else 0)
+        self._selector.modify(visitor.connection, events, visitor)
+
+    def _break(self, version: int, why: str) -> None:
+        """The world cannot be formed: the first reason counts."""
+        self._broken.setdefault(version, why)
+        if len(self._broken) > _MOST_BROKEN:
+            del self._broken[next(iter(self._broken))]
+        self._answer_all(version)
+
+    def _forget_stranger(self, visitor: _Visitor) -> None:
+        self._strangers.pop(visitor, None)
+        self._lobby.leave(visitor.connection)
 
     def _see_off(self, visitor: _Visitor) -> None:
+        self._forget_stranger(visitor)
         self._selector.unregister(visitor.connection)
         visitor.connection.close()
-        if visitor.version < 0:  # a stranger
+        if visitor.version < 0:
             return
         table = self._tables[visitor.version]
         table.visitors.remove(visitor)
-        if not visitor.has_said_farewell and visitor.version > self._newest_broken[0]:
-            self._newest_broken = visitor.version, f"rank {visitor.rank} has gone"
-        for one in table.visitors:
-            self._answer(one, table)
+        if not visitor.has_said_farewell:
+            self._break(visitor.version, f"rank {visitor.rank} has gone")
         if not table.visitors:
             del self._tables[visitor.version]
 
@@ -144,6 +309,7 @@ class MeetingPlace:
         for key in list(self._selector.get_map().values()):
             with suppress(OSError):
                 key.fileobj.close()  # type: ignore[union-attr]
+        self._listening.close()  # not among them while it rests
         self._selector.close()
 
 
@@ -151,16 +317,21 @@ class Meeting:
     """A member's visit to the place of rank 0.
 
     Raises:
+        HandshakeError: the place belongs to another job.
         OSError: nobody answers there.
     """
 
-    def __init__(self, address: str, version: int, rank: int, timeout_s: float) -> None:
-        self._connection = socket.create_connection(sockets.parse(address), timeout_s)
+    def __init__(self, address: str, token: str, version: int, rank: int, timeout_s: float) -> None:
+        self._connection = handshake.connected(
+            lambda left_s: socket.create_connection(sockets.parse(address), left_s), token, _PURPOSE, timeout_s
+        )
+        self._connection.settimeout(timeout_s)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._answers = self._connection.makefile("rb")
         self._say({"version": version, "rank": rank})
 
     def tell(self, name: str, value: bytes) -> None:
+        """Tell the others of the world; each name once."""
         self._say({"tell": {name: value.hex()}})
 
     def learn(self, names: list[str], timeout_s: float) -> list[bytes]:
@@ -194,3 +365,7 @@ class Meeting:
 
     def _say(self, message: Mapping[str, Any]) -> None:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _is_within(value: object, bound: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < bound

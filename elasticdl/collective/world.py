@@ -29,12 +29,13 @@ class World:
         waiting_since: monotonic time at which the calling thread went into a collective; None outside of one.
     """
 
-    def __init__(self, version: int, addresses: list[str], rank: int) -> None:
+    def __init__(self, version: int, addresses: list[str], rank: int, token: str) -> None:
         self.version = version
         self.rank = rank
         self.size = len(addresses)
         self.waiting_since: float | None = None
         self._addresses = addresses
+        self._token = token
         self._lock = Lock()
         self._settled = Event()
         self._freed = Event()
@@ -158,7 +159,7 @@ class World:
     def _connect(self, host: str, device: str, end: float) -> None:
         listener = GlooListener(host)
         gloo = self._gloo = GlooLinks(listener)
-        meeting = self._meeting = Meeting(self._addresses[0], self.version, self.rank, _left(end))
+        meeting = self._meeting = Meeting(self._addresses[0], self._token, self.version, self.rank, _left(end))
         try:
             self.check()
             meeting.tell(f"listener/{self.rank}", listener.address.encode())

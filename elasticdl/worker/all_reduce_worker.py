@@ -10,6 +10,7 @@ from elasticdl.collective import ElasticGroup
 from elasticdl.data.reader import Shard
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.job_secret import read_token
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.all_reduce import AllReduceLoop, compile_on
 from elasticdl.worker.drawer import Drawer
@@ -52,7 +53,7 @@ def make_all_reduce_loop(
     model = OwnModel(framework, checkpoints, spec.checkpoint_dir_for_init)
     with clock.during(Activity.COMPILE):
         compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
-    group = ElasticGroup(own_host(master_address), framework.device)
+    group = ElasticGroup(own_host(master_address), read_token(), framework.device)
     session = WorldSession(link, group, model, spec.collective_timeout)
     reporter = Reporter(link, spec.log_loss_steps)
     outcomes = Outcomes(link, framework, reporter, Exporter(framework, model, link, spec), clock)

@@ -19,6 +19,7 @@ from elasticdl.collective import ElasticGroup, GroupLost, Peer
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before the members' server imports torch
 HOST = "127.0.0.1"
+TOKEN = "the token of this job"
 ANSWER_S = 30.0
 
 Verb = Callable[..., Any]
@@ -151,7 +152,7 @@ def until(is_true: Callable[[], bool], timeout_s: float = ANSWER_S) -> None:
 
 
 def _live(calls: Connection, signals: Connection) -> None:
-    group = ElasticGroup(HOST)
+    group = ElasticGroup(HOST, TOKEN)
     calls.send((group.address, None))
     threading.Thread(target=_obey, args=(group, signals), daemon=True).start()
     _obey(group, calls)

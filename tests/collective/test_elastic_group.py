@@ -14,7 +14,7 @@ import pytest
 from elasticdl.collective import ElasticGroup, GroupLost, Peer
 from elasticdl_client.errors import ElasticDLError
 from tests.collective import verbs
-from tests.collective.members import HOST, Member, all_do, form, members
+from tests.collective.members import HOST, TOKEN, Member, all_do, form, members
 
 pytestmark = pytest.mark.ci
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,14 +88,14 @@ def test_memory_of_anybody_is_summed_in_place(four: list[Member]) -> None:
     ],
 )
 def test_what_cannot_be_summed_in_place_is_refused(buffer: object, why: str) -> None:
-    with ElasticGroup(HOST) as alone:
+    with ElasticGroup(HOST, TOKEN) as alone:
         alone.form(1, [Peer(0, alone.address)], 0, 1.0)
         with pytest.raises(ValueError, match=why):
             alone.reduce([buffer])
 
 
 def test_one_alone_is_a_world() -> None:
-    with ElasticGroup(HOST) as alone:
+    with ElasticGroup(HOST, TOKEN) as alone:
         alone.form(1, [Peer(7, alone.address)], 0, 1.0)
         buffer = verbs.pattern(5, 1)
         alone.reduce([buffer])
@@ -110,7 +110,7 @@ def test_one_alone_is_a_world() -> None:
 
 @pytest.mark.parametrize("host", [HOST, "localhost", "::1"])
 def test_several_groups_may_live_in_one_process(host: str) -> None:
-    with ElasticGroup(host) as one, ElasticGroup(host) as two, ElasticGroup(host) as three:
+    with ElasticGroup(host, TOKEN) as one, ElasticGroup(host, TOKEN) as two, ElasticGroup(host, TOKEN) as three:
         groups = (one, two, three)
         peers = [Peer(number, group.address) for number, group in enumerate(groups)]
 
@@ -129,19 +129,19 @@ def test_several_groups_may_live_in_one_process(host: str) -> None:
 
 
 def test_who_is_not_at_its_rank_is_refused() -> None:
-    with ElasticGroup(HOST) as alone, pytest.raises(ValueError, match="is not this process"):
+    with ElasticGroup(HOST, TOKEN) as alone, pytest.raises(ValueError, match="is not this process"):
         alone.form(1, [Peer(0, "127.0.0.1:1"), Peer(1, alone.address)], 0, 1.0)
 
 
 def test_a_host_that_is_not_here_is_named() -> None:
     with pytest.raises(ElasticDLError, match=r"192\.0\.2\.1"):
-        ElasticGroup("192.0.2.1")
+        ElasticGroup("192.0.2.1", TOKEN)
 
 
 @pytest.mark.parametrize(("device", "why"), [("cuda:99", "GPU"), ("tpu", "no collectives")])
 def test_a_device_that_is_not_here_is_named(device: str, why: str) -> None:
     with pytest.raises(ElasticDLError, match=why) as raised:
-        ElasticGroup(HOST, device)
+        ElasticGroup(HOST, TOKEN, device)
     assert device in raised.value.what
 
 

@@ -15,7 +15,7 @@ from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.collective.meeting import Meeting
 from elasticdl.collective.world import World
 from tests.collective import verbs
-from tests.collective.members import ANSWER_S, Member, Told, all_do, begin_to_form, form, members, until
+from tests.collective.members import ANSWER_S, TOKEN, Member, Told, all_do, begin_to_form, form, members, until
 
 pytestmark = pytest.mark.ci
 LOST_WITHIN_S = 2.0  # on a busy machine; nothing else here ends a wait sooner
@@ -117,7 +117,7 @@ def test_one_that_stops_while_all_connect_holds_nobody(four: list[Member]) -> No
     """It has come to the meeting, has told where it listens, and does nothing more."""
     peers = [four[0].peer, four[1].peer]
     told = four[0].tell(ElasticGroup.form, 1, peers, 0, 30.0)
-    silent = Meeting(four[0].address, 1, 1, 5.0)
+    silent = Meeting(four[0].address, TOKEN, 1, 1, 5.0)
     silent.tell("listener/1", four[1].address.encode())
     silent.learn(["gloo/0/0"], ANSWER_S)
     assert not told.has_answered(0.05)
@@ -159,7 +159,7 @@ def test_a_slow_member_is_waited_for(four: list[Member]) -> None:
 
 
 def test_nothing_works_without_a_world() -> None:
-    with ElasticGroup("127.0.0.1") as group:
+    with ElasticGroup("127.0.0.1", TOKEN) as group:
         for verb in (group.gather, lambda values: group.reduce([values])):
             with pytest.raises(GroupLost, match="in no world"):
                 verb(np.zeros(1, np.int64))
@@ -178,7 +178,7 @@ def test_a_world_that_ends_between_two_sums_writes_to_neither_any_more() -> None
 
     first, memory = Sum(), SimpleNamespace(device=SimpleNamespace(type="cpu"))
     links: Any = SimpleNamespace(interrupt=lambda: None)
-    world = World(1, ["127.0.0.1:1", "127.0.0.1:2"], 0)
+    world = World(1, ["127.0.0.1:1", "127.0.0.1:2"], 0, TOKEN)
     world._by_device = {"cpu": links}
     world.begin(memory, lambda links: first)
     world.end("a newer world is planned")

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from elasticdl.collective.meeting import Meeting, MeetingPlace
 from elasticdl.collective.sockets import parse
-from tests.collective.members import until
+from elasticdl.rpc import handshake
+from elasticdl.rpc.handshake import HandshakeError, connecting, shake_hands
+from tests.collective.members import TOKEN, until
 
 pytestmark = pytest.mark.ci
+VERSIONS = itertools.count(1000)
 
 
 @pytest.fixture
 def place() -> Iterator[MeetingPlace]:
-    made = MeetingPlace("127.0.0.1")
+    made = MeetingPlace("127.0.0.1", TOKEN)
     yield made
     made.close()
 
 
 def test_what_is_told_later_is_waited_for(place: MeetingPlace) -> None:
-    first, second = (Meeting(place.address, 1, rank, 5.0) for rank in (0, 1))
+    first, second = (Meeting(place.address, TOKEN, 1, rank, 5.0) for rank in (0, 1))
     first.tell("a", b"\x00\xff")
     with ThreadPoolExecutor(1) as pool:
         learned = pool.submit(second.learn, ["a", "b"], 5.0)
@@ -36,27 +41,27 @@ def test_what_is_told_later_is_waited_for(place: MeetingPlace) -> None:
 
 
 def test_worlds_know_nothing_of_each_other(place: MeetingPlace) -> None:
-    old, new = (Meeting(place.address, version, 0, 5.0) for version in (1, 2))
+    old, new = (Meeting(place.address, TOKEN, version, 0, 5.0) for version in (1, 2))
     old.tell("a", b"1")
     new.tell("a", b"2")
     assert old.learn(["a"], 5.0) == [b"1"]
     old.close(farewell=False)
     assert new.learn(["a"], 5.0) == [b"2"]
     new.close(farewell=True)
-    again = Meeting(place.address, 3, 0, 5.0)
+    again = Meeting(place.address, TOKEN, 3, 0, 5.0)
     with pytest.raises(TimeoutError):
         again.learn(["a"], 0.05)
     again.close(farewell=True)
 
 
 def test_one_that_goes_without_a_farewell_is_missed_by_all_at_once(place: MeetingPlace) -> None:
-    waiting, dying = (Meeting(place.address, 7, rank, 5.0) for rank in (0, 1))
+    waiting, dying = (Meeting(place.address, TOKEN, 7, rank, 5.0) for rank in (0, 1))
     with ThreadPoolExecutor(1) as pool:
         learned = pool.submit(waiting.learn, ["never"], 60.0)
         dying.close(farewell=False)
         with pytest.raises(RuntimeError, match="rank 1 has gone"):
             learned.result(5.0)
-    late = Meeting(place.address, 7, 2, 5.0)
+    late = Meeting(place.address, TOKEN, 7, 2, 5.0)
     with pytest.raises(RuntimeError, match="rank 1 has gone"):
         late.learn(["never"], 60.0)
     for meeting in (waiting, late):
@@ -64,7 +69,7 @@ def test_one_that_goes_without_a_farewell_is_missed_by_all_at_once(place: Meetin
 
 
 def test_a_wait_can_be_interrupted(place: MeetingPlace) -> None:
-    meeting = Meeting(place.address, 1, 0, 5.0)
+    meeting = Meeting(place.address, TOKEN, 1, 0, 5.0)
     with ThreadPoolExecutor(1) as pool:
         learned = pool.submit(meeting.learn, ["never"], 60.0)
         meeting.interrupt()
@@ -73,30 +78,164 @@ def test_a_wait_can_be_interrupted(place: MeetingPlace) -> None:
     meeting.close(farewell=False)
 
 
+def is_sound(place: MeetingPlace) -> bool:
+    """A world of two meets there, as if nothing had been."""
+    version = next(VERSIONS)
+    one, other = (Meeting(place.address, TOKEN, version, rank, 5.0) for rank in (0, 1))
+    one.tell("a", b"x")
+    found = other.learn(["a"], 5.0)
+    for meeting in (one, other):
+        meeting.close(farewell=True)
+    return found == [b"x"]
+
+
+def stranger(place: MeetingPlace) -> socket.socket:
+    return socket.create_connection(parse(place.address), 5.0)
+
+
+def visitor(place: MeetingPlace, version: int, rank: int = 0) -> socket.socket:
+    """Holds the token, and says what no member of ours would."""
+    connection = stranger(place)
+    shake_hands(connection, connecting(TOKEN, "meeting"))
+    connection.sendall(b'{"version": %d, "rank": %d}\n' % (version, rank))
+    return connection
+
+
+def is_shown_out(connection: socket.socket) -> bool:
+    with connection:
+        try:
+            return connection.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" + bytes(64),
+        b'{"version": 9223372036854775807, "rank": 0}\n{"farewell": true}\n',
+        b"ELDH" + bytes(32) + bytes(32),
+        bytes(1 << 20),
+    ],
+)
+def test_a_stranger_is_shown_out_before_anything_it_says_is_read(place: MeetingPlace, said: bytes) -> None:
+    connection = stranger(place)
+    with suppress(OSError):  # shown out before it has said all
+        connection.sendall(said)
+    with suppress(OSError):
+        while connection.recv(1 << 16):
+            pass
+    connection.close()
+    assert is_sound(place)
+
+
+def test_a_member_of_another_job_is_refused_by_name(place: MeetingPlace) -> None:
+    with pytest.raises(HandshakeError, match="token"):
+        Meeting(place.address, "another job's", 1, 0, 5.0)
+    assert is_sound(place)
+
+
 @pytest.mark.parametrize(
     "rubbish",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"[1]\n",
-        b'{"version": "x"}\n',
-        b'{"learn": ["a"]}\n',
+        b"[" * 200_000 + b"\n",
+        b'{"learn": ' + b"9" * 5000 + b"}\n",
+        b'{"learn": 5}\n',
+        b'{"learn": [["a"]]}\n',
+        b'{"tell": {"a": ["b"]}}\n',
+        b'{"tell": 7}\n',
         b"\xff\n",
-        b'{"version": 1, "rank": 0, "learn": 5}\n',
+        b"x" * (1 << 20),
     ],
 )
-def test_strangers_are_shown_out(place: MeetingPlace, rubbish: bytes) -> None:
-    with socket.create_connection(parse(place.address), 5.0) as stranger:
-        stranger.settimeout(5.0)
-        stranger.sendall(rubbish)
-        assert stranger.recv(1) == b""
-    meeting = Meeting(place.address, 2, 0, 5.0)
-    meeting.tell("a", b"x")
-    assert meeting.learn(["a"], 5.0) == [b"x"]
-    meeting.close(farewell=True)
+def test_what_no_member_of_ours_says_ends_its_visit_alone(place: MeetingPlace, rubbish: bytes) -> None:
+    connection = visitor(place, 1)
+    with suppress(OSError):  # shown out before it has said all
+        connection.sendall(rubbish)
+    assert is_shown_out(connection)
+    assert is_sound(place)
+
+
+@pytest.mark.parametrize("version", ["-1", '"x"', "1.5", "true", str(1 << 63), "null", "9" * 5000])
+def test_a_version_that_is_none_ends_the_visit(place: MeetingPlace, version: str) -> None:
+    connection = stranger(place)
+    shake_hands(connection, connecting(TOKEN, "meeting"))
+    connection.sendall(f'{{"version": {version}, "rank": 0}}\n'.encode())
+    assert is_shown_out(connection)
+    assert is_sound(place)
+
+
+def test_a_huge_version_that_breaks_stops_no_other_world(place: MeetingPlace) -> None:
+    visitor(place, (1 << 63) - 1).close()
+    late = Meeting(place.address, TOKEN, (1 << 63) - 1, 1, 5.0)
+    with pytest.raises(RuntimeError, match="rank 0 has gone"):
+        late.learn(["never"], 5.0)
+    late.close(farewell=True)
+    assert is_sound(place)
+
+
+def test_a_name_is_told_once(place: MeetingPlace) -> None:
+    first, second, third = (Meeting(place.address, TOKEN, 4, rank, 5.0) for rank in range(3))
+    first.tell("listener/0", b"first")
+    assert third.learn(["listener/0"], 5.0) == [b"first"]
+    second.tell("listener/0", b"second")
+    with pytest.raises(RuntimeError, match="rank 1 has told 'listener/0' twice"):
+        third.learn(["never"], 5.0)
+    assert third.learn(["listener/0"], 5.0) == [b"first"]
+    for meeting in (first, second, third):
+        meeting.close(farewell=True)
+
+
+def test_a_rank_that_is_there_is_not_taken_by_a_second(place: MeetingPlace) -> None:
+    member = Meeting(place.address, TOKEN, 5, 1, 5.0)
+    assert is_shown_out(visitor(place, 5, 1))
+    member.tell("a", b"x")
+    assert member.learn(["a"], 5.0) == [b"x"]
+    member.close(farewell=True)
+
+
+def test_one_that_takes_no_answers_holds_nobody_up(place: MeetingPlace) -> None:
+    """It asks for more than its connection holds, again and again, and reads nothing."""
+    told = Meeting(place.address, TOKEN, 6, 0, 5.0)
+    for number in range(20):
+        told.tell(f"large/{number}", bytes(100_000))
+    names = ", ".join(f'"large/{number}"' for number in range(20))
+    greedy = visitor(place, 6, 1)
+    for _ in range(10):
+        greedy.sendall(f'{{"learn": [{names}]}}\n'.encode())
+    assert is_sound(place)
+    assert [len(value) for value in told.learn(["large/0"], 5.0)] == [100_000]
+    greedy.close()
+    told.close(farewell=True)
+
+
+def test_a_thousand_idle_strangers_and_a_port_scan_keep_no_member_out(place: MeetingPlace) -> None:
+    with ExitStack() as strangers:
+        for number in range(1000):
+            strangers.enter_context(stranger(place))
+            if number % 250 == 0:
+                assert is_sound(place)
+        for _ in range(200):
+            stranger(place).close()
+        assert is_sound(place)
+        assert len(place._strangers) <= 256
+
+
+def test_an_idle_stranger_is_ended_by_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.2)
+    place = MeetingPlace("127.0.0.1", TOKEN)
+    silent, member = stranger(place), visitor(place, 7)
+    assert is_shown_out(silent)
+    member.sendall(b'{"tell": {"a": "78"}, "learn": ["a"]}\n')
+    assert member.recv(64) == b'{"told": ["78"]}\n'
+    member.close()
+    place.close()
 
 
 def test_a_closed_place_lets_everybody_go(place: MeetingPlace) -> None:
-    meeting = Meeting(place.address, 1, 1, 5.0)
+    meeting = Meeting(place.address, TOKEN, 1, 1, 5.0)
     place.close()
     with pytest.raises(OSError):
         meeting.learn(["a"], 5.0)

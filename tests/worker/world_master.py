@@ -140,7 +140,7 @@ class SessionMember:
     def __init__(self, master: ScriptedMaster, worker_id: int) -> None:
         self.link = MasterLink(master.address, TOKEN, worker_id, f"pod-{worker_id}", ActivityClock(), ANSWER_S)
         self.link.register()
-        self.group = ElasticGroup("127.0.0.1")
+        self.group = ElasticGroup("127.0.0.1", TOKEN)
         self.state = Total()
         self.session = WorldSession(self.link, self.group, self.state, 5.0, most_parts=2)
         self.session.start()

@@ -21,6 +21,7 @@ from elasticdl.api.session import Session
 from elasticdl.collective import ElasticGroup
 from elasticdl.frameworks.framework import Framework
 from elasticdl.frameworks.torch.threads import limit_threads
+from elasticdl.rpc.job_secret import read_token
 from elasticdl.worker.all_reduce_worker import own_host
 from elasticdl.worker.own_model import CheckpointWriter, OwnModel
 from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints, names_depend_on
@@ -113,7 +114,7 @@ def _world_of(session: Session, model: OwnModel, device: str) -> tuple[World, Ca
             f"the script trains with all workers together, and the job's strategy is {spec.distribution_strategy}",
             "start it with --distribution_strategy=AllReduceStrategy",
         )
-    group = ElasticGroup(own_host(os.environ["MASTER_ADDR"]), device)
+    group = ElasticGroup(own_host(os.environ["MASTER_ADDR"]), read_token(), device)
     return WorldSession(session.link, group, model, spec.collective_timeout), group.close
 
 
