@@ -79,6 +79,10 @@ class ArrowFile:
     def chunk(self, number: int, columns: Sequence[str]) -> Any:
         """A record batch as a table."""
         table = pa.Table.from_batches([self._batch(number)])
+        try:
+            table.validate(full=True)
+        except pa.ArrowException as error:
+            raise self._damaged(number, error) from error
         return table.select([name for name in table.column_names if name in columns])
 
     def _batch(self, number: int) -> Any:
@@ -88,9 +92,10 @@ class ArrowFile:
             with self._lock:
                 return self._file.get_batch(number)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(
-                f"Arrow file {self.path}: record batch {number} cannot be read: {_text(error)}.", _HINT
-            ) from error
+            raise self._damaged(number, error) from error
+
+    def _damaged(self, number: int, error: Exception) -> DataError:
+        return DataError(f"Arrow file {self.path}: record batch {number} cannot be read: {_text(error)}.", _HINT)
 
 
 class Chunks:

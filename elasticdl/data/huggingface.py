@@ -7,8 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from elasticdl.data.checksums import check_directory
 from elasticdl.data.columns import ColumnType, Selection, check_same, describe
 from elasticdl.data.extras import need
+from elasticdl.data.reader import Metadata
 from elasticdl.data.shard_files import PartsReader
 from elasticdl_client.errors import DataError
 
@@ -57,7 +59,9 @@ class SavedDataset:
     def read(self, start: int, end: int) -> list[bytes]:
         from elasticdl.data.arrow_columns import flat_table
 
-        return self._encode(flat_table(self._rows[start:end]).select(list(self.types)), self._path)
+        table = self._rows[start:end]
+        table.validate(full=True)
+        return self._encode(flat_table(table).select(list(self.types)), self._path)
 
 
 def huggingface_reader(source: str, paths: Sequence[str], selection: Selection, split: str, seed: int) -> PartsReader:
@@ -74,4 +78,7 @@ def huggingface_reader(source: str, paths: Sequence[str], selection: Selection, 
         check_same(found.types, path, types_of_first(), first)
         return found
 
-    return PartsReader(source, paths, open_set, lambda: describe(types_of_first(), selection, seed))
+    def metadata() -> Metadata:
+        return describe(types_of_first(), selection, seed)
+
+    return PartsReader(source, paths, open_set, metadata, check_directory)

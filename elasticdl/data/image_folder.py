@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from elasticdl.data.checksums import check_content, read_manifest
 from elasticdl.data.columns import ColumnType, Selection, describe
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata
@@ -52,6 +53,7 @@ class ImageFolder:
             )
         except OSError as error:
             raise DataError(f"The folder of images {root} cannot be listed: {error.strerror}.") from error
+        self._sums = read_manifest(root)
         self._paths, self._labels = index["paths"], index["labels"]
         names = ("image", "label", "path") if classes else ("image", "path")
         self.columns = [name for name in selection.of(names, root) if name != "path" or "path" in selection.features]
@@ -79,6 +81,8 @@ class ImageFolder:
             raise DataError(f"The image {whole} cannot be read: {error.strerror}.") from error
         if not data:
             raise DataError(f"The image {whole}, byte 0: the file is empty.", "Write it again or remove it.")
+        if self._sums is not None:
+            check_content(self._sums, self._root, path, data)
         return data
 
 
@@ -111,7 +115,7 @@ def image_reader(
         columns = ImageFolder(min(roots), selection).columns
         return describe({name: kinds[name] for name in columns}, Selection(selection.features, label), seed)
 
-    return PartsReader(source, roots, open_folder, metadata)
+    return PartsReader(source, roots, open_folder, metadata, check=None)
 
 
 def _index(root: str, classes: list[str]) -> Arrays:

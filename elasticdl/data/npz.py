@@ -12,13 +12,15 @@ import os
 import struct
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from elasticdl.data.checksums import check_file
 from elasticdl.data.columns import ColumnType, Selection, check_same, describe
 from elasticdl.data.shard_files import PartsReader
 from elasticdl.data.table_encoder import Numbers, TableColumn, TextLists, Texts, encode_table
@@ -27,7 +29,7 @@ from elasticdl_client.errors import DataError
 _FOLDER = ".elasticdl"
 _HINT = "The file was cut off or changed after it was written, or is no archive of NumPy: write it again or remove it."
 _DTYPES = {"f": "float64", "i": "int64", "u": "int64", "b": "int64", "S": "string", "U": "string"}
-_Failures = (OSError, ValueError, EOFError, zipfile.BadZipFile, struct.error)
+_PIECE_BYTES = 1 << 20
 
 
 class NpzFile:
@@ -35,13 +37,8 @@ class NpzFile:
 
     def __init__(self, path: str, selection: Selection) -> None:
         self._path = path
-        try:
-            with zipfile.ZipFile(path) as archive:
-                members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-                names = selection.of(list(members), path)
-                self._arrays = {name: self._open(archive, members[name]) for name in names}
-        except _Failures as error:
-            raise DataError(f"NumPy file {path}, byte 0: {error or type(error).__name__}.", _HINT) from error
+        with _members(path, selection) as (archive, members):
+            self._arrays = {name: self._open(archive, info) for name, info in members.items()}
         self.types = {name: self._type(name, array) for name, array in self._arrays.items()}
         lengths = {name: len(array) for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1:
@@ -60,15 +57,11 @@ class NpzFile:
         return encode_table(columns, end - start)
 
     def _open(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-        try:
+        with _member(self._path, info):
             if info.compress_type == zipfile.ZIP_STORED:
+                archive.open(info).close()  # which compares the two headers of the member
                 return self._mapped(info)
             return self._decompressed(archive, info)
-        except _Failures as error:
-            raise DataError(
-                f"NumPy file {self._path}, byte {info.header_offset}: {info.filename} cannot be read: {error}.",
-                "Arrays of objects (pickles) are never read; else the file was cut off or changed: write it again.",
-            ) from error
 
     def _mapped(self, info: zipfile.ZipInfo) -> NDArray[Any]:
         with open(self._path, "rb") as file:
@@ -89,20 +82,19 @@ class NpzFile:
         return np.memmap(self._path, dtype, "r", offset, shape, order)
 
     def _decompressed(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-        status = os.stat(self._path)
-        folder = Path(self._path).absolute().parent / _FOLDER
-        name = f"{os.path.basename(self._path)}.{status.st_size}.{status.st_mtime_ns}.{info.CRC:08x}.npy"
-        target = folder / name
+        target = _decompressed_copy(self._path, info)
         if not target.exists():
             try:
-                folder.mkdir(exist_ok=True)
-                descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+                target.parent.mkdir(exist_ok=True)
+                descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".part")
             except OSError:
                 with archive.open(info) as member:
-                    return np.lib.format.read_array(member, allow_pickle=False)
+                    array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+                    member.read()  # to the end, where its checksum is compared
+                    return array
             try:
                 with os.fdopen(descriptor, "wb") as file, archive.open(info) as member:
-                    while piece := member.read(1 << 20):
+                    while piece := member.read(_PIECE_BYTES):
                         file.write(piece)
                 os.chmod(temporary, 0o644)
                 os.replace(temporary, target)
@@ -138,6 +130,65 @@ class NpzFile:
         return TextLists([np.asarray(row, object).reshape(-1).tolist() for row in values])
 
 
+@contextlib.contextmanager
+def _members(path: str, selection: Selection) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """An open archive, and its members that are read, by the names of their columns."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as error:  # damaged bytes make it raise nearly anything
+        raise DataError(f"NumPy file {path}, byte 0: {str(error) or repr(error)}.", _HINT) from error
+    with archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        yield archive, {name: members[name] for name in selection.of(list(members), path)}
+
+
+@contextlib.contextmanager
+def _member(path: str, info: zipfile.ZipInfo) -> Iterator[None]:
+    """Says of any error that it is one of this member."""
+    try:
+        yield
+    except Exception as error:  # damaged bytes make zipfile, zlib and NumPy raise nearly anything
+        what = str(error) or repr(error)
+        raise DataError(
+            f"NumPy file {path}, byte {info.header_offset}: {info.filename} cannot be read: {what}.",
+            "Arrays of objects (pickles) are never read; else the file was cut off or changed: write it again.",
+        ) from error
+
+
+def _decompressed_copy(path: str, info: zipfile.ZipInfo) -> Path:
+    """Where a member of an archive is, or will be, as a file of its own."""
+    status = os.stat(path)
+    name = f"{os.path.basename(path)}.{status.st_size}.{status.st_mtime_ns}.{info.CRC:08x}.npy"
+    return Path(path).absolute().parent / _FOLDER / name
+
+
+def _check(path: str, selection: Selection) -> None:
+    """Reads the arrays once, whole, for their checksums, which nothing compares where they are mapped.
+
+    Raises:
+        DataError: one is damaged.
+    """
+    check_file(path)
+    with _members(path, selection) as (archive, members):
+        for info in members.values():
+            if info.compress_type == zipfile.ZIP_STORED:
+                with _member(path, info), archive.open(info) as file:
+                    while file.read(_PIECE_BYTES):  # at the end it compares
+                        pass
+                continue
+            copy = _decompressed_copy(path, info)
+            if copy.exists() and _crc(copy) != info.CRC:
+                raise DataError(f"{copy}, the decompressed copy of {path}, is damaged.", "Remove the copy.")
+
+
+def _crc(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
 def npz_reader(source: str, paths: Sequence[str], selection: Selection, seed: int) -> PartsReader:
     """The `Reader` over NumPy archives."""
 
@@ -152,7 +203,13 @@ def npz_reader(source: str, paths: Sequence[str], selection: Selection, seed: in
         check_same(_dtypes(file.types), path, _dtypes(types_of_first()), first)
         return file
 
-    return PartsReader(source, paths, open_file, lambda: describe(types_of_first(), selection, seed))
+    return PartsReader(
+        source,
+        paths,
+        open_file,
+        lambda: describe(types_of_first(), selection, seed),
+        lambda path: _check(path, selection),
+    )
 
 
 def _dtypes(types: Mapping[str, ColumnType]) -> dict[str, str]:

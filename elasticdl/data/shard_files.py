@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from elasticdl.data.checksums import OncePerFile, check_file
 from elasticdl.data.reader import Metadata, Shard
-from elasticdl.data.sources import no_records, shard_not_of_source
+from elasticdl.data.sources import no_records, reading, shard_not_of_source
 
 _KEPT_OPEN = 256  # parts; a process may not have many more files open
 
@@ -30,7 +31,12 @@ class PartsReader:
     """The `Reader` over parts, each a shard of its name.  Parts without records are left out."""
 
     def __init__(
-        self, source: str, names: Sequence[str], open_part: Callable[[str], Part], metadata: Callable[[], Metadata]
+        self,
+        source: str,
+        names: Sequence[str],
+        open_part: Callable[[str], Part],
+        metadata: Callable[[], Metadata],
+        check: Callable[[str], None] | None = check_file,
     ) -> None:
         """Opens nothing yet.
 
@@ -39,19 +45,27 @@ class PartsReader:
             names: of the parts.
             open_part: by its name.
             metadata: asked for once at most.
+            check: of a part that is a file or directory, before its first record is given; None: there is none.
         """
         self._source = source
         self._names = sorted(names)
         self._known = frozenset(names)
         self._open_part = open_part
         self._make_metadata = metadata
+        self._check = None if check is None else OncePerFile(check)
         self._metadata: Metadata | None = None
         self._parts: OrderedDict[str, Part] = OrderedDict()
         self._lock = threading.Lock()
 
     def shards(self) -> list[Shard]:
-        counts = [(name, len(self._open(name))) for name in self._names]
-        found = [Shard(name, 0, count) for name, count in counts if count]
+        found = []
+        for name in self._names:
+            with reading(name):
+                count = len(self._open(name))
+                if not count and self._check is not None:
+                    self._check(name)  # nothing of it will be read
+            if count:
+                found.append(Shard(name, 0, count))
         if not found:
             raise no_records(self._source)
         return found
@@ -59,14 +73,18 @@ class PartsReader:
     def read(self, shard: Shard) -> Sequence[bytes]:
         if shard.name not in self._known:
             raise shard_not_of_source(shard, self._source)
-        part = self._open(shard.name)
-        if not 0 <= shard.start <= shard.end <= len(part):
-            raise shard_not_of_source(shard, self._source, len(part))
-        return part.read(shard.start, shard.end) if len(shard) else []
+        with reading(shard.name):
+            if self._check is not None:
+                self._check(shard.name)
+            part = self._open(shard.name)
+            if not 0 <= shard.start <= shard.end <= len(part):
+                raise shard_not_of_source(shard, self._source, len(part))
+            return part.read(shard.start, shard.end) if len(shard) else []
 
     def metadata(self) -> Metadata:
         if self._metadata is None:
-            self._metadata = self._make_metadata()
+            with reading(self._source):
+                self._metadata = self._make_metadata()
         return self._metadata
 
     def _open(self, name: str) -> Part:

@@ -1,16 +1,47 @@
 """From the name of a data source to its files, and the errors that every reader over files shares.
 
 A source is a file, a directory (its files, not those of its subdirectories), or a glob pattern.  Files whose names
-begin with a dot or an underscore are not data.  Never reads a file.
+begin with a dot or an underscore are not data, nor are their checksums.  Never reads a file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import logging
 import os
+from collections.abc import Iterator
 
+from elasticdl.data.checksums import MANIFEST, read_manifest
 from elasticdl.data.reader import Shard
-from elasticdl_client.errors import DataError
+from elasticdl_client.errors import DataError, ElasticDLError
+
+_log = logging.getLogger("elasticdl.data")
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Makes every error of a library that reads someone's data an error of these data.
+
+    Damaged bytes make parsers raise nearly anything: an error here is the data's, and its traceback is for debugging.
+
+    Args:
+        what: is read: a file, a directory, a table.
+
+    Raises:
+        DataError: instead of any other error.
+    """
+    try:
+        yield
+    except ElasticDLError:
+        raise
+    except Exception as error:
+        _log.debug("%s cannot be read", what, exc_info=True)
+        lines = str(error).strip().splitlines() or [""]
+        raise DataError(
+            f"{what} cannot be read: {type(error).__name__}: {lines[0]}",
+            "It was cut off or changed after it was written, or is of another format: write it again or remove it.",
+        ) from error
 
 
 def find_files(source: str) -> list[str]:
@@ -43,6 +74,13 @@ def _files_of_directory(directory: str) -> list[str]:
         names = sorted(os.listdir(directory))
     except OSError as error:
         raise DataError(f"The data directory {directory} cannot be listed: {error.strerror}.") from error
+    missing = sorted((read_manifest(directory) or {}).keys() - names) if MANIFEST in names else []
+    gone = next((name for name in missing if not os.path.exists(os.path.join(directory, name))), None)
+    if gone is not None:
+        raise DataError(
+            f"{os.path.join(directory, MANIFEST)} lists {gone}, which is not there.",
+            f"Copy the data again, or make {MANIFEST} anew where it was removed on purpose.",
+        )
     paths = [os.path.join(directory, name) for name in names if _is_data(name)]
     files = [path for path in paths if os.path.isfile(path)]
     if files:
@@ -60,7 +98,8 @@ def _files_of_directory(directory: str) -> list[str]:
 
 
 def _is_data(path: str) -> bool:
-    return not os.path.basename(path).startswith((".", "_"))
+    name = os.path.basename(path)
+    return name != MANIFEST and not name.startswith((".", "_"))
 
 
 def no_records(source: str) -> DataError:

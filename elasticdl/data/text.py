@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from elasticdl.data.checksums import OncePerFile, check_file
 from elasticdl.data.columns import ColumnType, Selection, describe
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata, Shard
@@ -129,6 +130,7 @@ class TextReader:
         self._seed = seed
         self._indexes: dict[str, TextIndex] = {}
         self._lock = threading.Lock()
+        self._check = OncePerFile(check_file)
 
     def shards(self) -> list[Shard]:
         shards: list[Shard] = []
@@ -136,6 +138,8 @@ class TextReader:
             num_records = self._index(path).num_records
             if num_records:
                 shards.append(Shard(path, 0, num_records))
+            else:
+                self._check(path)  # nothing of it will be read
         if not shards:
             raise no_records(self._source)
         return shards
@@ -148,6 +152,7 @@ class TextReader:
             raise shard_not_of_source(shard, self._source, index.num_records)
         if not len(shard):
             return []
+        self._check(shard.name)
         skipped = shard.start % _ROWS_BETWEEN_OFFSETS
         with _open(shard.name) as file:
             if file.seek(0, io.SEEK_END) != index.size_bytes:

@@ -13,6 +13,7 @@ from random import Random
 import datasets
 from PIL import Image
 
+from elasticdl.data.checksums import write_manifest
 from elasticdl.data.factory import create_reader
 from elasticdl.data.recordio import Compressor, RecordIOWriter
 from elasticdl_client.errors import DataError
@@ -92,6 +93,11 @@ FORMATS = {
     "csv": Format(_csv),
     "text": Format(_typed("data.txt", lambda path: path.write_text("a line\nanother\n" * 50) and None)),
     "parquet": Format(_typed("data.parquet", lambda path: typed.write_parquet(path, _ROWS, 20))),
+    "arrow": Format(_typed("data.arrow", lambda path: typed.write_arrow(path, _ROWS, 20, "uncompressed"))),
+    "arrow_lz4": Format(_typed("data.arrow", lambda path: typed.write_arrow(path, _ROWS, 20))),
+    "arrow_stream": Format(_typed("data.arrow", lambda path: typed.write_arrow_stream(path, _ROWS, 20))),
+    "npz": Format(_typed("data.npz", lambda path: typed.write_npz(path, _ROWS)), has_checksums=True),
+    "npz_compressed": Format(_typed("data.npz", lambda path: typed.write_npz(path, _ROWS, True)), has_checksums=True),
     "images": Format(_images),
     "huggingface": Format(_saved_dataset),
     "sqlite": Format(_sqlite, source=lambda directory: f"sqlite:///{directory}/rows.db?table=t&key=id"),
@@ -134,10 +140,12 @@ def files_of(good: Path) -> list[str]:
     return found
 
 
-def write(name: str, good: Path) -> None:
-    """Writes the source of a format."""
+def write(name: str, good: Path, with_manifest: bool) -> None:
+    """Writes the source of a format, and the checksums of its files."""
     good.mkdir()
     files = FORMATS[name].write(good)
+    if with_manifest:
+        write_manifest(str(good), [str(path) for path in good.rglob("*") if path.is_file()])
     (good.parent / f"{good.name}.json").write_text(json.dumps([os.fspath(file.relative_to(good)) for file in files]))
 
 

@@ -28,13 +28,30 @@ def reading_process() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
+def outcomes(
+    name: str, tmp_path: Path, process: ProcessPoolExecutor, num_files: int, with_manifest: bool
+) -> dict[int, Outcome]:
+    """Of files that are damaged by the seeds 0, 1, …"""
+    good = tmp_path / "good"
+    damaged_files.write(name, good, with_manifest)
+    found = {}
+    for seed in range(num_files):
+        read = process.submit(damaged_files.read_damaged, name, good, tmp_path / "damaged", seed)
+        found[seed] = read.result(_HANG_S)  # a crash of the process is an error of the pool
+    return found
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_file_is_refused_by_name(name: str, tmp_path: Path, reading_process: ProcessPoolExecutor) -> None:
-    damaged_files.write(name, tmp_path / "good")
-    outcomes: dict[int, Outcome] = {}
-    for seed in range(rounds(500)):
-        read = reading_process.submit(damaged_files.read_damaged, name, tmp_path / "good", tmp_path / "damaged", seed)
-        outcomes[seed] = read.result(_HANG_S)  # a crash of the process is an error of the pool
+    found = outcomes(name, tmp_path, reading_process, rounds(500), with_manifest=False)
     bad = {"traceback", "other"} if FORMATS[name].has_checksums else {"traceback"}
-    wrong = {seed: outcome for seed, outcome in outcomes.items() if outcome.kind in bad}
-    assert not wrong, Counter(outcome.text.splitlines()[0] if outcome.text else "" for outcome in wrong.values())
+    wrong = {seed: outcome for seed, outcome in found.items() if outcome.kind in bad}
+    assert not wrong, Counter(outcome.text.partition("\n")[0] for outcome in wrong.values())
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "sqlite"])
+def test_no_damage_passes_the_checksums_beside_the_files(
+    name: str, tmp_path: Path, reading_process: ProcessPoolExecutor
+) -> None:
+    found = outcomes(name, tmp_path, reading_process, rounds(100), with_manifest=True)
+    assert {seed: outcome for seed, outcome in found.items() if outcome.kind != "refusal"} == {}

@@ -1,4 +1,4 @@
-"""Writes the splits of a data set as RecordIO files `<output>/<split>/data-00000`, `data-00001`, …"""
+"""Writes the splits of a data set as RecordIO files `<output>/<split>/data-00000`, …, and their `SHA256SUMS`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
+from elasticdl.data.checksums import write_manifest
 from elasticdl.data.datasets.split import Split
 from elasticdl.data.recordio import Compressor, RecordIOWriter
 from elasticdl_client.errors import DataError
@@ -51,6 +52,10 @@ def write_split(
         written += wanted
         paths.append(path)
         on_progress(written, len(paths))
+    try:
+        write_manifest(directory, paths)
+    except OSError as error:
+        raise DataError(f"The checksums of {directory} cannot be written: {error.strerror}.") from error
     return paths
 
 
