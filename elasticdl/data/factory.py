@@ -20,7 +20,7 @@ from elasticdl.data.recordio import RecordIOReader
 from elasticdl.data.shard_files import PartsReader
 from elasticdl.data.slices import SlicedReader
 from elasticdl.data.sources import find_files, reading
-from elasticdl.data.sql import hide_password, sql_reader
+from elasticdl.data.sql import sql_reader
 from elasticdl.data.text import TextReader
 from elasticdl.data.text_rows import TextRules
 from elasticdl.data.tfrecord import TFRecordFile
@@ -59,7 +59,7 @@ def create_reader(
     given_type = params.pop("reader_type", None)
     wanted = None if given_type is None else known_type(given_type)
     sources = split_sources(data_origin) or [""]
-    with reading(hide_password(data_origin)):
+    with reading(hide(data_origin)):
         kinds = {source: wanted or _kind(source) for source in sources}
     kind = kinds[sources[0]]
     other = next((source for source in sources if kinds[source] != kind), None)
@@ -70,7 +70,7 @@ def create_reader(
         )
     check_params(kind, params, data_origin)
     selection = _selection(params, columns, label_column)
-    with reading(hide_password(data_origin)):
+    with reading(hide(data_origin)):
         reader = _create(_Wanted(data_origin, _parts(sources, kind), params, selection, seed), kind)
     return SlicedReader(reader, records_per_shard) if records_per_shard else reader
 
