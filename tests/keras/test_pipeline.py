@@ -173,7 +173,7 @@ def test_a_vectorised_map_gives_what_the_map_as_written_gives(framework: Any, ca
     caplog.set_level(logging.INFO)
     found = {}
     for feed in ("examples", "batched_examples"):
-        tested = framework("feeds.custom_model", feed=feed)
+        tested = framework("feeds.OfExamples", feed=feed)
         *batches, _ = tested.batches(Mode.TRAINING, iter([TaskRecords(1, 0, _examples(21))]))
         found[feed] = [tf.nest.map_structure(lambda part: part.numpy(), batch.data.element) for batch in batches]
     assert "not vectorised" not in caplog.text

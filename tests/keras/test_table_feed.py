@@ -37,6 +37,14 @@ def list_model():
 def image_model():
     return keras.Sequential([keras.Input((4, 6, 3)), keras.layers.Flatten(), keras.layers.Dense(3)])
 
+class Anything(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, features):
+        return self.dense(keras.ops.zeros((8, 1)))
+
 def loss(labels, predictions):
     return keras.ops.mean(keras.ops.square(keras.ops.cast(labels, "float32") - predictions[:, 0]))
 
@@ -114,7 +122,7 @@ def test_lists_of_any_length_are_filled_up_to_the_longest_of_the_task(
     pq.write_table(pa.table(columns | {"y": list(range(20))}), tmp_path / "lists.parquet")
     reader = create_reader(str(tmp_path / "lists.parquet"), label_column="y")
     records = list(reader.read(reader.shards()[0]))
-    found = elements(batches(framework(reader.metadata()), Mode.TRAINING, records))
+    found = elements(batches(framework(reader.metadata(), "Anything"), Mode.TRAINING, records))
     assert [features["ids"].shape.as_list() for features, _ in found] == [[8, 9], [8, 9], [4, 9]]
     assert [features["x"].shape.as_list() for features, _ in found] == [[8, 2], [8, 2], [4, 2]]
     joined = {name: np.concatenate([features[name] for features, _ in found]).tolist() for name in columns}
@@ -136,7 +144,7 @@ def test_rows_of_csv_are_typed_and_quotes_respected(tmp_path: Path, framework: C
     reader = create_reader(str(tmp_path / "rows.csv"), label_column="y")
     assert dict(reader.metadata().column_dtypes) == {"n": "int64", "t": "string", "f": "float64", "y": "int64"}
     records = list(reader.read(reader.shards()[0]))
-    features, labels = elements(batches(framework(reader.metadata()), Mode.EVALUATION, records))[0]
+    features, labels = elements(batches(framework(reader.metadata(), "Anything"), Mode.EVALUATION, records))[0]
     assert features["t"].numpy().tolist()[1] == b'a, "1"'
     assert np.isnan(features["f"].numpy()).tolist() == [i % 3 == 0 for i in range(8)]
     assert labels.numpy().tolist() == [i % 2 for i in range(8)]
@@ -151,7 +159,7 @@ def test_a_missing_whole_number_is_a_bad_record(framework: Callable[..., KerasFr
         "y": Numbers(np.arange(4)),
     }
     metadata = Metadata(("n", "t", "y"), (("n", "int64"), ("t", "string"), ("y", "int64")), label_column="y")
-    made = framework(metadata)
+    made = framework(metadata, "Anything")
     records = encode_table(columns, 4)
     assert len(batches(made, Mode.TRAINING, records[:2])) == 1
     with pytest.raises(FeedError, match="n"):

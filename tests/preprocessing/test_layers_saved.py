@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.frameworks.keras.export import export_model
+from elasticdl.frameworks.keras.inputs import ModelInputs
 from tests.preprocessing.models import examples, model_of
 from tests.preprocessing.oracle import KINDS
 
@@ -80,7 +81,9 @@ def test_a_saved_model_gives_the_same_in_a_new_process(kind: str, tmp_path: Path
     expected = model(features).numpy()
     assert np.isfinite(expected).all()
     assert len(np.unique(expected)) > 6
-    export_model(str(tmp_path / kind), model, None, [], tf.nest.map_structure(_spec, features), False)
+    export_model(
+        str(tmp_path / kind), model, ModelInputs.of("", model), None, [], tf.nest.map_structure(_spec, features), False
+    )
     model.save(tmp_path / f"{kind}.keras")
     _write_inputs(tmp_path / f"{kind}.npz", features)
     script = tmp_path / "load.py"

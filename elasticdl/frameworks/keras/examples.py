@@ -52,6 +52,11 @@ def take_apart(mode: Mode, element: Any) -> Examples:
     return Examples(*element)
 
 
+def with_features(mode: Mode, element: Any, features: Any) -> Any:
+    """An element with other features."""
+    return features if mode is Mode.PREDICTION else (features, *element[1:])
+
+
 def check_structure(mode: Mode, spec: Any) -> None:
     """Refuses what `feed` must not return.
 

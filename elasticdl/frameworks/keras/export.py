@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, InitialRow, TableRows
 from elasticdl.frameworks.keras.initial_rows import initial_rows
+from elasticdl.frameworks.keras.inputs import ModelInputs
 from elasticdl.frameworks.keras.keras_file import write_keras_file
 from elasticdl.layers.placement import Placement, Served, TableSpec
 
@@ -64,37 +65,53 @@ class ServedTable(tf.Module):  # type: ignore[misc]
 class ServedModel(tf.Module):  # type: ignore[misc]
     """What is saved: `loaded(features)` gives the model's outputs; so does the signature `serving_default`."""
 
-    def __init__(self, model: Any, tables: Mapping[str, ServedTable], placement: Placement | None, spec: Any) -> None:
+    def __init__(
+        self, model: Any, tables: Mapping[str, ServedTable], placement: Placement | None, specs: Iterable[Any]
+    ) -> None:
+        """
+        Args:
+            specs: of batched features, all that `loaded` takes.
+        """
         super().__init__(name="served")
         self.model = model
         self.tables = list(tables.values())
         by_name = dict(tables)
 
-        def call(features: Tensor) -> Tensor:
+        def call(inputs: Tensor) -> Tensor:
             if placement is None:
-                return model(features, training=False)
+                return model(inputs, training=False)
             with placement.using(Served(by_name)):
-                return model(features, training=False)
+                return model(inputs, training=False)
 
-        self.serve = tf.function(call, input_signature=[spec], autograph=False)
+        self.serve = tf.function(call, autograph=False)
+        for spec in specs:
+            self.serve.get_concrete_function(spec)
         self.__call__ = self.serve
 
 
 def export_model(
-    path: str, model: Any, placement: Placement | None, tables: Iterable[TableRows], spec: Any, model_file: bool
+    path: str,
+    model: Any,
+    inputs: ModelInputs,
+    placement: Placement | None,
+    tables: Iterable[TableRows],
+    spec: Any,
+    model_file: bool,
 ) -> None:
     """Writes the SavedModel, and inside its directory `model.keras`.
 
     Args:
+        inputs: of the model; the signature has their names and types.
         tables: the rows of the tables of the placement; one that is left out has none.
-        spec: of batched features.
+        spec: of batched features, matched to the inputs.
         model_file: write `model.keras`, if Keras alone can load the model from it.
     """
     specs = {} if placement is None else placement.tables
     served_tables = {rows.name: ServedTable(specs[rows.name], rows) for rows in tables}
     empty = {name: ServedTable(table, None) for name, table in specs.items() if name not in served_tables}
-    served = ServedModel(model, {**served_tables, **empty}, placement, spec)
-    tf.saved_model.save(served, path, signatures={"serving_default": _signature(served.serve, spec)})
+    declared = inputs.served(spec)
+    served = ServedModel(model, {**served_tables, **empty}, placement, (declared, spec))
+    tf.saved_model.save(served, path, signatures={"serving_default": _signature(served.serve, declared)})
     if model_file:
         write_keras_file(Path(path), model, {name: table.rows for name, table in served_tables.items()})
 
@@ -102,8 +119,11 @@ def export_model(
 def _signature(serve: Callable[[Any], Any], spec: Any) -> Any:
     """The same with inputs and outputs by name."""
     leaves = tf.nest.flatten(spec)
-    names = list(spec) if isinstance(spec, Mapping) and len(leaves) == len(spec) else _numbered("inputs", len(leaves))
-    keys = sorted(spec) if isinstance(spec, Mapping) and len(leaves) == len(spec) else names
+    if isinstance(spec, Mapping) and len(leaves) == len(spec):
+        keys = sorted(spec)
+    else:
+        numbered = _numbered("inputs", len(leaves))
+        keys = [getattr(leaf, "name", None) or name for leaf, name in zip(leaves, numbered, strict=True)]
 
     def call(**inputs: Tensor) -> dict[str, Tensor]:
         outputs = serve(tf.nest.pack_sequence_as(spec, [inputs[name] for name in keys]))

@@ -30,6 +30,7 @@ from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.examples import take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.export import export_model
 from elasticdl.frameworks.keras.feed import TracedFeed
+from elasticdl.frameworks.keras.inputs import ModelInputs
 from elasticdl.frameworks.keras.keras_file import check_keras_file
 from elasticdl.frameworks.keras.learning_rates import LearningRates, own_rate_at
 from elasticdl.frameworks.keras.metrics import FunctionMeasure, TensorMeasure, make_measure
@@ -98,7 +99,7 @@ class KerasFramework:
     def report(self) -> ModelReport:
         """See `Framework.report`."""
         built = self._built()
-        self._features()
+        self._features(built.inputs)
         optimizer = ""
         if self._definition.optimizer is not None:
             optimizer = describe_optimizer(self._optimizer(), self._definition.path, self._on_parameter_server)
@@ -125,6 +126,7 @@ class KerasFramework:
             self._pipelines[mode] = Pipeline(
                 mode,
                 feed,
+                built.inputs,
                 self._minibatch_size,
                 tables,
                 lambda features: built.make_ids(features, mode),
@@ -206,7 +208,8 @@ class KerasFramework:
         built = self._built()
         if parameters is not None:
             self._steps().assign(parameters)
-        export_model(path, built.model, built.placement, tables, self._features(), model_file)
+        spec = self._features(built.inputs)
+        export_model(path, built.model, built.inputs, built.placement, tables, spec, model_file)
 
     def begin_training(self) -> None:
         """See `Framework.begin_training`."""
@@ -290,7 +293,8 @@ class KerasFramework:
 
     def _example(self) -> tuple[Any, Any]:
         examples = take_apart(Mode.EVALUATION, zeros_like_spec(self._spec(Mode.EVALUATION)))
-        return examples.labels, self._built().model(examples.features, training=False)
+        built = self._built()
+        return examples.labels, built.model(built.inputs.matched(examples.features), training=False)
 
     def _feed(self, mode: Mode) -> TracedFeed:
         if mode not in self._feeds:
@@ -302,8 +306,12 @@ class KerasFramework:
         """Spec of a minibatch of a mode, without reading data."""
         return user_call(self._feed(mode).probe, f"{self._definition.path}: feed(dataset, {mode.value!r}, metadata)")
 
-    def _features(self) -> Any:
-        """Spec of batched features, of the first mode that `feed` takes (a job that predicts may have no labels)."""
+    def _features(self, inputs: ModelInputs) -> Any:
+        """Spec of batched features, matched to the model's inputs."""
+        return inputs.matched(self._fed_features())
+
+    def _fed_features(self) -> Any:
+        """Spec of the features of the first mode that `feed` takes (a job that predicts may have no labels)."""
         if self._mode is not Mode.TRAINING:
             return take_apart(self._mode, self._spec(self._mode)).features
         try:

@@ -16,8 +16,9 @@ import elasticdl.layers  # noqa: F401  its layers may be in a .keras file
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Evaluation, Floats, Mode, ModelReport, Parameters, TaskRecords
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
-from elasticdl.frameworks.keras.examples import take_apart, zeros_like_spec
+from elasticdl.frameworks.keras.examples import Examples, take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.feed import TracedFeed
+from elasticdl.frameworks.keras.inputs import ModelInputs
 from elasticdl.frameworks.keras.metrics import TensorMeasure, make_measure
 from elasticdl.frameworks.keras.pipeline import Pipeline
 from elasticdl.frameworks.keras.prediction import arrays_of
@@ -50,12 +51,13 @@ class LoadedKeras:
         self._mode = mode
         feed = definition.feed or table_feed(definition.path, mode, metadata)
         self._feed = TracedFeed(feed, mode, metadata, minibatch_size)
-        self._pipeline = Pipeline(mode, self._feed, minibatch_size, {}, _no_ids)
-        self._forward = _keras_file(path) if path.is_file() else _saved_model(path)
+        self._inputs, self._forward = _keras_file(path) if path.is_file() else _saved_model(path)
+        self._pipeline = Pipeline(mode, self._feed, self._inputs, minibatch_size, {}, _no_ids)
         self._measures = Measures(self._make_measures(), self._example)
 
     def report(self) -> ModelReport:
         """See `Inference.report`; the variables are the export's own business."""
+        self._inputs.matched(self._fed().features)
         return ModelReport((), (), "", tuple(measure.name for measure in self._measures))
 
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
@@ -82,50 +84,49 @@ class LoadedKeras:
         return make_measures(path, user_call(metrics, f"{path}: eval_metrics_fn()"), make_measure)
 
     def _example(self) -> tuple[Any, Any]:
+        examples = self._fed(zeros_like_spec)
+        return examples.labels, self._forward(self._inputs.matched(examples.features))
+
+    def _fed(self, made: Callable[[Any], Any] = lambda spec: spec) -> Examples:
+        """What `made` makes of the spec of a minibatch."""
         where = f"{self._definition.path}: feed(dataset, {self._mode.value!r}, metadata)"
-        examples = take_apart(self._mode, zeros_like_spec(user_call(self._feed.probe, where)))
-        return examples.labels, self._forward(examples.features)
+        return take_apart(self._mode, made(user_call(self._feed.probe, where)))
 
 
 def _no_ids(features: Any) -> Any:
     raise AssertionError("an export looks its ids up itself")
 
 
-def _keras_file(path: Path) -> Forward:
+def _keras_file(path: Path) -> tuple[ModelInputs, Forward]:
     try:
         model = keras.saving.load_model(str(path), compile=False)
     except Exception as error:
         raise _unreadable(path, error) from error
-    return tf.function(  # type: ignore[no-any-return]
-        lambda features: model(features, training=False), reduce_retracing=True, autograph=False
-    )
+    forward = tf.function(lambda features: model(features, training=False), reduce_retracing=True, autograph=False)
+    return ModelInputs.of(str(path), model), forward
 
 
-def _saved_model(path: Path) -> Forward:
+def _saved_model(path: Path) -> tuple[ModelInputs, Forward]:
     try:
         loaded = tf.saved_model.load(str(path))
     except Exception as error:
         raise _unreadable(path, error) from error
     if callable(getattr(loaded, "serve", None)):
-        return lambda features: loaded.serve(features)  # a function alone does not keep its variables alive
+        ((structure,), _) = loaded.serve.concrete_functions[0].structured_input_signature
+        inputs = ModelInputs(str(path), structure)
+        # A function alone does not keep its variables alive.
+        return inputs, lambda features: loaded.serve(inputs.adjusted(features))
     if _SIGNATURE not in loaded.signatures:
         raise CheckpointError(f"The SavedModel in {path} has no signature {_SIGNATURE}.", "Export it with one.")
-    return _by_name(loaded, loaded.signatures[_SIGNATURE])
+    signature = loaded.signatures[_SIGNATURE]
+    inputs = ModelInputs(str(path), dict(sorted(signature.structured_input_signature[1].items())))
 
-
-def _by_name(loaded: Any, signature: Any) -> Forward:
-    """A call of a signature, whose inputs have names."""
-    names = sorted(signature.structured_input_signature[1])
-
-    def forward(features: Any) -> Any:
+    def by_name(features: Any) -> Any:
         assert loaded  # a signature alone does not keep its variables alive
-        if isinstance(features, Mapping):
-            outputs = signature(**{str(name): value for name, value in features.items()})
-        else:
-            outputs = signature(**dict(zip(names, tf.nest.flatten(features), strict=True)))
+        outputs = signature(**inputs.adjusted(features))
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
-    return forward
+    return inputs, by_name
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:

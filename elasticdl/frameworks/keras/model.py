@@ -18,6 +18,7 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
 from elasticdl.frameworks.keras.examples import zeros_like_spec
 from elasticdl.frameworks.keras.ids import ids_function
+from elasticdl.frameworks.keras.inputs import ModelInputs, nested_models_checked
 from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
 from elasticdl.frameworks.keras.swap import Swap, Unmovable
 from elasticdl.frameworks.keras.tables import describe_table
@@ -35,6 +36,7 @@ class BuiltModel:
     """A model with all of its variables.
 
     Attributes:
+        inputs: what it declares.
         trainable: Keras variables of the trainable vector, in order.
         non_trainable: of the non-trainable vector.
         own: other state, which never leaves the process.
@@ -42,6 +44,7 @@ class BuiltModel:
     """
 
     model: Any
+    inputs: ModelInputs
     trainable: tuple[Any, ...]
     non_trainable: tuple[Any, ...]
     own: tuple[Any, ...]
@@ -74,14 +77,15 @@ class BuiltModel:
 
 
 def build_model(
-    definition: ModelDefinition, seed: int, threshold_bytes: int | None, features: Callable[[], Any]
+    definition: ModelDefinition, seed: int, threshold_bytes: int | None, features: Callable[[ModelInputs], Any]
 ) -> BuiltModel:
     """Makes the model and its variables.
 
     Args:
         threshold_bytes: tables of `keras.layers.Embedding` that are larger live on the parameter servers, as those of
             `elasticdl.layers.Embedding` do; None: there are no parameter servers.
-        features: spec of batched features, asked for only if the model has code of the user's own, or tables.
+        features: spec of batched features, matched to the model's inputs; asked for only if the model has code of the
+            user's own, or tables.
 
     Raises:
         ModelDefinitionError: the module raises, returns no Keras model, or uses something unsupported.
@@ -96,7 +100,7 @@ def build_model(
             built = _built(definition, seed, placement, swap, features)
             if placement.tables:
                 user_call(
-                    lambda built=built: built.make_ids(features(), Mode.TRAINING),  # type: ignore[misc]
+                    lambda built=built: built.make_ids(features(built.inputs), Mode.TRAINING),  # type: ignore[misc]
                     f"{definition.path}: {definition.symbol}.call",
                 )
         except Unmovable as error:
@@ -113,7 +117,7 @@ def _built(
     seed: int,
     placement: Placement | None,
     swap: Swap | None,
-    features: Callable[[], Any],
+    features: Callable[[ModelInputs], Any],
 ) -> BuiltModel:
     keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
     keras.utils.set_random_seed(seed)
@@ -123,11 +127,15 @@ def _built(
             raise ModelDefinitionError(
                 f"{definition.path}: {definition.symbol} returned a {type(model).__name__}, not a keras.Model."
             )
-        if not _is_built(model):
-            example = zeros_like_spec(features())
-            user_call(lambda: model(example, training=False), f"{definition.path}: {definition.symbol}.call")
-        if _has_own_code(model):
-            user_call(lambda: _trace_training(model, features()), f"{definition.path}: {definition.symbol}.call")
+        where = f"{definition.path}: {definition.symbol}"
+        inputs = ModelInputs.of(where, model)
+        with nested_models_checked(where):
+            if not _is_built(model):
+                example = zeros_like_spec(features(inputs))
+                user_call(lambda: model(example, training=False), f"{where}.call")
+            if _has_own_code(model):
+                spec = features(inputs)
+                user_call(lambda: _trace_training(model, spec), f"{where}.call")
         if swap is not None:
             swap.keep_frozen(model)
             swap.drop_strangers(model)
@@ -141,7 +149,7 @@ def _built(
         _log.warning("Each worker keeps its own value of these variables, which are not float32: %s", names)
     initial = Parameters(flat_values(trainable), flat_values(non_trainable))
     seeds = StepSeeds(generator_states(model), seed)
-    return BuiltModel(model, trainable, non_trainable, own, placement, seeds, initial)
+    return BuiltModel(model, inputs, trainable, non_trainable, own, placement, seeds, initial)
 
 
 def flat_values(variables: Sequence[Any]) -> Floats:

@@ -16,9 +16,10 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
 from elasticdl.frameworks.keras.elements import Elements, Packing, mapped_inline
-from elasticdl.frameworks.keras.examples import Minibatch, size_of, take_apart
+from elasticdl.frameworks.keras.examples import Minibatch, size_of, take_apart, with_features
 from elasticdl.frameworks.keras.feed import TracedFeed
 from elasticdl.frameworks.keras.ids import complete, out_of_range
+from elasticdl.frameworks.keras.inputs import ModelInputs
 from elasticdl.frameworks.processors import num_processors
 from elasticdl.layers.placement import TableSpec
 
@@ -82,17 +83,20 @@ class Pipeline:
         self,
         mode: Mode,
         feed: TracedFeed,
+        inputs: ModelInputs,
         minibatch_size: int,
         tables: dict[str, TableSpec],
         make_ids: Callable[[Any], IdsFunction],
     ) -> None:
         """
         Args:
+            inputs: of the model; minibatches have features for these alone.
             tables: the tables on the parameter servers.
             make_ids: from the spec of batched features to the function that finds their ids.
         """
         self._mode = mode
         self._feed = feed
+        self._inputs = inputs
         self._minibatch_size = minibatch_size
         self._tables = tables
         self._make_ids = make_ids
@@ -141,6 +145,9 @@ class Pipeline:
                 yield self._batch(int(lease), n, int(size), Packing.unpack(content))
                 n += 1
 
+    def _matched(self, element: Any) -> Any:
+        return with_features(self._mode, element, self._inputs.matched(take_apart(self._mode, element).features))
+
     def _batch(self, lease: int, n: int, size: int, parts: list[Any]) -> Batch:
         count = len(parts) - len(self._tables)
         ids = {name: part.numpy() for name, part in zip(sorted(self._tables), parts[count:], strict=True)}
@@ -152,8 +159,9 @@ class Pipeline:
 
     def _trace(self, first: TaskRecords) -> None:
         try:
-            self._feed.probe()
+            fed = self._feed.probe()
             self._dataset = self._compiled()
+            self._inputs.log_left_out(take_apart(self._mode, fed).features)
         except Exception as error:
             raise FeedError(first.lease, 0, _message(error)) from error
 
@@ -184,11 +192,12 @@ class Pipeline:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _task(self, lease: Any, seed: Any, records: Any) -> Any:
         minibatches = batched(self._feed(records, seed), self._minibatch_size)
-        self.spec = minibatches.element_spec
+        self.spec = self._matched(minibatches.element_spec)
         ids = self._make_ids(take_apart(self._mode, self.spec).features) if self._tables else None
         most = tf.size(records, tf.int64) * _MOST_SAMPLES_PER_RECORD // self._minibatch_size + 1
 
-        def minibatch(n: Any, parts: Any) -> Any:
+        def minibatch(n: Any, made: Any) -> Any:
+            parts = self._matched(made)
             tf.debugging.Assert(
                 n < most, [f"feed makes more than {_MOST_SAMPLES_PER_RECORD} samples a record: does it ever end?"]
             )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from elasticdl.frameworks.torch.model import BuiltModel, takes_names
+from elasticdl.frameworks.torch.arguments import Arguments
+from elasticdl.frameworks.torch.model import BuiltModel
 from elasticdl.frameworks.torch.samples import mapped
 
 _log = logging.getLogger("elasticdl.torch")
@@ -44,19 +44,13 @@ def export_model(path: str, built: BuiltModel, features: Any) -> None:
 
 def _write_program(directory: Path, module: Any, features: Any) -> str:
     """Why it cannot be written; empty if it is."""
-    features = mapped(lambda part: _two_of(part.detach().cpu()), features)
     batch = torch.export.Dim("batch", min=1)
-    dimensions = mapped(lambda part: {0: batch}, features)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if isinstance(features, Mapping) and takes_names(module, features):
-                dynamic: Any = dimensions
-                program = torch.export.export(module, (), features, dynamic_shapes=dynamic)
-            else:
-                arguments = tuple(features) if isinstance(features, tuple | list) else (features,)
-                dynamic = tuple(dimensions) if isinstance(features, tuple | list) else (dimensions,)
-                program = torch.export.export(module, arguments, dynamic_shapes=dynamic)
+            args, kwargs = mapped(lambda part: _two_of(part.detach().cpu()), Arguments(module).of(features))
+            dynamic: Any = mapped(lambda part: {0: batch}, kwargs or args)
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
             torch.export.save(program, directory / PROGRAM_FILE)
     except Exception as error:  # noqa: BLE001  whatever it says of the user's model
         (directory / PROGRAM_FILE).unlink(missing_ok=True)

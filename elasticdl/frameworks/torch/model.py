@@ -5,16 +5,16 @@ Owns the names and the order of its parameters and buffers, and where they live 
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from elasticdl.frameworks.framework import Floats, Parameters, Variable
+from elasticdl.frameworks.torch.arguments import Arguments
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
@@ -60,6 +60,7 @@ class BuiltModel:
     parameters: Mapping[str, Any]
     frozen: Mapping[str, Any]
     buffers: Sequence[Place]
+    _arguments: list[Arguments] = field(default_factory=list)  # none or one
 
     def variables(self) -> tuple[Variable, ...]:
         """Names and shapes: trained parameters, frozen ones, buffers."""
@@ -88,13 +89,17 @@ class BuiltModel:
         """The module without the wrapper of `torch.compile`."""
         return getattr(self.module, "_orig_mod", self.module)
 
+    @property
+    def arguments(self) -> Arguments:
+        """How features become arguments of the module."""
+        if not self._arguments:
+            self._arguments.append(Arguments(self.plain))
+        return self._arguments[0]
+
     def predict(self, features: Any) -> Any:
-        """Calls the module: a tuple or list are its arguments, a dictionary its arguments by name."""
-        if isinstance(features, tuple | list):
-            return self.module(*features)
-        if isinstance(features, Mapping) and takes_names(self.plain, features):
-            return self.module(**features)
-        return self.module(features)
+        """Calls the module, see `Arguments`."""
+        args, kwargs = self.arguments.of(features)
+        return self.module(*args, **kwargs)
 
 
 def build_model(definition: ModelDefinition, seed: int) -> BuiltModel:
@@ -162,12 +167,3 @@ def buffers_of(module: Any) -> list[Place]:
 def _flat(tensors: Sequence[Any]) -> Floats:
     parts = [as_array(tensor).astype(np.float32).ravel() for tensor in tensors]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
-
-
-def takes_names(module: Any, features: Mapping[str, Any]) -> bool:
-    """Whether the module's arguments have the names of the features."""
-    try:
-        inspect.signature(module.forward).bind(**features)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -12,6 +12,15 @@ def custom_model() -> keras.Model:
     return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 
 
+class OfExamples(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+        return self.dense(features["x"])
+
+
 def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     return tf.square(labels - predictions[:, 0])
 
