@@ -111,6 +111,11 @@ def _check_command(spec: JobSpec) -> None:
             raise FlagError(
                 f"--{name} is without effect with --job_command: the model is the script's.", "Put it into the command."
             )
+    if spec.strict_feed:
+        raise FlagError(
+            "--strict_feed is without effect with --job_command: a script has no feed.",
+            "Leave it out; the ledger of a script counts the records that it was given.",
+        )
 
 
 def _check_training(spec: JobSpec) -> None:

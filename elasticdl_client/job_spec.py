@@ -214,6 +214,12 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "Where these records are written with their errors; local runtime: in the job's directory by default.",
         Group.FAULTS,
     )
+    strict_feed: bool = flag(
+        False,
+        "Fail the job when feed makes more or fewer samples of a task than it has records, before they are trained on.",
+        Group.FAULTS,
+        jobs=WITH_MODEL,
+    )
     lease_timeout: float = flag(
         10.0, "Seconds without a heartbeat after which a worker's task is handed on.", Group.FAULTS, check=above(0)
     )

@@ -26,7 +26,7 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpochCoverage:
-    """What became of the records of one epoch; ``records`` is the sum of all others but ``repeated``."""
+    """What became of the records of one epoch; ``records`` is the sum of all others but `repeated` and `augmented`."""
 
     epoch: int
     records: int
@@ -36,6 +36,8 @@ class EpochCoverage:
     quarantined: int = 0
     skipped: int = 0
     unplanned: int = 0
+    filtered: int = 0  # records of which `feed` made no sample
+    augmented: int = 0  # samples that `feed` made beyond one a record
     verb: str = "committed"  # what was done to them; one of `_PASSES` in a job that makes one pass
     is_bound: bool = False  # nobody can say exactly what was repeated, but not more than that
 
@@ -46,7 +48,7 @@ class EpochCoverage:
     def __str__(self) -> str:
         line = f"records {self.records}, {self.verb} {self.committed}, "
         line += f"repeated {'at most ' if self.is_bound else ''}{self.repeated}, lost {self.lost}"
-        for name in ("quarantined", "skipped", "unplanned"):
+        for name in ("quarantined", "skipped", "filtered", "augmented", "unplanned"):
             if getattr(self, name):
                 line += f", {name} {getattr(self, name)}"
         return line
@@ -87,7 +89,7 @@ class JobStatus:
     generation: int = 0
     epoch: int = 0  # the newest that has begun, from 1; 0 before the first
     num_epochs: int = 0
-    records_done: int = 0  # committed or skipped, over all epochs
+    records_done: int = 0  # committed, skipped or filtered, over all epochs
     records_skipped: int = 0  # left out by --nan_policy=skip
     records_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     records_per_second: float = 0.0

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from elasticdl.data.reader import Shard
+from elasticdl.frameworks.framework import Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.seeds import task_order
@@ -41,7 +42,7 @@ class AloneLink:
         self._num_committed += len(committed)
         return pb.Ack(accepted=True, model_version=self._num_committed)
 
-    def finish(self, lease: int, num_minibatches: int) -> pb.Ack:
+    def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack:
         return pb.Ack(accepted=True, model_version=self._num_committed)
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:

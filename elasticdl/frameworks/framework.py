@@ -7,6 +7,7 @@ Embedding rows that live on the parameter servers cross it as one array of uniqu
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -97,11 +98,33 @@ class TaskRecords:
 
 
 @dataclass(frozen=True, slots=True)
+class Surplus:
+    """Samples that `feed` has made of a task beyond one a record.
+
+    Attributes:
+        count: negative: as many fewer samples than records.
+        made_by: the operations of `feed` that make it, for people; empty: not known.
+    """
+
+    count: int = 0
+    made_by: str = ""
+
+    def explained(self, num_records: int) -> str:
+        """The samples of a task of so many records, in words."""
+        why = f" ({self.made_by} in it)" if self.made_by else ""
+        return f"feed{why} makes {num_records + self.count} samples of {num_records} records"
+
+
+NO_SURPLUS = Surplus()
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The n-th minibatch of a lease; with `end`, no minibatch but the end of the task: it has n of them.
 
     Attributes:
         size: samples in it (after the user's `filter`).
+        surplus: with `end`: of the whole task.
         ids: table name to the ids [n] that the model looks up, as they come: they may repeat; empty without tables.
         data: the framework's own; only the framework looks inside.
     """
@@ -110,6 +133,7 @@ class Batch:
     n: int
     end: bool = False
     size: int = 0
+    surplus: Surplus = NO_SURPLUS
     ids: Mapping[str, Ids] = field(default_factory=dict)
     data: Any = None
 
@@ -216,6 +240,7 @@ class FeedError(Exception):
 
     Attributes:
         bad_records: the records of the lease to blame, by their numbers in the shard, where they were looked for.
+        details: the traceback of the user's code; empty: nothing was raised there.
     """
 
     def __init__(self, lease: int, n: int, message: str) -> None:
@@ -223,6 +248,11 @@ class FeedError(Exception):
         self.lease = lease
         self.n = n
         self.bad_records: tuple[int, ...] = ()
+
+    @property
+    def details(self) -> str:
+        cause = self.__cause__
+        return "".join(traceback.format_exception(self)) if cause is not None else ""
 
 
 class Inference(Protocol):

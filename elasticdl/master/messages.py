@@ -175,7 +175,15 @@ def progress_reported(call: int, message: pb.ProgressReport) -> events.ProgressR
 
 
 def task_finished(call: int, message: pb.FinishedTask) -> events.TaskFinished:
-    return events.TaskFinished(call, message.worker_id, message.incarnation, message.lease, message.num_minibatches)
+    return events.TaskFinished(
+        call,
+        message.worker_id,
+        message.incarnation,
+        message.lease,
+        message.num_minibatches,
+        message.surplus.count,
+        message.surplus.made_by,
+    )
 
 
 def task_failed(call: int, message: pb.FailedTask) -> events.TaskFailed:
@@ -199,6 +207,8 @@ def evaluation_reported(call: int, message: pb.EvaluationReport) -> events.Evalu
         message.lease,
         tuple(metric_state(state) for state in message.states),
         dict(message.results),
+        message.surplus.count,
+        message.surplus.made_by,
     )
 
 

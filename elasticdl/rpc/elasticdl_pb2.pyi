@@ -110,16 +110,18 @@ class BucketRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class AppliedTask(_message.Message):
-    __slots__ = ("epoch", "task", "watermark", "extras")
+    __slots__ = ("epoch", "task", "watermark", "extras", "num_samples")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
     EXTRAS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     task: int
     watermark: int
     extras: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., task: _Optional[int] = ..., watermark: _Optional[int] = ..., extras: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_samples: int
+    def __init__(self, epoch: _Optional[int] = ..., task: _Optional[int] = ..., watermark: _Optional[int] = ..., extras: _Optional[_Iterable[int]] = ..., num_samples: _Optional[int] = ...) -> None: ...
 
 class AppliedSet(_message.Message):
     __slots__ = ("tasks", "num_applies")
@@ -553,16 +555,26 @@ class SessionReport(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., event: _Optional[_Union[SessionEvent, str]] = ...) -> None: ...
 
 class FinishedTask(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "lease", "num_minibatches")
+    __slots__ = ("worker_id", "incarnation", "lease", "num_minibatches", "surplus")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     NUM_MINIBATCHES_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     lease: int
     num_minibatches: int
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., num_minibatches: _Optional[int] = ...) -> None: ...
+    surplus: Surplus
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., num_minibatches: _Optional[int] = ..., surplus: _Optional[_Union[Surplus, _Mapping]] = ...) -> None: ...
+
+class Surplus(_message.Message):
+    __slots__ = ("count", "made_by")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MADE_BY_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    made_by: str
+    def __init__(self, count: _Optional[int] = ..., made_by: _Optional[str] = ...) -> None: ...
 
 class FailedTask(_message.Message):
     __slots__ = ("worker_id", "incarnation", "lease", "minibatch", "error", "details", "bad_records")
@@ -603,7 +615,7 @@ class Array(_message.Message):
     def __init__(self, shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class EvaluationReport(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "lease", "states", "results")
+    __slots__ = ("worker_id", "incarnation", "lease", "states", "results", "surplus")
     class ResultsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -616,12 +628,14 @@ class EvaluationReport(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     lease: int
     states: _containers.RepeatedCompositeFieldContainer[MetricState]
     results: _containers.ScalarMap[str, float]
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., states: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    surplus: Surplus
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease: _Optional[int] = ..., states: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., results: _Optional[_Mapping[str, float]] = ..., surplus: _Optional[_Union[Surplus, _Mapping]] = ...) -> None: ...
 
 class LeaseQuestion(_message.Message):
     __slots__ = ("worker_id", "incarnation", "lease")

@@ -173,11 +173,13 @@ class AllReduceLoop:
     def _reduced(self, plan: StepPlan) -> LocalGradient:
         reductions: list[Reduction] = []
         try:
-            shares = [self._share(plan, part) for part in plan.own]
+            present = [k for k, part in enumerate(plan.own) if part.num_records]  # the user's `filter` may empty some
+            shares = [self._share(plan, plan.own[k]) for k in present]
             with self._clock.during(Activity.COMPUTE):
                 gradient = self._framework.local_gradient(
                     shares, lambda buffer: reductions.append(self._session.begin_reduce(buffer))
                 )
+            gradient.not_finite = {present[k]: what for k, what in gradient.not_finite.items()}
         except (WorldEnded, ElasticDLError, grpc.RpcError):
             raise
         except Exception as error:

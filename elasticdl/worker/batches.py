@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from elasticdl.frameworks.framework import Batch
+from elasticdl.frameworks.framework import NO_SURPLUS, Batch
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook
 
@@ -42,6 +42,7 @@ class TaskBatches(Iterator[Batch]):
             is_leaving: the worker was told to end: no more minibatches.
         """
         self.num_minibatches: int | None = None  # known when the closing element was reached
+        self.surplus = NO_SURPLUS  # the same
         self._is_leaving = is_leaving
         self._held = held
         self._first: Batch | None = first
@@ -81,7 +82,7 @@ class TaskBatches(Iterator[Batch]):
                 raise LeaseLost
             batch = self._take()
             if batch.end:
-                self.num_minibatches = batch.n
+                self.num_minibatches, self.surplus = batch.n, batch.surplus
             elif batch.n not in self._held.committed:
                 return batch
         raise StopIteration

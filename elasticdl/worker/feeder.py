@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, Surplus, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.leases import HeldLease, LeaseBook, LeaseLink
 from elasticdl.worker.master_link import MasterLink
@@ -76,8 +76,8 @@ class InterruptibleLeases:
     ) -> pb.Ack:
         return self._link.report_progress(lease, committed, loss, skipped, not_finite)
 
-    def finish(self, lease: int, num_minibatches: int) -> pb.Ack:
-        return self._link.finish(lease, num_minibatches)
+    def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack:
+        return self._link.finish(lease, num_minibatches, surplus)
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
         return self._link.fail(lease, minibatch, error, details, bad_records)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from elasticdl.frameworks.framework import Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 
@@ -96,6 +97,6 @@ class LeaseLink(Protocol):
         self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
     ) -> pb.Ack: ...
 
-    def finish(self, lease: int, num_minibatches: int) -> pb.Ack: ...
+    def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack: ...
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack: ...

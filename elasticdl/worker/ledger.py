@@ -1,13 +1,14 @@
-"""What the model of an AllReduce job holds: minibatches by name, and how many updates and records it has seen."""
+"""What the model of an AllReduce job holds: minibatches by name and their samples, and how much it has seen."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
 
-from elasticdl.ps.applied import AppliedSet
+from elasticdl.ps.applied import AppliedSet, MinibatchName, TaskKey
 from elasticdl.rpc import elasticdl_pb2 as pb
 
+UNKNOWN = -1  # samples of a task: some of them were not counted
 _COUNTS = struct.Struct("<qq")  # steps, records
 
 
@@ -19,11 +20,36 @@ class Ledger:
         applied: names of minibatches.
         steps: updates of the model.
         num_records: seen by the model, over all steps.
+        num_samples: in the minibatches of each task, or `UNKNOWN`.
     """
 
     applied: AppliedSet = field(default_factory=AppliedSet)
     steps: int = 0
     num_records: int = 0
+    num_samples: dict[TaskKey, int] = field(default_factory=dict)
+
+    def add(self, name: MinibatchName, num_samples: int) -> None:
+        """A minibatch is in the model now."""
+        key = (name.epoch, name.task)
+        self.applied.add(name)
+        self.applied.num_applies += 1
+        known = self.num_samples.get(key, 0)
+        self.num_samples[key] = UNKNOWN if known == UNKNOWN else known + num_samples
+
+    def copy(self) -> Ledger:
+        return Ledger(self.applied.copy(), self.steps, self.num_records, self.num_samples.copy())
+
+    def to_message(self) -> pb.AppliedSet:
+        """Names and samples."""
+        message = self.applied.to_message()
+        for task in message.tasks:
+            task.num_samples = self.num_samples.get((task.epoch, task.task), 0)
+        return message
+
+    @classmethod
+    def of(cls, message: pb.AppliedSet, steps: int, num_records: int) -> Ledger:
+        num_samples = {(task.epoch, task.task): task.num_samples for task in message.tasks}
+        return cls(AppliedSet.from_message(message), steps, num_records, num_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +66,7 @@ class Restored:
 
 def packed(ledger: Ledger) -> bytes:
     """A ledger as it travels from the source of a model to other members."""
-    return _COUNTS.pack(ledger.steps, ledger.num_records) + ledger.applied.to_message().SerializeToString()
+    return _COUNTS.pack(ledger.steps, ledger.num_records) + ledger.to_message().SerializeToString()
 
 
 def unpacked(data: bytes) -> Ledger:
@@ -48,4 +74,4 @@ def unpacked(data: bytes) -> Ledger:
     steps, num_records = _COUNTS.unpack_from(data)
     message = pb.AppliedSet()
     message.ParseFromString(data[_COUNTS.size :])
-    return Ledger(AppliedSet.from_message(message), steps, num_records)
+    return Ledger.of(message, steps, num_records)

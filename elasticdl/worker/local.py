@@ -15,6 +15,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.state_checkpoint import StateCheckpoints
 from elasticdl.worker.strategy import Commit, Values
@@ -56,7 +57,7 @@ class LocalStrategy:
         if found is None:
             return
         self._framework.load_state(found.arrays)
-        self._applied = {(epoch, task): set(done) for epoch, task, done, _ in found.applied}
+        self._applied = {(epoch, task): set(done) for epoch, task, done, *_ in found.applied}
         self._num_applies = found.counts["steps"]
         self._saved_at = (self._num_applies, time.monotonic())
         _log.info("Restored the model at step %d from %s", self._num_applies, found.directory)
@@ -119,5 +120,5 @@ class LocalStrategy:
                 _log.error("Checkpoint at step %d failed: %s; training goes on", self._num_applies, error)
 
     def _save(self) -> None:
-        applied = [(epoch, task, sorted(done), 0) for (epoch, task), done in sorted(self._applied.items())]
+        applied = [(epoch, task, sorted(done), 0, UNKNOWN) for (epoch, task), done in sorted(self._applied.items())]
         self._checkpoints.save(self._num_applies, self._framework.state(), applied, {"steps": self._num_applies})

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from elasticdl.frameworks.framework import Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.feeder import Interrupted
 from elasticdl.worker.leases import HeldLease, LeaseBook
@@ -61,7 +62,7 @@ class LocalLeases:
     ) -> pb.Ack:
         return pb.Ack(accepted=True)
 
-    def finish(self, lease: int, num_minibatches: int) -> pb.Ack:
+    def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack:
         return pb.Ack(accepted=True)
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:

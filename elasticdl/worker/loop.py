@@ -126,7 +126,7 @@ class WorkerLoop:
         if self._outcomes.is_unreadable(held, self._tasks):
             return
         if batches.num_minibatches is not None:
-            self._reporter.finished(held.id, batches.num_minibatches)
+            self._reporter.finished(held.id, batches.num_minibatches, batches.surplus)
         else:
             assert batches.is_cut_short, "the strategy left minibatches of the task"
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
@@ -259,9 +260,13 @@ class MasterLink:
             self._told_rate = (time.monotonic(), self._rate() or 0.0)
         return self._told_rate[1]
 
-    def finish(self, lease: int, num_minibatches: int) -> pb.Ack:
+    def finish(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS) -> pb.Ack:
         message = pb.FinishedTask(
-            worker_id=self.worker_id, incarnation=self._incarnation, lease=lease, num_minibatches=num_minibatches
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            lease=lease,
+            num_minibatches=num_minibatches,
+            surplus=_message(surplus),
         )
         return self._told(self._stub.FinishTask, message)
 
@@ -277,9 +282,16 @@ class MasterLink:
         )
         return self._told(self._stub.FailTask, message)
 
-    def report_evaluation(self, lease: int, states: list[pb.MetricState], results: dict[str, float]) -> pb.Ack:
+    def report_evaluation(
+        self, lease: int, states: list[pb.MetricState], results: dict[str, float], surplus: Surplus = NO_SURPLUS
+    ) -> pb.Ack:
         message = pb.EvaluationReport(
-            worker_id=self.worker_id, incarnation=self._incarnation, lease=lease, states=states, results=results
+            worker_id=self.worker_id,
+            incarnation=self._incarnation,
+            lease=lease,
+            states=states,
+            results=results,
+            surplus=_message(surplus),
         )
         return self._told(self._stub.ReportEvaluation, message)
 
@@ -361,3 +373,7 @@ class MasterLink:
         for held in self.leases.revoke(reply.revoked):
             _log.info("Lease %d (%s) was taken back by the master", held.id, held.task_name)
         self.learn_partition(reply.partition)
+
+
+def _message(surplus: Surplus) -> pb.Surplus | None:
+    return pb.Surplus(count=surplus.count, made_by=surplus.made_by) if surplus.count else None

@@ -62,7 +62,7 @@ class EvaluationWork:
         with self._clock.during(Activity.EVALUATE):
             states = evaluate_task(self._model, values, held, batches)
         check()
-        self._link.report_evaluation(held.id, states, {})
+        self._link.report_evaluation(held.id, states, {}, batches.surplus)
 
     def end(self, held: HeldLease) -> None:
         with self._clock.during(Activity.EVALUATE):
@@ -162,10 +162,9 @@ class OnePassLoop:
         self._tasks.close(held)
 
     def _feed_failed(self, error: FeedError) -> None:
-        details = "".join(traceback.format_exception(error))
-        _log.error("%s", details)
+        _log.error("%s", error.details or error)
         held = self._link.leases.get(error.lease)
         if held is not None:
-            self._link.fail(held.id, error.n, str(error), details, list(error.bad_records))
+            self._link.fail(held.id, error.n, str(error), error.details, list(error.bad_records))
             self._link.leases.remove(held.id)
             self._tasks.close(held)

@@ -44,7 +44,7 @@ class Outcomes:
             states = evaluate_task(self._framework, values, held, batches)
         if self.is_unreadable(held, tasks):
             return
-        self._link.report_evaluation(held.id, states, {})
+        self._link.report_evaluation(held.id, states, {}, batches.surplus)
         self._link.leases.remove(held.id)
 
     def merge(self, held: HeldLease, tasks: TaskStream) -> None:
@@ -100,12 +100,11 @@ class Outcomes:
 
     def feed_failed(self, error: FeedError, tasks: TaskStream) -> None:
         """The user's `feed` raised; the task may be one whose lease is lost."""
-        details = "".join(traceback.format_exception(error))
-        _log.error("%s", details)
+        _log.error("%s", error.details or error)
         self._reporter.drain()
         held = self._link.leases.get(error.lease)
         if held is not None:
-            self._link.fail(held.id, error.n, str(error), details, list(error.bad_records))
+            self._link.fail(held.id, error.n, str(error), error.details, list(error.bad_records))
             self.close(held, tasks)
 
     def not_finite(self, held: HeldLease, error: NotFinite) -> None:

@@ -55,7 +55,7 @@ class OwnModel:
         if found is not None:
             self._load_from(found, "--checkpoint_dir")
             applied = _applied_set(found.applied, found.counts["num_applies"])
-            ledger = Ledger(applied, found.counts["steps"], found.counts["num_records"])
+            ledger = Ledger.of(applied, found.counts["steps"], found.counts["num_records"])
         elif self._init_from:
             found = self._checkpoints.initial(self._init_from)
             self._load_from(found, "--checkpoint_dir_for_init")
@@ -129,15 +129,15 @@ class CheckpointWriter:
 
     def _start(self, ledger: Ledger) -> None:
         self._saved_at = (ledger.applied.num_names, time.monotonic())
-        copy = Ledger(ledger.applied.copy(), ledger.steps, ledger.num_records)
-        arguments = (self._model.arrays(), copy)
+        arguments = (self._model.arrays(), ledger.copy())
         self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
     def _save(self, arrays: Arrays, ledger: Ledger) -> None:
         number = ledger.applied.num_names
         rows: list[AppliedRow] = [
-            (task.epoch, task.task, list(task.extras), task.watermark) for task in ledger.applied.to_message().tasks
+            (task.epoch, task.task, list(task.extras), task.watermark, task.num_samples)
+            for task in ledger.to_message().tasks
         ]
         counts = {
             "steps": ledger.steps,
@@ -153,6 +153,9 @@ class CheckpointWriter:
             _log.info("Checkpoint of %d minibatches written", number)
 
 
-def _applied_set(rows: list[AppliedRow], num_applies: int) -> AppliedSet:
-    tasks = [pb.AppliedTask(epoch=e, task=t, watermark=watermark, extras=extras) for e, t, extras, watermark in rows]
-    return AppliedSet.from_message(pb.AppliedSet(tasks=tasks, num_applies=num_applies))
+def _applied_set(rows: list[AppliedRow], num_applies: int) -> pb.AppliedSet:
+    tasks = [
+        pb.AppliedTask(epoch=e, task=t, watermark=watermark, extras=extras, num_samples=num_samples)
+        for e, t, extras, watermark, num_samples in rows
+    ]
+    return pb.AppliedSet(tasks=tasks, num_applies=num_applies)

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from elasticdl.frameworks.framework import Inference
+from elasticdl.frameworks.framework import FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl.worker.activity import Activity, ActivityClock
@@ -25,6 +25,7 @@ from elasticdl_client.job_spec import JobSpec
 
 Name = tuple[int, int]  # task, minibatch
 Process = Callable[[Any, Name], None]
+_ONE_A_RECORD = "Let feed keep every record when its mode is 'prediction', and repeat none."
 _DONE_FILE = "_SUCCESS"
 
 
@@ -61,13 +62,19 @@ class PredictionWork:
                     held.minibatch = batch.n
                     with self._clock.during(Activity.COMPUTE):
                         outputs = self._model.predict(batch, values.parameters, values.rows(batch))
-                    self._give(outputs, (held.lease.task, batch.n), writer)
+                    self._give(outputs, batch.size, (held.lease.task, batch.n), writer)
                 check()
+                self._check_count(held, batches.surplus)
             finally:
                 if writer is not None:
                     writer.close()
         assert batches.num_minibatches is not None
         self._link.finish(held.id, batches.num_minibatches)
+
+    def _check_count(self, held: HeldLease, surplus: Surplus) -> None:
+        if surplus.count:
+            what = surplus.explained(len(held.record_numbers))
+            raise FeedError(held.id, 0, f"{what}. A prediction has one row for each record. {_ONE_A_RECORD}")
 
     def end(self, held: HeldLease) -> None:
         """All parts are there: says so in a file beside them."""
@@ -77,11 +84,15 @@ class PredictionWork:
             parts = [part.name for part in self._parts.finished()]
             path.write_text(json.dumps({"model_version": held.lease.model_version, "parts": parts}) + "\n")
 
-    def _give(self, outputs: Any, name: Name, writer: RowWriter | None) -> None:
+    def _give(self, outputs: Any, size: int, name: Name, writer: RowWriter | None) -> None:
         if self._process is not None:
             self._process(outputs, name)
         if writer is not None:
-            writer.write(columns_of(outputs))
+            columns = columns_of(outputs)
+            wrong = {name: len(values) for name, values in columns.items() if len(values) != size}
+            if wrong:
+                raise TypeError(f"the model makes {wrong} rows of a minibatch of {size} samples")
+            writer.write(columns)
 
 
 def make_process(definition: ModelDefinition, worker_id: int) -> Process | None:

@@ -1,7 +1,8 @@
-"""Bad records: with `--max_bad_records`, a task's records all go through `feed` before its first push.
+"""Bad records and bad feeds: with `--max_bad_records` or `--strict_feed` a whole task goes through `feed` beforehand.
 
 A record on which `feed` raises is found by bisection, so it can be set aside before any minibatch of its task is in the
-model.  The records and their errors are written to files; what becomes of the task, the master decides.
+model.  The records and their errors are written to files; what becomes of the task, the master decides.  A `feed` that
+is to make one sample of each record and does not is found in the same way.
 """
 
 from __future__ import annotations
@@ -18,27 +19,31 @@ from pathlib import Path
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
 from elasticdl_client.job_spec import JobSpec
 
+_NOT_STRICT = "Without --strict_feed the difference is counted as filtered or augmented."
 _log = logging.getLogger("elasticdl.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """What a job's flags say of bad records; false: they are not looked for.
+    """What a job's flags say of bad records and feeds; false: tasks are not looked through.
 
     Attributes:
-        limit: how many may be set aside.
+        limit: how many records may be set aside.
         directory: where they are written; None: nowhere.
+        is_strict: `feed` must make one sample of each record.
     """
 
     limit: int = 0
     directory: Path | None = None
+    is_strict: bool = False
 
     @classmethod
     def of(cls, spec: JobSpec) -> Quarantine:
-        return cls(spec.max_bad_records, Path(spec.bad_records_dir) if spec.bad_records_dir else None)
+        directory = Path(spec.bad_records_dir) if spec.bad_records_dir else None
+        return cls(spec.max_bad_records, directory, spec.strict_feed)
 
     def __bool__(self) -> bool:
-        return self.limit > 0
+        return self.limit > 0 or self.is_strict
 
 
 def inspected(
@@ -51,6 +56,7 @@ def inspected(
 
     Raises:
         FeedError: with a quarantine it names the bad records, which have been written; none if none alone is to blame.
+            Or the samples are more or fewer than the records, and must not be.
     """
     if not quarantine:
         yield from framework.batches(mode, tasks)
@@ -61,14 +67,21 @@ def inspected(
 
 def _all_batches(framework: Inference, mode: Mode, task: TaskRecords, quarantine: Quarantine) -> list[Batch]:
     try:
-        return list(framework.batches(mode, iter((task,))))
+        batches = list(framework.batches(mode, iter((task,))))
     except FeedError as error:
+        if not quarantine.limit:
+            raise
         found: dict[int, str] = {}
         _bisect(framework, mode, task, 0, len(task.records), quarantine.limit + 1, found)
         if found and quarantine.directory is not None:
             _write(quarantine.directory, task, found)
         error.bad_records = tuple(_number(task, position) for position in found)
         raise
+    surplus = batches[-1].surplus
+    if surplus.count and quarantine.is_strict:
+        what = f"--strict_feed: {surplus.explained(len(task.records))}"
+        raise FeedError(task.lease, 0, f"{what}, and must make one of each. {_NOT_STRICT}")
+    return batches
 
 
 def _number(task: TaskRecords, position: int) -> int:

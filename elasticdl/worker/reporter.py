@@ -11,6 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
 from elasticdl.worker.leases import LeaseLink
 
 _log = logging.getLogger("elasticdl.worker")
@@ -23,6 +24,7 @@ class _News:
     committed: list[int]
     loss: float | None = None
     num_minibatches: int | None = None  # not None: the task is done
+    surplus: Surplus = NO_SURPLUS
 
 
 class Reporter:
@@ -50,10 +52,10 @@ class Reporter:
                 self._news.append(_News(lease, [minibatch], loss))
                 self._changed.notify_all()
 
-    def finished(self, lease: int, num_minibatches: int) -> None:
+    def finished(self, lease: int, num_minibatches: int, surplus: Surplus = NO_SURPLUS) -> None:
         """All minibatches of the task are in the model."""
         with self._changed:
-            self._news.append(_News(lease, [], num_minibatches=num_minibatches))
+            self._news.append(_News(lease, [], num_minibatches=num_minibatches, surplus=surplus))
             self._changed.notify_all()
 
     def drain(self, timeout_s: float | None = None) -> None:
@@ -83,7 +85,7 @@ class Reporter:
 
     def _tell(self, news: _News) -> None:
         if news.num_minibatches is not None:
-            ack = self._link.finish(news.lease, news.num_minibatches)
+            ack = self._link.finish(news.lease, news.num_minibatches, news.surplus)
             self._link.leases.remove(news.lease)
         else:
             ack = self._link.report_progress(news.lease, news.committed, news.loss)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.frameworks.framework import Batch
+from elasticdl.frameworks.framework import NO_SURPLUS, Batch, Surplus
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.batches import NotFinite
@@ -24,6 +24,7 @@ from elasticdl.worker.drawer import Drawer
 from elasticdl.worker.feeder import Broke, Failed, Feeder, Item, Other, Over, Unreadable
 from elasticdl.worker.headers import Part, StepPlan, Wish
 from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.local_leases import LocalLeases
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.outcomes import Outcomes
@@ -75,7 +76,8 @@ class SharedTasks:
         self._queue: deque[Position] = deque()  # in order; each once, none of which the model holds
         self._closed_epoch = -1  # no more minibatches of it will come
         self._fed: set[int] = set()  # leases given to the feeder
-        self._ended: dict[int, int] = {}  # leases given whole by the feeder: minibatches
+        self._ended: dict[int, Batch] = {}  # leases given whole by the feeder: their ends
+        self._made_by = ""  # operations of `feed` that make other numbers of samples than of records, once known
         self._batches: dict[MinibatchName, Batch] = {}  # own ones of the next step
         self._others: deque[HeldLease] = deque()
         self._to_share: list[pb.Lease] = []
@@ -163,7 +165,7 @@ class SharedTasks:
         self._failure = Failure(first.epoch, first.task, first.n, what, traceback.format_exc())
 
     def applied(self, plan: StepPlan, loss: float) -> None:
-        self._loss = loss
+        self._loss = loss if plan.num_records else self._loss
         applied = self._session.ledger.applied
         while self._queue and self._queue[0].name in applied:
             done = self._queue.popleft().lease
@@ -256,8 +258,8 @@ class SharedTasks:
         self._feed()
 
     def _names(self, lease: pb.Lease) -> list[MinibatchName]:
-        count = lease.shard.end - lease.shard.start - len(lease.excluded)
-        return [MinibatchName(lease.epoch, lease.task, n) for n in range(-(-count // self._minibatch_size))]
+        count = -(-_num_records(lease) // self._minibatch_size)
+        return [MinibatchName(lease.epoch, lease.task, n) for n in range(count)]
 
     def _show_position(self, parts: Sequence[Part]) -> None:
         """For heartbeats: the minibatch that rank 0's leases have come to."""
@@ -271,7 +273,13 @@ class SharedTasks:
             self._reporter.committed(held.id, n, loss)
         length = len(self._names(held.lease))
         if len(held.committed) >= length:
-            self._reporter.finished(held.id, length)
+            self._reporter.finished(held.id, length, self._surplus(held.lease))
+
+    def _surplus(self, lease: pb.Lease) -> Surplus:
+        """Of a task that the model holds whole, by what the ledger says of it."""
+        num_samples = self._session.ledger.num_samples.get((lease.epoch, lease.task), 0)
+        count = num_samples - _num_records(lease)
+        return NO_SURPLUS if num_samples == UNKNOWN or not count else Surplus(count, self._made_by)
 
     def _tell(self, flawed: Sequence[Part], what: str) -> bool:
         """Rank 0: tells the master what is not finite; whether it takes it."""
@@ -359,19 +367,31 @@ class SharedTasks:
 
     def _size(self, wanted: Position) -> int | None:
         """Samples of an own minibatch, once it is there; None: not yet, or user code raised."""
-        while wanted.name not in self._batches:
-            if wanted.lease in self._ended and wanted.name.n >= self._ended[wanted.lease]:
-                return 0  # the user's `filter` has taken all of its records away
+        held = self._local.leases.get(wanted.lease)
+        is_last = held is not None and wanted.name == self._names(held.lease)[-1]
+        while wanted.lease not in self._ended and (is_last or wanted.name not in self._batches):
             item = self._feeder.take(_INPUT_S) if not self._is_failing else None
             if item is None or not self._sort(item):
                 return None
-        return self._batches[wanted.name].size
+        if held is not None and is_last and self._ended[wanted.lease].n > wanted.name.n + 1:
+            self._failure = self._too_many(held.lease, self._ended[wanted.lease])
+            return None
+        batch = self._batches.get(wanted.name)
+        return 0 if batch is None else batch.size  # none: the user's `filter` has taken all of its records away
+
+    def _too_many(self, lease: pb.Lease, end: Batch) -> Failure:
+        """With a fixed plan of steps there is no place for minibatches beyond it."""
+        names = self._names(lease)
+        what = f"{end.surplus.explained(_num_records(lease))}: {end.n} minibatches instead of {len(names)}"
+        advice = "--fixed_global_batch plans its steps by records: make no more samples than records, or leave it out"
+        return Failure(lease.epoch, lease.task, len(names), f"{what}. {advice}.", "")
 
     def _sort(self, item: Item) -> bool:
         match item:
             case Batch(end=True):
                 if item.lease in self._fed:
-                    self._ended[item.lease] = item.n
+                    self._ended[item.lease] = item
+                    self._made_by = item.surplus.made_by or self._made_by
             case Batch():
                 held = self._local.leases.get(item.lease)
                 if held is not None:
@@ -379,12 +399,13 @@ class SharedTasks:
                     if any(position.name == name for position in self._own()):
                         self._batches[name] = item
             case Failed(error=error):
-                details = "".join(traceback.format_exception(error))
                 failed = next((p.name for p in self._queue if p.lease == error.lease), None)
                 if failed is None:
                     self._feeder.resume()  # of a task that has failed already
                     return True
-                self._failure = Failure(failed.epoch, failed.task, error.n, str(error), details, error.bad_records)
+                self._failure = Failure(
+                    failed.epoch, failed.task, error.n, str(error), error.details, error.bad_records
+                )
                 return False
             case Unreadable(held=held, error=cause):
                 self._failure = Failure(held.lease.epoch, held.lease.task, 0, str(cause), "")
@@ -394,3 +415,7 @@ class SharedTasks:
             case Other() | Over():
                 raise AssertionError("the feeder draws from shared leases alone")
         return True
+
+
+def _num_records(lease: pb.Lease) -> int:
+    return lease.shard.end - lease.shard.start - len(lease.excluded)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.data.durable import sync_directory
+from elasticdl.worker.ledger import UNKNOWN
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.job_spec import JobSpec
 
@@ -28,7 +29,7 @@ _log = logging.getLogger("elasticdl.worker")
 _MANIFEST = "MANIFEST.json"
 _PREFIX = "version-"
 
-AppliedRow = tuple[int, int, list[int], int]  # epoch, task, extras, watermark; see the message AppliedTask
+AppliedRow = tuple[int, int, list[int], int, int]  # epoch, task, extras, watermark, samples; see AppliedTask
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -202,7 +203,8 @@ class StateCheckpoints:
         with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
             read = dict(arrays)
         applied: list[AppliedRow] = [
-            (epoch, task, list(extras), *(watermark or [0])) for epoch, task, extras, *watermark in manifest["applied"]
+            (epoch, task, list(extras), rest[0] if rest else 0, rest[1] if rest[1:] else UNKNOWN)
+            for epoch, task, extras, *rest in manifest["applied"]
         ]
         counts = {name: value for name, value in manifest.items() if type(value) is int}
         return Checkpoint(directory, read, applied, counts), manifest

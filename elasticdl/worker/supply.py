@@ -129,7 +129,7 @@ class OwnTasks:
         self._skips_not_finite = skips_not_finite
         self._at_hand: tuple[MinibatchName, Batch] | None = None
         self._other: HeldLease | None = None
-        self._lengths: dict[int, int] = {}  # leases given whole: number of minibatches
+        self._ends: dict[int, Batch] = {}  # of leases given whole
         self._known: deque[tuple[int, int]] = deque()  # (lease, n): in the model already, by another member
         self._loss: float | None = None
         self._names: dict[MinibatchName, int] = {}  # brought by this member and not confirmed: lease
@@ -213,7 +213,7 @@ class OwnTasks:
             self._outcomes.user_code_failed(held, error)
 
     def applied(self, plan: StepPlan, loss: float) -> None:
-        self._loss = loss
+        self._loss = loss if plan.num_records else self._loss
         if self._at_hand is None:
             return
         name, batch = self._at_hand
@@ -232,19 +232,19 @@ class OwnTasks:
                 self._reporter.committed(lease, name.n, self._loss)
         while self._known:
             self._reporter.committed(*self._known.popleft(), None)
-        for lease, length in list(self._lengths.items()):
+        for lease, end in list(self._ends.items()):
             held = self._leases.get(lease)
             if held is None:
-                del self._lengths[lease]
-            elif len(held.committed) >= length:
-                del self._lengths[lease]
-                self._reporter.finished(lease, length)
+                del self._ends[lease]
+            elif len(held.committed) >= end.n:
+                del self._ends[lease]
+                self._reporter.finished(lease, end.n, end.surplus)
 
     def _begin_again(self) -> None:
         open_leases = [held for held in self._leases.held() if held is not self._other]
         _log.info("The model is an older one: tasks at hand are gone through again")
         self._at_hand = None
-        self._lengths.clear()
+        self._ends.clear()
         self._known.clear()
         self._names.clear()
         self._feeder.restart([held for held in open_leases if held.lease.type == pb.TRAINING])
@@ -252,7 +252,7 @@ class OwnTasks:
     def _sort(self, item: Item) -> None:
         match item:
             case Batch(end=True):
-                self._lengths[item.lease] = item.n
+                self._ends[item.lease] = item
             case Batch():
                 held = self._leases.get(item.lease)
                 if held is None:
@@ -283,7 +283,7 @@ class OwnTasks:
 
     def _forget(self, lease: int) -> None:
         """The task has failed: what the model holds of it is told by the next holder of its lease."""
-        self._lengths.pop(lease, None)
+        self._ends.pop(lease, None)
         self._names = {name: held for name, held in self._names.items() if held != lease}
 
     def _held_at_hand(self) -> tuple[HeldLease | None, int]:

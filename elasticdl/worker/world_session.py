@@ -205,8 +205,7 @@ class WorldSession:
         """
         ledger = self.ledger
         for part in plan.all_parts:
-            ledger.applied.add(part.name)
-            ledger.applied.num_applies += 1
+            ledger.add(part.name, part.num_records)
         ledger.steps += 1
         ledger.num_records += plan.num_records
         self._pending = [part.name for part in (plan.own if reported is None else reported)]

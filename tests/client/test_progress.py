@@ -96,13 +96,13 @@ def test_the_end_of_a_job_says_what_was_left_out_and_how_stale_gradients_were(
     status = JobStatus(
         "j",
         JobPhase.SUCCEEDED,
-        coverage=(EpochCoverage(1, 100, 90, skipped=10),),
+        coverage=(EpochCoverage(1, 100, 86, skipped=10, filtered=4, augmented=7),),
         records_skipped=10,
         staleness=(3, 1),
         gradients_refused=2,
     )
     report.print_end("j", Ended(0, "", status), written="", logs="l", hint="")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "epoch 1: records 100, committed 90, repeated 0, lost 0, skipped 10"
+    assert lines[0] == "epoch 1: records 100, committed 86, repeated 0, lost 0, skipped 10, filtered 4, augmented 7"
     assert "staleness of gradients: 0 75%, 1 25%; refused 2" in lines
     assert "warning: 10 records were left out by --nan_policy=skip" in lines

@@ -19,6 +19,7 @@ from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import DIGITS
 from tests.evaluate_predict.passes import (
+    NUM_RECORDS,
     Floats,
     assert_exact,
     csv_rows,
@@ -212,6 +213,43 @@ def feed(dataset, mode, metadata):
             assert gated.job.metrics() == pytest.approx(expected, abs=1e-6)
         else:
             np.testing.assert_allclose(csv_rows(directory / "out"), logits[good], rtol=1e-4, atol=1e-5)
+
+
+KEEPS_SMALL_DIGITS = """
+whole_feed = feed
+
+
+def feed(dataset, mode, metadata):
+    samples = whole_feed(dataset, mode, metadata)
+    return samples.filter(lambda image, label: label < 5) if mode == "evaluation" else samples.take(3)
+"""
+
+
+def test_an_evaluation_whose_feed_leaves_records_out_says_how_many_it_measured(
+    tmp_path: Path, trained: Path, data: Path, logits: Floats
+) -> None:
+    flags = {"checkpoint_dir_for_init": trained / "export", "distribution_strategy": "AllReduceStrategy"}
+    job = gated_pass("evaluate", tmp_path, data, code=KEEPS_SMALL_DIGITS, **flags).job.start()
+    assert job.wait(120) == 0, job.story()
+    small = records_of(data)["label"] < 5
+    count = int(small.sum())
+    line = f"evaluation: records {NUM_RECORDS}, evaluated {count}, repeated 0, lost 0, filtered {NUM_RECORDS - count}"
+    assert line in job.master_log()
+    assert "feed (filter in it) makes " in job.master_log()
+    assert job.metrics() == pytest.approx(metrics_of(logits[small], records_of(data)["label"][small]), abs=1e-6)
+
+
+def test_a_prediction_whose_feed_leaves_records_out_fails(tmp_path: Path, trained: Path, data: Path) -> None:
+    flags = {"checkpoint_dir_for_init": trained / "export", "distribution_strategy": "AllReduceStrategy"}
+    outputs = tmp_path / "predictions"
+    gated = gated_pass(
+        "predict", tmp_path, data, code=KEEPS_SMALL_DIGITS, prediction_outputs=outputs, max_task_failures=1, **flags
+    )
+    assert gated.job.start().wait(120) == 1, gated.job.story()
+    text = "\n".join(gated.job.output)
+    assert "feed (take in it) makes 3 samples of 16 records. A prediction has one row for each record" in text
+    assert "Traceback" not in text
+    assert not (outputs / "_SUCCESS").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import FeedError, Mode, TaskRecords
+from elasticdl.frameworks.framework import FeedError, Mode, Surplus, TaskRecords
 from elasticdl.frameworks.keras.elements import DISCARDING
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
@@ -46,6 +46,32 @@ def test_a_filter_may_leave_a_task_nothing(framework: Any, rows_of: Any) -> None
     tasks = [_task(rows_of, 1, [-1, -2, -3]), _task(rows_of, 2, [-1, 2, 3])]
     seen = [(b.lease, b.n, b.end, b.size) for b in tested.batches(Mode.TRAINING, iter(tasks))]
     assert seen == [(1, 0, True, 0), (2, 0, False, 2), (2, 1, True, 0)]
+
+
+@pytest.mark.parametrize(
+    ("feed", "surplus"),
+    [
+        ("feed", Surplus()),
+        ("examples_of_five", Surplus(-5, "take")),
+        ("only_positive", Surplus(-1, "filter")),
+        ("twice_shuffled", Surplus(10, "repeat")),
+        ("every_other_half", Surplus(-3, "take, skip, shard, concatenate")),
+        ("full_batches", Surplus(-2, "batch(drop_remainder=True)")),
+        ("several_each", Surplus(20, "flat_map")),
+        ("doubled_batches", Surplus(10, "unbatch")),
+        ("more_than_needed", Surplus()),
+    ],
+)
+def test_the_end_of_a_task_says_what_feed_has_made_of_its_records(
+    framework: Any, rows_of: Any, feed: str, surplus: Surplus
+) -> None:
+    tested = framework("feeds.custom_model", minibatch_size=4, feed=feed)
+    tasks = [_task(rows_of, 1, range(10)), _task(rows_of, 2, [])]
+    made = list(tested.batches(Mode.TRAINING, iter(tasks)))
+    first, second = (batch for batch in made if batch.end)
+    assert first.surplus == surplus
+    assert sum(batch.size for batch in made if batch.lease == 1) == 10 + surplus.count
+    assert second.surplus == Surplus()
 
 
 def test_a_record_may_end_in_zero_bytes(framework: Any, rows_of: Any) -> None:

@@ -182,14 +182,16 @@ class Script:
         self.progress(lease, *skipped, worker_id=worker_id)
         return answer
 
-    def finish(self, lease: Lease, worker_id: int = 0, num_minibatches: int = 2) -> Any:
-        return self.ask(e.TaskFinished, worker_id, 7, lease.id, num_minibatches)
+    def finish(self, lease: Lease, worker_id: int = 0, num_minibatches: int = 2, **fields: Any) -> Any:
+        return self.ask(e.TaskFinished, worker_id, 7, lease.id, num_minibatches, **fields)
 
     def fail(self, lease: Lease, worker_id: int = 0, error: str = "ValueError: bad", bad: tuple[int, ...] = ()) -> Any:
         return self.ask(e.TaskFailed, worker_id, 7, lease.id, 0, error, "Traceback …", bad)
 
-    def evaluated(self, lease: Lease, *states: MetricState, worker_id: int = 0, **results: float) -> Any:
-        return self.ask(e.EvaluationReported, worker_id, 7, lease.id, states, results)
+    def evaluated(
+        self, lease: Lease, *states: MetricState, worker_id: int = 0, surplus: int = 0, **results: float
+    ) -> Any:
+        return self.ask(e.EvaluationReported, worker_id, 7, lease.id, states, results, surplus, "filter")
 
 
 def running(num_workers: int = 1, **settings: Any) -> Script:

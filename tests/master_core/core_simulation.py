@@ -137,9 +137,20 @@ class SimJob(SimShell):
                     worker, held, lambda call: e.TaskFinished(call, worker.id, worker.incarnation, held.lease.id, 0)
                 )
 
+    def num_samples(self, lease: Lease) -> int:
+        return len(lease.shard) if self.feed is None else self.feed(lease.task)
+
     def num_minibatches(self, lease: Lease) -> int:
-        planned = -(-len(lease.shard) // self.settings.minibatch_size)
-        return planned if self.sizes is None else min(planned, self.sizes(lease.task))
+        return -(-self.num_samples(lease) // self.settings.minibatch_size)
+
+    def finished(self, worker: SimWorker, held: SimLease) -> None:
+        """The worker tells that a task is in the model, and what `feed` has made of it."""
+        held.is_told = True
+        lease, size = held.lease, self.num_minibatches(held.lease)
+        surplus = self.num_samples(lease) - len(lease.shard)
+        self.post(
+            worker, held, lambda call: e.TaskFinished(call, worker.id, worker.incarnation, lease.id, size, surplus)
+        )
 
     def _train(self, worker: SimWorker, held: SimLease, pick: int) -> None:
         if worker.partition is None:
@@ -176,8 +187,7 @@ class SimJob(SimShell):
                     lambda call, n=n: e.ProgressReported(call, worker.id, worker.incarnation, held.lease.id, (n,), 0.5),
                 )
             return
-        held.is_told = True
-        self.post(worker, held, lambda call: e.TaskFinished(call, worker.id, worker.incarnation, held.lease.id, size))
+        self.finished(worker, held)
 
     def _skip(self, worker: SimWorker, held: SimLease, n: int) -> None:
         """Tells that a minibatch is left out; only once that is acknowledged is its name pushed."""

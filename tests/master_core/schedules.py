@@ -75,9 +75,21 @@ def play(job: Job, schedule: Schedule, act: Callable[[Job, str, int], None]) -> 
     assert any(re.match(r"Evaluation metrics\[step=\d+\]: ", line) for line in job.log)
 
 
-def check_coverage(job: SimJob, epoch: int, records: int, skipped: int = 0) -> None:
-    """What the log says of an epoch, counted from 0."""
+def check_coverage(job: SimJob, epoch: int, skipped: int = 0) -> None:
+    """What the log says of an epoch, counted from 0: records = samples + filtered - augmented."""
+    slices = job.job._work.tasks.slices
+    made = [len(shard) if job.feed is None else job.feed(task) for task, shard in enumerate(slices)]
+    records = sum(len(shard) for shard in slices)
+    counts = {
+        "skipped": skipped,
+        "filtered": sum(max(0, len(shard) - samples) for shard, samples in zip(slices, made, strict=True)),
+        "augmented": sum(max(0, samples - len(shard)) for shard, samples in zip(slices, made, strict=True)),
+    }
+    assert records == sum(made) + counts["filtered"] - counts["augmented"]
+    committed = records - skipped - counts["filtered"]
+    expected = f"Epoch {epoch + 1}: records {records}, committed {committed}, repeated 0, lost 0"
+    expected += "".join(f", {name} {count}" for name, count in counts.items() if count)
     lines = [line for line in job.log if line.startswith(f"Epoch {epoch + 1}: records")]
-    end = f", skipped {skipped}" if skipped else ""
-    expected = f"Epoch {epoch + 1}: records {records}, committed {records - skipped}, repeated 0, lost 0{end}"
     assert lines[-1] == expected, lines
+    told = [line for line in job.log if line.startswith("feed makes ")]
+    assert bool(told) == bool(counts["filtered"] + counts["augmented"])

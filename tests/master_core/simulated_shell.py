@@ -25,19 +25,19 @@ class SimShell(ABC):
         self,
         settings: JobSettings,
         shards: Sequence[Shard],
-        sizes: Callable[[int], int] | None = None,
+        feed: Callable[[int], int] | None = None,
         is_bad: Callable[[int, int, int], bool] = lambda epoch, task, n: False,
     ) -> None:
         """Makes a job.
 
         Args:
-            sizes: minibatches that a task has at most, by task.
+            feed: how many samples it makes of a task, by task; None: one a record.
             is_bad: whether the gradient of (epoch, task, n) is not finite.
         """
         self.is_bad = is_bad
         self.settings = settings
         self.shards = tuple(shards)
-        self.sizes = sizes
+        self.feed = feed
         self.now = 0.0
         self.generation = 1
         self.job = Job(settings, 1, 0.0)

@@ -20,19 +20,19 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.epoch import permutation
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import cut
-from elasticdl.master.core.values import Phase, Shard, TaskType, World
+from elasticdl.master.core.values import Lease, Phase, Shard, TaskType, World
 
 
 class WorldJob(SimJob):
     """A job whose workers form worlds."""
 
     def __init__(
-        self, settings: JobSettings, shards: Sequence[Shard], sizes: Callable[[int], int] | None = None
+        self, settings: JobSettings, shards: Sequence[Shard], feed: Callable[[int], int] | None = None
     ) -> None:
         self.groups: dict[int, Group] = {}
         self.saved: Model | None = None  # the newest checkpoint
         self.num_lost_models = 0
-        super().__init__(settings, shards, sizes)
+        super().__init__(settings, shards, feed)
 
     # Processes ------------------------------------------------------------------------------------------------------
 
@@ -345,8 +345,13 @@ class WorldJob(SimJob):
                 lambda call: e.ProgressReported(call, worker.id, worker.incarnation, lease.id, news, 0.5),
             )
         elif len(held.committed) == size:
-            held.is_told = True
-            self.post(worker, held, lambda call: e.TaskFinished(call, worker.id, worker.incarnation, lease.id, size))
+            self.finished(worker, held)
+
+    def num_minibatches(self, lease: Lease) -> int:
+        """With --fixed_global_batch every minibatch counts as planned, empty or not."""
+        if self.settings.fixed_global_batch:
+            return -(-len(lease.shard) // self.settings.minibatch_size)
+        return super().num_minibatches(lease)
 
     def save(self) -> None:
         """Rank 0 writes a checkpoint."""

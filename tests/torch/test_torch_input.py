@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 
 pytestmark = pytest.mark.ci
 
@@ -43,6 +43,16 @@ def test_whatever_feed_returns_the_minibatches_are_the_same(
 def test_feed_may_leave_records_out(framework: Make, numbers: Any, minibatches: Make) -> None:
     found = minibatches(framework("torch_feeds.custom_model", feed="torch_feeds.even_ones"), numbers)
     assert features(found) == [[0, 2, 4, 6, 8, 10, 12, 14], [16, 18]]
+
+
+@pytest.mark.parametrize(("kind", "surplus"), [("feed", 0), ("even_ones", -10), ("every_one_twice", 20)])
+def test_the_end_of_a_task_says_what_feed_has_made_of_its_records(
+    framework: Make, numbers: Any, kind: str, surplus: int
+) -> None:
+    tested = framework("torch_feeds.custom_model", feed=f"torch_feeds.{kind}")
+    made = list(tested.batches(Mode.TRAINING, iter([TaskRecords(5, 0, numbers)])))
+    assert made[-1].surplus == Surplus(surplus)
+    assert sum(batch.size for batch in made) == 20 + surplus
 
 
 def test_samples_are_put_together_by_the_users_function(framework: Make, numbers: Any, minibatches: Make) -> None:

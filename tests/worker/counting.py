@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from elasticdl.data.reader import Metadata, Shard
-from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.errors import DataError
 
@@ -50,6 +50,7 @@ class Counting:
     Attributes:
         bad: user code raises on these records.
         dropped: the user's filter takes these away.
+        repeated: the user's feed makes a second sample of these, at the end of the task.
         breaks_at: our own code raises on this one.
         made: every minibatch made, by lease and number.
     """
@@ -57,21 +58,24 @@ class Counting:
     size: int = 2
     bad: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
+    repeated: set[int] = field(default_factory=set)
     breaks_at: int = -1
     made: list[tuple[int, int]] = field(default_factory=list)
 
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
         for task in tasks:
             numbers = [int(record) for record in task.records if int(record) not in self.dropped]
+            numbers += [number for number in numbers if number in self.repeated]
             starts = range(0, len(numbers), self.size)
             for n, start in enumerate(starts):
                 yield self._batch(task.lease, n, numbers[start : start + self.size])
-            yield Batch(task.lease, len(starts), end=True)
+            surplus = Surplus(len(numbers) - len(task.records), "filter" if self.dropped else "")
+            yield Batch(task.lease, len(starts), end=True, surplus=surplus)
 
     def _batch(self, lease_id: int, n: int, numbers: list[int]) -> Batch:
         if self.breaks_at in numbers:
             raise AssertionError("a mistake of ours")
         if found := self.bad.intersection(numbers):
-            raise FeedError(lease_id, n, f"ValueError: ugly {min(found)}")
+            raise FeedError(lease_id, n, f"ValueError: ugly {min(found)}") from ValueError(f"ugly {min(found)}")
         self.made.append((lease_id, n))
         return Batch(lease_id, n, size=len(numbers), data=numbers)

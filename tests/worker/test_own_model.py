@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.worker.ledger import Ledger
+from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
 from elasticdl.worker.own_model import CheckpointWriter, OwnModel
 from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
 
@@ -22,6 +22,9 @@ class Weights:
 
     def state(self) -> dict[str, Any]:
         return {"w": np.ones(2, np.float32)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        assert list(state) == ["w"]
 
 
 def writer_in(directory: Path) -> CheckpointWriter:
@@ -67,3 +70,22 @@ def test_checkpoints_of_a_model_that_is_an_older_one_are_written_as_often(tmp_pa
     writer.save_if_due(ledger_of(15))
     writer.wait()
     assert written(tmp_path) == ["version-15", "version-25"]
+
+
+def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that_it_does_not(tmp_path: Path) -> None:
+    ledger = Ledger()
+    for n, num_samples in enumerate((4, 0, 3)):
+        ledger.add(MinibatchName(0, 0, n), num_samples)
+    writer = writer_in(tmp_path)
+    writer.begin(Ledger())
+    writer.save_last(ledger)
+    checkpoints = StateCheckpoints(str(tmp_path), Kind("job", "AllreduceStrategy", "model.npz", {}))
+    framework: Any = Weights()
+    restored = OwnModel(framework, checkpoints, "").start_over().ledger
+    assert restored.num_samples == {(0, 0): 7}
+    assert unpacked(packed(restored)).num_samples == restored.num_samples
+    manifest = tmp_path / "version-3" / "MANIFEST.json"
+    manifest.write_text(manifest.read_text().replace("[0, 0, [], 3, 7]", "[0, 0, [], 3]"))
+    restored = OwnModel(framework, checkpoints, "").start_over().ledger
+    restored.add(MinibatchName(0, 0, 3), 4)
+    assert restored.num_samples == {(0, 0): UNKNOWN}

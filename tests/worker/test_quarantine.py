@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 from elasticdl.worker.quarantine import Quarantine, inspected
 
 pytestmark = pytest.mark.ci
 
 
 class Picky:
-    """A framework whose `feed` raises on records that say so; minibatches of four."""
+    """A framework whose `feed` raises on records that say so, and drops others; minibatches of four."""
 
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
         for task in tasks:
@@ -27,7 +27,7 @@ class Picky:
                 if b"bad" in task.records[4 * n : 4 * n + 4]:
                     raise FeedError(task.lease, n, "a bad record")
                 yield Batch(task.lease, n, size=4)
-            yield Batch(task.lease, num_batches, end=True)
+            yield Batch(task.lease, num_batches, end=True, surplus=Surplus(-task.records.count(b"dull"), "filter"))
 
 
 def looked_through(task: TaskRecords, quarantine: Quarantine) -> list[Batch]:
@@ -73,3 +73,18 @@ def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> Non
     with pytest.raises(FeedError) as found:
         looked_through(task, Quarantine(5, tmp_path / "file"))
     assert found.value.bad_records == (1,)
+
+
+def test_a_strict_feed_makes_one_sample_of_each_record_before_any_of_them_is_given() -> None:
+    task = TaskRecords(7, 0, [b"good"] * 5 + [b"dull"] * 2)
+    with pytest.raises(FeedError, match=r"feed \(filter in it\) makes 5 samples of 7 records") as found:
+        next(inspected(Picky(), Mode.TRAINING, iter((task,)), Quarantine(is_strict=True)))  # type: ignore[arg-type]
+    assert (found.value.lease, found.value.bad_records, found.value.details) == (7, (), "")
+    assert looked_through(task, Quarantine(3))[-1].surplus.count == -2
+    assert looked_through(TaskRecords(8, 0, [b"good"] * 7), Quarantine(is_strict=True))[-1].end
+
+
+def test_a_strict_feed_alone_looks_for_no_bad_record() -> None:
+    with pytest.raises(FeedError) as found:
+        looked_through(TaskRecords(1, 0, [b"bad"]), Quarantine(is_strict=True))
+    assert found.value.bad_records == ()

@@ -15,7 +15,7 @@ from elasticdl.worker.drawer import Drawer
 from elasticdl.worker.export import Exporter
 from elasticdl.worker.feeder import Feeder, InterruptibleLeases
 from elasticdl.worker.headers import StepPlan
-from elasticdl.worker.ledger import Ledger, Restored
+from elasticdl.worker.ledger import UNKNOWN, Ledger, Restored
 from elasticdl.worker.local_leases import LocalLeases
 from elasticdl.worker.outcomes import Outcomes
 from elasticdl.worker.quarantine import Quarantine
@@ -165,6 +165,11 @@ class Life:
                 found[request.lease] = found.get(request.lease, (set(), 0))[0], request.num_minibatches
         return found
 
+    def surpluses(self) -> dict[int, int]:
+        """By lease, once `told` has been asked for: samples beyond one a record, of whole tasks."""
+        self.told()
+        return {request.lease: request.surplus.count for method, request in self.master.told if method == "FinishTask"}
+
 
 Make = Callable[..., Life]
 
@@ -305,6 +310,47 @@ def test_a_minibatch_of_which_a_filter_leaves_nothing_counts_as_made(life: Make)
     one.begin()
     assert one.steps(2) == [[[0, 1], [102, 103]], []]
     assert one.told() == {1000: ({0, 1}, 2), 1001: ({0, 1}, 2)}
+    assert one.surpluses() == {1000: -2, 1001: -2}
+
+
+def test_the_samples_of_a_task_are_counted_over_all_members_and_worlds(life: Make) -> None:
+    one = life(lease(0, length=8), num_per_epoch=4)
+    for member in one.members:
+        member.framework.dropped = {1, 7}
+    one.begin()
+    assert one.steps(1) == [[[0, 2], [3, 4], [5, 6]]]
+    one.cut_to(1)
+    one.master.grant(lease(0, length=8, life=1))
+    assert one.steps(1) == [[]]
+    assert one.told()[4000 + 1000] == ({0, 1, 2, 3}, 4)
+    assert one.surpluses()[5000] == -2
+
+
+def test_samples_whose_number_a_checkpoint_does_not_know_are_not_spoken_of(life: Make) -> None:
+    one = life(lease(0), lease(1), num_per_epoch=4)
+    for member in one.members:
+        member.framework.dropped = {2, 3, 102, 103}
+    held = Ledger(steps=1, num_records=2, num_samples={(0, 0): UNKNOWN})
+    held.applied.add(name(0, 0))
+    one.members[0].state.restored = Restored(held, "checkpoints/1")
+    one.begin()
+    assert one.steps(1) == [[[100, 101]]]
+    assert one.surpluses() == {1000: 0, 1001: -2}
+
+
+def test_more_minibatches_than_are_planned_fail_their_task(life: Make) -> None:
+    one = life(lease(0), num_per_epoch=2)
+    for member in one.members:
+        member.framework.repeated = {2, 3}
+    one.begin()
+    begun = [member.does(Sharing.steps, 1) for member in one.members]
+    (told,) = one.master.hears("FailTask")
+    assert told.error.startswith("feed makes 6 samples of 4 records: 3 minibatches instead of 2. --fixed_global_batch")
+    assert (told.lease, told.details) == (1000, "")
+    for member in one.members:
+        member.framework.repeated = set()
+    one.master.grant(lease(0, life=1))
+    assert [step.result(ANSWER_S) for step in begun] == [[[[0, 1]]], [[[2, 3]]]]
 
 
 def test_an_epoch_of_which_the_plan_says_nothing_ends_when_the_master_says_so(life: Make) -> None:

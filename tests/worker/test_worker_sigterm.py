@@ -113,7 +113,7 @@ def begin(stack: ExitStack, directory: Path, *leases: pb.Lease, ends: bool = Tru
 
 def saved_minibatches(directory: Path) -> list[int]:
     (manifest,) = directory.glob("saved/version-*/MANIFEST.json")
-    ((_, _, minibatches, _),) = json.loads(manifest.read_text())["applied"]
+    ((_, _, minibatches, *_),) = json.loads(manifest.read_text())["applied"]
     return list(minibatches)
 
 

@@ -16,7 +16,12 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.elements import mapped_inline
 from elasticdl.frameworks.keras.examples import check_structure
-from elasticdl.frameworks.keras.operations import not_vectorisable, operations_of_dataset, stateful_random
+from elasticdl.frameworks.keras.operations import (
+    changing_the_count,
+    not_vectorisable,
+    operations_of_dataset,
+    stateful_random,
+)
 from elasticdl_client.errors import ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.keras")
@@ -35,6 +40,7 @@ class TracedFeed:
         self._metadata = metadata
         self._minibatch_size = minibatch_size
         self._probed: Any = None
+        self.counting: list[str] = []  # operations that may drop or repeat samples, once traced
 
     def __call__(self, records: Any, seed: Any) -> Any:
         """The dataset of samples of one task.
@@ -46,7 +52,9 @@ class TracedFeed:
         dataset = tf.data.Dataset.from_tensor_slices(records)
         patches = _Patches(seed, self._minibatch_size, dataset, records)
         with patches.applied():
-            return self._checked(self._feed(dataset, self._mode.value, self._metadata))
+            samples = self._checked(self._feed(dataset, self._mode.value, self._metadata))
+        self.counting = changing_the_count(samples)
+        return samples
 
     def probe(self) -> Any:
         """Spec of a minibatch, found by calling `feed` on a dataset that is never read.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import tensorflow as tf
 
 _log = logging.getLogger("elasticdl.keras")
 
@@ -14,6 +16,11 @@ _STATEFUL_RANDOM = re.compile(
 )
 _PYTHON = re.compile(r"PyFunc")
 _CONTROL_FLOW = re.compile(r"(Stateless)?(If|Case|While)$|For$|(Ref)?(Switch|Merge|Enter|Exit|NextIteration)$")
+_DATASET = re.compile(r"_?(?:Parallel|Legacy)?(\w+?)(?:Dataset)?(?:V\d)?$")
+_ONE_FOR_ONE = frozenset(  # or undone by `unbatch`
+    {"assert_cardinality", "assert_next", "batch", "cache", "global_shuffle", "map", "options", "padded_batch"}
+    | {"prefetch", "rebatch", "restructured", "scan", "shuffle", "snapshot", "variant"}
+)
 _SLOW_WITH_XLA = re.compile(r"Conv\dD|DepthwiseConv|While$|StatelessWhile$")
 
 
@@ -29,6 +36,29 @@ def operations_of_graph(graph: Any) -> set[str]:
 def operations_of_dataset(dataset: Any) -> set[str]:
     """Names of the operations of the functions of a dataset."""
     return {op for function in dataset._functions() for op in operations_of_graph(function.function.graph)}
+
+
+def changing_the_count(dataset: Any) -> list[str]:
+    """The methods of tf.data by which a dataset may have more or fewer elements than its source, from there on.
+
+    Whether they do depends on their arguments and on the data: ``take(10**9)`` changes nothing.
+    """
+    methods = list(dict.fromkeys(_methods(dataset)))
+    # Where nothing else does it, a map over batches may have changed their length.
+    return [name for name in methods if name not in (*_ONE_FOR_ONE, "unbatch")] or [
+        name for name in methods if name == "unbatch"
+    ]
+
+
+def _methods(dataset: Any) -> Iterator[str]:
+    inputs = dataset._inputs()
+    for part in inputs:
+        yield from _methods(part)
+    named = _DATASET.match(type(dataset).__name__)
+    if inputs and named is not None:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", named[1]).lower()
+        drops = tf.get_static_value(getattr(dataset, "_drop_remainder", None)) if name.endswith("batch") else False
+        yield f"{name}(drop_remainder=True)" if drops else name
 
 
 def stateful_random(operations: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 from elasticdl.frameworks.keras.elements import Elements, Packing, mapped_inline
 from elasticdl.frameworks.keras.examples import Minibatch, size_of, take_apart, with_features
 from elasticdl.frameworks.keras.feed import TracedFeed
@@ -124,7 +124,7 @@ class Pipeline:
             elements.discard()
 
     def _run(self, elements: Elements, source: TaskSource) -> Iterator[Batch]:
-        task, n = 0, 0
+        task, n, num_samples = 0, 0, 0
         while True:
             try:
                 element = elements.next()
@@ -139,11 +139,14 @@ class Pipeline:
             (lease, number, size), content = element
             if number == _END:
                 source.ended()
-                yield Batch(int(lease), n, end=True)
-                task, n = task + 1, 0
+                yield Batch(int(lease), n, end=True, surplus=self._surplus(num_samples - int(size)))
+                task, n, num_samples = task + 1, 0, 0
             else:
                 yield self._batch(int(lease), n, int(size), Packing.unpack(content))
-                n += 1
+                n, num_samples = n + 1, num_samples + int(size)
+
+    def _surplus(self, count: int) -> Surplus:
+        return Surplus(count, ", ".join(self._feed.counting) if count else "")
 
     def _matched(self, element: Any) -> Any:
         return with_features(self._mode, element, self._inputs.matched(take_apart(self._mode, element).features))
@@ -208,7 +211,9 @@ class Pipeline:
 
         full = mapped_inline(minibatches.enumerate(), minibatch)
         assert self._packing is not None
-        return full.concatenate(tf.data.Dataset.from_tensors(self._packing.end([lease, _END, 0])))
+        return full.concatenate(
+            tf.data.Dataset.from_tensors(self._packing.end([lease, _END, tf.size(records, tf.int64)]))
+        )
 
 
 def batched(samples: Any, size: int) -> Any:

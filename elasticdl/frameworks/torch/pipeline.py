@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
+from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 from elasticdl.frameworks.torch.randomness import OwnGenerator
 from elasticdl.frameworks.torch.samples import Feed
 
@@ -98,7 +98,7 @@ class _Run:
         return next(self._tasks, None)
 
     def _run_task(self, task: TaskRecords) -> None:
-        n = 0
+        n = num_samples = 0
         chance = OwnGenerator()
         chance.generator.manual_seed(task.seed)
         random.seed(task.seed)
@@ -108,11 +108,12 @@ class _Run:
                 for size, examples in self._feed.minibatches(task.records):
                     self._put(Batch(task.lease, n, size=size, data=examples))
                     n += 1
+                    num_samples += size
         except _Closed:
             raise
         except (Exception, SystemExit) as error:
             raise FeedError(task.lease, n, f"{type(error).__name__}: {error}") from error
-        self._put(Batch(task.lease, n, end=True))
+        self._put(Batch(task.lease, n, end=True, surplus=Surplus(num_samples - len(task.records))))
 
     def _put(self, made: Batch | None) -> None:
         with self._changed:

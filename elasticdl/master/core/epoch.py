@@ -32,8 +32,8 @@ def _pack(values: array[int]) -> str:
     return base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
 
 
-def _unpack(text: str) -> array[int]:
-    values = array("i")
+def _unpack(text: str, kind: str = "i") -> array[int]:
+    values = array(kind)
     values.frombytes(zlib.decompress(base64.b64decode(text)))
     return values
 
@@ -60,8 +60,11 @@ class Epoch:
         self.committed_records = 0  # skipped ones among them
         self.num_skipped = 0  # minibatches that are committed and empty
         self.skipped_records = 0
+        self.num_filtered = 0  # records of done tasks of which `feed` made no sample
+        self.num_augmented = 0  # samples of done tasks beyond one a record
         self._watermarks = array("i", [0]) * len(slices)
         self._sizes = array("i", [UNKNOWN]) * len(slices)
+        self._surpluses = array("q", [0]) * len(slices)  # samples minus records; 0 of a task that is not done
         self._extras: dict[int, frozenset[int]] = {}
         self._excluded: dict[int, frozenset[int]] = {}
         self._skipped: dict[int, frozenset[int]] = {}  # minibatches that are, or are about to be, empty in the model
@@ -159,12 +162,22 @@ class Epoch:
         self.num_done += sign * self.is_done(task)
         self.committed_records += sign * self.records_in(task)
         self.num_skipped += sign * len(skipped)
-        self.skipped_records += sign * sum(self._size_of(task, n) for n in skipped)
+        self.skipped_records += sign * self._skipped_records(task, skipped)
+        self.num_filtered += sign * max(0, -self._surpluses[task])
+        self.num_augmented += sign * max(0, self._surpluses[task])
+
+    def _skipped_records(self, task: int, skipped: Iterable[int]) -> int:
+        """Of minibatches that are empty in the model; no more than the task's records that made a sample."""
+        most = self._records_of(task) + min(0, self._surpluses[task])
+        return min(most, sum(self._size_of(task, n) for n in skipped))
+
+    def _records_of(self, task: int) -> int:
+        return len(self.slice(task)) - len(self.excluded(task))
 
     def _size_of(self, task: int, n: int) -> int:
-        """Records of a minibatch."""
-        records = len(self.slice(task)) - len(self.excluded(task))
-        return max(0, min(self._minibatch_size, records - n * self._minibatch_size))
+        """Samples of a minibatch: as many as records until it is known what `feed` makes of the task."""
+        samples = self._records_of(task) + self._surpluses[task]
+        return max(0, min(self._minibatch_size, samples - n * self._minibatch_size))
 
     def applied(self, task: int) -> Applied:
         return Applied(self._watermarks[task], self._extras.get(task, frozenset()))
@@ -177,10 +190,13 @@ class Epoch:
     def complete(self) -> bool:
         return self.num_done == len(self.order)
 
-    def change(self, task: int, applied: Applied, size: int | None = None) -> None:
+    def change(self, task: int, applied: Applied, size: int | None = None, surplus: int = 0) -> None:
         """Notes what is committed of a task, and its size once that is known; never moves it between the lists.
 
         A skipped minibatch that is not in the model any more is computed again, and may not be skipped then.
+
+        Args:
+            surplus: with a size: samples beyond one a record.
         """
         before = self.applied(task)
         self._count(task, -1)
@@ -192,14 +208,14 @@ class Epoch:
             self._extras[task] = applied.extras
         if size is not None:
             self._sizes[task] = size
+            self._surpluses[task] = max(surplus, -self._records_of(task))
         self._count(task, 1)
         self._saved = None
 
     def records_in(self, task: int) -> int:
-        """Records of the committed minibatches of a task; all of them once it is done (a `filter` may drop some)."""
-        records = len(self.slice(task)) - len(self.excluded(task))
+        """Records of the committed minibatches of a task; all of them once it is done, filtered ones among them."""
         if self.is_done(task):
-            return records
+            return self._records_of(task)
         return sum(self._size_of(task, n) for n in self.applied(task))
 
     def snapshot(self) -> dict[str, Any]:
@@ -207,6 +223,7 @@ class Epoch:
             self._saved = {
                 "watermarks": _pack(self._watermarks),
                 "sizes": _pack(self._sizes),
+                "surpluses": _pack(self._surpluses),
                 "extras": {str(task): sorted(extras) for task, extras in self._extras.items()},
                 "excluded": {str(task): sorted(excluded) for task, excluded in self._excluded.items()},
                 "skipped": {str(task): sorted(skipped) for task, skipped in self._skipped.items() if skipped},
@@ -216,6 +233,7 @@ class Epoch:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         watermarks, sizes = _unpack(saved["watermarks"]), _unpack(saved["sizes"])
+        surpluses = _unpack(saved["surpluses"], "q") if "surpluses" in saved else self._surpluses
         self._leave_out(saved.get("unplanned", ()))
         self._excluded = {int(task): frozenset(records) for task, records in saved["excluded"].items()}
         self._skipped = {int(task): frozenset(skipped) for task, skipped in saved["skipped"].items()}
@@ -223,7 +241,7 @@ class Epoch:
         for task in self.order:
             applied = Applied.of(watermarks[task], saved["extras"].get(str(task), ()))
             if applied != NOTHING or sizes[task] != UNKNOWN:
-                self.change(task, applied, sizes[task])
+                self.change(task, applied, sizes[task], surpluses[task])
         self.todo = deque(task for task in self.order if not self.is_done(task))
         self.covered = saved["covered"]
 
@@ -240,5 +258,7 @@ class Epoch:
         assert self.committed_records == sum(self.records_in(task) for task in self.order)
         assert 0 <= self.committed_records <= self.planned_records - self.num_quarantined <= self.records
         assert self.num_skipped == sum(len(self._skipped_in(task)) for task in self.order)
-        assert 0 <= self.skipped_records <= self.committed_records
+        assert self.num_filtered - self.num_augmented == -sum(self._surpluses)
+        assert all(self.is_done(task) for task, surplus in enumerate(self._surpluses) if surplus)
+        assert 0 <= self.skipped_records <= self.committed_records - self.num_filtered
         assert not self.covered or self.complete

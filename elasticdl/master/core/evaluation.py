@@ -58,6 +58,9 @@ class Round:
         self.todo = deque(range(len(slices)))
         self.leased: set[int] = set()
         self.num_done = 0
+        self.num_records = 0  # of the tasks that are done
+        self.num_samples = 0  # that `feed` has made of them
+        self.made_by = ""  # operations of `feed` that make a difference of the two, for people
         self._states: dict[str, MetricState] = {state.name: state for state in merged}
         if self._states:
             self.todo.append(self.result_task)
@@ -103,6 +106,12 @@ class Round:
         self.num_done += 1
         if self.num_done == len(self._slices):
             self.todo.append(self.result_task)
+
+    def count(self, num_records: int, surplus: int, made_by: str) -> None:
+        """A task that is done has so many records, and `surplus` samples more."""
+        self.num_records += num_records
+        self.num_samples += num_records + max(surplus, -num_records)
+        self.made_by = self.made_by or made_by
 
     def validate(self) -> None:
         assert not self.leased & set(self.todo)

@@ -165,6 +165,10 @@ class TaskFinished:
     """FinishTask: all of the task's minibatches are in the model.  Answers: `Accepted`, `Refused`, `UnknownWorker`.
 
     After `EvaluationReported` under the same lease it is accepted and changes nothing.
+
+    Attributes:
+        surplus: samples that `feed` has made of the task beyond one a record; negative: so many fewer.
+        made_by: the operations of `feed` that make it, for people; empty: not known.
     """
 
     call: int
@@ -172,6 +176,8 @@ class TaskFinished:
     incarnation: int
     lease: int
     num_minibatches: int
+    surplus: int = 0
+    made_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +201,8 @@ class EvaluationReported:
     Attributes:
         states: answer to a lease with records.
         results: answer to a lease with merged states.
+        surplus: as in `TaskFinished`.
+        made_by: the same.
     """
 
     call: int
@@ -203,6 +211,8 @@ class EvaluationReported:
     lease: int
     states: tuple[MetricState, ...] = ()
     results: Mapping[str, float] = field(default_factory=dict)
+    surplus: int = 0
+    made_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

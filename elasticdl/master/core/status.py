@@ -15,9 +15,11 @@ _PASSES = {"evaluated": "evaluation", "predicted": "prediction", "analyzed": "an
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What became of the records of one epoch, counted from 1; `committed` leaves the skipped ones out.
+    """What became of the records of one epoch, counted from 1; `committed` leaves skipped and filtered ones out.
 
     Attributes:
+        filtered: records of which `feed` has made no sample.
+        augmented: samples that `feed` has made beyond one a record; in no other number.
         verb: what was done to the committed ones.
         is_bound: nobody can say exactly what was repeated, but not more than that.
     """
@@ -30,6 +32,8 @@ class Coverage:
     quarantined: int
     skipped: int
     unplanned: int
+    filtered: int = 0
+    augmented: int = 0
     verb: str = "committed"
     is_bound: bool = False
 
@@ -39,18 +43,20 @@ class Coverage:
         Args:
             is_over: what is not committed will not be: it was not to be trained.
         """
-        skipped, quarantined, planned = epoch.skipped_records, epoch.num_quarantined, epoch.planned_records
-        committed = epoch.committed_records - skipped
-        planned = committed + skipped + quarantined if is_over else planned
+        skipped, quarantined, filtered = epoch.skipped_records, epoch.num_quarantined, epoch.num_filtered
+        committed = epoch.committed_records - skipped - filtered
+        planned = committed + skipped + quarantined + filtered if is_over else epoch.planned_records
         return cls(
             epoch=epoch.number + 1,
             records=epoch.records,
             committed=committed,
             repeated=epoch.num_repeated,
-            lost=planned - quarantined - skipped - committed,
+            lost=planned - quarantined - skipped - filtered - committed,
             quarantined=quarantined,
             skipped=skipped,
             unplanned=epoch.records - planned,
+            filtered=filtered,
+            augmented=epoch.num_augmented,
             verb=epoch.verb,
             is_bound=is_bound,
         )
@@ -59,9 +65,9 @@ class Coverage:
         title = _PASSES.get(self.verb, f"Epoch {self.epoch}")
         line = f"{title}: records {self.records}, {self.verb} {self.committed}, "
         line += f"repeated {'at most ' if self.is_bound else ''}{self.repeated}, lost {self.lost}"
-        line += f", quarantined {self.quarantined}" if self.quarantined else ""
-        line += f", skipped {self.skipped}" if self.skipped else ""
-        return line + (f", unplanned {self.unplanned}" if self.unplanned else "")
+        for name in ("quarantined", "skipped", "filtered", "augmented", "unplanned"):
+            line += f", {name} {getattr(self, name)}" if getattr(self, name) else ""
+        return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ class Status:
         records_total: planned over all epochs; 0 while unknown or endless.
         coverage: of the epochs whose line is printed.
         tasks_total: planned over all epochs; 0 while unknown or endless.
-        records_done: committed or skipped, over all epochs.
+        records_done: committed, skipped or filtered, over all epochs.
         world: AllReduce: workers of the world that stands, in order of rank.
         num_worlds: AllReduce: how many have formed.
         staleness: gradients taken by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …

@@ -199,12 +199,17 @@ class Tasks:
             )
         return remarks
 
-    def finish(self, name: TaskName, num_minibatches: int) -> None:
-        """A leased task has `num_minibatches`, all of them committed."""
+    def finish(self, name: TaskName, num_minibatches: int, surplus: int = 0) -> None:
+        """A leased task has `num_minibatches`, all of them committed, with `surplus` samples beyond one a record."""
         self.commit(name, range(num_minibatches))
         epoch, task = self.epochs[name[0]], name[1]
-        epoch.change(task, epoch.applied(task), num_minibatches)
+        epoch.change(task, epoch.applied(task), num_minibatches, surplus)
         epoch.leased.remove(task)
+
+    @property
+    def has_surplus(self) -> bool:
+        """`feed` has made more or fewer samples of some task than it has records."""
+        return any(epoch.num_filtered or epoch.num_augmented for epoch in self.epochs)
 
     def num_missing(self, name: TaskName) -> int:
         """Minibatches of a task that are not committed, were there no `filter`."""

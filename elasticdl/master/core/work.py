@@ -298,7 +298,9 @@ class Work:
     def _finished(self, event: TaskFinished, lease: Lease, worker: Worker) -> None:
         self._end_well(lease, worker)
         if self._is_planned(lease):
-            self.tasks.finish((lease.epoch, lease.task), event.num_minibatches)
+            if event.surplus and not self.tasks.has_surplus:
+                self._warn_of_surplus(event, lease)
+            self.tasks.finish((lease.epoch, lease.task), event.num_minibatches, event.surplus)
             self._out.log(f"Task:{lease.task} completed, {self.tasks.num_remaining} remaining tasks")
             epoch = self.tasks.epochs[lease.epoch]
             if epoch.complete and self._settings.trains:
@@ -315,6 +317,17 @@ class Work:
                 self._out.log(f"The model is exported to {self._settings.output}")
         else:
             self._finish_evaluation_task(lease, EvaluationReported(event.call, worker.id, event.incarnation, lease.id))
+
+    def _warn_of_surplus(self, event: TaskFinished, lease: Lease) -> None:
+        """Says once that the ledger counts samples where records and samples differ."""
+        num_records = len(lease.shard) - len(lease.excluded)
+        why = f" ({event.made_by} in it)" if event.made_by else ""
+        self._out.log(
+            f"feed{why} makes {num_records + event.surplus} samples of the {num_records} records of {lease.shard.name}:"
+            f"{lease.shard.start}-{lease.shard.end}: records without a sample are counted as filtered, samples beyond "
+            "one a record as augmented; --strict_feed makes a difference an error",
+            Level.WARNING,
+        )
 
     def _evaluated(self, event: EvaluationReported, lease: Lease, worker: Worker) -> None:
         if self._is_planned(lease) and isinstance(self.evaluations, PlannedEvaluation):
@@ -333,7 +346,10 @@ class Work:
             self._ending.fail(f"The evaluation failed: {error}")
             return
         num_minibatches = self.tasks.num_missing((lease.epoch, lease.task))
-        self._finished(TaskFinished(event.call, worker.id, event.incarnation, lease.id, num_minibatches), lease, worker)
+        end = TaskFinished(
+            event.call, worker.id, event.incarnation, lease.id, num_minibatches, event.surplus, event.made_by
+        )
+        self._finished(end, lease, worker)
 
     def _finish_evaluation_task(self, lease: Lease, event: EvaluationReported) -> None:
         current = self.evaluations.current
@@ -344,9 +360,18 @@ class Work:
             except ValueError as error:
                 current.give_back(lease.task)
                 self._ending.fail(f"Evaluation at step {current.step}: {error}")
+            else:
+                current.count(len(lease.shard) - len(lease.excluded), event.surplus, event.made_by)
             return
         done = self.evaluations.finish(event.results)
         self._out.persist()
+        if done.num_samples != done.num_records:
+            why = f" (its {done.made_by})" if done.made_by else ""
+            self._out.log(
+                f"Evaluation[step={done.step}] measured the {done.num_samples} samples that feed{why} makes of "
+                f"{done.num_records} records",
+                Level.WARNING,
+            )
         self._out.log(f"Evaluation metrics[step={done.step}]: {self.evaluations.results}")
         self._out.add(Measured(done.step, dict(self.evaluations.results)))
         self._decide(done.step)

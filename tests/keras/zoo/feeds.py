@@ -43,6 +43,34 @@ def only_positive(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.d
     return dataset.map(_number).filter(lambda number, label: label > 0)
 
 
+def examples_of_five(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    return dataset.map(_number).take(5).shuffle(3).prefetch(1)
+
+
+def more_than_needed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    return dataset.take(1_000).map(_number)
+
+
+def every_other_half(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    first = dataset.take(4).map(_number)
+    return first.concatenate(dataset.skip(4).shard(2, 0).map(_number))
+
+
+def full_batches(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    return dataset.map(_number).batch(4, drop_remainder=True).unbatch()
+
+
+def several_each(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    return dataset.map(_number).flat_map(lambda *sample: tf.data.Dataset.from_tensors(sample).repeat(3))
+
+
+def doubled_batches(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
+    def twice(number: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.concat([number, number], 0), tf.concat([label, label], 0)
+
+    return dataset.map(_number).batch(5).map(twice).unbatch()
+
+
 def shuffled(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
     return dataset.shuffle(100).map(_number).shuffle(7, reshuffle_each_iteration=False)
 

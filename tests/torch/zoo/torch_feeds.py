@@ -72,6 +72,10 @@ def even_ones(records: list[bytes], mode: str, metadata: object) -> object:
     return (sample for sample in samples(records) if sample[1] % 2 == 0)
 
 
+def every_one_twice(records: list[bytes], mode: str, metadata: object) -> object:
+    return samples([*records, *records])
+
+
 def shuffled(records: list[bytes], mode: str, metadata: object) -> object:
     feature, label = values(records)
     order = torch.randperm(len(label))
