@@ -1,6 +1,7 @@
 """Records of any source as the values of each of their columns.
 
-A record is a row of a CSV file with a header, or a tf.train.Example; what a column holds is found out from its values.
+A record is a row of a CSV file with a header, or a tf.train.Example; what a column holds is found out from its
+values, by the rule of training.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ class Cells:
         texts: values that came as text.
         numbers: arrays [n] of values that came as numbers, int64 or float64.
         num_missing: records without a value, and values that are missing.
+        are_texts: the source says that texts are texts, whatever they look like.
     """
 
     texts: list[str] = field(default_factory=list)
     numbers: list[Numbers] = field(default_factory=list)
     num_missing: int = 0
+    are_texts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +81,18 @@ class Columns:
                 shown = self.metadata.delimiter.join(fields)[:200]
                 raise DataError(f"A row has {len(fields)} fields, the header {len(names)}: {shown}")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
+        dtypes = dict(self.metadata.column_dtypes)
         found = {}
         for name in self.wanted or names:
             if name not in columns:
                 raise DataError(f"The data have no column {name}, which --columns names.", f"They have {_list(names)}.")
-            cells = Cells()
+            cells = Cells(are_texts=dtypes.get(name) == "string")
             self._add_texts(cells, columns[name])
             found[name] = cells
         return found
 
     def _collected(self, parts: Sequence[tuple[list[int], npt.NDArray[Any]]], num_records: int) -> Cells:
-        cells = Cells()
+        cells = Cells(are_texts=True)  # a bytes feature is one for the model, too
         num_present = 0
         for rows, values in parts:
             if not values.shape[1]:

@@ -17,12 +17,12 @@ import numpy as np
 from elasticdl.analysis.cells import Cells
 from elasticdl.analysis.moments import Moments, Numbers
 from elasticdl.data.extras import need
+from elasticdl.data.text_types import common_type
 
 EXACT_DISTINCT = 50_000  # where more values differ, they are sketched
 _KLL_K = 800
 _HLL_LG_K = 14
 _FREQUENT_LG_SIZE = 16
-_INT64 = range(-(2**63), 2**63)
 
 
 def check_library() -> Any:
@@ -76,7 +76,7 @@ class ColumnSketch:
         self.num_missing += cells.num_missing
         self.count += len(cells.texts) + sum(map(len, cells.numbers))
         if cells.texts:
-            numbers = None if self.kind is Kind.TEXT else _parsed(cells.texts)
+            numbers = None if self.kind is Kind.TEXT or cells.are_texts else _parsed(cells.texts)
             self._add_numbers(numbers)
             self._count(Counter(cells.texts))
         for numbers in cells.numbers:
@@ -201,19 +201,13 @@ class ColumnSketch:
 
 def _parsed(texts: Sequence[str]) -> Numbers | None:
     """Texts as numbers; None: they are not all finite ones."""
-    if any("_" in text for text in texts):  # which Python takes for a part of a number
-        return None
-    try:
-        whole = [int(text) for text in texts]
-        if all(value in _INT64 for value in whole):
-            return np.array(whole, np.int64)
-    except ValueError:
-        pass
-    try:
-        numbers = np.array([float(text) for text in texts], np.float64)
-    except ValueError:
-        return None
-    return numbers if np.isfinite(numbers).all() else None
+    match common_type(texts):
+        case "int64":
+            return np.array([int(text) for text in texts], np.int64)
+        case "float64":
+            numbers = np.array([float(text) for text in texts], np.float64)
+            return numbers if np.isfinite(numbers).all() else None
+    return None
 
 
 def _shortest(number: float) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 csv.field_size_limit(2**31 - 1)  # a field may be a whole document
+_LEADING_ZEROS = re.compile(r"[+-]?0\d+")
 
 
 def split_rows(rows: Sequence[bytes], delimiter: str) -> list[list[str]]:
@@ -18,36 +20,47 @@ def split_rows(rows: Sequence[bytes], delimiter: str) -> list[list[str]]:
 
 
 def guess_types(rows: Sequence[bytes], num_columns: int, delimiter: str) -> list[str]:
-    """For each column "int64" if all values are whole numbers, "float64" if all are numbers or empty, else "string".
-
-    A column without any value is "string", and so is one with whole numbers beyond int64: float64 would round such ids.
-    """
+    """For each column its `common_type`; whole numbers of which some are missing are "float64", nothing is "string"."""
     columns: list[list[str]] = [[] for _ in range(num_columns)]
     for fields in split_rows(rows, delimiter):
         for column, field in zip(columns, fields, strict=False):
-            column.append(field.strip())
+            column.append(field)
     return [_guess(column) for column in columns]
 
 
+def common_type(values: Iterable[str]) -> str:
+    """What texts that are not blank are: the one rule of training and of statistics.
+
+    Returns:
+        "int64" if all are whole numbers, "float64" if all are numbers, else "string".  Whole numbers beyond int64 are
+        texts, for float64 would round such ids, and so are those with leading zeros, which are codes: 02134 is no 2134.
+    """
+    found = "int64"
+    for value in values:
+        kind = _type(value.strip())
+        if kind == "string":
+            return kind
+        if kind == "float64":
+            found = kind
+    return found
+
+
 def _guess(values: Sequence[str]) -> str:
-    given = [value for value in values if value]
-    if not given or not all(map(_is_number, given)):
+    given = [value for value in values if value.strip()]
+    if not given:
         return "string"
-    whole = [number for number in map(_whole, given) if number is not None]
-    if any(not -(2**63) <= number < 2**63 for number in whole):
+    kind = common_type(given)
+    return "float64" if kind == "int64" and len(given) < len(values) else kind
+
+
+def _type(text: str) -> str:
+    if "_" in text or _LEADING_ZEROS.fullmatch(text):  # Python takes both for numbers
         return "string"
-    return "int64" if len(whole) == len(values) else "float64"
-
-
-def _whole(text: str) -> int | None:
     try:
-        return int(text)
+        return "int64" if -(2**63) <= int(text) < 2**63 else "string"
     except ValueError:
-        return None
-
-
-def _is_number(text: str) -> bool:
+        pass
     try:
-        return "_" not in text and (math.isfinite(float(text)) or text.lower() in ("nan", "inf", "-inf"))
+        return "float64" if math.isfinite(float(text)) or text.lower() in ("nan", "inf", "-inf") else "string"
     except ValueError:
-        return False
+        return "string"

@@ -125,7 +125,28 @@ def test_what_a_column_is_follows_from_all_of_its_values() -> None:
     assert types("1_0", "2") == "string"
     assert types("nan", "2") == "string"
     assert types("", "", "") == "empty"
-    assert types("9" * 30, "2") == "float64"
+    assert types("9" * 30, "2") == "string"
+    assert types(str(2**63 - 1), "2") == "int64"
+    assert types(str(2**63), "2.5") == "string"
+    assert types("02134", "10001") == "string"
+    assert types("0", "-1", "0.5") == "float64"
+
+
+def test_ids_beyond_int64_and_codes_with_leading_zeros_stay_apart() -> None:
+    columns = Columns(Metadata(("id", "zip"), delimiter=","))
+    records = [f"{2**63 + k},{k:05}".encode() for k in range(300)]
+    found = parts_of(records, [100], columns).statistics(4, 1000)["columns"]
+    for column in found.values():
+        assert (column["type"], column["distinct_count"], len(column["vocab"])) == ("string", 300, 300)
+    assert "00007" in found["zip"]["vocab"]
+
+
+def test_texts_of_a_typed_source_are_texts_whatever_they_look_like() -> None:
+    records = [encode_example({"zip": f"{k + 10000}", "n": k}) for k in range(10)]
+    found = parts_of(records, [3], Columns(Metadata(("zip", "n")))).statistics(2, 10)["columns"]
+    assert (found["zip"]["type"], found["n"]["type"]) == ("string", "int64")
+    told = Metadata(("zip",), (("zip", "string"),), delimiter=",")  # by column_dtypes
+    assert parts_of([b"10001"], [], Columns(told)).statistics(2, 10)["columns"]["zip"]["type"] == "string"
 
 
 def test_many_different_values_are_sketched_within_their_errors() -> None:
