@@ -32,6 +32,8 @@ def print_end(job_name: str, ended: Ended, *, written: str, logs: str, hint: str
         if status.records_skipped:
             print(f"warning: {status.records_skipped:,} records were left out by --nan_policy=skip")
     if ended.exit_code == 0:
+        if status is not None and not status.records_done and not status.records_total:
+            print("warning: the commands have taken no data from ElasticDL: each has run by itself")
         print(f"Job {job_name} succeeded.")
         if written:
             print(written)

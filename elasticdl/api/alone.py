@@ -26,7 +26,7 @@ class AloneLink:
         self._seed = seed
         self._lock = threading.Lock()
         self._num_committed = 0
-        self._granted = self._grants()
+        self._granted: Iterator[pb.Lease] = self._grants()
 
     def request_lease(self) -> HeldLease | None:
         with self._lock:
@@ -47,6 +47,11 @@ class AloneLink:
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
         raise JobError(f"minibatch {minibatch} failed: {error}")
+
+    def stop_training(self, reason: str) -> pb.Ack:
+        with self._lock:
+            self._granted = iter(())
+        return pb.Ack(accepted=True, model_version=self._num_committed)
 
     def _grants(self) -> Iterator[pb.Lease]:
         epoch = number = 0

@@ -29,7 +29,8 @@ from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.leases import HeldLease, LeaseLink
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.errors import JobError
@@ -112,7 +113,7 @@ class DataShardService:
         )
         if self.session.link is None:
             self.plan = self._source.plan_alone(wanted)
-            self._link: LeaseLink = AloneLink(self._source.shards, self.plan, spec.seed)
+            self._link: MasterLink | AloneLink = AloneLink(self._source.shards, self.plan, spec.seed)
         else:
             self.plan = self._source.agree(self.session.link, wanted)
             self._link = self.session.link
@@ -261,6 +262,24 @@ class DataShardService:
             with self._lock:
                 for lease in before:
                     self._open.pop(lease, None)
+
+    def stop_training(self, reason: str) -> None:
+        """End training early, on purpose: no worker of the job is given more data than it has begun with.
+
+        Without it a job whose scripts end before the end of the data has failed.
+
+        Args:
+            reason: for the log.
+
+        Raises:
+            JobError: the master cannot be reached.
+        """
+        if self.session.is_server:
+            return
+        self.reporter.drain()
+        ack = self._link.stop_training(reason)
+        if not ack.accepted:
+            raise JobError(f"the master does not stop training: {ack.reason}")
 
     def close(self) -> None:
         """Waits until the master knows what was reported; also done at the end of the process."""

@@ -106,6 +106,9 @@ class ElasticDataShardReportHook(tf.compat.v1.train.SessionRunHook):  # type: ig
         self._data.report_batch_done()
 
     def end(self, session: Any) -> None:
+        """The loop has ended without an error: with the data, or since `max_steps` or another hook asked for it."""
+        if not self._data.is_over and _role() in ("chief", ""):
+            self._data.stop_training("TensorFlow's session was asked to stop (max_steps, or a hook)")
         self._data.close()
 
     def note(self, session: Any) -> None:

@@ -218,6 +218,10 @@ def metrics_reported(call: int, message: pb.MetricsReport) -> events.MetricsRepo
     )
 
 
+def training_stop_requested(call: int, message: pb.StopTrainingRequest) -> events.TrainingStopRequested:
+    return events.TrainingStopRequested(call, message.worker_id, message.incarnation, message.reason)
+
+
 def ps_joined(call: int, message: pb.RegisterPsRequest) -> events.PsJoined:
     return events.PsJoined(
         call, message.ps_id, message.pod_name, message.address, message.nonce, message.held_incarnation

@@ -109,6 +109,9 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     def ReportMetrics(self, request: pb.MetricsReport, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.metrics_reported(call, request), context)
 
+    def StopTraining(self, request: pb.StopTrainingRequest, context: grpc.ServicerContext) -> pb.Ack:
+        return self._ack(lambda call: messages.training_stop_requested(call, request), context)
+
     def ConfirmLease(self, request: pb.LeaseQuestion, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(
             lambda call: LeaseQuestioned(call, request.worker_id, request.incarnation, request.lease), context

@@ -66,6 +66,7 @@ def settings_of(spec: JobSpec) -> JobSettings:
         bad_records_dir=spec.bad_records_dir,
         nan_policy=NanPolicy(str(spec.nan_policy)),
         runs_command=runs_command,
+        expects_data=bool(spec.training_data) or strategy is Strategy.ALL_REDUCE,
         has_tensorflow_servers=spec.need_tf_config and spec.num_ps_pods > 0,
         has_evaluator=has_evaluator(spec),
         verb=_VERBS[spec.job_type],

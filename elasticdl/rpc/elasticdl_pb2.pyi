@@ -470,6 +470,16 @@ class MetricsReport(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class StopTrainingRequest(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "reason")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    incarnation: int
+    reason: str
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class World(_message.Message):
     __slots__ = ("version", "members")
     VERSION_FIELD_NUMBER: _ClassVar[int]

@@ -59,6 +59,11 @@ class MasterStub(object):
                 request_serializer=elasticdl__pb2.MetricsReport.SerializeToString,
                 response_deserializer=elasticdl__pb2.Ack.FromString,
                 )
+        self.StopTraining = channel.unary_unary(
+                '/elasticdl.Master/StopTraining',
+                request_serializer=elasticdl__pb2.StopTrainingRequest.SerializeToString,
+                response_deserializer=elasticdl__pb2.Ack.FromString,
+                )
         self.ConfirmLease = channel.unary_unary(
                 '/elasticdl.Master/ConfirmLease',
                 request_serializer=elasticdl__pb2.LeaseQuestion.SerializeToString,
@@ -166,6 +171,13 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StopTraining(self, request, context):
+        """With --job_command: the script ends training early, on purpose.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ConfirmLease(self, request, context):
         """Is this lease still mine?  Asked right before an effect that cannot be undone (renaming an export).
         """
@@ -268,6 +280,11 @@ def add_MasterServicer_to_server(servicer, server):
             'ReportMetrics': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportMetrics,
                     request_deserializer=elasticdl__pb2.MetricsReport.FromString,
+                    response_serializer=elasticdl__pb2.Ack.SerializeToString,
+            ),
+            'StopTraining': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopTraining,
+                    request_deserializer=elasticdl__pb2.StopTrainingRequest.FromString,
                     response_serializer=elasticdl__pb2.Ack.SerializeToString,
             ),
             'ConfirmLease': grpc.unary_unary_rpc_method_handler(
@@ -469,6 +486,23 @@ class Master(object):
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/ReportMetrics',
             elasticdl__pb2.MetricsReport.SerializeToString,
+            elasticdl__pb2.Ack.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def StopTraining(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/StopTraining',
+            elasticdl__pb2.StopTrainingRequest.SerializeToString,
             elasticdl__pb2.Ack.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

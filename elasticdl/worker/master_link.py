@@ -302,6 +302,11 @@ class MasterLink:
         )
         return self._told(self._stub.ReportMetrics, message)
 
+    def stop_training(self, reason: str) -> pb.Ack:
+        """A script: nothing more is to be handed out than what a worker has begun."""
+        message = pb.StopTrainingRequest(worker_id=self.worker_id, incarnation=self._incarnation, reason=reason)
+        return self._told(self._stub.StopTraining, message)
+
     def confirm(self, lease: int) -> bool:
         """Whether the master still counts `lease` as this worker's."""
         question = pb.LeaseQuestion(worker_id=self.worker_id, incarnation=self._incarnation, lease=lease)

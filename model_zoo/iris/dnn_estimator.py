@@ -43,6 +43,7 @@ def main() -> None:
     arguments.add_argument("--model_dir", required=True)
     arguments.add_argument("--num_epochs", type=int, default=40)
     arguments.add_argument("--save_steps", type=int, default=100)
+    arguments.add_argument("--max_steps", type=int, default=None, help="training ends there, if not with the data")
     given = arguments.parse_args()
     data = DataShardService(
         batch_size=16,
@@ -66,7 +67,7 @@ def main() -> None:
     validation = given.validation_data or data.session.spec.validation_data or given.training_data
     train_and_evaluate(
         estimator,
-        tf.estimator.TrainSpec(input_fn(data, parse)),
+        tf.estimator.TrainSpec(input_fn(data, parse), given.max_steps),
         tf.estimator.EvalSpec(lambda: evaluation_input(validation), steps=None, start_delay_secs=0, throttle_secs=0),
         data,
     )

@@ -28,6 +28,17 @@ def test_every_record_of_every_epoch_comes_once() -> None:
     assert data.is_over
 
 
+def test_a_script_alone_may_stop_training_early() -> None:
+    data = DataShardService(batch_size=4, dataset_size=42, num_epochs=3, num_minibatches_per_shard=2)
+    seen = []
+    for minibatch in data:
+        if not seen:
+            data.stop_training("one task is enough")
+        seen.append(minibatch.name)
+    assert [n for _, _, n in seen] == [0, 1]
+    assert data.is_over
+
+
 def test_a_minibatch_always_holds_the_same_records() -> None:
     def minibatches(shuffle: bool) -> dict[tuple[int, int, int], list[int]]:
         data = DataShardService(batch_size=4, dataset_size=30, num_epochs=2, shuffle=shuffle)

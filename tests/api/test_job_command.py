@@ -97,6 +97,7 @@ def test_a_command_that_knows_nothing_of_us_is_over_when_it_ends(tmp_path: Path)
     job = job_of(tmp_path, f'python -c "{code}" "a b" $HOME', model_zoo=zoo).start()
     assert job.wait(60) == 0, job.story()
     assert f"here is a b $HOME 0 {zoo}" in job.log("elasticdl-script-worker-0")
+    assert "warning: the commands have taken no data from ElasticDL" in "\n".join(job.output)
 
 
 def test_a_command_that_fails_ends_the_job_with_its_log(tmp_path: Path) -> None:
@@ -107,12 +108,30 @@ def test_a_command_that_fails_ends_the_job_with_its_log(tmp_path: Path) -> None:
     assert "2 pods in a row ended by their own fault" in "\n".join(job.output)
 
 
-def test_scripts_that_stop_before_the_end_of_the_data_say_so(tmp_path: Path) -> None:
-    code = "from elasticdl.api.data import DataShardService as D; m = iter(D(8, dataset_size=64)); next(m); next(m)"
+def test_a_script_that_ends_before_the_data_has_failed_unless_it_says_so(tmp_path: Path) -> None:
+    code = (
+        "from elasticdl.api.data import DataShardService as D; d = D(8, dataset_size=64); m = iter(d); next(m); next(m)"
+    )
+    line = "epoch 1: records 64, committed 8, repeated 0, lost 0, unplanned 56"
+    (tmp_path / "asked").mkdir()
+    asked = job_of(tmp_path / "asked", f"python -c \"{code}; d.stop_training('it is enough')\"").start()
+    assert asked.wait(60) == 0, asked.story()
+    assert "Training stops at step 1: it is enough" in asked.master_log()
+    assert line in asked.output
     job = job_of(tmp_path, f'python -c "{code}"').start()
-    assert job.wait(60) == 0, job.story()
-    assert "Epoch 1: records 64, committed 8, repeated 0, lost 0, unplanned 56" in job.master_log()
-    assert "before the end of the data" in job.master_log()
+    assert job.wait(60) == 1, job.story()
+    assert line in job.output
+    assert "8 are trained, 56 are left out (unplanned)" in "\n".join(job.output[-3:])
+    status = json.loads((tmp_path / "job" / "status.json").read_text())
+    assert (status["phase"], status["coverage"][0]["unplanned"]) == ("Failed", 56)
+    assert "56 are left out" in status["message"]
+
+
+def test_a_command_that_takes_none_of_the_data_that_the_flags_name_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    job = job_of(tmp_path, "python -c pass", training_data=tmp_path / "rows.csv").start()
+    assert job.wait(60) == 1, job.story()
+    assert "none of them has taken any data" in "\n".join(job.output[-3:])
 
 
 def test_what_cannot_be_run_is_refused_before_the_job_starts(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_steps_that_a_scaler_leaves_out_count_as_made() -> None:
     assert 0 < script.scaler.get_scale() < 2.0**127
 
 
-def test_a_loop_over_range_and_a_decorated_function_do_the_same() -> None:
+def test_a_loop_over_range_and_a_decorated_function_do_the_same(caplog: pytest.LogCaptureFixture) -> None:
     script = Script()
     controller = create_elastic_controller(BATCH, EPOCHS, state=script.state)
     loader = controller.loader(DataLoader(dataset(), batch_size=BATCH, num_workers=1))
@@ -47,7 +47,39 @@ def test_a_loop_over_range_and_a_decorated_function_do_the_same() -> None:
     with controller.scope():
         counts = [train(batch) for _ in range(EPOCHS) for batch in loader]
     assert sum(counts) == EPOCHS * SIZE
+    assert caplog.text.count("This loop is empty") == EPOCHS - 1
     assert_equal(script.values(), plain_loop(Script()))
+
+
+def test_inside_of_scope_one_loop_goes_over_all_epochs() -> None:
+    script = Script()
+    controller = create_elastic_controller(BATCH, EPOCHS)
+    controller.set_broadcast_model(script.bare)
+    controller.set_broadcast_optimizer(script.optimizer)
+    loader = controller.loader(dataset())
+    train = controller.elastic_run(script.train)
+    epochs = []
+    with controller.scope():
+        for batch in loader:
+            epochs.append(controller.get_current_epoch())
+            train(batch)
+    assert [epochs.count(epoch) for epoch in range(EPOCHS)] == [-(-SIZE // BATCH)] * EPOCHS
+    assert_equal(script.values(), plain_loop(Script()))
+
+
+def test_inside_of_scope_the_controllers_epochs_are_one_loop_each(caplog: pytest.LogCaptureFixture) -> None:
+    loops: list[int] = []
+    controller = create_elastic_controller(BATCH, EPOCHS, state=(script := Script()).state)
+    loader = controller.loader(dataset())
+    with controller.scope():
+        for _ in controller.epochs():
+            loops.append(0)
+            for batch in loader:
+                loops[-1] += 1
+                with controller.step():
+                    script.train(batch)
+    assert loops == [-(-SIZE // BATCH)] * EPOCHS
+    assert "This loop is empty" not in caplog.text
 
 
 def test_a_fixed_global_batch_is_one_update_of_several_minibatches() -> None:

@@ -170,3 +170,54 @@ def test_another_strategy_is_refused_in_words(tmp_path: Path) -> None:
     job = job_of(tmp_path, "--loaders 0", **flags).start()
     assert job.wait(90) == 1, job.story()
     assert "--distribution_strategy=AllReduceStrategy" in job.story()
+
+
+ORIGINAL = """
+import os
+import torch
+from torch.utils.data import TensorDataset
+from elasticdl.api.pytorch import create_elastic_controller
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+controller = create_elastic_controller(batch_size=8, num_epochs=2)
+controller.set_broadcast_model(model)
+controller.set_broadcast_optimizer(optimizer)
+loader = controller.loader(TensorDataset(torch.randn(400, 2), torch.randn(400, 1)))
+
+@controller.elastic_run
+def train(features, labels):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(features), labels).backward()
+    optimizer.step()
+
+with controller.scope():
+    for features, labels in loader:
+        train(features, labels)
+        {after}
+"""
+
+
+def original_job(tmp_path: Path, after: str, **flags: object) -> LocalJob:
+    (tmp_path / "train.py").write_text(ORIGINAL.format(after=after))
+    return job_of(tmp_path, **{"job_command": f"python {tmp_path / 'train.py'}", **flags})
+
+
+def test_a_script_in_the_originals_style_trains_all_epochs_in_one_loop(tmp_path: Path) -> None:
+    job = original_job(tmp_path, "pass", num_workers=1).start()
+    assert job.wait(120) == 0, job.story()
+    assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(400, 400, 0, 0)] * 2
+
+
+def test_a_script_that_leaves_its_loop_has_failed_unless_it_has_stopped_training(tmp_path: Path) -> None:
+    after = "if controller.num_steps == 9 and not controller.is_rehearsal: {}"
+    (tmp_path / "stops").mkdir()
+    stops = original_job(tmp_path / "stops", after.format("controller.stop_training('nine steps')"), num_workers=2)
+    assert stops.start().wait(120) == 0, stops.story()
+    (coverage,) = coverage_of(stops)
+    assert coverage.committed + coverage.unplanned == 400
+    assert coverage.unplanned > 0
+    assert not coverage.lost
+    job = original_job(tmp_path, after.format("break"), num_workers=1).start()
+    assert job.wait(120) == 1, job.story()
+    assert "of 800 planned records 64 are trained, 736 are left out (unplanned)" in "\n".join(job.output[-3:])

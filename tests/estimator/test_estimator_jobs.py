@@ -100,6 +100,15 @@ def test_a_lost_worker_server_and_chief_cost_no_record(tmp_path: Path) -> None:
     assert sum(map(int, handed_out_again)) <= sum(c.repeated for c in coverage) <= 150 * 250 / 2
 
 
+def test_max_steps_end_training_as_they_were_asked_to(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "iris.dnn_estimator", "--max_steps=12", training_data=IRIS, num_workers=1).start()
+    assert job.wait(120) == 0, job.story()
+    assert "TensorFlow's session was asked to stop" in job.master_log()
+    newest = coverage_of(job)[-1]
+    assert (newest.records, newest.lost) == (150, 0)
+    assert newest.unplanned > 0
+
+
 def test_deepfm_on_the_criteo_sample(tmp_path: Path) -> None:
     job = job_of(tmp_path, "deepfm.deepfm_estimator", "--num_epochs=10", training_data=CRITEO, validation_data=CRITEO)
     assert job.start().wait(200) == 0, job.story()

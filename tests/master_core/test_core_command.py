@@ -14,18 +14,18 @@ from tests.master_core.core_script import Like, Script
 pytestmark = pytest.mark.ci
 
 
-def running(num_workers: int = 2, **settings: Any) -> Script:
+def running(num_workers: int = 2, own_epochs: int | None = 1, **settings: Any) -> Script:
     """A job whose workers have joined and whose first script has said what the data are: 40 records."""
     script = Script(**({"num_ps": 0, "runs_command": True, "num_workers": num_workers} | settings))
     for worker_id in range(num_workers):
         script.worker_starts(worker_id)
-    report(script, 0)
+    report(script, 0, num_epochs=own_epochs)
     return script
 
 
-def report(script: Script, worker_id: int, num_records: int = 40, size: int = 10) -> None:
+def report(script: Script, worker_id: int, num_records: int = 40, size: int = 10, num_epochs: int | None = 1) -> None:
     shards = {DataKind.TRAINING: (Shard("", 0, num_records),)}
-    script.ask(e.ModelReported, worker_id, 7, shards=shards, plan=Plan(size, 2, 1))
+    script.ask(e.ModelReported, worker_id, 7, shards=shards, plan=Plan(size, 2, num_epochs))
 
 
 def ends_well(script: Script, worker_id: int) -> None:
@@ -71,12 +71,64 @@ def test_the_end_of_the_data_is_told_and_the_job_waits_for_the_commands() -> Non
     assert script.last(c.EndJob) == c.EndJob(0)
 
 
-def test_commands_that_end_before_the_data_leave_the_rest_unplanned() -> None:
+def test_commands_that_end_before_the_data_have_failed() -> None:
     script = running(num_workers=1)
     script.finish(script.lease())
     ends_well(script, 0)
+    ended = script.last(c.EndJob)
+    assert ended.exit_code == 1
+    assert "of 40 planned records 20 are trained, 20 are left out" in ended.message
+    line = "Epoch 1: records 40, committed 20, repeated 0, lost 0, unplanned 20"
+    assert line in script.log()
+    status = script.job.status()
+    assert (status.phase, [str(epoch) for epoch in status.coverage]) == ("Failed", [line])
+
+
+def test_epochs_that_no_command_has_begun_are_left_out_too() -> None:
+    script = running(num_workers=1, num_epochs=3, own_epochs=None)
+    for _ in range(2):
+        script.finish(script.lease())
+    ends_well(script, 0)
+    assert "of 120 planned records 40 are trained, 80 are left out" in script.last(c.EndJob).message
+
+
+@pytest.mark.parametrize("settings", [{"max_step": 2}, {"num_epochs": 0, "own_epochs": None}], ids=str)
+def test_what_the_flags_leave_out_is_no_failure(settings: dict[str, Any]) -> None:
+    script = running(num_workers=1, **settings)
+    script.finish(script.lease())
+    ends_well(script, 0)
     assert script.last(c.EndJob) == c.EndJob(0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_a_script_has_asked_to_leave_out_is_no_failure(restarts: bool) -> None:
+    script = running(num_workers=2)
+    script.finish(script.lease(0))
+    assert isinstance(script.ask(e.TrainingStopRequested, 0, 7, "the loss is small enough"), c.Accepted)
+    assert script.ask(e.LeaseRequested, 1, 7, at_once=True) == c.JobOver()
+    if restarts:
+        script.restart_master()
+        script.tell(e.PodsListed(tuple(pod for pod in _pods(script) if pod.role is Role.WORKER)))
+    for worker_id in (0, 1):
+        ends_well(script, worker_id)
+    assert script.last(c.EndJob) == c.EndJob(0)
+    assert "Training stops at step 2: the loss is small enough" in script.log()
     assert "Epoch 1: records 40, committed 20, repeated 0, lost 0, unplanned 20" in script.log()
+
+
+def test_training_is_stopped_by_a_known_worker_once_the_data_are_known() -> None:
+    script = Script(num_ps=0, runs_command=True, num_workers=1)
+    script.worker_starts(0)
+    assert isinstance(script.ask(e.TrainingStopRequested, 0, 7, "now"), c.Refused)
+    assert isinstance(script.ask(e.TrainingStopRequested, 4, 7, "now"), c.UnknownWorker)
+
+
+def test_commands_that_take_no_data_have_failed_where_the_flags_name_some() -> None:
+    for expects_data in (False, True):
+        script = Script(num_ps=0, runs_command=True, num_workers=1, expects_data=expects_data)
+        script.pod(Role.WORKER, 0, Phase.RUNNING)
+        ends_well(script, 0)
+        assert script.last(c.EndJob).exit_code == int(expects_data)
 
 
 def test_a_command_that_never_registers_is_left_alone() -> None:

@@ -86,6 +86,7 @@ class ElasticController(Steps):
 
     def epochs(self) -> Iterator[int]:
         """Numbers of the epochs that are left, in the place of `range(num_epochs)`."""
+        self._spans_epochs = False
         self._settle()
         while self._prepare():
             yield self.get_current_epoch()
@@ -129,11 +130,23 @@ class ElasticController(Steps):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Training stands inside: at the end, by whatever way, this process leaves its world."""
+        """Training stands inside: at the end, by whatever way, this process leaves its world.
+
+        As in the original one loop over the loader goes over all epochs here, unless it stands in `epochs()`.
+        """
+        self._spans_epochs = True
         try:
             yield
         finally:
+            self._spans_epochs = False
             self.close()
+
+    def stop_training(self, reason: str) -> None:
+        """End training early, on purpose, in all workers: what is begun is trained, and the loops end.
+
+        Without it a job whose scripts end before the end of the data has failed.
+        """
+        self._parts.data.stop_training(reason)
 
     def save_checkpoint(self) -> None:
         """Writes one now, between two batches; of rank 0, without effect in the others."""

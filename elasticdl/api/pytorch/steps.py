@@ -32,6 +32,10 @@ from elasticdl_client.errors import JobError
 
 _log = logging.getLogger("elasticdl.api")
 _PATIENCE_S = 0.1  # where nobody has work: between two looks
+_EMPTY_LOOP = (
+    "This loop is empty: the one before, inside scope(), has gone over all epochs. "
+    "Write `for epoch in controller.epochs():` around the loop to have one epoch in each."
+)
 _NOBODYS = -1  # epoch of a minibatch that nobody was given
 
 
@@ -74,6 +78,7 @@ class Steps:
         self._final_ledger: pb.AppliedSet | None = None
         self._is_idle = False
         self._epoch = -1  # of the script's present loop
+        self._spans_epochs = False  # a loop goes over all epochs
         self._num_names = 0  # minibatches in the model
         self._plan: StepPlan | None = None
         self._todo: list[tuple[Part | None, Minibatch]] = []  # of the plan, not computed yet
@@ -133,12 +138,14 @@ class Steps:
         return self._loop
 
     def batches(self) -> Iterator[Any]:
-        """The batches of an epoch; see `ElasticLoader`."""
+        """The batches of an epoch, or inside `scope()` of all of them; see `ElasticLoader`."""
         self._settle()
+        if self._is_over and self._spans_epochs and self._has_stepped:
+            _log.warning(_EMPTY_LOOP)
         while not self._is_through:
             if not self._prepare():
                 return
-            if self._epoch < 0 and not self.is_rehearsal:
+            if self._epoch < 0 and not self.is_rehearsal and not self._spans_epochs:
                 self._epoch = self._progress.begun = self.get_current_epoch()
             if self._is_through:
                 break

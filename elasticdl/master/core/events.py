@@ -227,6 +227,16 @@ class MetricsReported:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingStopRequested:
+    """StopTraining: a user's own script ends training early.  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
+
+    call: int
+    worker_id: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseQuestioned:
     """ConfirmLease: is it still mine?  Answers: `Accepted`, `Refused`, `UnknownWorker`."""
 
@@ -388,6 +398,7 @@ Event = (
     | TaskFailed
     | EvaluationReported
     | MetricsReported
+    | TrainingStopRequested
     | LeaseQuestioned
     | PsJoined
     | PsReady

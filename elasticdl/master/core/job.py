@@ -37,6 +37,12 @@ from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
 
+_NO_DATA = (
+    "All commands have ended with 0, and none of them has taken any data: each has run by itself. Let the script make "
+    "its loader with `create_elastic_controller(...).loader(...)`, or take its data from a `DataShardService`; a "
+    "command that needs none is started without --training_data and without --distribution_strategy=AllReduceStrategy."
+)
+
 MAX_GAP = 2.0  # seconds that may pass between two events; more than that the master itself was away
 
 
@@ -175,6 +181,8 @@ class Job:
                 self._work.lease_event(event, self._clock)
             case events.MetricsReported():
                 self._joining.metrics_reported(event, self._clock)
+            case events.TrainingStopRequested():
+                self._joining.training_stop_requested(event, self._clock)
             case events.PsJoined():
                 self._fleet.ps_joined(event, self._clock)
             case events.PsReady():
@@ -319,16 +327,28 @@ class Job:
         return self._work.is_covered and (self._is_open or self._fleet.pods.some_are_done)
 
     def _commands_have_ended(self) -> None:
-        """All scripts say that they are done: so is the job, and what they have left out was not to be trained."""
-        if self._joining.is_planned and not self._work.is_covered:
-            for epoch in self._work.tasks.epochs:
-                if not epoch.covered:
-                    self._out.log(str(Coverage.of(epoch, True, self.settings.has_tensorflow_servers)))
-            self._out.log("All commands have ended with 0 before the end of the data", Level.WARNING)
+        """All scripts say that they are done: so is the job; it has failed if they have left out what was planned."""
+        for epoch in self._work.tasks.epochs:
+            if not epoch.covered:
+                self._out.log(str(Coverage.of(epoch, True, self.settings.has_tensorflow_servers)))
         line = self._workers.time_line()
         if line:
             self._out.log(line)
-        self._ending.succeed()
+        if self._work.tasks.records_left_out:
+            self._ending.fail(self._why_too_early())
+        elif self.settings.expects_data and not self._joining.is_planned:
+            self._ending.fail(_NO_DATA)
+        else:
+            self._ending.succeed()
+
+    def _why_too_early(self) -> str:
+        tasks = self._work.tasks
+        return (
+            f"All commands have ended with 0 before the end of the data: of {tasks.planned_records:,} planned records "
+            f"{tasks.records_done:,} are trained, {tasks.records_left_out:,} are left out (unplanned). "
+            "Let the script's loop take all of them (`for epoch in controller.epochs()`, `for minibatch in data`), "
+            'or say that it ends early: `stop_training("why")` of the controller or the DataShardService, --max_step.'
+        )
 
     def _leave(self) -> None:
         """The job is decided: everybody leaves."""
@@ -360,6 +380,7 @@ class Job:
             self._loads,
             self._ending,
             self._rate,
+            self.settings.runs_command and self._fleet.pods.all_are_done,
         )
 
     def _why_waiting(self) -> str:

@@ -11,7 +11,14 @@ from elasticdl.master.core.commands import Accepted, ListShards, Measured, Refus
 from elasticdl.master.core.data import Data
 from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.evaluation import Evaluations, Schedule
-from elasticdl.master.core.events import MetricsReported, ModelReported, SessionReported, ShardsListed, WorkerJoined
+from elasticdl.master.core.events import (
+    MetricsReported,
+    ModelReported,
+    SessionReported,
+    ShardsListed,
+    TrainingStopRequested,
+    WorkerJoined,
+)
 from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.planned_evaluation import PlannedEvaluation
@@ -120,6 +127,17 @@ class Joining:
         self._out.log(f"Evaluation metrics[step={event.step}]: {dict(event.metrics)}")
         self._out.add(Measured(event.step, dict(event.metrics)))
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+
+    def training_stop_requested(self, event: TrainingStopRequested, clock: float) -> None:
+        """By a script; written down before it is answered, since what stays out is no failure from then on."""
+        if self._workers.known(event.worker_id, event.incarnation, clock) is None:
+            self._out.reply(event.call, UnknownWorker("register first"))
+        elif not self.is_planned:
+            self._out.reply(event.call, Refused("no data are planned that could be left out"))
+        else:
+            self._work.stop_training(event.reason)
+            self._out.persist()
+            self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
     def session_reported(self, event: SessionReported, clock: float) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, clock)

@@ -23,8 +23,14 @@ def look_at(
     loads: Loads,
     ending: Ending,
     rate: Rate,
+    all_have_left: bool,
 ) -> Status:
-    """What a job looks like now; `why_waiting` is told while it is not decided."""
+    """Return what a job looks like now.
+
+    Args:
+        why_waiting: shown while the job is not decided.
+        all_have_left: the commands of all workers have ended: what is not trained will not be.
+    """
     outcome = ending.outcome
     return Status(
         phase=phase,
@@ -47,7 +53,9 @@ def look_at(
         tasks_done=work.tasks.num_done,
         tasks_total=work.tasks.planned_tasks,
         coverage=tuple(
-            Coverage.of(epoch, is_bound=settings.has_tensorflow_servers) for epoch in work.tasks.epochs if epoch.covered
+            Coverage.of(epoch, not epoch.covered, settings.has_tensorflow_servers)
+            for epoch in work.tasks.epochs
+            if epoch.covered or all_have_left
         ),
         records_skipped=work.tasks.skipped_records,
         ps=loads.servers(),

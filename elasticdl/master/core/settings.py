@@ -31,6 +31,7 @@ class JobSettings:
         silence_timeout: a worker or PS that is silent for this long beyond `lease_timeout` is deleted and replaced.
         runs_command: workers run the user's own command (--job_command), whose end is theirs; the data may be known
             from its report alone.
+        expects_data: of a command: one that has taken no data has not done what the flags say.
         has_tensorflow_servers: the pods of the role PS run that command, too, and hold the model (TF_CONFIG).
         has_evaluator: one more worker, in the last slot, trains nothing and evaluates.
         verb: what is done to the records of the plan, as the coverage line says it.
@@ -75,6 +76,7 @@ class JobSettings:
     bad_records_dir: str = ""
     nan_policy: NanPolicy = NanPolicy.FAIL
     runs_command: bool = False
+    expects_data: bool = False
     has_tensorflow_servers: bool = False
     has_evaluator: bool = False
     verb: str = "committed"

@@ -111,6 +111,13 @@ class Tasks:
         return sum(epoch.committed_records for epoch in self.epochs)
 
     @property
+    def records_left_out(self) -> int:
+        """Planned, in none of the models and not set aside; 0 where training was stopped on purpose, or is endless."""
+        if self._is_stopped:
+            return 0
+        return max(0, self.planned_records - self.records_done - sum(epoch.num_quarantined for epoch in self.epochs))
+
+    @property
     def num_done(self) -> int:
         """Tasks of all epochs that are done."""
         return sum(epoch.num_done for epoch in self.epochs)

@@ -384,7 +384,12 @@ class Work:
         except ValueError as error:
             self._ending.fail(str(error))
             return
-        if reason and not self.tasks.all_done:
+        if reason:
+            self.stop_training(reason)
+
+    def stop_training(self, reason: str) -> None:
+        """Plans nothing more than what a worker has begun: that the rest stays out was asked for."""
+        if not self.tasks.all_done:
             self._out.log(f"Training stops at step {self.tasks.model_version}: {reason}")
             self.tasks.stop()
 
