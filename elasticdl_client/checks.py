@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Check
 from elasticdl_client.params import parse_envs, parse_params, parse_size
+
+_LONGEST_NAME_BYTES = 255  # NAME_MAX of Linux
+_LONGEST_PATH_BYTES = 4000  # PATH_MAX, 4096, less what we put behind it
 
 
 def at_least(minimum: float) -> Check:
@@ -59,9 +63,20 @@ def check_job_command(command: str) -> str:
     return "is empty" if command and not words else ""
 
 
+def check_path(path: str) -> str:
+    """A path that a file system can hold."""
+    if "\0" in path:
+        return "has a NUL character in it"
+    if len(os.fsencode(path)) > _LONGEST_PATH_BYTES:
+        return f"is longer than the {_LONGEST_PATH_BYTES} bytes that a path may have"
+    if any(len(os.fsencode(name)) > _LONGEST_NAME_BYTES for name in path.split("/")):
+        return f"has a name of more than {_LONGEST_NAME_BYTES} bytes in it, which no file system takes"
+    return ""
+
+
 def check_model_def(name: str) -> str:
     if "." in name and not check_symbol(name):
-        return ""
+        return check_path(f"{name.replace('.', '/')}.py")
     return "is not of the form package.module.symbol, relative to --model_zoo"
 
 

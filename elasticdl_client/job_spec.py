@@ -21,6 +21,7 @@ from elasticdl_client.checks import (
     check_columns,
     check_job_command,
     check_job_name,
+    check_path,
     check_reader_params,
 )
 from elasticdl_client.choices import (
@@ -160,7 +161,11 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         check=at_least(0),
     )
     tensorboard_log_dir: str = flag(
-        "", "Directory of event files for TensorBoard; empty: none.", Group.TRAINING, jobs=TRAIN_ONLY
+        "",
+        "Directory of event files for TensorBoard; empty: none.",
+        Group.TRAINING,
+        jobs=TRAIN_ONLY,
+        check=check_path,
     )
     log_loss_steps: int = flag(
         100, "Log the loss every N model versions.", Group.TRAINING, jobs=TRAIN_ONLY, check=at_least(1)
@@ -178,12 +183,14 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "Directory of the exported model, or the file of an analysis; empty: none.",
         Group.CHECKPOINTS,
         jobs=_WRITING,
+        check=check_path,
     )
     checkpoint_dir: str = flag(
         "",
         "Directory of checkpoints; local runtime: in the job's directory by default.",
         Group.CHECKPOINTS,
         jobs=TRAIN_ONLY,
+        check=check_path,
     )
     checkpoint_steps: int = flag(
         0, "Checkpoint every N model versions; 0: every 60 s.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
@@ -197,6 +204,7 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "also load what --output has written, a .keras file, a .pt file with a state_dict.",
         Group.CHECKPOINTS,
         jobs=WITH_MODEL,
+        check=check_path,
     )
 
     # Faults
@@ -213,6 +221,7 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "",
         "Where these records are written with their errors; local runtime: in the job's directory by default.",
         Group.FAULTS,
+        check=check_path,
     )
     strict_feed: bool = flag(
         False,
@@ -231,7 +240,7 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     )
 
     # Local runtime
-    job_dir: str = flag("", "Directory of logs and state; empty: ~/.elasticdl/jobs/JOB.", Group.LOCAL)
+    job_dir: str = flag("", "Directory of logs and state; empty: ~/.elasticdl/jobs/JOB.", Group.LOCAL, check=check_path)
     local_slots: int = flag(
         0,
         "Parameter servers and workers that run at once, others stay pending; 0: no limit.",

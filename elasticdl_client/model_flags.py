@@ -5,7 +5,7 @@ from __future__ import annotations
 # ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
 from dataclasses import dataclass
 
-from elasticdl_client.checks import check_model_def, check_model_params, check_symbol
+from elasticdl_client.checks import check_model_def, check_model_params, check_path, check_symbol
 from elasticdl_client.choices import Framework, JobType
 from elasticdl_client.flags import WITH_MODEL, Group, flag
 
@@ -18,6 +18,7 @@ class ModelFlags:
         "",
         "Directory of model definitions; empty: the current directory, or /model_zoo in an image.",
         Group.MODEL,
+        check=check_path,
         jobs=WITH_MODEL,
     )
     model_def: str = flag(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticdl_client.checks import at_least, between
+from elasticdl_client.checks import at_least, between, check_path
 from elasticdl_client.choices import DistributionStrategy, JobType, PredictionFormat
 from elasticdl_client.flags import Group, flag
 
@@ -20,7 +20,11 @@ class OnePassFlags:
     """The part of `JobSpec` that evaluate, predict and analyze alone have; the attributes have the flags' names."""
 
     metrics_output: str = flag(
-        "", "File that the metrics are written to as JSON; empty: none.", Group.CHECKPOINTS, jobs=_EVALUATE
+        "",
+        "File that the metrics are written to as JSON; empty: none.",
+        Group.CHECKPOINTS,
+        jobs=_EVALUATE,
+        check=check_path,
     )
     prediction_outputs: str = flag(
         "",
@@ -28,6 +32,7 @@ class OnePassFlags:
         "PredictionOutputsProcessor takes them.",
         Group.CHECKPOINTS,
         jobs=_PREDICT,
+        check=check_path,
     )
     prediction_format: PredictionFormat = flag(
         PredictionFormat.AUTO,

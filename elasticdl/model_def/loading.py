@@ -5,14 +5,18 @@ It runs the module and nothing in it, imports no framework, and says by name wha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
+import threading
+import time
 import traceback
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +25,9 @@ from elasticdl.model_def.definition import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 
+_FIRST_NOTICE_S = 5.0  # most modules are imported within this time, their framework included
+_LAST_NOTICE_S = 60.0
+_log = logging.getLogger("elasticdl.model_def")
 _SIGNATURES = {
     "feed": "a function feed(dataset, mode, metadata)",
     "loss": "a function loss(labels, predictions)",
@@ -113,7 +120,8 @@ def _import(zoo: Path, name: str) -> ModuleType:
         sys.path.insert(0, str(zoo))
     importlib.invalidate_caches()
     try:
-        return _import_file(name, file)
+        with _saying_where(file):
+            return _import_file(name, file)
     except ModelDefinitionError:
         raise
     except Exception as error:
@@ -122,6 +130,31 @@ def _import(zoo: Path, name: str) -> ModuleType:
             "Mend the module; its traceback is in the worker's log.",
             details=traceback.format_exc(),
         ) from error
+
+
+@contextlib.contextmanager
+def _saying_where(file: Path) -> Iterator[None]:
+    """Says in the log, again and again, that a module is still being imported: it may compute for long, or for ever."""
+    importing, done = threading.get_ident(), threading.Event()
+    started = time.monotonic()
+
+    def watch() -> None:
+        pause_s = _FIRST_NOTICE_S
+        while not done.wait(pause_s):
+            frame = sys._current_frames().get(importing)
+            while frame is not None and frame.f_code.co_filename != str(file):
+                frame = frame.f_back
+            where = f", now at line {frame.f_lineno}" if frame is not None else ""
+            _log.warning("Importing %s for %.0f s%s", file, time.monotonic() - started, where)
+            pause_s = min(2 * pause_s, _LAST_NOTICE_S)
+
+    watcher = threading.Thread(target=watch, name="import", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def _import_file(name: str, file: Path) -> ModuleType:

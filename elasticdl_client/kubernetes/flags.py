@@ -5,7 +5,7 @@ from __future__ import annotations
 # ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
 from dataclasses import dataclass
 
-from elasticdl_client.checks import check_envs, regular_expression
+from elasticdl_client.checks import check_envs, check_path, regular_expression
 from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
 from elasticdl_client.flags import Group, flag
 from elasticdl_client.kubernetes.cluster_spec import check_cluster_spec_json
@@ -76,10 +76,16 @@ class KubernetesFlags:
         Group.KUBERNETES,
         check=regular_expression,
     )
-    cluster_spec: str = flag("", "Python file that adapts pods and services to the cluster.", Group.KUBERNETES)
+    cluster_spec: str = flag(
+        "", "Python file that adapts pods and services to the cluster.", Group.KUBERNETES, check=check_path
+    )
     cluster_spec_json: str = flag("", "The same as JSON.", Group.KUBERNETES, check=check_cluster_spec_json)
-    log_file_path: str = flag("", "Also write each pod's output to this file in the pod.", Group.KUBERNETES)
-    yaml: str = flag("", "Write the job's manifests to this file, for `kubectl apply`.", Group.KUBERNETES)
+    log_file_path: str = flag(
+        "", "Also write each pod's output to this file in the pod.", Group.KUBERNETES, check=check_path
+    )
+    yaml: str = flag(
+        "", "Write the job's manifests to this file, for `kubectl apply`.", Group.KUBERNETES, check=check_path
+    )
     dry_run: bool = flag(False, "Print the job's manifests; submit nothing.", Group.KUBERNETES)
     wait: bool = flag(False, "Follow the job to its end; the exit code is the job's.", Group.KUBERNETES)
     force_use_kube_config_file: bool = flag(False, "Use ~/.kube/config inside a cluster too.", Group.KUBERNETES)

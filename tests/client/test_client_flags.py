@@ -385,3 +385,20 @@ def test_what_is_no_job_is_refused(document: str) -> None:
         JobSpec.from_json(document)
     with pytest.raises(FlagError):
         JobSpec.from_yaml(document)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["output", "checkpoint_dir", "checkpoint_dir_for_init", "bad_records_dir", "job_dir", "tensorboard_log_dir",
+     "model_zoo", "yaml", "cluster_spec", "log_file_path"],
+)  # fmt: skip
+def test_a_path_that_no_file_system_holds_is_refused_with_its_flag(name: str) -> None:
+    for path, said in (("/tmp/" + "x" * 300, "more than 255 bytes"), ("/ab" * 2000, "longer than the 4000 bytes")):
+        with pytest.raises(FlagError, match=rf"--{name}=.*{said}"):
+            JobSpec.from_flags("train", {**LOCAL, name: path})
+    JobSpec.from_flags("train", {**LOCAL, name: "/tmp/" + "x" * 255})
+
+
+def test_a_model_def_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(FlagError, match=r"--model_def=.*more than 255 bytes"):
+        JobSpec.from_flags("train", {**LOCAL, "model_def": "m" * 300 + ".model"})

@@ -6,6 +6,7 @@ import json
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.chaos.job import LocalJob
@@ -129,6 +130,22 @@ def test_a_corrupt_chunk_names_file_and_offset(tmp_path: Path, digits: Path) -> 
     assert code != 0
     assert str(damaged) in text
     assert "byte" in text
+
+
+@pytest.mark.ci
+def test_a_damaged_archive_ends_the_job_once_and_not_its_master(tmp_path: Path) -> None:
+    """The error of the library that unpacks it is none that a reader expects."""
+    archive = tmp_path / "rows.npz"
+    np.savez_compressed(archive, x=np.arange(4000.0))
+    content = bytearray(archive.read_bytes())
+    content[1000:1100] = bytes(100)
+    archive.write_bytes(content)
+    running = DIGITS.local_job(tmp_path / "job", tmp_path, training_data=archive, validation_data="")
+    code, text = said(running)
+    assert code == 1
+    assert f"NumPy file {archive}, byte 0: x.npy cannot be read" in text
+    assert "started again" not in text
+    assert "Traceback" not in running.master_log()
 
 
 @pytest.mark.ci

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,3 +123,25 @@ def test_two_zoos_may_have_modules_of_one_name(zoo: Path, tmp_path_factory: pyte
     (other / "shop" / "model.py").write_text(_MODULE.replace("from shop.layers import WIDTH", "WIDTH = 9"))
     assert load(str(zoo), "shop.model.custom_model").model() == ("model", 7, "m")
     assert load(str(other), "shop.model.custom_model").model() == ("model", 9, "m")
+
+
+def test_a_module_that_does_not_come_to_an_end_is_named_with_its_line(zoo: Path) -> None:
+    """It loops until that has been said."""
+    (zoo / "loops.py").write_text(
+        f"from pathlib import Path\nwhile not Path({str(zoo / 'said')!r}).exists():\n    pass\n"
+        "def custom_model(): pass\ndef loss(labels, predictions): pass\ndef optimizer(): pass\ndef feed(): pass\n"
+    )
+    said: list[str] = []
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            (zoo / "said").touch()
+
+    log, handler = logging.getLogger("elasticdl.model_def"), Listening()
+    log.addHandler(handler)
+    try:
+        load(str(zoo), "loops.custom_model")
+    finally:
+        log.removeHandler(handler)
+    assert said[0].startswith(f"Importing {zoo / 'loops.py'} for 5 s, now at line ")
