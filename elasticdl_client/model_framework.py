@@ -6,13 +6,12 @@ anybody has imported a framework.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 from elasticdl_client.choices import DistributionStrategy, Framework
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.zoo_modules import sources, within
 
 _TELLING = {
     "tensorflow": Framework.TENSORFLOW,
@@ -21,6 +20,8 @@ _TELLING = {
     "elasticdl.layers": Framework.TENSORFLOW,
     "elasticdl.api.tensorflow": Framework.TENSORFLOW,
     "elasticdl_preprocessing": Framework.TENSORFLOW,
+    "elasticai_api.tensorflow": Framework.TENSORFLOW,
+    "elasticai_api.pytorch": Framework.TORCH,
     "torch": Framework.TORCH,
     "torchvision": Framework.TORCH,
     "elasticdl.api.pytorch": Framework.TORCH,
@@ -35,23 +36,10 @@ def framework_of(spec: JobSpec) -> Framework:
     """
     if spec.framework is not Framework.AUTO:
         return spec.framework
-    zoo = Path(spec.model_zoo or ".")
-    module = spec.model_def.rpartition(".")[0]
-    waiting, seen = [module], {module}
-    while waiting:
-        name = waiting.pop(0)
-        file = _file(zoo, name) if name else None
-        if file is None:
-            continue
-        imported = list(_imports(file, name))
-        told = {_TELLING[root] for one in imported for root in _roots(one) if root in _TELLING}
+    for source in sources(Path(spec.model_zoo or "."), spec.model_def.rpartition(".")[0]):
+        told = {_TELLING[root] for one in source.imported for root in within(one) if root in _TELLING}
         if told:
             return Framework.TORCH if told == {Framework.TORCH} else Framework.TENSORFLOW
-        for one in imported:
-            for candidate in _roots(one):
-                if candidate not in seen:
-                    seen.add(candidate)
-                    waiting.append(candidate)
     return Framework.TENSORFLOW
 
 
@@ -68,30 +56,3 @@ def check_framework(spec: JobSpec) -> None:
             f"--model_def={spec.model_def} is written for PyTorch, and parameter servers train Keras models alone.",
             "Give --distribution_strategy=AllReduceStrategy, or Local for one worker.",
         )
-
-
-def _file(zoo: Path, module: str) -> Path | None:
-    stem = zoo.joinpath(*module.split("."))
-    return next((file for file in (stem.with_suffix(".py"), stem / "__init__.py") if file.is_file()), None)
-
-
-def _imports(file: Path, module: str) -> Iterator[str]:
-    """Dotted names of all that a file imports anywhere in it; nothing of a file that is not valid Python."""
-    try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
-    except (SyntaxError, ValueError, OSError):
-        return
-    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{origin}.{alias.name}" if origin else alias.name for alias in node.names)
-
-
-def _roots(name: str) -> list[str]:
-    """A dotted name and what it lies in, longest first."""
-    parts = name.split(".")
-    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]

@@ -14,6 +14,7 @@ from elasticdl_client.choices import JobType
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.model_framework import check_framework
+from elasticdl_client.original_imports import check_source
 
 _EXPECTED = {
     "feed": "a function feed(dataset, mode, metadata)",
@@ -45,6 +46,7 @@ def check_model_source(spec: JobSpec, zoo: Path) -> None:
             f"{file} has no {symbol}, which --model_def={spec.model_def} names.",
             f"Define {symbol}: a function that returns a model, or a model class.",
         )
+    check_source(zoo, module)
     needed = [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
     if spec.job_type is JobType.PREDICT and not spec.prediction_outputs:
         needed.append("prediction_outputs_processor")

@@ -52,14 +52,14 @@ class Discretization(ElementwiseLayer):
     its results may be sparse or ragged.  Values are compared as float32.
 
     Args:
-        bins: boundaries, rising.
+        bins: boundaries, rising; of equal ones, as quantiles may have them, the buckets between stay empty.
     """
 
     def __init__(self, bins: Sequence[float], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.bins = [float(boundary) for boundary in bins]
-        if any(not a < b for a, b in zip(self.bins, self.bins[1:], strict=False)) or any(map(math.isnan, self.bins)):
-            raise ValueError(f"Discretization: the boundaries do not rise: {self.bins}.")
+        if any(not a <= b for a, b in zip(self.bins, self.bins[1:], strict=False)) or any(map(math.isnan, self.bins)):
+            raise ValueError(f"Discretization: the boundaries fall, or are no numbers: {self.bins}.")
 
     def num_bins(self) -> int:
         """Number of buckets."""

@@ -24,6 +24,8 @@ from typing import Any
 from elasticdl.model_def.definition import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.original_imports import check_source
+from elasticdl_client.zoo_modules import ALIAS
 
 _FIRST_NOTICE_S = 5.0  # most modules are imported within this time, their framework included
 _LAST_NOTICE_S = 60.0
@@ -89,6 +91,7 @@ def load(
         raise ModelDefinitionError(
             f"--model_def={model_def}: expected package.module.symbol, relative to the model zoo {zoo}."
         )
+    check_source(zoo, module_name)
     module = _import(zoo, module_name)
     model = _model(module, symbol, dict(model_params or {}))
     found: dict[str, Callable[..., Any] | None] = {}
@@ -118,6 +121,7 @@ def _import(zoo: Path, name: str) -> ModuleType:
         )
     if str(zoo) not in sys.path:
         sys.path.insert(0, str(zoo))
+    _alias(zoo)
     importlib.invalidate_caches()
     try:
         with _saying_where(file):
@@ -155,6 +159,16 @@ def _saying_where(file: Path) -> Iterator[None]:
     finally:
         done.set()
         watcher.join()
+
+
+def _alias(zoo: Path) -> None:
+    """Makes `import model_zoo.x` find the zoo's x, whatever the zoo's directory is called."""
+    package = sys.modules.get(ALIAS)
+    if package is None:
+        found = importlib.util.find_spec(ALIAS)
+        package = sys.modules[ALIAS] = ModuleType(ALIAS)
+        package.__path__ = list((found and found.submodule_search_locations) or ())
+    package.__path__ = [str(zoo), *(path for path in package.__path__ if path != str(zoo))]
 
 
 def _import_file(name: str, file: Path) -> ModuleType:

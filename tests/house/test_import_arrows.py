@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = ("elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo")
+OURS = ("elasticai_api", "elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo")
 
 SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl_client.job_spec",
@@ -38,7 +38,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
     "elasticdl.data": (*SHARED, "elasticdl.kernels", "elasticdl_client.data_sources"),  # checksums; kinds of sources
     "elasticdl.analysis": (*SHARED, "elasticdl.data"),
-    "elasticdl.model_def": (*SHARED, "elasticdl.data", "elasticdl_client.model_framework"),
+    "elasticdl.model_def": (
+        *SHARED,
+        "elasticdl.data",
+        "elasticdl_client.model_framework",
+        "elasticdl_client.original_imports",
+        "elasticdl_client.zoo_modules",
+    ),
     "elasticdl.frameworks": (
         *SHARED,
         "elasticdl.kernels",
@@ -102,6 +108,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.ps.applied",
         "elasticdl_client.trained_model",
     ),
+    "elasticdl.original": (*SHARED, "elasticdl.data", "elasticdl_client.original_imports"),
+    "elasticdl.python": ("elasticdl.original",),  # import paths of the original, as the next two
+    "elasticdl.callbacks": ("elasticdl.original",),
+    "elasticai_api": ("elasticdl.original",),
     "elasticdl_preprocessing": (),
     "model_zoo": ("elasticdl.layers", "elasticdl.api", "elasticdl_preprocessing"),
 }

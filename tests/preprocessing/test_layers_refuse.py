@@ -29,8 +29,7 @@ pytestmark = pytest.mark.ci
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "divisor": (lambda: Normalizer(1, 0), "divisor not 0"),
-    "boundaries": (lambda: Discretization([2, 1]), "do not rise"),
-    "twice": (lambda: Discretization([1, 1]), "do not rise"),
+    "boundaries": (lambda: Discretization([2, 1]), "fall"),
     "no bins": (lambda: LogRound(0), "num_bins must be positive"),
     "base": (lambda: LogRound(3, base=1), "no base"),
     "no buckets": (lambda: RoundIdentity(-1), "num_buckets must be positive"),

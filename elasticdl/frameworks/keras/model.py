@@ -23,6 +23,7 @@ from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
 from elasticdl.frameworks.keras.swap import Swap, Unmovable
 from elasticdl.frameworks.keras.tables import describe_table
 from elasticdl.frameworks.user_code import user_call
+from elasticdl.layers import functions
 from elasticdl.layers.placement import Placement, embedding_placement
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
@@ -121,7 +122,7 @@ def _built(
 ) -> BuiltModel:
     keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
     keras.utils.set_random_seed(seed)
-    with embedding_placement(placement), swap.making() if swap is not None else nullcontext():
+    with functions.accepted(), embedding_placement(placement), swap.making() if swap is not None else nullcontext():
         model = user_call(definition.model, f"{definition.path}: {definition.symbol}")
         if not isinstance(model, keras.Model):
             raise ModelDefinitionError(

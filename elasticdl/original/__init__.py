@@ -1,0 +1,56 @@
+"""Import paths of the original ElasticDL: modules that hold nothing but what their names are today.
+
+Owns no behaviour: `elasticdl_client.original_imports` has the table, `objects` the few things that exist for it alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+from elasticdl_client.original_imports import TABLE, hint_for, successor
+
+_log = logging.getLogger("elasticdl")
+_OBJECTS = f"{__name__}.objects"
+_warned: set[str] = set()
+
+
+class _OriginalModule(ModuleType):
+    """A module of the original; a name is looked up when it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = successor(self.__name__, name)
+        if found is None:
+            raise ImportError(f"{self.__name__}.{name} does not exist in this version. {hint_for(self.__name__, name)}")
+        module, attribute = found
+        if self.__name__ not in _warned:
+            _warned.add(self.__name__)
+            now = "kept for modules of the original ElasticDL" if module == _OBJECTS else f"{module}.{attribute} now"
+            _log.warning("%s.%s is %s (docs/original.md).", self.__name__, name, now)
+        return getattr(importlib.import_module(module), attribute)
+
+
+def install(root: str) -> None:
+    """Makes all modules of the table under `root`, a package that is being imported, importable."""
+    sys.modules[root].__class__ = _OriginalModule
+    for name in TABLE:
+        if not name.startswith(f"{root}."):
+            continue
+        parts = name.split(".")
+        for length in range(root.count(".") + 2, len(parts) + 1):
+            _add(".".join(parts[:length]))
+
+
+def _add(name: str) -> None:
+    if name in sys.modules:
+        return
+    module = _OriginalModule(name, f"{name} of the original ElasticDL.")
+    module.__path__ = []  # a package, for what lies in it
+    sys.modules[name] = module
+    parent, _, last = name.rpartition(".")
+    setattr(sys.modules[parent], last, module)

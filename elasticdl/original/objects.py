@@ -1,0 +1,148 @@
+"""What user code written for the original ElasticDL subclasses or calls and this version has no other use for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from elasticdl.data.factory import create_reader
+from elasticdl.data.reader import Shard
+from elasticdl_client.errors import DataError, ModelDefinitionError
+
+default_logger = logging.getLogger("elasticdl.user")
+
+
+def get_logger(name: str, level: str = "INFO") -> logging.Logger:
+    """Return a logger below that of ElasticDL, so that its lines are in the pod's log."""
+    logger = default_logger.getChild(name)
+    logger.setLevel(level.upper())
+    return logger
+
+
+class _Predictions(np.ndarray):
+    """An array with the one method of an eager tensor that processors call."""
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return np.asarray(self)
+
+
+class BasePredictionOutputsProcessor:
+    """Base class of a module's `PredictionOutputsProcessor`; `process` gets what has `.numpy()`, as tensors have."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "process" in vars(cls):
+            cls.process = _with_numpy(cls.process)  # type: ignore[method-assign]
+
+    def process(self, predictions: Any, worker_id: int) -> None:
+        """Take the predictions of a minibatch.
+
+        Args:
+            predictions: the model's output [records, …], or a dictionary of outputs.
+        """
+        raise NotImplementedError
+
+
+def _with_numpy(process: Callable[..., None]) -> Callable[..., None]:
+    @wraps(process)
+    def with_numpy(self: Any, predictions: Any, *arguments: Any, **keywords: Any) -> None:
+        process(self, _viewed(predictions), *arguments, **keywords)
+
+    return with_numpy
+
+
+def _viewed(outputs: Any) -> Any:
+    if isinstance(outputs, Mapping):
+        return {name: _viewed(output) for name, output in outputs.items()}
+    if isinstance(outputs, list | tuple):
+        return type(outputs)(_viewed(output) for output in outputs)
+    return np.asarray(outputs).view(_Predictions)
+
+
+class AbstractDataReader:
+    """Base class of what a module's `custom_data_reader` returns: `create_shards()` and `read_records(task)`."""
+
+    def __init__(self, **keywords: Any) -> None:
+        pass
+
+
+@dataclass
+class OriginalMetadata:
+    """What a reader's property `metadata` returns.
+
+    Attributes:
+        column_dtypes: name to dtype.
+    """
+
+    column_names: Sequence[str] = ()
+    column_dtypes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RecordIOReader:
+    """The records of several RecordIO files, counted through."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._reader = create_reader(",".join(files), {"reader_type": "RecordIO"})
+        self._shards = {shard.name: shard for shard in self._reader.shards()}
+        missing = [file for file in files if file not in self._shards]
+        if missing:
+            raise DataError(f"{missing[0]} is not a RecordIO file with records.", "Name the files themselves.")
+        self._files = list(files)
+
+    def read_records(self, start: int, end: int) -> Iterator[bytes]:
+        """Return records `start` to `end` - 1."""
+        begin = 0
+        for file in self._files:
+            size = len(self._shards[file])
+            first, last = max(start - begin, 0), min(end - begin, size)
+            if first < last:
+                yield from self._reader.read(Shard(file, first, last))
+            begin += size
+
+
+def distributed_optimizer(
+    optimizer: Any, named_parameters: Any = None, fixed_global_batch_size: bool = False, **keywords: Any
+) -> Any:
+    """Return the optimizer: the controller sums the gradients itself, whatever optimizer updates.
+
+    Raises:
+        ModelDefinitionError: it should keep the global batch, which is a flag here.
+    """
+    if fixed_global_batch_size:
+        raise ModelDefinitionError(
+            "DistributedOptimizer(…, fixed_global_batch_size=True) cannot fix the global batch.",
+            "Give create_elastic_controller fixed_global_batch=N, or the job --fixed_global_batch=N: the records of a "
+            "step, whatever the number of workers; leave the argument out here.",
+        )
+    return optimizer
+
+
+class MaxComputeConfig:
+    """Names of the environment variables for MaxCompute."""
+
+    PROJECT_NAME = "MAXCOMPUTE_PROJECT"
+    ACCESS_ID = "MAXCOMPUTE_AK"
+    ACCESS_KEY = "MAXCOMPUTE_SK"
+    ENDPOINT = "MAXCOMPUTE_ENDPOINT"
+    TUNNEL_ENDPOINT = "MAXCOMPUTE_TUNNEL_ENDPOINT"
+
+
+def is_odps_configured() -> bool:
+    """Return whether the environment names a MaxCompute project and its keys."""
+    names = (MaxComputeConfig.PROJECT_NAME, MaxComputeConfig.ACCESS_ID, MaxComputeConfig.ACCESS_KEY)
+    return all(name in os.environ for name in names)
+
+
+class ODPSWriter:
+    """Refuses to be made: MaxCompute is not supported."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        raise ModelDefinitionError(
+            "ODPSWriter cannot write: MaxCompute is not supported.", "Write predictions with --prediction_outputs."
+        )

@@ -1,0 +1,5 @@
+"""Import paths of the original ElasticDL."""
+
+from elasticdl.original import install
+
+install(__name__)

@@ -1,0 +1,141 @@
+"""Import paths of the original ElasticDL: what they give, what is said where they lead nowhere, and when."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import elasticdl.original
+from elasticdl.data.recordio_writer import RecordIOWriter
+from elasticdl.model_def import framework_of, load
+from elasticdl.original.objects import RecordIOReader, distributed_optimizer
+from elasticdl_client.choices import Framework
+from elasticdl_client.errors import DataError, ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.original_imports import TABLE, check_source, successor
+
+pytestmark = pytest.mark.ci
+
+PAGE = Path(__file__).parents[2] / "docs" / "original.md"
+NAMES = [(module, name) for module, names in TABLE.items() for name in names]
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "shop").mkdir()
+    modules, path = set(sys.modules), list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.partition(".")[0] in ("shop", "model_zoo"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(pair) for pair in NAMES])
+def test_a_name_of_the_original_gives_what_it_is_today_or_says_what_to_use(module: str, name: str) -> None:
+    found = successor(module, name)
+    if found is None:
+        with pytest.raises(ImportError, match=re.escape(TABLE[module][name])):
+            getattr(importlib.import_module(module), name)
+    else:
+        assert getattr(importlib.import_module(module), name) is getattr(importlib.import_module(found[0]), found[1])
+
+
+def test_layers_and_statistics_have_the_import_paths_of_the_original() -> None:
+    import elasticdl_preprocessing
+
+    for layer in ("Hashing", "Discretization", "SparseEmbedding"):
+        package = importlib.import_module("elasticdl_preprocessing.layers")
+        assert getattr(package, layer) is getattr(elasticdl_preprocessing, layer)
+    module = importlib.import_module("elasticdl_preprocessing.layers.concatenate_with_offset")
+    assert module.ConcatenateWithOffset is elasticdl_preprocessing.ConcatenateWithOffset
+    statistics = importlib.import_module("elasticdl_preprocessing.utils.analyzer_utils")
+    assert statistics.get_min is elasticdl_preprocessing.get_min
+
+
+def test_an_import_of_the_original_is_warned_of_once_a_module(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elasticdl.original, "_warned", set())
+    module = importlib.import_module("elasticdl.python.common.constants")
+    with caplog.at_level(logging.WARNING, "elasticdl"):
+        assert module.Mode.TRAINING == "training"
+        assert module.Mode.PREDICTION == "prediction"
+        assert module.MaxComputeConfig.PROJECT_NAME
+    assert [record.args[1] for record in caplog.records if record.args] == ["Mode"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("from elasticdl.python.common.constants import GRPC", "GRPC does not exist(?s:.*)Mode"),
+        ("from elasticai_api.tensorflow.controller import create_elastic_controller", "It is not needed"),
+        (
+            "from elasticdl_preprocessing.feature_column.feature_column import concatenated_categorical_column",
+            "Hashing",
+        ),
+        ("from elasticdl.python.common.model_utils import load_module", r"docs/original\.md"),
+        ("from tensorflow.python.keras import layers", r"tensorflow\.keras"),
+        ("from tensorflow.python import keras", r"tensorflow\.keras"),
+        ("import tensorflow.python.keras.backend as K", r"tensorflow\.keras"),
+        ("layer = tf.keras.layers.DenseFeatures([])", "elasticdl_preprocessing"),
+        ("def loss(output, labels): return 0", r"loss\(labels, output\)"),
+    ],
+)
+def test_what_this_version_lacks_is_refused_before_anything_runs(zoo: Path, line: str, said: str) -> None:
+    (zoo / "shop" / "model.py").write_text("from model_zoo.shop.other import x\n")
+    (zoo / "shop" / "other.py").write_text(f"import nothing_that_exists\n{line}\n")
+    with pytest.raises(ModelDefinitionError, match=said) as caught:
+        check_source(zoo, "shop.model")
+    assert "other.py, line 2" in str(caught.value)
+
+
+def test_modules_of_the_zoo_are_found_below_the_name_model_zoo(zoo: Path) -> None:
+    (zoo / "shop" / "model.py").write_text(
+        "from model_zoo.shop.other import width\ndef custom_model(): return width\ndef feed(dataset, mode, _): ...\n"
+    )
+    (zoo / "shop" / "other.py").write_text("import torch\nwidth = 7\n")
+    definition = load(str(zoo), "shop.model.custom_model", required=("feed",))
+    assert definition.model() == 7
+    spec = JobSpec.from_flags(
+        "train",
+        {
+            "runtime": "local",
+            "job_name": "j",
+            "model_zoo": str(zoo),
+            "model_def": "shop.model.custom_model",
+            "training_data": "data",
+        },
+    )
+    assert framework_of(spec) is Framework.TORCH
+
+
+def test_several_recordio_files_are_counted_through(tmp_path: Path) -> None:
+    files = []
+    for number in range(3):
+        files.append(str(tmp_path / f"part-{number}"))
+        with RecordIOWriter(files[-1]) as writer:
+            for record in range(4):
+                writer.write(f"{number}.{record}".encode())
+    reader = RecordIOReader(files)
+    assert list(reader.read_records(2, 9)) == [b"0.2", b"0.3", b"1.0", b"1.1", b"1.2", b"1.3", b"2.0"]
+    with pytest.raises(DataError):
+        RecordIOReader([str(tmp_path)])
+
+
+def test_a_distributed_optimizer_is_the_optimizer_and_the_global_batch_a_flag() -> None:
+    optimizer = object()
+    assert distributed_optimizer(optimizer) is optimizer
+    with pytest.raises(ModelDefinitionError, match="fixed_global_batch=N"):
+        distributed_optimizer(optimizer, fixed_global_batch_size=True)
+
+
+def test_the_page_names_every_import_path() -> None:
+    text = PAGE.read_text()
+    assert [(module, name) for module, name in NAMES if f"`{module}`" not in text or f"`{name}`" not in text] == []
