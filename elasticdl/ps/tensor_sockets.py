@@ -11,8 +11,8 @@ makes the same calls over gRPC.  A connection carries one call at a time::
 Integers are little-endian; the method is its place in `METHODS`, the status is gRPC's number.  Of a frame the prefix
 comes last: both ends make the checksum of each piece while it is in the cache, in native code without the GIL.
 
-A peer that stops in the middle of the handshake, a frame or a reply holds no place, and no memory for long: each piece of
-512 KiB has a deadline, after which its connection ends.  Between two calls a connection may be idle.
+A peer that stops in the middle of the handshake, a frame or a reply holds no place, and no memory for long: each piece
+of 512 KiB has a deadline, after which its connection ends.  Between two calls a connection may be idle.
 """
 
 from __future__ import annotations
