@@ -4,22 +4,25 @@
 table of a million rows × 16 under Adagrad.  Rows: pulls, and push + pull in one call, of 512 and 4,096 samples × 10
 ids, uniform; making ids unique, summing and gathering count.  Bulk: dense values of 16 MB pulled, and pushed + pulled.
 The peer is a Python socket on the loopback interface that sends and gets as many bytes, by turns with ours, which go by
-the Unix socket that a worker on the server's machine takes.
+the Unix socket that a worker on the server's machine takes.  Control: small calls over gRPC, in clear and by TLS.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -27,7 +30,11 @@ import numpy as np
 from elasticdl.frameworks.framework import Ids, ModelReport, Parameters, Table, Variable
 from elasticdl.ps.client import PsClient, Pull, Push
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import connect
+from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE
 from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl_client.certificates import make_certificate
 
 TOKEN = "benchmark"
 INCARNATION = 1
@@ -100,10 +107,12 @@ def receive(connection: socket.socket, into: memoryview) -> bool:
 
 
 @contextmanager
-def process(role: str) -> Iterator[int]:
-    """This module in another process; its port."""
+def process(role: str, environment: Mapping[str, str] | None = None) -> Iterator[int]:
+    """This module in another process, with more variables; its port."""
     argv = [sys.executable, "-m", "benchmarks.wire", f"--serve={role}"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+    ) as running:
         assert running.stdout is not None
         try:
             yield int(running.stdout.readline())
@@ -205,6 +214,36 @@ def bulk_exchanges(ps: PsClient, wire_dtype: str) -> dict[str, Exchange]:
     }
 
 
+@contextmanager
+def control_call(directory: Path | None) -> Iterator[Callable[[int], object]]:
+    """A small call to a PS of its own; by TLS, where there is a directory for the secret of its job."""
+    secret: dict[str, str] = {}
+    if directory is not None:
+        secret = {TOKEN_FILE_VARIABLE: str(directory / "token")}
+        for name, text in make_certificate().items():
+            (directory / name).write_text(text)
+    with process("ps", secret) as port:
+        os.environ.update(secret)
+        channel = connect(f"127.0.0.1:{port}", TOKEN)
+        for name in secret:
+            del os.environ[name]
+        stub = pb_grpc.ParameterServerStub(channel)  # type: ignore[no-untyped-call]
+        question = pb.PsQuestion(generation=1, incarnation=INCARNATION)
+        with channel:
+            yield lambda _: stub.ReadAppliedSet(question, timeout=30)
+
+
+def measure_control(seconds: float, rounds: int) -> dict[str, float]:
+    """Calls per second of one caller, and what of it is left with TLS."""
+    with tempfile.TemporaryDirectory() as directory, control_call(None) as clear, control_call(Path(directory)) as tls:
+        turns = [(rate_of(clear, seconds), rate_of(tls, seconds)) for _ in range(rounds)]
+    return {
+        "control_calls_per_s": statistics.median(turn[0] for turn in turns),
+        "control_tls_calls_per_s": statistics.median(turn[1] for turn in turns),
+        "control_ratio_of_tls": statistics.median(turn[1] / turn[0] for turn in turns),
+    }
+
+
 def fill(ps: PsClient) -> None:
     """Creates all rows."""
     for ids in np.array_split(np.arange(NUM_ROWS, dtype=np.int64), 50):
@@ -247,7 +286,8 @@ def main() -> None:
         {"ps": serve_ps, "tcp": serve_tcp}[arguments.serve]()
         return
     keep_large_buffers()
-    figures = measure(0.5 if arguments.quick else 2.0, 3 if arguments.quick else 5, arguments.wire_dtype)
+    seconds, rounds = (0.5, 3) if arguments.quick else (2.0, 5)
+    figures = {**measure(seconds, rounds, arguments.wire_dtype), **measure_control(seconds, rounds)}
     if arguments.json:
         described = {"benchmark": "wire", "quick": arguments.quick, "wire_dtype": arguments.wire_dtype}
         print(json.dumps({**described, **figures}))

@@ -61,6 +61,14 @@ class WireDtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Tls(StrEnum):
+    """Whether calls between pods are encrypted and both ends proved by the job's certificate."""
+
+    AUTO = "auto"
+    ON = "true"
+    OFF = "false"
+
+
 class LogLevel(StrEnum):
     DEBUG = "DEBUG"
     INFO = "INFO"

@@ -1,8 +1,8 @@
 """The directory of a local job: who owns it, what is in it, and what becomes of an earlier run's files.
 
-Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, ``agent.json`` (the
-agent's socket), ``status.json`` and ``journal.json`` (written by the master), ``logs/POD.log``, ``checkpoints/``;
-``previous/`` holds the run before.  Only the user can enter it.
+Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, the job's certificate if
+it has one, ``agent.json`` (the agent's socket), ``status.json`` and ``journal.json`` (written by the master),
+``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.  Only the user can enter it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticdl_client.certificates import make_certificate
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
@@ -95,6 +96,8 @@ class JobDir:
             self._write("spec.json", spec.public().to_json() + "\n")
             self._write(names.SECRET_FLAGS_KEY, json.dumps(spec.secrets()) + "\n")
             self._write(names.TOKEN_KEY, secrets.token_hex(32))
+            for name, text in (make_certificate() if spec.uses_tls else {}).items():
+                self._write(name, text)
         except OSError as error:
             raise JobError(
                 f"The job's directory {self.path} cannot be written: {error.strerror}.", "Name another --job_dir."

@@ -30,6 +30,7 @@ from elasticdl_client.choices import (
     LogLevel,
     NanPolicy,
     Runtime,
+    Tls,
 )
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag, flag_of, nearest
@@ -91,6 +92,12 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "With --job_command: TensorFlow's own parameter servers (Estimator), found by TF_CONFIG.",
         Group.JOB,
         jobs=TRAIN_ONLY,
+    )
+    tls: Tls = flag(
+        Tls.AUTO,
+        "Encrypt calls between pods, which prove to each other by a certificate of the job that they belong to it: "
+        "true, false, or auto: on Kubernetes.",
+        Group.JOB,
     )
     seed: int = flag(0, "Of initial values, task order, shuffles and dropout.", Group.JOB, check=between(0, 2**31 - 1))
     log_level: LogLevel = flag(LogLevel.INFO, "Least severe log lines that pods print.", Group.JOB)
@@ -359,6 +366,11 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     def with_secrets(self, secrets: Mapping[str, str]) -> JobSpec:
         """The whole job again, from its `public` part and its `secrets`."""
         return dataclasses.replace(self, **secrets)  # type: ignore[arg-type]
+
+    @property
+    def uses_tls(self) -> bool:
+        """What `tls` comes to."""
+        return self.tls is Tls.ON or (self.tls is Tls.AUTO and self.runtime is Runtime.KUBERNETES)
 
     @property
     def embedding_threshold_bytes(self) -> int:

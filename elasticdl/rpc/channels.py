@@ -1,6 +1,7 @@
 """Client side of every connection: the one place where channels are made.
 
-A channel carries the job's token with each call and keeps itself alive.  Every call must be given a deadline
+A channel carries the job's token with each call and keeps itself alive.  Where the job has a certificate, it is
+encrypted, and both ends prove by it that they belong to the job.  Every call must be given a deadline
 (``timeout=``); this module never retries, because only the caller knows what a repeated call means.
 """
 
@@ -10,6 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import grpc
+
+from elasticdl.rpc.job_secret import read_certificate
+from elasticdl_client.kubernetes.names import TLS_NAME
 
 TOKEN_KEY = "elasticdl-token"
 
@@ -73,7 +77,12 @@ def connect(address: str, token: str) -> grpc.Channel:
 
 def open_channel(address: str) -> grpc.Channel:
     """The same for callers that give `token_metadata` to every call themselves, as ``metadata=``: a little faster."""
-    return grpc.insecure_channel(address, options=OPTIONS)
+    found = read_certificate()
+    if found is None:
+        return grpc.insecure_channel(address, options=OPTIONS)
+    credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.certificate)
+    name = ("grpc.ssl_target_name_override", TLS_NAME)  # the certificate is the job's, at whatever address
+    return grpc.secure_channel(address, credentials, options=(*OPTIONS, name))
 
 
 def token_metadata(token: str) -> Sequence[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """What a pod knows of its job's secret: files that the client made, next to each other and for the job's pods alone.
 
-The token is carried by every call; the flags with something secret in them never leave the files: processes send each
-other the public part of the job, and each completes it here.
+The token is carried by every call.  A certificate, if the job has one, encrypts all calls and proves both ends.  The
+flags with something secret in them never leave the files: processes send each other the public part of the job, and
+each completes it here.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticdl_client.choices import Tls
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes.names import SECRET_FLAGS_KEY
+from elasticdl_client.kubernetes.names import CERTIFICATE_KEYS, SECRET_FLAGS_KEY
+from elasticdl_client.secret_values import HIDDEN
 
 TOKEN_FILE_VARIABLE = "ELASTICDL_TOKEN_FILE"
 
@@ -26,9 +30,43 @@ def read_token() -> str:
     """
     path = _token_file()
     try:
-        return path.read_text().strip()
+        token = path.read_text().strip()
     except OSError as error:
         raise JobError(f"the job's token cannot be read: {error}") from error
+    if token == HIDDEN:
+        raise JobError("the job's objects are what --dry_run has printed, without its secrets", "apply those of --yaml")
+    return token
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The job's, PEM; the authority is the job's own."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+def read_certificate(directory: Path | None = None) -> Certificate | None:
+    """None: the job has none, and its calls are not encrypted.
+
+    Args:
+        directory: of the job's secret; None: where this pod has it, if this process is one.
+
+    Raises:
+        JobError: a part of it is missing or cannot be read.
+    """
+    if directory is None:
+        if not os.environ.get(TOKEN_FILE_VARIABLE):
+            return None
+        directory = _token_file().parent
+    files = [directory / name for name in CERTIFICATE_KEYS]
+    if not any(file.exists() for file in files):
+        return None
+    try:
+        return Certificate(*(file.read_bytes() for file in files))
+    except OSError as error:
+        raise JobError(f"the job's certificate cannot be read: {error}") from error
 
 
 def read_secret_flags(directory: Path | None = None) -> Mapping[str, str] | None:
@@ -58,9 +96,12 @@ def whole_spec(public: str, directory: Path | None = None) -> JobSpec:
 
     Raises:
         FlagError: that is damaged.
-        JobError: the secret part cannot be read.
+        JobError: the secret part cannot be read, or the job should have a certificate and has none.
     """
-    return JobSpec.from_json(public).with_secrets(read_secret_flags(directory) or {})
+    spec = JobSpec.from_json(public).with_secrets(read_secret_flags(directory) or {})
+    if spec.tls is Tls.ON and read_certificate(directory) is None:
+        raise JobError("the job has --tls=true, and there is no certificate with its token", "submit the job again")
+    return spec
 
 
 def _token_file() -> Path:

@@ -1,6 +1,7 @@
 """Server side of every connection: the one place where servers are made.
 
-Servers are synchronous with a thread pool; every call must carry the job's token.
+Servers are synchronous with a thread pool; every call must carry the job's token.  Where the job has a certificate,
+a client that does not prove itself by it is refused before it can say anything.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import grpc
 from elasticdl.rpc.channels import OPTIONS, TOKEN_KEY
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import FrameError, announced_size, join_rest
+from elasticdl.rpc.job_secret import read_certificate
 from elasticdl_client.errors import JobError
 
 _SERVER_OPTIONS = (
@@ -130,7 +132,7 @@ def serve(
     server = grpc.server(executor, interceptors=[_TokenCheck(token)], options=_SERVER_OPTIONS)
     register(server)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = _bind(server, f"{host}:{port}")
     except RuntimeError:
         bound = 0
     if bound == 0:
@@ -140,6 +142,15 @@ def serve(
         )
     server.start()
     return server, bound
+
+
+def _bind(server: grpc.Server, address: str) -> int:
+    found = read_certificate()
+    if found is None:
+        return int(server.add_insecure_port(address))
+    pair = (found.key, found.certificate)
+    credentials = grpc.ssl_server_credentials([pair], found.authority, require_client_auth=True)
+    return int(server.add_secure_port(address, credentials))
 
 
 def _why_not(host: str, port: int) -> str:

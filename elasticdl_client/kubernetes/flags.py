@@ -86,6 +86,6 @@ class KubernetesFlags:
     yaml: str = flag(
         "", "Write the job's manifests to this file, for `kubectl apply`.", Group.KUBERNETES, check=check_path
     )
-    dry_run: bool = flag(False, "Print the job's manifests; submit nothing.", Group.KUBERNETES)
+    dry_run: bool = flag(False, "Print the job's manifests without its secrets; submit nothing.", Group.KUBERNETES)
     wait: bool = flag(False, "Follow the job to its end; the exit code is the job's.", Group.KUBERNETES)
     force_use_kube_config_file: bool = flag(False, "Use ~/.kube/config inside a cluster too.", Group.KUBERNETES)

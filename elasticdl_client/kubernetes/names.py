@@ -14,6 +14,8 @@ MASTER_POD_KEY = "master-pod.json"  # there too: the master's pod as it was made
 JOURNAL_KEY = "journal"  # in `state_object`, binary
 STATUS_KEY = "status.json"  # in `state_object`
 TOKEN_KEY = "token"  # in the Secret `token_object`
+CERTIFICATE_KEYS = AUTHORITY_KEY, CERTIFICATE_KEY, PRIVATE_KEY_KEY = "ca.crt", "tls.crt", "tls.key"  # there, with --tls
+TLS_NAME = "job.elasticdl"  # of every job's certificate; the authority, which is the job's own, is what differs
 SECRET_FLAGS_KEY = "secret_flags.json"  # there too: the flags that hold something secret, whole
 _ENV_KEY_PREFIX = "env."  # there too: the value of a variable of --envs
 

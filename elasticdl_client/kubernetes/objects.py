@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elasticdl_client.choices import Tls
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import cluster_plugin, names
 from elasticdl_client.kubernetes.cluster_spec import adapt_service
@@ -56,6 +57,7 @@ def spec_for_pods(spec: JobSpec) -> JobSpec:
         yaml="",
         dry_run=False,
         wait=False,
+        tls=Tls.ON if spec.uses_tls else Tls.OFF,
         force_use_kube_config_file=False,
     )
 
@@ -65,17 +67,19 @@ def cluster_spec_in_image(path: str) -> str:
     return f"{names.CLUSTER_SPEC_DIRECTORY}/{os.path.basename(path)}" if path else ""
 
 
-def job_manifests(spec: JobSpec, token: str) -> list[Manifest]:
+def job_manifests(spec: JobSpec, token: str, certificate: Mapping[str, str] | None = None) -> list[Manifest]:
     """Every object of a job; `owned` gives them their owner once that exists.
 
     Args:
         spec: as the user gave it; `cluster_spec` is a file of this machine.
         token: the job's.
+        certificate: its files, if it uses TLS.
 
     Raises:
         FlagError: the user's --cluster_spec cannot be used.
     """
     job, pods_spec = spec.job_name, spec_for_pods(spec)
+    secret = _secret(pods_spec, token, certificate or {})
     master = pod_manifest(spec, role_pod(spec, "master"))
     status = {names.STATUS_LABEL: "Pending"}
     master["metadata"]["labels"] = {**master["metadata"]["labels"], **status}
@@ -87,7 +91,13 @@ def job_manifests(spec: JobSpec, token: str) -> list[Manifest]:
             data={names.SPEC_KEY: pods_spec.public().to_json(), names.MASTER_POD_KEY: json.dumps(master)},
         ),
         _object(spec, "ConfigMap", names.state_object(job), data={}),
-        _object(spec, "Secret", names.token_object(job), type="Opaque", stringData=_secret(pods_spec, token)),
+        _object(
+            spec,
+            "Secret",
+            names.token_object(job),
+            type="Opaque",
+            stringData=secret,
+        ),
         *_services(spec),
         _network_policy(spec),
         master,
@@ -96,16 +106,17 @@ def job_manifests(spec: JobSpec, token: str) -> list[Manifest]:
 
 def public_manifests(spec: JobSpec) -> list[Manifest]:
     """The objects of `job_manifests` without anything secret, to be shown."""
-    manifests = job_manifests(spec.public(), HIDDEN)
+    certificate = dict.fromkeys(names.CERTIFICATE_KEYS, HIDDEN) if spec.uses_tls else {}
+    manifests = job_manifests(spec.public(), HIDDEN, certificate)
     for manifest in manifests:
         if "stringData" in manifest:
             manifest["stringData"] = dict.fromkeys(manifest["stringData"], HIDDEN)
     return manifests
 
 
-def _secret(spec: JobSpec, token: str) -> dict[str, str]:
+def _secret(spec: JobSpec, token: str, certificate: Mapping[str, str]) -> dict[str, str]:
     variables = {names.env_key(name): value for name, value in spec.secret_envs_dict().items()}
-    return {names.TOKEN_KEY: token, names.SECRET_FLAGS_KEY: json.dumps(spec.secrets()), **variables}
+    return {names.TOKEN_KEY: token, names.SECRET_FLAGS_KEY: json.dumps(spec.secrets()), **certificate, **variables}
 
 
 def master_pod(config_map: Mapping[str, str], job_name: str, owner_uid: str) -> Manifest:

@@ -9,6 +9,7 @@ import time
 from pathlib import PurePosixPath
 from typing import Any
 
+from elasticdl_client.certificates import make_certificate
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
@@ -37,7 +38,7 @@ def run(spec: JobSpec) -> int:
         return 0
     connection = api.connect(spec.force_use_kube_config_file)
     spec = _placed(spec, connection.namespace)
-    manifests = job_manifests(spec, secrets.token_hex(_TOKEN_BYTES))
+    manifests = _manifests(spec)
     for note in check(connection, spec):
         _note(note)
     create(connection, spec, manifests)
@@ -67,7 +68,7 @@ def _write(spec: JobSpec) -> None:
     except ElasticDLError as error:
         print(f"warning: as it is, the cluster would not run this job. {error}", file=sys.stderr)
     if spec.yaml:
-        written.write(spec.yaml, written.to_yaml(job_manifests(placed, secrets.token_hex(_TOKEN_BYTES))))
+        written.write(spec.yaml, written.to_yaml(_manifests(placed)))
         said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
         print(said, file=sys.stderr if spec.dry_run else sys.stdout)
         _note("the Secret in it holds the job's token and passwords: keep the file to yourself, make one for each job.")
@@ -75,6 +76,11 @@ def _write(spec: JobSpec) -> None:
         sys.stdout.write(written.to_yaml(public_manifests(placed)))
         sys.stdout.flush()
         _note("tokens and passwords are shown as ***: --yaml=FILE writes the objects as they would be created.")
+
+
+def _manifests(spec: JobSpec) -> list[Manifest]:
+    """The objects of a new job, with a secret of its own."""
+    return job_manifests(spec, secrets.token_hex(_TOKEN_BYTES), make_certificate() if spec.uses_tls else {})
 
 
 def _say_submitted(spec: JobSpec) -> None:

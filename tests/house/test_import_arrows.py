@@ -136,7 +136,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
 
 # Room → the only packages of others that it may import.
 FRUGAL: dict[str, tuple[str, ...]] = {
-    "elasticdl_client": ("fire", "kubernetes", "urllib3", "docker", "yaml", "rich"),
+    "elasticdl_client": ("cryptography", "fire", "kubernetes", "urllib3", "docker", "yaml", "rich"),
     "elasticdl.master.core": (),
 }
 

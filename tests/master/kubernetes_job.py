@@ -33,6 +33,7 @@ class KubernetesJob(MasterJob):
             "namespace": self.namespace.name,
             "service_account": "default",
             "image_name": "none",
+            "tls": "false",  # its pods are played by processes without the Secret
             "cluster_spec_json": json.dumps({"pod_spec": {"affinity": _NOWHERE}}),
             **flags,
         }
