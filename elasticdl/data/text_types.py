@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 csv.field_size_limit(2**31 - 1)  # a field may be a whole document
-_LEADING_ZEROS = re.compile(r"[+-]?0\d+")
+_LEADING_ZEROS = re.compile(r"\s*[+-]?0\d+\s*")
 
 
 def split_rows(rows: Sequence[bytes], delimiter: str) -> list[list[str]]:
@@ -37,7 +37,7 @@ def common_type(values: Iterable[str]) -> str:
     """
     found = "int64"
     for value in values:
-        kind = _type(value.strip())
+        kind = _type(value)
         if kind == "string":
             return kind
         if kind == "float64":
@@ -61,6 +61,6 @@ def _type(text: str) -> str:
     except ValueError:
         pass
     try:
-        return "float64" if math.isfinite(float(text)) or text.lower() in ("nan", "inf", "-inf") else "string"
+        return "float64" if math.isfinite(float(text)) or text.strip().lower() in ("nan", "inf", "-inf") else "string"
     except ValueError:
         return "string"
