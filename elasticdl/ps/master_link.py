@@ -71,7 +71,7 @@ class MasterLink:
 
     Args:
         departure: ends all waiting.
-        accept_generation: told of every generation that the master names; False: it has a successor already.
+        accept_generation: told of every generation that the master names.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MasterLink:
         token: str,
         identity: PsIdentity,
         departure: Departure,
-        accept_generation: Callable[[int], bool],
+        accept_generation: Callable[[int], None],
         master_timeout_s: float,
     ) -> None:
         self._stub: Any = pb_grpc.MasterStub(connect(address, token))  # type: ignore[no-untyped-call]

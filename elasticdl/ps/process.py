@@ -37,6 +37,7 @@ from elasticdl_client.job_spec import JobSpec
 _log = logging.getLogger("elasticdl.ps")
 
 _MAX_THREADS = 512  # most of them wait: for a round to close, or for a name under way
+_MAX_MESSAGE_BYTES = 16 << 20  # a worker sends more than 4 MiB as a stream
 _ANY_ADDRESS = "0.0.0.0"
 
 
@@ -113,6 +114,7 @@ class PsProcess:
             self._token,
             _MAX_THREADS,
             "PS_PORT",
+            _MAX_MESSAGE_BYTES,
         )
         try:
             identity = PsIdentity(settings.ps_id, settings.pod_name, f"{settings.advertised or settings.host}:{port}")
@@ -140,7 +142,7 @@ class PsProcess:
         service.state = PsState(_updates(spec), own)
         threading.Thread(target=self._begin, args=(link, admitted, own), daemon=True).start()
         _log.info("PS %d serves at %s, incarnation %d", identity.ps_id, identity.address, link.incarnation)
-        while not link.wait(lambda: service.is_round_waiting):
+        while not link.wait(lambda: service.is_master_awaited):
             activity = "serving" if self._ready.is_set() else "restoring"
             reply = link.beat(activity, service.partition.version, service.load())
             if reply.HasField("partition"):

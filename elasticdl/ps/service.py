@@ -41,7 +41,13 @@ Reply = TypeVar("Reply")
 
 _LONG_POLL_S = 1.0
 _EARLIER_SAVE_S = 60.0  # how long a checkpoint waits for an earlier one, whose volume may be stuck
+_NAMED_WITHIN_S = 3.0  # of the master's generation; a heartbeat asks for it at once
+_MAX_UNSURE = 64  # of the threads that answer
 _MAX_RAW_CALLS = 32  # at once; a worker that is refused comes again
+
+
+class UnknownGenerationError(Exception):
+    """A call names a life of the master, or a lease of one, that this PS has not met."""
 
 
 class PsService:
@@ -62,6 +68,8 @@ class PsService:
         self._partition = pb.Partition()
         self._generation = 0
         self._lock = threading.Lock()
+        self._generation_named = threading.Condition(self._lock)
+        self._num_unsure = 0  # calls that wait for a generation to be named
         self._saving = threading.Lock()
 
     @property
@@ -69,13 +77,33 @@ class PsService:
         """The newest life of the master that this PS knows of."""
         return self._generation
 
-    def accept_generation(self, generation: int) -> bool:
-        """Notes a newer generation; False: this one has a successor."""
+    def accept_generation(self, generation: int) -> None:
+        """Notes a generation that the master itself has named, at the address where this PS asks for it.
+
+        Nothing else raises it: a caller's word would shut the master out.
+        """
         with self._lock:
-            if generation < self._generation:
-                return False
-            self._generation = generation
-            return True
+            self._generation = max(self._generation, generation)
+            self._generation_named.notify_all()
+
+    def _check_generation(self, generation: int) -> None:
+        """Waits a little for a newer generation to be named: the master's other members may learn of it first.
+
+        Raises:
+            UnknownGenerationError: it is not.
+        """
+        if generation <= self._generation:
+            return
+        with self._lock:
+            self._num_unsure += 1
+            try:
+                is_known = self._num_unsure <= _MAX_UNSURE and self._generation_named.wait_for(
+                    lambda: generation <= self._generation, _NAMED_WITHIN_S
+                )
+            finally:
+                self._num_unsure -= 1
+        if not is_known:
+            raise UnknownGenerationError(f"the master has not named generation {generation} yet")
 
     @property
     def num_pushing(self) -> int | None:
@@ -89,9 +117,9 @@ class PsService:
             self.state.wake()
 
     @property
-    def is_round_waiting(self) -> bool:
-        """Whether a round is open that may close as soon as fewer workers push."""
-        return self.state.is_round_waiting
+    def is_master_awaited(self) -> bool:
+        """Whether its next answer is waited for: it may close a round, or name the generation of a call."""
+        return self._num_unsure > 0 or self.state.is_round_waiting
 
     @property
     def partition(self) -> pb.Partition:
@@ -126,6 +154,8 @@ class PsService:
             refusal = self._refusal(call.incarnation, call.partition_version)
             if refusal is not None:
                 return reply_frame(refusal)
+            if call.push is not None:
+                self._check_generation(call.push.header.lease >> 32)
             done = self.state.exchange(call)
             reply = pb.ExchangeReply(
                 status=done.status,
@@ -155,6 +185,7 @@ class PsService:
         refusal = self._refusal(request.incarnation, request.partition_version)
         if refusal is not None:
             return pb.TaskStandingReply(status=refusal.status, partition=_partition_in(refusal))
+        self._check_generation(request.lease >> 32)
         applied = self.state.standing(request.lease, request.epoch, request.task)
         if applied is None:
             return pb.TaskStandingReply(status=pb.LEASE_REFUSED)
@@ -171,6 +202,7 @@ class PsService:
         refusal = self._refusal(request.incarnation, request.partition_version)
         if refusal is not None:
             return pb.CloseRoundReply(status=refusal.status, partition=_partition_in(refusal))
+        self._check_generation(request.lease >> 32)
         name = MinibatchName(request.name.epoch, request.name.task, request.name.n)
         confirmed = self.state.confirm(
             request.lease, name, request.pulled_version, request.known_round, lambda: self._num_pushing, _LONG_POLL_S
@@ -232,7 +264,8 @@ class PsService:
         return self.incarnation == 0 or incarnation != self.incarnation
 
     def _refusal_of_master(self, generation: int, incarnation: int) -> pb.PsStatus | None:
-        if not self.accept_generation(generation):
+        self._check_generation(generation)
+        if generation < self._generation:
             return pb.OLD_GENERATION
         return pb.WRONG_INCARNATION if self._is_another(incarnation) else None
 
@@ -332,6 +365,9 @@ class _Answer:
             raise
         except (RequestError, ModelDefinitionError, CheckpointError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+        except UnknownGenerationError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise
         except StateDamagedError as error:
             context.abort(grpc.StatusCode.INTERNAL, str(error))

@@ -20,17 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import Message
 
 from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.kernels import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.frames import Frame, Message, decode
+from elasticdl.rpc.frames import Frame, decode
+from elasticdl.rpc.frames import Message as FrameMessage
+from elasticdl.rpc.validation import InvalidMessage, parse
 
 Array = npt.NDArray[Any]
+HeaderT = TypeVar("HeaderT", bound=Message)
 SERVICE = "elasticdl.ParameterServer"
 
 _LARGEST_HALF = np.float32(65504.0)
@@ -93,7 +97,7 @@ def initialize_frame(call: InitializeCall) -> Frame:
     return Frame(call.header.SerializeToString(), [call.trainable, call.non_trainable])
 
 
-def decode_initialize(frame: Message | Frame) -> InitializeCall:
+def decode_initialize(frame: FrameMessage | Frame) -> InitializeCall:
     """The inverse.
 
     Raises:
@@ -102,7 +106,7 @@ def decode_initialize(frame: Message | Frame) -> InitializeCall:
     """
     header_bytes, arrays = decode(frame)
     taken = _Taken(arrays)
-    call = InitializeCall(pb.InitializeHeader.FromString(header_bytes), taken.floats(1), taken.floats(1))
+    call = InitializeCall(_header(pb.InitializeHeader, header_bytes), taken.floats(1), taken.floats(1))
     taken.check_end()
     return call
 
@@ -135,7 +139,7 @@ def exchange_frame(call: ExchangeCall) -> Frame:
     return Frame(header.SerializeToString(), arrays)
 
 
-def decode_exchange(frame: Message | Frame) -> ExchangeCall:
+def decode_exchange(frame: FrameMessage | Frame) -> ExchangeCall:
     """The inverse.
 
     Raises:
@@ -143,9 +147,7 @@ def decode_exchange(frame: Message | Frame) -> ExchangeCall:
         RequestError: malformed.
     """
     header_bytes, arrays = decode(frame)
-    header = pb.ExchangeHeader.FromString(header_bytes)
-    if header.wire_type not in _UNPACK:
-        raise RequestError(f"this PS does not know the wire type {header.wire_type}")
+    header = _header(pb.ExchangeHeader, header_bytes)
     taken = _Taken(arrays, header.wire_type)
     push = pull = None
     if header.HasField("push"):
@@ -171,13 +173,14 @@ def known_ids_frame(incarnation: int, table: str, partition_version: int = 0) ->
     return Frame(header.SerializeToString(), [])
 
 
-def decode_known_ids(frame: Message | Frame) -> pb.KnownIdsHeader:
+def decode_known_ids(frame: FrameMessage | Frame) -> pb.KnownIdsHeader:
     """The inverse.
 
     Raises:
         FrameError: damaged.
+        RequestError: malformed.
     """
-    return pb.KnownIdsHeader.FromString(decode(frame)[0])
+    return _header(pb.KnownIdsHeader, decode(frame)[0])
 
 
 def encode_reply(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type: pb.WireType = pb.FLOAT32) -> bytes:
@@ -191,7 +194,9 @@ def reply_frame(reply: pb.ExchangeReply, arrays: Sequence[Array] = (), wire_type
     return Frame(reply.SerializeToString(), [pack(a) if a.dtype == np.float32 else a for a in arrays])
 
 
-def decode_reply(frame: Message | Frame, wire_type: pb.WireType = pb.FLOAT32) -> tuple[pb.ExchangeReply, list[Array]]:
+def decode_reply(
+    frame: FrameMessage | Frame, wire_type: pb.WireType = pb.FLOAT32
+) -> tuple[pb.ExchangeReply, list[Array]]:
     """The inverse.
 
     Raises:
@@ -214,6 +219,13 @@ def table_message(table: Table) -> pb.Table:
 
 def table_from_message(message: pb.Table) -> Table:
     return Table(message.name, message.dim, message.initializer, message.input_dim, message.constraint)
+
+
+def _header(message_type: type[HeaderT], data: bytes) -> HeaderT:
+    try:
+        return parse(message_type, data)
+    except InvalidMessage as error:
+        raise RequestError(str(error)) from error
 
 
 class _Taken:

@@ -6,49 +6,31 @@ a client that does not prove itself by it is refused before it can say anything.
 
 from __future__ import annotations
 
-import hmac
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 
-from elasticdl.rpc.channels import OPTIONS, TOKEN_KEY
+from elasticdl.rpc.channels import OPTIONS
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import FrameError, announced_size, join_rest
+from elasticdl.rpc.gate import Gate, ServerThreads
 from elasticdl.rpc.job_secret import read_certificate
 from elasticdl_client.errors import JobError
 
 _SERVER_OPTIONS = (
-    *OPTIONS,
+    *(option for option in OPTIONS if option[0] != "grpc.max_receive_message_length"),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 120_000),  # without a call; a member's channel connects again by itself
+    ("grpc.max_concurrent_streams", 256),  # of one connection
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
 )
-
-
-class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the job's token."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-
-    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        for key, value in details.invocation_metadata:
-            if key == TOKEN_KEY and hmac.compare_digest(value.encode(), self._token):
-                return continuation(details)
-        return self._refusal(continuation(details))
-
-    @staticmethod
-    def _refusal(handler: Any) -> Any:
-        def refuse(_request: Any, context: grpc.ServicerContext) -> Any:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry the job's token")
-
-        if handler is not None and handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(refuse)
-        return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 def raw_handlers(
@@ -111,6 +93,7 @@ def serve(
     token: str,
     max_threads: int,
     port_setting: str = "--master_port",
+    max_message_bytes: int = 64 << 20,
 ) -> tuple[grpc.Server, int]:
     """Starts a server.
 
@@ -121,6 +104,7 @@ def serve(
         token: the job's.
         max_threads: calls served at once, long polls included.
         port_setting: flag or environment variable by which another port is chosen.
+        max_message_bytes: a caller that sends a larger message is refused; what is larger goes as a stream.
 
     Returns:
         The running server and the port that it listens on.
@@ -128,8 +112,8 @@ def serve(
     Raises:
         JobError: the port is in use.
     """
-    executor = ThreadPoolExecutor(max_threads, thread_name_prefix="rpc")
-    server = grpc.server(executor, interceptors=[_TokenCheck(token)], options=_SERVER_OPTIONS)
+    options = [*_SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)]
+    server = grpc.server(ServerThreads(max_threads), interceptors=[Gate(token)], options=options)
     register(server)
     try:
         bound = _bind(server, f"{host}:{port}")

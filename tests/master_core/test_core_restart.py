@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from core_script import Like, Script, applied, everything, running, train_all
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.settings import Strategy
+from elasticdl.master.core.tasks import MAX_UNKNOWN_EPOCHS
 from elasticdl.master.core.values import HeldLease, Phase, Role
 
 pytestmark = pytest.mark.ci
@@ -191,3 +193,34 @@ def test_a_local_worker_survives_the_masters_restart_with_all_it_has_done() -> N
     script.finish(lease)
     script.finish(script.lease())
     assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()
+
+
+def test_a_held_lease_that_no_life_of_this_master_can_have_granted_is_not_adopted() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    back(script, 0, 1)
+    for number in ((2 << 32) + 1, 1 << 62):
+        invented = dataclasses.replace(lease, id=number)
+        script.worker_joins(1, (HeldLease(invented),))
+        assert script.job._work.leases.of_worker(1) == []
+    script.worker_joins(0, (HeldLease(lease),))
+    script.sets_are_read({})
+    assert script.finish(lease) == c.Accepted(2)
+
+
+def test_a_held_lease_of_an_epoch_far_away_begins_no_more_than_the_journal_can_lack() -> None:
+    script = running(2, num_epochs=0)
+    lease = script.lease(0)
+    back(script, 0)
+    script.worker_joins(0, (HeldLease(dataclasses.replace(lease, id=lease.id + 1, epoch=1 << 24)),))
+    assert len(script.job._work.tasks.epochs) <= MAX_UNKNOWN_EPOCHS + 2
+
+
+def test_data_that_would_be_cut_into_more_tasks_than_fit_the_memory_end_the_job_with_what_to_do() -> None:
+    script = Script(records=1 << 40)
+    script.ps_starts()
+    script.worker_starts(0)
+    script.data_is_known()
+    script.pod(Role.WORKER, 0, Phase.SUCCEEDED)
+    script.pod(Role.PS, 0, Phase.SUCCEEDED)
+    assert "Raise --minibatch_size" in script.last(c.EndJob).message

@@ -161,7 +161,7 @@ def test_a_round_closes_when_fewer_workers_push() -> None:
     request = pb.CloseRoundRequest(incarnation=10, lease=1, name=pb.MinibatchName(n=0))
     assert service.close_round(request).wait  # how many push is not known yet: the round may be short of one
     service.num_pushing = 2
-    assert service.is_round_waiting
+    assert service.is_master_awaited
     asked = threading.Event()
 
     def pushing() -> int | None:
@@ -173,7 +173,7 @@ def test_a_round_closes_when_fewer_workers_push() -> None:
         assert asked.wait(30)
         service.num_pushing = 1
         assert numbers(closed(waiting.result(30))) == [(1, [0])]
-    assert not service.is_round_waiting
+    assert not service.is_master_awaited
     reply = service.close_round(request)
     assert (reply.rounds.coordinator, numbers(reply.rounds.rounds)) == (10, [(1, [0])])
 
@@ -291,7 +291,7 @@ def test_confirmations_end_with_the_partition() -> None:
         newer = pb.Partition(version=2, ps=[pb.PsAddress(ps_id=0, incarnation=10)])
         service.accept_partition(newer)
         assert waiting.result(30).wait
-    assert not service.is_round_waiting
+    assert not service.is_master_awaited
     reply = service.close_round(
         pb.CloseRoundRequest(incarnation=10, partition_version=1, lease=1, name=pb.MinibatchName(n=0))
     )

@@ -99,7 +99,7 @@ def test_special_values(wire_type: pb.WireType) -> None:
 def test_an_unknown_wire_type_is_refused() -> None:
     header = pb.ExchangeHeader(incarnation=1)
     header.wire_type = 9  # type: ignore[assignment]
-    with pytest.raises(RequestError, match="wire type 9"):
+    with pytest.raises(RequestError, match="wire_type is 9"):
         decode_exchange(encode(header.SerializeToString(), []))
 
 

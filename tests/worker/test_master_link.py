@@ -210,10 +210,10 @@ def test_a_new_channel_is_not_held_back_by_one_to_a_server_that_had_the_same_por
     old = pb_grpc.MasterStub(connect(master.address, TOKEN))
     master.stop()
     with nobody_at(master.port), pytest.raises(grpc.RpcError):
-        old.Heartbeat(pb.HeartbeatRequest(), timeout=AWAY_S, wait_for_ready=True)
+        old.Heartbeat(pb.HeartbeatRequest(role=pb.WORKER), timeout=AWAY_S, wait_for_ready=True)
     successor = ScriptedMaster(port=master.port)
     new = pb_grpc.MasterStub(connect(successor.address, TOKEN))
-    assert new.Heartbeat(pb.HeartbeatRequest(), timeout=20).known
+    assert new.Heartbeat(pb.HeartbeatRequest(role=pb.WORKER), timeout=20).known
     successor.stop()
 
 

@@ -158,7 +158,7 @@ def test_a_lease_that_is_revoked_ends_the_waiting_for_a_round() -> None:
         worker = Worker(job)
         with ThreadPoolExecutor(1) as threads:
             working = threads.submit(work(worker, 0, 1, 3))
-            _wait_until(lambda: job.services[0].is_round_waiting)
+            _wait_until(lambda: job.services[0].is_master_awaited)
             worker.link.leases.revoke([1])
             with pytest.raises(LeaseLost):
                 working.result(timeout=30)
@@ -213,7 +213,7 @@ def test_two_workers_go_on_when_a_ps_dies_while_they_wait(ps_id: int) -> None:
         other.framework.before = wait_for_the_death
 
         def kill() -> None:
-            _wait_until(lambda: len(one.committed) == 2 and job.services[0].is_round_waiting)
+            _wait_until(lambda: len(one.committed) == 2 and job.services[0].is_master_awaited)
             job.restart(ps_id)
             job.announce()
             job.set_pushing(2)

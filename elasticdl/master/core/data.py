@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.tasks import cut
+from elasticdl.master.core.tasks import cut, num_cut
 from elasticdl.master.core.values import DataKind, Plan, Shard
 
 
@@ -91,6 +91,10 @@ class Data:
 
     def empty_kinds(self) -> list[DataKind]:
         return [kind for kind in self._kinds if not any(len(shard) for shard in self._shards[kind])]
+
+    def num_tasks(self) -> int:
+        """Of the kind of data that is cut into most of them."""
+        return max(num_cut(shards, self.settings.records_per_task) for shards in self._shards.values())
 
     def planned_shards(self) -> tuple[Shard, ...]:
         """What the epochs go over."""

@@ -24,7 +24,7 @@ from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.planned_evaluation import PlannedEvaluation
 from elasticdl.master.core.session import Session
 from elasticdl.master.core.settings import JobSettings, Strategy
-from elasticdl.master.core.tasks import Tasks
+from elasticdl.master.core.tasks import MAX_TASKS, Tasks
 from elasticdl.master.core.values import HeldLease, Level, Role
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
@@ -167,6 +167,13 @@ class Joining:
                 self._ending.fail("There is no metric to evaluate: eval_metrics_fn() names none.")
                 return
             self._out.log("There is validation data but no metric: nothing is evaluated", Level.WARNING)
+        num_tasks = data.num_tasks()
+        if num_tasks > MAX_TASKS:
+            self._ending.fail(
+                f"An epoch has {num_tasks:,} tasks, more than {MAX_TASKS:,}. Raise --minibatch_size or "
+                "--num_minibatches_per_task."
+            )
+            return
         work.tasks = Tasks(data.settings, data.planned_shards())
         if self._settings.evaluates_alone:
             work.evaluations = PlannedEvaluation()

@@ -15,6 +15,14 @@ from elasticdl.master.core.epoch import UNKNOWN, Epoch
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Shard
 
+MAX_UNKNOWN_EPOCHS = 10_000  # that may have begun since the journal was written, or before the checkpoint
+MAX_TASKS = 20_000_000  # of an epoch; each takes some 100 bytes
+
+
+def num_cut(shards: Iterable[Shard], records_per_task: int) -> int:
+    """How many slices `cut` makes."""
+    return sum(-(-len(shard) // records_per_task) for shard in shards)
+
 
 def cut(shards: Iterable[Shard], records_per_task: int) -> tuple[Shard, ...]:
     """Slices of at most `records_per_task` records; the position in the result is the number of the task."""
@@ -72,6 +80,15 @@ class Tasks:
             epoch.exclude(task, records)
         self.epochs.append(epoch)
         return epoch
+
+    def begin_until(self, epoch: int) -> None:
+        """Begins the epochs up to one of which a member has spoken, as far as they are planned.
+
+        Not more than a member can know of and the journal cannot.
+        """
+        last = min(epoch, len(self.epochs) + MAX_UNKNOWN_EPOCHS)
+        while len(self.epochs) <= last and self.can_begin:
+            self.begin_epoch()
 
     def quarantined(self) -> list[tuple[str, int]]:
         """(shard, record) of everything set aside."""
@@ -166,8 +183,11 @@ class Tasks:
 
     def commit(self, name: TaskName, minibatches: Iterable[int]) -> int:
         """Counts minibatches that are in the model now; the number of those that were not known to be."""
+        return self._commit(name, Applied.of(0, minibatches))
+
+    def _commit(self, name: TaskName, reported: Applied) -> int:
         epoch, task = self.epochs[name[0]], name[1]
-        before, reported = epoch.applied(task), Applied.of(0, minibatches)
+        before = epoch.applied(task)
         if self._fresh is not None:
             self._fresh[name] = self._fresh.get(name, NOTHING) | reported
         after = before | reported
@@ -208,7 +228,7 @@ class Tasks:
 
     def finish(self, name: TaskName, num_minibatches: int, surplus: int = 0) -> None:
         """A leased task has `num_minibatches`, all of them committed, with `surplus` samples beyond one a record."""
-        self.commit(name, range(num_minibatches))
+        self._commit(name, Applied.of(num_minibatches))
         epoch, task = self.epochs[name[0]], name[1]
         epoch.change(task, epoch.applied(task), num_minibatches, surplus)
         epoch.leased.remove(task)
@@ -252,8 +272,7 @@ class Tasks:
             for epoch in self.epochs:
                 epoch.plan_again(task for number, task in truth.tasks if number == epoch.number)
             self._plan_what_is_left()
-        while any(name[0] >= len(self.epochs) for name in truth.tasks) and self.can_begin:
-            self.begin_epoch()
+        self.begin_until(max((epoch for epoch, _ in truth.tasks), default=-1))
         return [
             (epoch.number, task)
             for epoch in self.epochs

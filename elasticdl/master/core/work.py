@@ -201,14 +201,15 @@ class Work:
     def hold(self, worker_id: int, held: HeldLease, clock: float) -> None:
         """A worker brings a lease of an earlier life of the master; of two for one task the newer one counts."""
         lease = held.lease
-        if lease.id <= self.leases.floor:
-            return
+        if not self.leases.floor < lease.id < self.leases.generation << 32:
+            return  # of a model that has lost something since, or of no life of this master
         other = self.leases.of_task(key_of(lease))
         if other is not None and other.id < lease.id:
             self.give_back(other)
         if (other is None or other.id < lease.id) and self._take(lease):
             self.leases.hold(lease, worker_id, clock)
-        if lease.type is TaskType.TRAINING and self.leases.get(lease.id, worker_id) is not None:
+        held_here = self.leases.get(lease.id, worker_id)
+        if lease.type is TaskType.TRAINING and held_here is not None and key_of(held_here) == key_of(lease):
             self.tasks.commit((lease.epoch, lease.task), held.committed)
 
     def _is_planned(self, lease: Lease) -> bool:
@@ -225,8 +226,7 @@ class Work:
     def _take(self, lease: Lease) -> bool:
         """Takes the task of a lease out of the todo list, if it is there."""
         if self._is_planned(lease):
-            while lease.epoch >= len(self.tasks.epochs) and self.tasks.can_begin:
-                self.tasks.begin_epoch()
+            self.tasks.begin_until(lease.epoch)
             if not self.tasks.is_todo((lease.epoch, lease.task)):
                 return False
             self.tasks.take_this((lease.epoch, lease.task))

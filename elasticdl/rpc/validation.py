@@ -1,0 +1,350 @@
+"""What a message may hold: checked at the edge of every server, before anything else of it is looked at.
+
+Every field has a rule.  Most follow from their type in elasticdl.proto: whole numbers are not negative, floats are
+finite, enums are known, texts and lists have an end.  `FIELDS` says where a field differs, `MESSAGES` what fields of
+one message mean together.  Whether a message fits the job is not said here: ids that nobody has are well formed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+
+M = TypeVar("M", bound=Message)
+Check = Callable[[Any], str]  # what is wrong, beginning with the path to it from here; empty: nothing
+
+MAX_GENERATION = (1 << 31) - 1  # a lease id has 32 bits for it, one of them the sign
+MAX_EPOCH = 1 << 24
+MAX_MINIBATCHES = 1 << 20  # of a task
+MAX_RECORDS = 1 << 48  # of a shard
+NUM_BUCKETS = 1024
+_KEYS = 4 << 10  # letters of names and paths
+_TEXT = 1 << 20  # of errors, tracebacks and configurations
+_MANY = 1 << 22  # items: as much as a message has room for
+
+
+class InvalidMessage(ValueError):
+    """A message is not what it is said to be; the text names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Of one field; what does not concern its type is not looked at.
+
+    Attributes:
+        least, most: of a number, by default what its type holds but negative ones.
+        max_length: letters of a text.
+        max_items: of a list or map.
+        is_finite: of a float.
+        is_json: a text is empty or JSON of an object.
+        is_needed: it must be there, and of an enum or number not be 0.
+    """
+
+    least: int = 0
+    most: int = (1 << 63) - 1
+    max_length: int = _KEYS
+    max_items: int = 4096
+    is_finite: bool = True
+    is_json: bool = False
+    is_needed: bool = False
+
+
+_EPOCH = Rule(most=MAX_EPOCH)
+_MINIBATCH = Rule(most=MAX_MINIBATCHES, max_items=_MANY)
+_GENERATION = Rule(most=MAX_GENERATION)
+_LONG = Rule(max_length=_TEXT)
+_JSON = Rule(max_length=_TEXT, is_json=True)
+_LISTED = Rule(max_items=_MANY)
+_ANY_FLOAT = Rule(is_finite=False)
+_ANY_NUMBER = Rule(least=-(1 << 63))
+_NEEDED = Rule(is_needed=True)
+_SOME = Rule(least=1, is_needed=True)
+
+FIELDS: Mapping[str, Rule] = {
+    "AppliedSet.tasks": _LISTED,
+    "AppliedTask.epoch": _EPOCH,
+    "AppliedTask.extras": _MINIBATCH,
+    "AppliedTask.watermark": _MINIBATCH,
+    "Array.data": Rule(max_length=64 << 20),
+    "Array.shape": Rule(max_items=16),
+    "BucketRange.end": Rule(most=NUM_BUCKETS),
+    "BucketRange.start": Rule(most=NUM_BUCKETS),
+    "CloseRoundRequest.name": _NEEDED,
+    "EvaluationReport.results": _ANY_FLOAT,
+    "FailedTask.bad_records": _LISTED,
+    "FailedTask.details": _LONG,
+    "FailedTask.error": _LONG,
+    "FailedTask.minibatch": _MINIBATCH,
+    "FinishedTask.num_minibatches": _MINIBATCH,
+    "HeartbeatRequest.role": _NEEDED,
+    "HeldLease.committed": _MINIBATCH,
+    "HeldLease.lease": _NEEDED,
+    "InitializeHeader.optimizer": _JSON,
+    "InitializeHeader.seed": _ANY_NUMBER,
+    "Lease.committed": _MINIBATCH,
+    "Lease.epoch": _EPOCH,
+    "Lease.excluded": _LISTED,
+    "Lease.type": _NEEDED,
+    "MetricsReport.metrics": _ANY_FLOAT,
+    "MinibatchName.epoch": _EPOCH,
+    "MinibatchName.n": _MINIBATCH,
+    "ModelReport.callbacks": _JSON,
+    "ModelReport.error": _LONG,
+    "ModelReport.error_details": _LONG,
+    "ModelReport.optimizer": _JSON,
+    "ModelReport.prediction_shards": _LISTED,
+    "ModelReport.tables": Rule(max_items=1 << 16),
+    "ModelReport.training_shards": _LISTED,
+    "ModelReport.validation_shards": _LISTED,
+    "ModelReport.variables": Rule(max_items=1 << 20),
+    "Occasion.logs": _ANY_FLOAT,
+    "Plan.minibatch_size": _SOME,
+    "Plan.num_epochs": _ANY_NUMBER,
+    "Plan.num_minibatches_per_task": Rule(least=1, most=MAX_MINIBATCHES, is_needed=True),
+    "Position.minibatch": _MINIBATCH,
+    "ProgressReport.committed": _MINIBATCH,
+    "ProgressReport.loss": _ANY_FLOAT,
+    "ProgressReport.not_finite": _LONG,
+    "ProgressReport.skipped": _MINIBATCH,
+    "PsQuestion.generation": _GENERATION,
+    "PsReadyRequest.error": _LONG,
+    "PsReadyRequest.damaged": Rule(max_length=_TEXT),
+    "Push.epoch": _EPOCH,
+    "Push.minibatch": _MINIBATCH,
+    "Pull.tables": Rule(max_items=1 << 16),
+    "Push.tables": Rule(max_items=1 << 16),
+    "ReadyForWorldRequest.reason": _LONG,
+    "SaveCheckpointRequest.generation": _GENERATION,
+    "SaveCheckpointRequest.num_ps": _SOME,
+    "SessionReport.event": _NEEDED,
+    "ShardMessage.end": Rule(most=MAX_RECORDS),
+    "ShardMessage.name": Rule(max_length=1 << 16),
+    "ShardMessage.start": Rule(most=MAX_RECORDS),
+    "Surplus.count": _ANY_NUMBER,
+    "Table.constraint": _JSON,
+    "Table.dim": Rule(least=1, most=1 << 20, is_needed=True),
+    "Table.initializer": _JSON,
+    "TaskStandingRequest.epoch": _EPOCH,
+    "Variable.shape": Rule(max_items=64),
+}
+
+
+def _in_order(message: Any) -> str:
+    return "" if message.start <= message.end else f".end is {message.end}, before its start {message.start}"
+
+
+def _array_fits(message: pb.Array) -> str:
+    needed = 8 * math.prod(message.shape)
+    return "" if len(message.data) == needed else f".data has {len(message.data)} bytes, its shape needs {needed}"
+
+
+MESSAGES: Mapping[str, Check] = {
+    "Array": _array_fits,
+    "BucketRange": _in_order,
+    "ShardMessage": _in_order,
+}
+
+_TYPES = FieldDescriptor
+_NUMBERS = (_TYPES.TYPE_INT32, _TYPES.TYPE_INT64, _TYPES.TYPE_UINT32)
+
+
+Entry = tuple[str, Check, bool]  # a field, its check, and whether it is needed
+
+
+class _Checker:
+    """All rules of one message type.
+
+    Fields are read together, and those that are only not to be negative are looked at together: heartbeats come often.
+    """
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self._descriptor = descriptor
+        self._whole = MESSAGES.get(descriptor.name)
+        self._plain: tuple[str, ...] = ()  # numbers without a rule of their own
+        self._values: tuple[Entry, ...] = ()
+        self._messages: tuple[Entry, ...] = ()  # absent, or a message
+        self._get_plain = self._get_values = _getter(())
+
+    def complete(self, checkers: Mapping[str, _Checker]) -> None:
+        """Makes the checks; `checkers` has one of every type."""
+        plain: list[str] = []
+        values: list[Entry] = []
+        messages: list[Entry] = []
+        for field in self._descriptor.fields:
+            rule = FIELDS.get(f"{self._descriptor.name}.{field.name}", Rule())
+            if rule == Rule() and field.type in _NUMBERS and not field.is_repeated:
+                plain.append(field.name)
+                continue
+            entry = field.name, _check_of(field, rule, checkers), rule.is_needed
+            if field.message_type is not None and not field.is_repeated:
+                messages.append(entry)
+            elif field.type != _TYPES.TYPE_BOOL:
+                values.append(entry)
+        self._plain, self._values, self._messages = tuple(plain), tuple(values), tuple(messages)
+        self._get_plain = _getter(self._plain)
+        self._get_values = _getter(tuple(name for name, _, _ in values))
+
+    def fault(self, message: Any) -> str:
+        """What is wrong; empty: nothing."""
+        if self._plain and min(self._get_plain(message)) < 0:
+            return next(
+                f".{name} is {number}, not 0 or more"
+                for name, number in zip(self._plain, self._get_plain(message), strict=True)
+                if number < 0
+            )
+        for entry, value in zip(self._values, self._get_values(message)):  # noqa: B905  strict costs
+            if value:  # what is empty, 0 or False keeps every rule
+                if fault := entry[1](value):
+                    return f".{entry[0]}{fault}"
+            elif entry[2]:
+                return f".{entry[0]} is missing"
+        for name, check, is_needed in self._messages:
+            if message.HasField(name):
+                if fault := check(getattr(message, name)):
+                    return f".{name}{fault}"
+            elif is_needed:
+                return f".{name} is missing"
+        return self._whole(message) if self._whole is not None else ""
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads all of these fields in one call."""
+    if len(names) == 1:
+        only = attrgetter(names[0])
+        return lambda message: (only(message),)
+    return attrgetter(*names) if names else lambda _: ()
+
+
+def _made(descriptors: Iterable[Descriptor]) -> dict[str, _Checker]:
+    checkers = {descriptor.name: _Checker(descriptor) for descriptor in descriptors}
+    for checker in checkers.values():
+        checker.complete(checkers)
+    return checkers
+
+
+def _check_of(field: FieldDescriptor, rule: Rule, checkers: Mapping[str, _Checker]) -> Check:
+    inner = field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        return _of_map(_of_value(inner.fields_by_name["value"], rule, checkers), rule)
+    one = _of_value(field, rule, checkers)
+    if not field.is_repeated:
+        return one
+    return _of_numbers(one, rule) if field.type in _NUMBERS else _of_list(one, rule)
+
+
+def _of_value(field: FieldDescriptor, rule: Rule, checkers: Mapping[str, _Checker]) -> Check:
+    if field.message_type is not None:
+        return checkers[field.message_type.name].fault
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number
+        return lambda value: "" if value in known else f" is {value}, which is unknown"
+    if field.type == _TYPES.TYPE_DOUBLE:
+        return _of_float(rule)
+    if field.type in (_TYPES.TYPE_STRING, _TYPES.TYPE_BYTES):
+        return _of_text(rule)
+    if field.type == _TYPES.TYPE_INT32:
+        return _of_number(rule.least, min(rule.most, (1 << 31) - 1))
+    return _of_number(rule.least, rule.most)
+
+
+def _of_number(least: int, most: int) -> Check:
+    return lambda value: "" if least <= value <= most else f" is {value}, not in {least} … {most}"
+
+
+def _of_float(rule: Rule) -> Check:
+    if not rule.is_finite:
+        return lambda value: ""
+    return lambda value: "" if math.isfinite(value) else f" is {value}, not finite"
+
+
+def _of_text(rule: Rule) -> Check:
+    longest = rule.max_length
+
+    def check(value: str | bytes) -> str:
+        if len(value) > longest:
+            return f" has a length of {len(value)}, more than {longest}"
+        return _fault_of_json(value) if rule.is_json and value else ""
+
+    return check
+
+
+def _fault_of_json(value: str | bytes) -> str:
+    try:
+        return "" if isinstance(json.loads(value), dict) else " is no JSON object"
+    except (ValueError, RecursionError):
+        return " is no JSON"
+
+
+def _of_numbers(one: Check, rule: Rule) -> Check:
+    def check(values: Any) -> str:
+        if len(values) > rule.max_items:
+            return _too_many(values, rule)
+        return one(min(values)) or one(max(values))
+
+    return check
+
+
+def _of_list(one: Check, rule: Rule) -> Check:
+    def check(values: Any) -> str:
+        if len(values) > rule.max_items:
+            return _too_many(values, rule)
+        for index, value in enumerate(values):
+            fault = one(value)
+            if fault:
+                return f"[{index}]{fault}"
+        return ""
+
+    return check
+
+
+def _of_map(one: Check, rule: Rule) -> Check:
+    def check(values: Any) -> str:
+        if len(values) > rule.max_items:
+            return _too_many(values, rule)
+        for key in values:
+            if fault := one(values[key]) or (f" has a length of {len(key)}" if len(key) > _KEYS else ""):
+                return f"[{key[:80]!r}]{fault}"
+        return ""
+
+    return check
+
+
+def _too_many(values: Any, rule: Rule) -> str:
+    return f" has {len(values)} items, more than {rule.max_items}"
+
+
+_CHECKERS = _made(pb.DESCRIPTOR.message_types_by_name.values())
+
+
+def check(message: Message) -> None:
+    """
+    Raises:
+        InvalidMessage: the message breaks a rule.
+    """
+    name = message.DESCRIPTOR.name
+    fault = _CHECKERS[name].fault(message)
+    if fault:
+        raise InvalidMessage(name + fault)
+
+
+def parse(message_type: type[M], data: bytes) -> M:
+    """A message that keeps all rules.
+
+    Raises:
+        InvalidMessage: it breaks one, or is no such message.
+    """
+    try:
+        message = message_type.FromString(data)
+    except DecodeError as error:
+        raise InvalidMessage(f"{len(data)} bytes are no {message_type.__name__}") from error
+    check(message)
+    return message

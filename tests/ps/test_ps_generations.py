@@ -1,0 +1,73 @@
+"""Which life of the master a PS believes in: the one that it has asked itself, whatever its callers say."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from elasticdl.ps import service as services
+from elasticdl.ps.client import LeaseRefused, PsUnavailable
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import connect
+from tests.ps.scenes import TOKEN, make_push, ps_cluster
+
+pytestmark = pytest.mark.ci
+FAR = (1 << 31) - 1
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "_NAMED_WITHIN_S", 0.2)
+
+
+def test_a_generation_that_the_master_has_not_named_is_refused_and_shuts_nobody_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ps_cluster(1) as cluster, caplog.at_level(logging.INFO):
+        (service,) = cluster.services
+        service.accept_generation(3)
+        with connect(cluster.partition.ps[0].address, TOKEN) as channel:
+            stub: Any = pb_grpc.ParameterServerStub(channel)  # type: ignore[no-untyped-call]
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.ReadAppliedSet(pb.PsQuestion(generation=FAR, incarnation=10), timeout=10)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.RpcError) as malformed:
+                stub.ReadAppliedSet(pb.PsQuestion(generation=1 << 60, incarnation=10), timeout=10)
+            assert malformed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert stub.ReadAppliedSet(pb.PsQuestion(generation=3, incarnation=10), timeout=10).status == pb.OK
+        assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_lease_of_a_generation_to_come_fences_nobody() -> None:
+    with ps_cluster(1) as cluster:
+        (service,) = cluster.services
+        service.accept_generation(3)
+        for call in (
+            lambda: cluster.client.standing(FAR << 32, 0, 0),
+            lambda: cluster.client.exchange(make_push(0, lease=FAR << 32), None),
+        ):
+            with pytest.raises(PsUnavailable):
+                call()
+        cluster.client.exchange(make_push(0, lease=(3 << 32) + 5), None)
+        with pytest.raises(LeaseRefused):
+            cluster.client.exchange(make_push(1, lease=(3 << 32) + 4), None)
+
+
+def test_a_call_of_the_next_master_waits_until_that_has_named_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "_NAMED_WITHIN_S", 30.0)
+    with ps_cluster(1) as cluster, ThreadPoolExecutor(1) as threads:
+        (service,) = cluster.services
+        asked = threads.submit(service.read_applied_set, pb.PsQuestion(generation=2, incarnation=10))
+        give_up_at = time.monotonic() + 30
+        while not service.is_master_awaited and time.monotonic() < give_up_at:
+            threading.Event().wait(0.001)
+        service.accept_generation(2)
+        assert asked.result(30).status == pb.OK
+        assert not service.is_master_awaited
