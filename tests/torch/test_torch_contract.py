@@ -72,6 +72,14 @@ def test_parameter_servers_are_refused() -> None:
         ("def custom_model(): return nn.LazyLinear(3)", "weight has no shape yet"),
         ("def optimizer(): return 5", "takes no argument"),
         ("def optimizer(model): return 5", "returned a int"),
+        ("def optimizer(model): return 'adam'", "returned a str"),
+        ("optimizer = 'adam'", "optimizer is 'adam': names and configs are taken for Keras models alone"),
+        ("loss = 'mse'", "loss is 'mse': names and configs are taken for Keras models alone"),
+        ("def eval_metrics_fn(): return {'a': 'accuracy'}", "gives 'a' a str"),
+        (
+            "class Lit(Net):\n    training_step = configure_optimizers = len\ndef custom_model(): return Lit()",
+            "returned a Lit with training_step, configure_optimizers, which no worker calls",
+        ),
         ("def optimizer(params): return torch.optim.LBFGS(params)", "LBFGS"),
         (
             "def optimizer(model): return torch.optim.SGD(Net().parameters(), lr=1.0)",
@@ -223,6 +231,55 @@ def eval_metrics_fn(): return {"logit": Mean()}
         with pytest.raises(ModelDefinitionError, match=r"'logit' \(Mean\) of several tasks cannot be added") as caught:
             evaluated(tested, minibatches(tested, digits, Mode.EVALUATION)[:1])
         assert "merge_state" in caught.value.hint
+
+
+TENSOR_STATES = """
+class Summed:
+    def __init__(self): self.total = torch.zeros((), device=HERE)
+    def update(self, labels, predictions):
+        assert predictions.device == labels.device == self.total.device, (predictions.device, self.total.device)
+        self.total += predictions.sum()
+    def compute(self): return self.total
+    def state_dict(self): return {"total": self.total}
+    def load_state_dict(self, state): self.total = state["total"]
+
+class Movable(Summed):
+    def to(self, device):
+        assert device == THERE, device
+        self.total = self.total.to(device)
+
+class Metric(nn.Module):
+    \"\"\"As torchmetrics has them: a module, whose states are no part of its state_dict() until asked for.\"\"\"
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros((), device=HERE), persistent=False)
+    def persistent(self, mode=False): self._non_persistent_buffers_set.clear()
+    def update(self, labels, predictions): self.total = self.total + predictions.sum()
+    def compute(self): return self.total
+
+def eval_metrics_fn(): return {"summed": Summed(), "movable": Movable(), "module": Metric()}
+"""
+CPU, GPU = "HERE, THERE = torch.device('cpu'), torch.device('cpu')", "HERE, THERE = 'cpu', torch.device('cuda:0')"
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        CPU,
+        pytest.param(GPU, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
+    ],
+    ids=["cpu", "gpu"],
+)
+def test_metrics_whose_state_is_tensors_and_predictions_meet_on_one_device(
+    framework: Make, tmp_path: Path, digits: Any, minibatches: Make, devices: str
+) -> None:
+    tested = made(framework, tmp_path, f"{devices}\n{TENSOR_STATES}")
+    assert tested.report().metrics == ("summed", "movable", "module")
+    batches = minibatches(tested, digits, Mode.EVALUATION)
+    merged = added([evaluated(tested, batches[:4]), evaluated(tested, batches[4:])])
+    expected = sum(float(tested.predictions(batch, None).sum()) for batch in batches)
+    results = tested.evaluation().results(merged)
+    assert results == pytest.approx(dict.fromkeys(["summed", "movable", "module"], expected), rel=1e-4)
 
 
 WITHOUT_US = """

@@ -63,13 +63,20 @@ class TorchFramework:
             overlaps: see `Gradients`.
 
         Raises:
-            ModelDefinitionError: the strategy is that of parameter servers.
+            ModelDefinitionError: the strategy is that of parameter servers, or `loss` or `optimizer` is a name.
         """
         if on_parameter_server:
             raise ModelDefinitionError(
                 f"{definition.path}: ParameterServerStrategy trains Keras models, and this one is written for PyTorch.",
                 "Use --distribution_strategy=AllReduceStrategy, or Local for one worker.",
             )
+        for name in ("loss", "optimizer"):
+            given = getattr(definition, name)
+            if given is not None and not callable(given):
+                raise ModelDefinitionError(
+                    f"{definition.path}: {name} is {given!r}: names and configs are taken for Keras models alone.",
+                    "Give PyTorch's own: loss = torch.nn.MSELoss(), def optimizer(model): return torch.optim.Adam(…).",
+                )
         limit_threads()
         keep_threads_here()
         self._definition = definition

@@ -14,7 +14,7 @@ import torch
 
 from elasticdl.frameworks.metrics import Array, Measure, State, select
 from elasticdl.frameworks.torch.losses import in_order
-from elasticdl.frameworks.torch.samples import leaves
+from elasticdl.frameworks.torch.samples import leaves, moved
 from elasticdl_client.errors import ModelDefinitionError
 
 
@@ -82,6 +82,7 @@ class ObjectMeasure:
     """An object with `update(labels, predictions)`, `compute()`, `state_dict()` and `load_state_dict(state)`.
 
     The states of tasks are added up, unless it defines `merge_state(states)`, which is given those of all tasks.
+    An object with `to(device)` goes where the predictions are; any other one gets them where its tensors are.
     """
 
     maximize: bool | None = None
@@ -93,6 +94,7 @@ class ObjectMeasure:
         self._metric = copy.deepcopy(pristine)
         self._output = output
         self._checked = False
+        self._device: Any = None  # of what it is updated with
 
     def fresh(self) -> ObjectMeasure:
         return ObjectMeasure(self.name, self._pristine, self._output)
@@ -113,7 +115,19 @@ class ObjectMeasure:
         self._checked = True
 
     def update(self, labels: Any, predictions: Any) -> None:
-        in_order(self._metric.update)(*select(labels, predictions, self._output))
+        selected = select(labels, predictions, self._output)
+        if self._device is None:
+            self._device = self._placed(leaves(selected[1])[0].device)
+        in_order(self._metric.update)(*moved(selected, self._device))
+
+    def _placed(self, device: Any) -> Any:
+        """Moves the object, if it can be moved; the device that its inputs must be on."""
+        if callable(getattr(self._metric, "to", None)):
+            found = self._metric.to(device)
+            self._metric = self._metric if found is None else found
+            return device
+        tensors = [value for value in self._metric.state_dict().values() if isinstance(value, torch.Tensor)]
+        return tensors[0].device if tensors else device
 
     def state(self) -> State:
         values = self._metric.state_dict().values()
@@ -138,6 +152,8 @@ def make_measure(path: str, name: str, metric: Any, output: str | None) -> Count
     verbs = ("update", "compute", "state_dict", "load_state_dict")
     if callable(getattr(metric, "update", None)):
         missing = [verb for verb in verbs if not callable(getattr(metric, verb, None))]
+        if not missing and not metric.state_dict() and callable(getattr(metric, "persistent", None)):
+            metric.persistent(True)  # metrics of torchmetrics keep their states out of state_dict() until asked
         if missing or not metric.state_dict():
             reason = f"has no {', '.join(missing)}" if missing else "has an empty state_dict()"
             raise ModelDefinitionError(
@@ -149,7 +165,8 @@ def make_measure(path: str, name: str, metric: Any, output: str | None) -> Count
         return FunctionMeasure(name, metric, output)
     raise ModelDefinitionError(
         f"{path}: eval_metrics_fn() gives {name!r} a {type(metric).__name__}.",
-        "Give it a function f(labels, predictions), or an object with update, compute, state_dict, load_state_dict.",
+        "Give it a function f(labels, predictions), or an object with update, compute, state_dict, load_state_dict; "
+        "names of metrics are taken for Keras models alone.",
     )
 
 

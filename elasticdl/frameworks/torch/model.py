@@ -21,6 +21,7 @@ from elasticdl_client.errors import ModelDefinitionError
 
 _COMPILED_PREFIX = "_orig_mod."
 _NUMPY_SEEDS = 2**32
+_OF_A_TRAINER = ("training_step", "validation_step", "test_step", "predict_step", "configure_optimizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ def build_model(definition: ModelDefinition, seed: int) -> BuiltModel:
             f"{what} returned a {type(module).__name__}, not a torch.nn.Module.",
             "Return the module; or name its framework: --framework=tensorflow.",
         )
+    _check_hooks(what, module)
     for name, value in [*module.named_parameters(), *module.named_buffers()]:
         if torch.nn.parameter.is_lazy(value):
             raise ModelDefinitionError(
@@ -130,6 +132,18 @@ def build_model(definition: ModelDefinition, seed: int) -> BuiltModel:
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
     return BuiltModel(module, device, trained, frozen, tuple(buffers_of(module)))
+
+
+def _check_hooks(what: str, module: Any) -> None:
+    """Refuses what a trainer would call, as Lightning's does: no worker is one."""
+    kind = type(getattr(module, "_orig_mod", module))
+    found = [name for name in _OF_A_TRAINER if callable(getattr(kind, name, None))]
+    if found:
+        raise ModelDefinitionError(
+            f"{what} returned a {kind.__name__} with {', '.join(found)}, which no worker calls.",
+            "Return its network, a torch.nn.Module, and define loss, optimizer(model) and eval_metrics_fn() beside it; "
+            "or train it as it is in a script of your own: docs/pytorch_script.md.",
+        )
 
 
 def set_seeds(seed: int) -> None:
