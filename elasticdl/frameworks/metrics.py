@@ -33,7 +33,8 @@ def make_measures(path: str, defined: Any, make: Callable[[str, str, Any, str | 
 
     Args:
         path: of the user's module, for messages.
-        defined: {name: metric or function} or {output name: {name: metric or function}}.
+        defined: {name: metric or function} or {output name: {name: metric or function}}; a config of Keras, which has
+            a class_name, is a metric.
         make: a measure of (path, name, metric or function, output).
 
     Raises:
@@ -43,7 +44,7 @@ def make_measures(path: str, defined: Any, make: Callable[[str, str, Any, str | 
         raise ModelDefinitionError(f"{path}: eval_metrics_fn() returned a {type(defined).__name__}, not a dictionary.")
     flat: list[tuple[str | None, str, Any]] = []
     for key, value in defined.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and "class_name" not in value:
             flat.extend((str(key), str(name), metric) for name, metric in value.items())
         else:
             flat.append((None, str(key), value))

@@ -28,6 +28,10 @@ class LayerError(ModelDefinitionError):
     _keras_call_info_injected = True  # or Keras would put a page of its own around the message
 
 
+class RowsNotFetched(LayerError):
+    """A layer is called where the rows of its table were not fetched for."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableSpec:
     """What a layer needs of its table.

@@ -16,8 +16,9 @@ class ModelDefinition:
         symbol: the model's name in it.
         model: makes the model; `--model_params` are bound already.
         feed: ``feed(dataset, mode, metadata)``; of PyTorch ``feed(records, mode, metadata)``, or ``dataset``.
-        loss: ``loss(labels, predictions)``.
-        optimizer: ``optimizer()``; of PyTorch ``optimizer(model)`` or ``optimizer(params)``.
+        loss: ``loss(labels, predictions)``; of Keras also what `compile` takes: a name, a config, one for each output.
+        optimizer: ``optimizer()``; of PyTorch ``optimizer(model)`` or ``optimizer(params)``; of Keras also a name or
+            a config.
         eval_metrics_fn: ``eval_metrics_fn()``.
         callbacks: ``callbacks()``.
         custom_data_reader: ``custom_data_reader(data_origin, records_per_task=None, **params)``.
@@ -30,8 +31,8 @@ class ModelDefinition:
     symbol: str
     model: Callable[[], Any]
     feed: Callable[..., Any] | None = None
-    loss: Callable[..., Any] | None = None
-    optimizer: Callable[..., Any] | None = None
+    loss: Any = None
+    optimizer: Any = None
     eval_metrics_fn: Callable[[], Any] | None = None
     callbacks: Callable[[], Any] | None = None
     custom_data_reader: Callable[..., Any] | None = None

@@ -43,6 +43,7 @@ _OF_TORCH = {  # symbols that no flag names
     "collate_fn": "a function collate_fn(samples) that makes a minibatch",
     "lr_scheduler": "a function lr_scheduler(optimizer) that returns a scheduler of torch.optim",
 }
+_DESCRIBED = ("loss", "optimizer")  # Keras takes their names and configs, too
 _OTHER_NAMES = {"feed": ("dataset_fn", "dataset")}  # the older name, and that of PyTorch
 _DEFAULTS = {symbol: symbol for symbol in _SIGNATURES} | {"prediction_outputs_processor": "PredictionOutputsProcessor"}
 _REQUIRED = {
@@ -237,7 +238,7 @@ def _symbol(zoo: Path, module: ModuleType, name: str, wanted: str, required: boo
         if required:
             raise _missing(module, attribute, expected)
         return None
-    if not callable(value):
+    if not callable(value) and not (name in _DESCRIBED and isinstance(value, str | Mapping | list | tuple)):
         raise _wrong(module, attribute, expected, value)
     return value  # type: ignore[no-any-return]
 

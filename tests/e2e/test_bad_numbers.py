@@ -1,4 +1,4 @@
-"""Numbers that are not finite, ids that no table has, optimizers that no server knows: each with its message."""
+"""Numbers that are not finite, ids that no table has, optimizers and models that no job can run: each is said."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ def custom_model():
     ids = keras.ops.cast(image, "int64") + OFFSET
     codes = keras.layers.Flatten()(Embedding(4, input_dim=17, name="shades")(ids))
     return keras.Model(image, keras.layers.Dense(10)(codes))
+"""
+
+
+OWN_STEP = """
+loss = "sparse_categorical_crossentropy"
+optimizer = "sgd"
+
+class Own(keras.Model):
+    def train_step(self, data):
+        return {"loss": 0.0}
+
+def custom_model():
+    image = keras.Input((64,), name="image")
+    return Own(image, keras.layers.Dense(10, activation="softmax")(image))
 """
 
 
@@ -84,6 +98,18 @@ def test_an_optimizer_that_servers_do_not_know_fails_by_name_before_any_update(
 ) -> None:
     running = job_with(f"def optimizer():\n    return {made}\n", tmp_path, digits)
     assert named in refused(running), running.story()
+    status = running.status()
+    assert status is not None
+    assert status.model_version == 0
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_a_train_step_that_no_worker_calls_fails_by_name_before_any_update(tmp_path: Path, digits: Path) -> None:
+    running = job_with(OWN_STEP, tmp_path, digits)
+    text = refused(running)
+    assert "Own overrides train_step, which no worker calls" in text, running.story()
+    assert "compute_loss" in text
     status = running.status()
     assert status is not None
     assert status.model_version == 0

@@ -115,7 +115,12 @@ def test_a_metric_whose_state_does_not_add_up_is_refused_by_name(framework: Any,
 
 
 @pytest.mark.parametrize(
-    ("symbol", "message"), [("not_metrics", "returned a list"), ("strings", "gives 'accuracy' a str")]
+    ("symbol", "message"),
+    [
+        ("not_metrics", r"returned \['auc'\], and the model has several outputs"),
+        ("strings", "returned 'accuracy', and the model has several outputs"),
+        ("numbers", "gives 'accuracy' a int"),
+    ],
 )
 def test_what_is_no_metric_is_refused(framework: Any, symbol: str, message: str) -> None:
     with pytest.raises(ModelDefinitionError, match=message):

@@ -133,7 +133,6 @@ KEPT = {
     "set": "its weights are set",
     "got": "its weights are read",
     "model": "its weights are set",
-    "columns": "its embeddings_constraint is MaxNorm",
     "custom": "its embeddings_regularizer is OrthogonalRegularizer",
     "frozen": "it is not trainable",
     "thawed": "it is not trainable",
@@ -192,6 +191,13 @@ def test_a_regularizer_counts_the_rows_of_the_minibatch_once_each(
     change = np.zeros_like(table)
     np.add.at(change, ids, step.row_gradients["table"] - without.row_gradients["table"])
     np.testing.assert_allclose(change[np.unique(ids)], 0.1 * np.sign(rows) + 0.4 * rows, rtol=1e-4, atol=1e-4)
+
+
+def test_a_constraint_that_no_server_applies_is_refused(framework: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(ModelDefinitionError, match="kept/embeddings has a constraint, MaxNorm"):
+        framework("swapped.kept", {"kind": "columns"}, embedding_threshold=0).report()
+    assert "stays an ordinary variable: its embeddings_constraint is MaxNorm" in caplog.text
 
 
 def test_constraints_along_a_row_go_to_the_parameter_servers(framework: Any) -> None:

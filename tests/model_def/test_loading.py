@@ -50,6 +50,18 @@ def test_a_module_may_import_from_the_zoo(zoo: Path) -> None:
     assert definition.callbacks is None
 
 
+def test_losses_and_optimizers_may_be_names_configs_and_lists_and_nothing_else_may(zoo: Path) -> None:
+    module = zoo / "shop" / "model.py"
+    for k, value in enumerate(["'mse'", "{'class_name': 'Huber'}", "['mse', 'mae']"]):
+        (zoo / "shop" / f"m{k}.py").write_text(_MODULE + f"loss = optimizer = {value}\n")
+        definition = load(str(zoo), f"shop.m{k}.custom_model")
+        assert repr(definition.loss) == repr(definition.optimizer) == value
+    for name, value in [("loss", "5"), ("feed", "'table'"), ("eval_metrics_fn", "['accuracy']")]:
+        module.with_name(f"bad_{name}.py").write_text(_MODULE + f"{name} = {value}\n")
+        with pytest.raises(ModelDefinitionError, match=f"{name} is a "):
+            load(str(zoo), f"shop.bad_{name}.custom_model")
+
+
 def test_model_params_are_arguments_of_the_model(zoo: Path) -> None:
     assert load(str(zoo), "shop.model.custom_model", {"width": 3}).model() == ("model", 3, "m")
     with pytest.raises(ModelDefinitionError, match="custom_model cannot be called with depth=2"):

@@ -16,7 +16,6 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Mode, Share
 from elasticdl.frameworks.keras.examples import Minibatch, full_spec, take_apart
 from elasticdl.frameworks.keras.lookups import IdOutOfRange, Lookups
-from elasticdl.frameworks.keras.losses import Loss, TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel, flat_tensor
 from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
 from elasticdl.frameworks.keras.seeds import as_int64
@@ -28,13 +27,12 @@ _FLAWS = ("the loss", "the gradient", "the change of the non-trainable variables
 class AllReduceStep:
     """The compiled functions of one model's steps."""
 
-    def __init__(self, built: BuiltModel, loss: Loss, optimizer: Any, minibatch_size: int, jit_compile: bool) -> None:
+    def __init__(self, built: BuiltModel, optimizer: Any, minibatch_size: int, jit_compile: bool) -> None:
         """
         Args:
             jit_compile: try XLA.
         """
         self._built = built
-        self._loss = TotalLoss(built.model, loss)
         self._optimizer = optimizer
         self._schedule = _told_from_outside(optimizer)
         self._minibatch_size = minibatch_size
@@ -118,7 +116,7 @@ class AllReduceStep:
         return self._any(minibatch, share)
 
     def _graph(self, spec: Any, mode: Mode, jit_compile: bool = False) -> _Graph:
-        return _Graph(self._built, self._loss, self._optimizer, spec, mode, self._checks_gradient, jit_compile)
+        return _Graph(self._built, self._optimizer, spec, mode, self._checks_gradient, jit_compile)
 
     def _applied(self, flat: Any, rescale: Any) -> None:
         parts = tf.split(flat * rescale, [*self._sizes, NUM_TOLD])[:-1]
@@ -135,15 +133,15 @@ class _Graph:
     def __init__(
         self,
         built: BuiltModel,
-        loss: TotalLoss,
         optimizer: Any,
         spec: Any,
         mode: Mode,
         checks_gradient: bool,
         jit_compile: bool,
     ) -> None:
+        assert built.loss is not None
         self._built = built
-        self._loss = loss
+        self._loss = built.loss
         self._optimizer = optimizer
         self._spec = spec
         self._mode = mode

@@ -5,17 +5,13 @@ The parameter servers see pieces of a gradient only, whose norms mean nothing; c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from elasticdl_client.errors import ModelDefinitionError
-
-_BY_NORM = ("clipnorm", "global_clipnorm")
+BY_NORM = ("clipnorm", "global_clipnorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +26,7 @@ class Clipping:
         """What an optimizer asks for; None for an optimizer: nothing."""
         if optimizer is None:
             return cls()
-        return cls(*(getattr(optimizer, name, None) or None for name in _BY_NORM))
+        return cls(*(getattr(optimizer, name, None) or None for name in BY_NORM))
 
     @property
     def by_norm(self) -> bool:
@@ -60,34 +56,3 @@ class Clipping:
 
 def _factor(norm: Any, largest: Any) -> Any:
     return largest / tf.maximum(norm, largest)
-
-
-def describe_optimizer(optimizer: Any, path: str, on_parameter_server: bool) -> str:
-    """Keras config of an optimizer as JSON, without clipping by norm, which is done before gradients leave the worker.
-
-    Raises:
-        ModelDefinitionError: it is no Keras optimizer, or one of the user's own that a parameter server cannot run, or
-            it decays some variables only.
-    """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ModelDefinitionError(f"{path}: optimizer() returned a {type(optimizer).__name__}, not a Keras optimizer.")
-    if on_parameter_server and not type(optimizer).__module__.startswith("keras."):
-        raise ModelDefinitionError(
-            f"{path}: optimizer() returned {type(optimizer).__name__}, which a parameter server does not know.",
-            "Use one of keras.optimizers, or --distribution_strategy=Local.",
-        )
-    if on_parameter_server and _excludes_from_decay(optimizer):
-        raise ModelDefinitionError(
-            f"{path}: optimizer() called exclude_from_weight_decay, which a parameter server does not know.",
-            "Leave it out: weight_decay then holds for all variables; or use --distribution_strategy=Local.",
-        )
-    described = keras.optimizers.serialize(optimizer)
-    described["config"].update(dict.fromkeys(_BY_NORM))
-    kept = {name: described[name] for name in ("class_name", "config")}
-    return json.dumps(kept, sort_keys=True, default=float)
-
-
-def _excludes_from_decay(optimizer: Any) -> bool:
-    # Keras keeps them by private names; an empty list changes nothing.
-    names = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
-    return any(getattr(optimizer, name, None) for name in names)

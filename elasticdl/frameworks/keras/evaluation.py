@@ -9,23 +9,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Batch, Floats, MetricState, Mode, Parameters
-from elasticdl.frameworks.keras.examples import take_apart
-from elasticdl.frameworks.keras.metrics import KerasMeasure, TensorMeasure
+from elasticdl.frameworks.framework import Batch, Floats, MetricState, Parameters
+from elasticdl.frameworks.keras.metrics import Evaluated, KerasMeasure, TensorMeasure
 from elasticdl.frameworks.metrics import Array, results_of
 
 _log = logging.getLogger("elasticdl.keras")
 
-Predict = Callable[[Batch, Parameters | None, Mapping[str, Floats]], Any]
+Evaluate = Callable[[Batch, Parameters | None, Mapping[str, Floats]], Evaluated]
 
 
 class Measures:
     """The metrics of a process, compiled once.  Their own variables are scratch: states live in `KerasEvaluation`."""
 
-    def __init__(self, measures: Sequence[TensorMeasure], example: Callable[[], tuple[Any, Any]]) -> None:
+    def __init__(self, measures: Sequence[TensorMeasure], example: Callable[[], Evaluated]) -> None:
         """
         Args:
-            example: labels and predictions of the right shapes, for metrics that make their variables when updated.
+            example: a minibatch of the right shapes, for metrics that make their variables when updated.
         """
         self._measures = tuple(measures)
         self._example = example
@@ -37,51 +36,48 @@ class Measures:
     def __iter__(self) -> Any:
         return iter(self._measures)
 
-    def advance(self, starts: list[list[Array]], labels: Any, predictions: Any) -> list[list[Array]]:
+    def advance(self, starts: list[list[Array]], batch: Evaluated) -> list[list[Array]]:
         """States after a minibatch, one per metric; an empty start is a reset metric."""
         if not self._checked:
             for measure in self._measures:
-                measure.check(labels, predictions)
+                measure.check(batch)
             self._checked = True
-            return _arrays(self._advanced(starts, labels, predictions))
+            return _arrays(self._advanced(starts, batch))
         if self._compiled:
             try:
                 if not self._traced and not any(starts):
                     # For any number of samples at once: the last minibatch is shorter.
-                    self._advance.get_concrete_function(starts, _of_any_size(labels), _of_any_size(predictions))
+                    self._advance.get_concrete_function(starts, _of_any_size(batch))
                 self._traced = True
-                return _arrays(self._advance(starts, labels, predictions))
+                return _arrays(self._advance(starts, batch))
             except Exception as error:  # noqa: BLE001  it worked eagerly: then it may use NumPy
                 _log.info("Metrics run eagerly, as they cannot be compiled: %s", str(error).partition("\n")[0])
                 self._compiled = False
-        return _arrays(self._advanced(starts, labels, predictions))
+        return _arrays(self._advanced(starts, batch))
 
     def make_variables(self) -> None:
         """Updates once with an example, if some metric has no variables yet."""
         if any(isinstance(measure, KerasMeasure) and measure.num_variables() == 0 for measure in self._measures):
-            self._advanced([[] for _ in self._measures], *self._example())
+            self._advanced([[] for _ in self._measures], self._example())
 
-    def _advanced(self, starts: list[list[Any]], labels: Any, predictions: Any) -> list[list[Any]]:
-        return [
-            measure.advance(start, labels, predictions) for measure, start in zip(self._measures, starts, strict=True)
-        ]
+    def _advanced(self, starts: list[list[Any]], batch: Evaluated) -> list[list[Any]]:
+        return [measure.advance(start, batch) for measure, start in zip(self._measures, starts, strict=True)]
 
 
 class KerasEvaluation:
     """See `Evaluation`.  Several may be alive at once."""
 
-    def __init__(self, measures: Measures, predict: Predict) -> None:
+    def __init__(self, measures: Measures, evaluate: Evaluate) -> None:
         self._measures = measures
-        self._predict = predict
+        self._evaluate = evaluate
         self._states: list[list[Array]] = [[] for _ in measures]
 
     def update(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> None:
-        predictions = self._predict(batch, parameters, rows)
-        labels = take_apart(Mode.EVALUATION, batch.data.element).labels
+        evaluated = self._evaluate(batch, parameters, rows)
         starts = [
             [] if measure.additive else state for measure, state in zip(self._measures, self._states, strict=True)
         ]
-        new = self._measures.advance(starts, labels, predictions)
+        new = self._measures.advance(starts, evaluated)
         self._states = [
             [a + b for a, b in zip(old, state, strict=True)] if measure.additive and old else state
             for measure, old, state in zip(self._measures, self._states, new, strict=True)
@@ -100,13 +96,13 @@ class KerasEvaluation:
         return results_of(self._measures, merged)
 
 
-def _of_any_size(parts: Any) -> Any:
+def _of_any_size(batch: Evaluated) -> Any:
     """Specs of tensors with any number of samples; what is no ordinary tensor as it is."""
     return tf.nest.map_structure(
         lambda part: (
             tf.TensorSpec([None, *part.shape[1:]], part.dtype) if tf.is_tensor(part) and part.shape.rank else part
         ),
-        parts,
+        batch,
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import (
@@ -25,21 +27,21 @@ from elasticdl.frameworks.framework import (
 )
 from elasticdl.frameworks.keras import callbacks as hooks
 from elasticdl.frameworks.keras.all_reduce_step import AllReduceStep
-from elasticdl.frameworks.keras.clipping import describe_optimizer
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
-from elasticdl.frameworks.keras.examples import take_apart, zeros_like_spec
+from elasticdl.frameworks.keras.examples import Examples, take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.export import export_model
 from elasticdl.frameworks.keras.feed import TracedFeed
 from elasticdl.frameworks.keras.inputs import ModelInputs
 from elasticdl.frameworks.keras.keras_file import check_keras_file
 from elasticdl.frameworks.keras.learning_rates import LearningRates, own_rate_at
-from elasticdl.frameworks.keras.metrics import FunctionMeasure, TensorMeasure, make_measure
+from elasticdl.frameworks.keras.metrics import Evaluated, LossMeasure, TensorMeasure, measures_of
 from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names
+from elasticdl.frameworks.keras.optimizer import check_for_parameter_server, describe_optimizer, make_optimizer
+from elasticdl.frameworks.keras.overrides import check_compiled
 from elasticdl.frameworks.keras.pipeline import Pipeline
 from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.step import Steps
 from elasticdl.frameworks.keras.table_feed import table_feed
-from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition
@@ -99,10 +101,12 @@ class KerasFramework:
     def report(self) -> ModelReport:
         """See `Framework.report`."""
         built = self._built()
-        self._features(built.inputs)
+        self._examples(built.inputs)
         optimizer = ""
         if self._definition.optimizer is not None:
-            optimizer = describe_optimizer(self._optimizer(), self._definition.path, self._on_parameter_server)
+            optimizer = describe_optimizer(self._optimizer())
+            if self._on_parameter_server and self._mode is Mode.TRAINING:
+                check_for_parameter_server(self._definition.path, self._optimizer(), built.model)
         self._rates().at(0, 0)
         measures, callbacks = list(self._measures()), self._callbacks()
         rules = hooks.rules_of(self._definition.path, callbacks, {one.name: one.maximize for one in measures})
@@ -110,6 +114,8 @@ class KerasFramework:
             check_keras_file(self._definition.path, built.model)
         has_callbacks = hooks.has(callbacks, hooks.END) or bool(rules.export_paths)
         metrics = tuple(measure.name for measure in measures)
+        if self._mode is Mode.TRAINING:
+            check_compiled(self._definition, built.model, self._optimizer(), metrics)
         return ModelReport(built.variables(), built.tables(), optimizer, metrics, has_callbacks, rules)
 
     def initial(self) -> Parameters:
@@ -199,7 +205,7 @@ class KerasFramework:
 
     def evaluation(self) -> Evaluation:
         """See `Framework.evaluation`."""
-        return KerasEvaluation(self._measures(), self.predictions)
+        return KerasEvaluation(self._measures(), self._evaluated)
 
     def export(
         self, path: str, parameters: Parameters | None, tables: Iterable[TableRows], model_file: bool = True
@@ -208,7 +214,7 @@ class KerasFramework:
         built = self._built()
         if parameters is not None:
             self._steps().assign(parameters)
-        spec = self._features(built.inputs)
+        spec = self._examples(built.inputs).features
         export_model(path, built.model, built.inputs, built.placement, tables, spec, model_file)
 
     def begin_training(self) -> None:
@@ -254,27 +260,23 @@ class KerasFramework:
 
     def _built(self) -> BuiltModel:
         if self._model is None:
-            self._model = build_model(self._definition, self._seed, self._threshold_bytes, self._features)
+            self._model = build_model(self._definition, self._seed, self._threshold_bytes, self._examples, self._mode)
         return self._model
 
     def _optimizer(self) -> Any:
         if self._made_optimizer is None and self._definition.optimizer is not None:
-            made = user_call(self._definition.optimizer, f"{self._definition.path}: optimizer()")
-            self._made_optimizer = made
+            self._made_optimizer = make_optimizer(self._definition, self._built().model, self._on_parameter_server)
         return self._made_optimizer
 
     def _steps(self) -> Steps:
         if self._made_steps is None:
-            self._made_steps = Steps(
-                self._built(), self._definition.loss, self._optimizer(), self._minibatch_size, self._jit_compile
-            )
+            self._made_steps = Steps(self._built(), self._optimizer(), self._minibatch_size, self._jit_compile)
         return self._made_steps
 
     def _all_reduce_step(self) -> AllReduceStep:
         if self._made_all_reduce_step is None:
-            assert self._definition.loss is not None
             self._made_all_reduce_step = AllReduceStep(
-                self._built(), self._definition.loss, self._optimizer(), self._minibatch_size, self._jit_compile
+                self._built(), self._optimizer(), self._minibatch_size, self._jit_compile
             )
         return self._made_all_reduce_step
 
@@ -284,17 +286,24 @@ class KerasFramework:
             if self._definition.eval_metrics_fn is not None:
                 path = self._definition.path
                 defined = user_call(self._definition.eval_metrics_fn, f"{path}: eval_metrics_fn()")
-                made = make_measures(path, defined, make_measure)
-            loss = self._definition.loss
-            if loss is not None and hooks.watches_loss(self._callbacks()) and all(one.name != "loss" for one in made):
-                made.append(FunctionMeasure("loss", loss, None, maximize=False))
+                made = measures_of(path, defined, self._example)
+            has_loss = self._definition.loss is not None
+            if has_loss and hooks.watches_loss(self._callbacks()) and all(one.name != "loss" for one in made):
+                made.append(LossMeasure())
             self._made_measures = Measures(made, self._example)
         return self._made_measures
 
-    def _example(self) -> tuple[Any, Any]:
+    def _example(self) -> Evaluated:
         examples = take_apart(Mode.EVALUATION, zeros_like_spec(self._spec(Mode.EVALUATION)))
         built = self._built()
-        return examples.labels, built.model(built.inputs.matched(examples.features), training=False)
+        predictions = built.model(built.inputs.matched(examples.features), training=False)
+        return Evaluated(examples.labels, predictions, tf.zeros(()))
+
+    def _evaluated(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Evaluated:
+        labels = take_apart(Mode.EVALUATION, batch.data.element).labels
+        if not any(isinstance(measure, LossMeasure) for measure in self._measures()):
+            return Evaluated(labels, self.predictions(batch, parameters, rows))
+        return Evaluated(labels, *self._steps().evaluated(batch.data, self._batch_spec(batch), parameters, rows))
 
     def _feed(self, mode: Mode) -> TracedFeed:
         if mode not in self._feeds:
@@ -306,20 +315,21 @@ class KerasFramework:
         """Spec of a minibatch of a mode, without reading data."""
         return user_call(self._feed(mode).probe, f"{self._definition.path}: feed(dataset, {mode.value!r}, metadata)")
 
-    def _features(self, inputs: ModelInputs) -> Any:
-        """Spec of batched features, matched to the model's inputs."""
-        return inputs.matched(self._fed_features())
+    def _examples(self, inputs: ModelInputs) -> Examples:
+        """Spec of a minibatch, its features matched to the model's inputs."""
+        fed = self._fed_examples()
+        return replace(fed, features=inputs.matched(fed.features))
 
-    def _fed_features(self) -> Any:
-        """Spec of the features of the first mode that `feed` takes (a job that predicts may have no labels)."""
+    def _fed_examples(self) -> Examples:
+        """Spec of a minibatch, of the first mode that `feed` takes (a job that predicts may have no labels)."""
         if self._mode is not Mode.TRAINING:
-            return take_apart(self._mode, self._spec(self._mode)).features
+            return take_apart(self._mode, self._spec(self._mode))
         try:
-            return take_apart(Mode.TRAINING, self._spec(Mode.TRAINING)).features
+            return take_apart(Mode.TRAINING, self._spec(Mode.TRAINING))
         except ModelDefinitionError:
             if self._definition.loss is not None and self._definition.optimizer is not None:
                 raise
-            return self._spec(Mode.PREDICTION)
+            return take_apart(Mode.PREDICTION, self._spec(Mode.PREDICTION))
 
     def _batch_spec(self, batch: Batch) -> Any:
         return self._pipelines[batch.data.mode].spec

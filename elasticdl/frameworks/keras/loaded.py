@@ -19,11 +19,11 @@ from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.examples import Examples, take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.feed import TracedFeed
 from elasticdl.frameworks.keras.inputs import ModelInputs
-from elasticdl.frameworks.keras.metrics import TensorMeasure, make_measure
+from elasticdl.frameworks.keras.metrics import Evaluated, TensorMeasure, measures_of
+from elasticdl.frameworks.keras.overrides import check_overrides
 from elasticdl.frameworks.keras.pipeline import Pipeline
 from elasticdl.frameworks.keras.prediction import arrays_of
 from elasticdl.frameworks.keras.table_feed import table_feed
-from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import CheckpointError
@@ -51,7 +51,7 @@ class LoadedKeras:
         self._mode = mode
         feed = definition.feed or table_feed(definition.path, mode, metadata)
         self._feed = TracedFeed(feed, mode, metadata, minibatch_size)
-        self._inputs, self._forward = _keras_file(path) if path.is_file() else _saved_model(path)
+        self._inputs, self._forward = _keras_file(path, mode) if path.is_file() else _saved_model(path)
         self._pipeline = Pipeline(mode, self._feed, self._inputs, minibatch_size, {}, _no_ids)
         self._measures = Measures(self._make_measures(), self._example)
 
@@ -75,17 +75,21 @@ class LoadedKeras:
 
     def evaluation(self) -> Evaluation:
         """See `Inference.evaluation`."""
-        return KerasEvaluation(self._measures, self.predictions)
+        return KerasEvaluation(self._measures, self._evaluated)
+
+    def _evaluated(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Evaluated:
+        labels = take_apart(self._mode, batch.data.element).labels
+        return Evaluated(labels, self.predictions(batch, parameters, rows))
 
     def _make_measures(self) -> list[TensorMeasure]:
         path, metrics = self._definition.path, self._definition.eval_metrics_fn
         if metrics is None:
             return []
-        return make_measures(path, user_call(metrics, f"{path}: eval_metrics_fn()"), make_measure)
+        return measures_of(path, user_call(metrics, f"{path}: eval_metrics_fn()"), self._example)
 
-    def _example(self) -> tuple[Any, Any]:
+    def _example(self) -> Evaluated:
         examples = self._fed(zeros_like_spec)
-        return examples.labels, self._forward(self._inputs.matched(examples.features))
+        return Evaluated(examples.labels, self._forward(self._inputs.matched(examples.features)))
 
     def _fed(self, made: Callable[[Any], Any] = lambda spec: spec) -> Examples:
         """What `made` makes of the spec of a minibatch."""
@@ -97,11 +101,12 @@ def _no_ids(features: Any) -> Any:
     raise AssertionError("an export looks its ids up itself")
 
 
-def _keras_file(path: Path) -> tuple[ModelInputs, Forward]:
+def _keras_file(path: Path, mode: Mode) -> tuple[ModelInputs, Forward]:
     try:
         model = keras.saving.load_model(str(path), compile=False)
     except Exception as error:
         raise _unreadable(path, error) from error
+    check_overrides(str(path), model, mode)
     forward = tf.function(lambda features: model(features, training=False), reduce_retracing=True, autograph=False)
     return ModelInputs.of(str(path), model), forward
 

@@ -1,4 +1,4 @@
-"""The loss of a minibatch: the user's `loss`, weights of samples, and what the model's layers add.
+"""The loss of a minibatch: the user's `loss`, weights of samples, what layers add, or the model's own `compute_loss`.
 
 Knows in which ways a minibatch may be filled up with samples of weight 0 so that its loss stays the same.
 """
@@ -6,47 +6,93 @@ Knows in which ways a minibatch may be filled up with samples of weight 0 so tha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileLoss
 
 from elasticdl.frameworks.framework import Floats
 from elasticdl.frameworks.keras.examples import Examples
+from elasticdl.frameworks.keras.overrides import is_overridden
+from elasticdl.layers.placement import Placement, RowsNotFetched
 from elasticdl_client.errors import ModelDefinitionError
+
+_log = logging.getLogger("elasticdl.keras")
 
 Loss = Callable[..., Any]
 
 
 class TotalLoss:
-    """The mean loss of a minibatch and the model's own losses."""
+    """The mean loss of a minibatch and the model's own losses.
 
-    def __init__(self, model: Any, loss: Loss) -> None:
+    A model whose class overrides `compute_loss` says itself what is added up; what it gets from Keras's own
+    `compute_loss` is made of the module's `loss`.
+    """
+
+    def __init__(self, model: Any, loss: Any, placement: Placement | None) -> None:
+        """
+        Args:
+            loss: the module's: a function, or what Keras's `compile` takes.
+            placement: of the model's embedding tables; `compute_loss` cannot look them up.
+        """
         self._model = model
-        self._loss = loss
-        self._takes_weights = _takes_weights(loss)
+        # Names, configs, classes and losses by output are Keras's own matter, as in `compile`.
+        self.is_described = not callable(loss) or inspect.isclass(loss)
+        outputs = getattr(model, "output_names", None)
+        self._loss = CompileLoss(_configured(loss), None, output_names=outputs) if self.is_described else loss
+        self._placement = placement
+        self._takes_weights = _takes_weights(self._loss)
+        self._wants_column: bool | None = None  # known once called with labels [n] and predictions [n, 1]
         self.heeds_presence = False  # known once traced with `presence`
+        self.is_of_model = is_overridden(model, "compute_loss")
+        if self.is_of_model:
+            model._compile_loss = _CompiledLoss(self._mean)
 
     def __call__(self, examples: Examples, presence: Any = None) -> Any:
-        """Traceable; a float32 scalar.
+        """Of a step; traceable; a float32 scalar.
 
         Args:
             presence: weight [batch] of each sample beside the user's, see `presence`; without effect where that would
                 not be exact, see `heeds_presence`.  None: all samples are there.
         """
         predictions = self._model(examples.features, training=True)
-        if presence is not None:
-            self.heeds_presence = self._is_exact(examples, predictions)
         weights = examples.weights
-        if presence is not None and self.heeds_presence:
-            weights = presence if weights is None else _times(weights, presence)
+        if presence is not None:
+            self.heeds_presence = not self.is_of_model and self._is_exact(examples, predictions)
+            if self.heeds_presence:
+                weights = presence if weights is None else _times(weights, presence)
+        return self._total(examples, predictions, weights, training=True)
+
+    def of_predictions(self, examples: Examples, predictions: Any) -> Any:
+        """Of an evaluation, right after the model was called; traceable; a float32 scalar."""
+        return self._total(examples, predictions, examples.weights, training=False)
+
+    def _total(self, examples: Examples, predictions: Any, weights: Any, training: bool) -> Any:
+        if self.is_of_model:
+            return self._of_model(examples, predictions, weights, training)
         total = tf.cast(self._mean(examples.labels, predictions, weights), tf.float32)
         for extra in self._model.losses:
             total += tf.cast(tf.reduce_sum(extra), tf.float32)
         return total
+
+    def _of_model(self, examples: Examples, predictions: Any, weights: Any, training: bool) -> Any:
+        parts = {"x": examples.features, "y": examples.labels, "y_pred": predictions, "sample_weight": weights}
+        with nullcontext() if self._placement is None else self._placement.using(_OutsideOfCall()):
+            value = self._model._compute_loss(**parts, training=training)
+        total = None if value is None else tf.convert_to_tensor(value)
+        if total is None or total.shape.rank != 0:
+            found = "None" if total is None else f"a tensor of shape {total.shape}"
+            raise ModelDefinitionError(
+                f"{type(self._model).__name__}.compute_loss returned {found}, not one number.",
+                "Return the mean loss of the minibatch, a scalar.",
+            )
+        return tf.cast(total, tf.float32)
 
     def presence(self, count: int, size: int) -> Floats:
         """Weights [size] with which the loss of `size` samples is that of the first `count`."""
@@ -56,11 +102,24 @@ class TotalLoss:
         return weights
 
     def _mean(self, labels: Any, predictions: Any, weights: Any) -> Any:
+        labels = self._as_column(labels, predictions)
         if weights is None:
             return tf.reduce_mean(tf.convert_to_tensor(self._loss(labels, predictions)))
         if self._takes_weights:
             return tf.reduce_mean(tf.convert_to_tensor(self._loss(labels, predictions, weights)))
         return _weighted_mean(tf.convert_to_tensor(self._loss(labels, predictions)), weights)
+
+    def _as_column(self, labels: Any, predictions: Any) -> Any:
+        """Labels [n] as [n, 1] like the predictions, as Keras hands them to a function, if this one wants that."""
+        if isinstance(self._loss, keras.losses.Loss) or not (tf.is_tensor(labels) and tf.is_tensor(predictions)):
+            return labels
+        if labels.shape.rank != 1 or predictions.shape.rank != 2 or predictions.shape[1] != 1:
+            return labels
+        if self._wants_column is None:
+            self._wants_column = _wants_column(self._loss, labels.dtype, predictions.dtype)
+            if self._wants_column:
+                _log.warning("loss gets labels of shape [n, 1]: it would compare [n] with every one of n predictions")
+        return labels[:, None] if self._wants_column else labels
 
     def _is_exact(self, examples: Examples, predictions: Any) -> bool:
         """Whether weights of 1 change nothing, and those of `presence` leave samples out: tried on numbers."""
@@ -81,6 +140,56 @@ class TotalLoss:
                 return all(np.isclose(float(a), float(b), rtol=1e-4, atol=1e-6) for a, b in pairs)
         except Exception:  # noqa: BLE001  it takes no such numbers: then nothing is known of it
             return False
+
+
+class _CompiledLoss:
+    """Stands where `compile` would put the loss: Keras's own `compute_loss` adds it up."""
+
+    metrics: tuple[Any, ...] = ()
+
+    def __init__(self, mean: Callable[[Any, Any, Any], Any]) -> None:
+        self._mean = mean
+
+    def __call__(self, labels: Any, predictions: Any, sample_weight: Any = None) -> Any:
+        return tf.cast(self._mean(labels, predictions, sample_weight), tf.float32)
+
+
+class _OutsideOfCall:
+    """Rows of tables on parameter servers, which are fetched for `call` alone."""
+
+    def rows(self, table: str, ids: Any, dim: int) -> Any:
+        raise RowsNotFetched(
+            f"The embedding layer {table!r} is called in compute_loss, and its rows are fetched for call alone.",
+            "Let call return what compute_loss needs of it, or keep the table in the workers: "
+            "a keras.layers.Embedding, or --distribution_strategy=AllReduceStrategy.",
+        )
+
+
+def _wants_column(loss: Loss, of_labels: Any, of_predictions: Any) -> bool:
+    """Whether the loss of samples is that of each alone for labels [n, 1] and not for [n], tried on numbers."""
+    try:
+        with tf.init_scope():
+            labels = tf.cast([0, 1, 1], of_labels)
+            predictions = tf.cast([[0.2], [0.6], [0.9]], of_predictions)
+
+            def mean(labels: Any, predictions: Any) -> float:
+                return float(tf.reduce_mean(tf.convert_to_tensor(loss(labels, predictions))))
+
+            flat, column = mean(labels, predictions), mean(labels[:, None], predictions)
+            alone = sum(mean(labels[k : k + 1], predictions[k : k + 1]) for k in range(3))
+    except Exception:  # noqa: BLE001  it takes no such numbers: then nothing is known of it
+        return False
+    fits = [any(np.isclose(value, whole, rtol=1e-4) for whole in (alone, alone / 3)) for value in (flat, column)]
+    return fits == [False, True]
+
+
+def _configured(loss: Any) -> Any:
+    """Losses that are described by a config as objects; `compile` takes a dictionary for losses by output."""
+    if isinstance(loss, Mapping):
+        if "class_name" in loss:
+            return keras.losses.get(dict(loss))
+        return {output: _configured(one) for output, one in loss.items()}
+    return [_configured(one) for one in loss] if isinstance(loss, list | tuple) else loss
 
 
 def _takes_weights(loss: Loss) -> bool:

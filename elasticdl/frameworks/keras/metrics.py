@@ -5,25 +5,41 @@ It knows how to advance a state by one minibatch and nothing of tasks or models.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.trainers.compile_utils import get_metric
 
-from elasticdl.frameworks.metrics import Array, Measure, State, select
+from elasticdl.frameworks.metrics import Array, Measure, State, make_measures, select
 from elasticdl_client.errors import ModelDefinitionError
 
 _DIRECTIONS = {"up": True, "down": False}  # as Keras's metrics say it of themselves
+_ACCURACY = ("accuracy", "acc")  # which of three it is depends on the shapes of labels and predictions
 _log = logging.getLogger("elasticdl.keras")
+
+
+class Evaluated(NamedTuple):
+    """A minibatch that the model was called with.
+
+    Attributes:
+        loss: of the minibatch, a scalar; None: there is no `LossMeasure`.
+    """
+
+    labels: Any
+    predictions: Any
+    loss: Any = None
 
 
 class TensorMeasure(Measure, Protocol):
     """One metric of the user's, of either kind."""
 
-    def advance(self, start: Sequence[Any], labels: Any, predictions: Any) -> list[Any]:
+    def advance(self, start: Sequence[Any], batch: Evaluated) -> list[Any]:
         """The state after a minibatch, as float64 tensors; `start` empty: from a reset metric.  Traceable."""
         ...
 
@@ -31,7 +47,7 @@ class TensorMeasure(Measure, Protocol):
         """The state before any minibatch; a metric that makes its variables at the first update must have had one."""
         ...
 
-    def check(self, labels: Any, predictions: Any) -> None:
+    def check(self, batch: Evaluated) -> None:
         """Looks at the first minibatch, eagerly, whether states may be added.
 
         Raises:
@@ -43,20 +59,19 @@ class TensorMeasure(Measure, Protocol):
 class FunctionMeasure:
     """A function f(labels, predictions): the mean of its values over samples."""
 
-    def __init__(
-        self, name: str, function: Callable[[Any, Any], Any], output: str | None, maximize: bool | None = None
-    ) -> None:
+    additive = True
+    maximize: bool | None = None
+
+    def __init__(self, name: str, function: Callable[[Any, Any], Any], output: str | None) -> None:
         self.name = name
-        self.maximize = maximize
-        self.additive = True
         self._function = function
         self._output = output
 
-    def advance(self, start: Sequence[Any], labels: Any, predictions: Any) -> list[Any]:
-        labels, predictions = select(labels, predictions, self._output)
+    def advance(self, start: Sequence[Any], batch: Evaluated) -> list[Any]:
+        labels, predictions = select(batch.labels, batch.predictions, self._output)
         value = tf.cast(tf.convert_to_tensor(self._function(labels, predictions)), tf.float64)
         if value.shape.rank == 0:
-            samples = tf.cast(tf.shape(tf.nest.flatten(predictions)[0])[0], tf.float64)
+            samples = _num_samples(predictions)
             total = value * samples
         else:
             samples = tf.cast(tf.shape(value)[0], tf.float64)
@@ -67,12 +82,26 @@ class FunctionMeasure:
     def reset(self) -> list[Array]:
         return [np.zeros((), np.float64), np.zeros((), np.float64)]
 
-    def check(self, labels: Any, predictions: Any) -> None:
+    def check(self, batch: Evaluated) -> None:
         """A sum and a count may always be added."""
 
     def results(self, states: Sequence[State]) -> Any:
         total, count = states[0]
         return total / count if count else np.float64(0)
+
+
+class LossMeasure(FunctionMeasure):
+    """The mean over samples of the losses of minibatches, as `keras.Model.evaluate` has it."""
+
+    maximize: bool | None = False
+
+    def __init__(self) -> None:
+        super().__init__("loss", lambda labels, predictions: None, None)
+
+    def advance(self, start: Sequence[Any], batch: Evaluated) -> list[Any]:
+        samples = _num_samples(batch.predictions)
+        total = tf.cast(batch.loss, tf.float64) * samples
+        return [start[0] + total, start[1] + samples] if start else [total, samples]
 
 
 class KerasMeasure:
@@ -86,8 +115,8 @@ class KerasMeasure:
         self._metric = metric
         self._output = output
 
-    def advance(self, start: Sequence[Any], labels: Any, predictions: Any) -> list[Any]:
-        labels, predictions = select(labels, predictions, self._output)
+    def advance(self, start: Sequence[Any], batch: Evaluated) -> list[Any]:
+        labels, predictions = select(batch.labels, batch.predictions, self._output)
         self._metric.reset_state()
         for variable, value in zip(self._metric.variables, start, strict=False):
             variable.assign(tf.cast(value, variable.dtype))
@@ -98,8 +127,8 @@ class KerasMeasure:
         self._metric.reset_state()
         return _numpy([variable.numpy() for variable in self._metric.variables])
 
-    def check(self, labels: Any, predictions: Any) -> None:
-        if self._own and self.additive and not self._adds_up(labels, predictions):
+    def check(self, batch: Evaluated) -> None:
+        if self._own and self.additive and not self._adds_up(batch):
             raise ModelDefinitionError(
                 f"The state of metric {self.name!r} ({type(self._metric).__name__}) of several tasks cannot be added: "
                 "state(A) + state(B) is not state(A and B).",
@@ -107,16 +136,16 @@ class KerasMeasure:
                 "is given the variables of each task and sets its own.",
             )
 
-    def _adds_up(self, labels: Any, predictions: Any) -> bool:
-        count = int(tf.shape(tf.nest.flatten(predictions)[0])[0])
-        halves = [_cut(labels, predictions, 0, (count + 1) // 2), _cut(labels, predictions, count // 2, count)]
-        first = _numpy(self.advance([], *halves[0]))
-        second = _numpy(self.advance([], *halves[1]))
-        both = _numpy(self.advance(first, *halves[1]))
+    def _adds_up(self, batch: Evaluated) -> bool:
+        count = int(_num_samples(batch.predictions))
+        halves = [_cut(batch, 0, (count + 1) // 2), _cut(batch, count // 2, count)]
+        first = _numpy(self.advance([], halves[0]))
+        second = _numpy(self.advance([], halves[1]))
+        both = _numpy(self.advance(first, halves[1]))
         self._metric.reset_state()
         if any(np.any(np.asarray(variable.numpy())) for variable in self._metric.variables):
             return False
-        whole = _numpy(self.advance([], labels, predictions)) if count % 2 == 0 else both
+        whole = _numpy(self.advance([], batch)) if count % 2 == 0 else both
         return all(
             np.allclose(a + b, c, rtol=1e-4, atol=1e-5) and np.allclose(c, d, rtol=1e-4, atol=1e-5)
             for a, b, c, d in zip(first, second, both, whole, strict=True)
@@ -136,20 +165,111 @@ class KerasMeasure:
         return len(self._metric.variables)
 
 
-def make_measure(path: str, name: str, metric: Any, output: str | None) -> TensorMeasure:
+def measures_of(path: str, defined: Any, example: Callable[[], Evaluated]) -> list[TensorMeasure]:
+    """The metrics of `eval_metrics_fn()`: by name, or as the `metrics` of Keras's `compile` are given.
+
+    Args:
+        path: of the user's module, for messages.
+        example: a minibatch of the right shapes, for "accuracy".
+
+    Raises:
+        ModelDefinitionError: there is something else, or a name that Keras does not know.
+    """
+    if isinstance(defined, str | list | tuple):
+        if tf.nest.is_nested(example().predictions):
+            raise _unclear(path, f"{defined!r}, and the model has several outputs")
+        defined = _by_name(path, defined)
+    elif isinstance(defined, Mapping):
+        defined = {
+            key: _by_name(path, value) if isinstance(value, list | tuple) else value for key, value in defined.items()
+        }
+    return make_measures(path, defined, partial(_make_measure, example))
+
+
+def metric_name(identifier: Any) -> str:
+    """What Keras calls a metric given to `compile`."""
+    if isinstance(identifier, str):
+        return identifier
+    metric = keras.metrics.get(identifier)
+    return str(getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__))
+
+
+def _by_name(path: str, metrics: Any) -> dict[str, Any]:
+    """As Keras does it, the second of a name gets the suffix _1, and so on."""
+    named: dict[str, Any] = {}
+    for metric in [metrics] if isinstance(metrics, str) else metrics:
+        if metric is None or isinstance(metric, list | tuple):
+            raise _unclear(path, f"{metrics!r}, metrics of several outputs")
+        known = _known(path, metric)
+        name = unsuffixed = metric if isinstance(metric, str) else metric_name(known)
+        number = 0
+        while name in named:
+            number += 1
+            name = f"{unsuffixed}_{number}"
+        named[name] = known
+    return named
+
+
+def _unclear(path: str, what: str) -> ModelDefinitionError:
+    hint = 'Name the output that metrics are of: {"output": ["accuracy"]}.'
+    return ModelDefinitionError(f"{path}: eval_metrics_fn() returned {what}.", hint)
+
+
+def _known(path: str, metric: Any) -> Any:
+    """A metric given by its class, name or config as an object; "accuracy" as it is.
+
+    Raises:
+        ModelDefinitionError: Keras does not know it.
+    """
+    if isinstance(metric, str) and metric.lower() in _ACCURACY:
+        return metric
+    if isinstance(metric, str | dict) or inspect.isclass(metric):
+        try:
+            return keras.metrics.get(metric)
+        except (ValueError, TypeError) as error:
+            raise ModelDefinitionError(
+                f"{path}: eval_metrics_fn() has the metric {metric!r}, which Keras does not know: {error}",
+                "Give it a name or an object of keras.metrics, or a function f(labels, predictions).",
+            ) from error
+    return metric
+
+
+def _make_measure(
+    example: Callable[[], Evaluated], path: str, name: str, metric: Any, output: str | None
+) -> TensorMeasure:
+    metric = _known(path, metric)
+    if isinstance(metric, str):
+        metric = _accuracy(path, metric, output, example())
     if isinstance(metric, keras.metrics.Metric):
         return KerasMeasure(name, metric, output)
     if callable(metric):
         return FunctionMeasure(name, metric, output)
     raise ModelDefinitionError(
         f"{path}: eval_metrics_fn() gives {name!r} a {type(metric).__name__}.",
-        "Give it a keras.metrics.Metric or a function f(labels, predictions).",
+        "Give it a keras.metrics.Metric, the name of one, or a function f(labels, predictions).",
     )
 
 
-def _cut(labels: Any, predictions: Any, start: int, end: int) -> tuple[Any, Any]:
-    cut = tf.nest.map_structure(lambda part: part[start:end], (labels, predictions))
-    return cut[0], cut[1]
+def _accuracy(path: str, name: str, output: str | None, example: Evaluated) -> Any:
+    """The kind of accuracy that Keras takes for labels and predictions of these shapes."""
+    labels, predictions = select(example.labels, example.predictions, output)
+    if tf.nest.is_nested(predictions) or tf.nest.is_nested(labels):
+        raise _unclear(path, f"{name!r}, and the model has several outputs")
+    if predictions.shape.rank < 2:
+        raise ModelDefinitionError(
+            f"{path}: eval_metrics_fn() has {name!r}, and which accuracy that is cannot be seen from predictions that "
+            "are one number for each sample.",
+            "Give one of keras.metrics: BinaryAccuracy, SparseCategoricalAccuracy, CategoricalAccuracy.",
+        )
+    return get_metric(name, labels, predictions)
+
+
+def _num_samples(predictions: Any) -> Any:
+    return tf.cast(tf.shape(tf.nest.flatten(predictions)[0])[0], tf.float64)
+
+
+def _cut(batch: Evaluated, start: int, end: int) -> Evaluated:
+    return Evaluated(*tf.nest.map_structure(lambda part: part[start:end], (batch.labels, batch.predictions)))
 
 
 def _numpy(state: Sequence[Any]) -> list[Array]:

@@ -16,9 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
-from elasticdl.frameworks.keras.examples import zeros_like_spec
+from elasticdl.frameworks.keras.examples import Examples, zeros_like_spec
 from elasticdl.frameworks.keras.ids import ids_function
 from elasticdl.frameworks.keras.inputs import ModelInputs, nested_models_checked
+from elasticdl.frameworks.keras.losses import TotalLoss
+from elasticdl.frameworks.keras.overrides import check_overrides
 from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
 from elasticdl.frameworks.keras.swap import Swap, Unmovable
 from elasticdl.frameworks.keras.tables import describe_table
@@ -41,6 +43,7 @@ class BuiltModel:
         trainable: Keras variables of the trainable vector, in order.
         non_trainable: of the non-trainable vector.
         own: other state, which never leaves the process.
+        loss: of its minibatches; None: the module has none.
         placement: of its embedding tables; None: they are variables like any other.
     """
 
@@ -49,6 +52,7 @@ class BuiltModel:
     trainable: tuple[Any, ...]
     non_trainable: tuple[Any, ...]
     own: tuple[Any, ...]
+    loss: TotalLoss | None
     placement: Placement | None
     seeds: StepSeeds
     initial: Parameters
@@ -78,30 +82,35 @@ class BuiltModel:
 
 
 def build_model(
-    definition: ModelDefinition, seed: int, threshold_bytes: int | None, features: Callable[[ModelInputs], Any]
+    definition: ModelDefinition,
+    seed: int,
+    threshold_bytes: int | None,
+    examples: Callable[[ModelInputs], Examples],
+    mode: Mode,
 ) -> BuiltModel:
     """Makes the model and its variables.
 
     Args:
         threshold_bytes: tables of `keras.layers.Embedding` that are larger live on the parameter servers, as those of
             `elasticdl.layers.Embedding` do; None: there are no parameter servers.
-        features: spec of batched features, matched to the model's inputs; asked for only if the model has code of the
-            user's own, or tables.
+        examples: spec of a minibatch, its features matched to the model's inputs; asked for only if the model has code
+            of the user's own, or tables.
+        mode: of the job's tasks.
 
     Raises:
         ModelDefinitionError: the module raises, returns no Keras model, or uses something unsupported.
     """
     if threshold_bytes is None:
-        return _built(definition, seed, None, None, features)
+        return _built(definition, seed, None, None, examples, mode)
     kept: dict[str, str] = {}
     while True:
         placement = Placement()
         swap = Swap(placement, threshold_bytes, kept)
         try:
-            built = _built(definition, seed, placement, swap, features)
+            built = _built(definition, seed, placement, swap, examples, mode)
             if placement.tables:
                 user_call(
-                    lambda built=built: built.make_ids(features(built.inputs), Mode.TRAINING),  # type: ignore[misc]
+                    lambda built=built: built.make_ids(examples(built.inputs).features, Mode.TRAINING),  # type: ignore[misc]
                     f"{definition.path}: {definition.symbol}.call",
                 )
         except Unmovable as error:
@@ -118,7 +127,8 @@ def _built(
     seed: int,
     placement: Placement | None,
     swap: Swap | None,
-    features: Callable[[ModelInputs], Any],
+    examples: Callable[[ModelInputs], Examples],
+    mode: Mode,
 ) -> BuiltModel:
     keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
     keras.utils.set_random_seed(seed)
@@ -128,15 +138,17 @@ def _built(
             raise ModelDefinitionError(
                 f"{definition.path}: {definition.symbol} returned a {type(model).__name__}, not a keras.Model."
             )
+        check_overrides(definition.path, model, mode)
         where = f"{definition.path}: {definition.symbol}"
         inputs = ModelInputs.of(where, model)
         with nested_models_checked(where):
             if not _is_built(model):
-                example = zeros_like_spec(features(inputs))
+                example = zeros_like_spec(examples(inputs).features)
                 user_call(lambda: model(example, training=False), f"{where}.call")
             if _has_own_code(model):
-                spec = features(inputs)
-                user_call(lambda: _trace_training(model, spec), f"{where}.call")
+                features = examples(inputs).features
+                user_call(lambda: _trace_training(model, features), f"{where}.call")
+            loss = _make_loss(definition, model, placement, lambda: examples(inputs))
         if swap is not None:
             swap.keep_frozen(model)
             swap.drop_strangers(model)
@@ -150,7 +162,7 @@ def _built(
         _log.warning("Each worker keeps its own value of these variables, which are not float32: %s", names)
     initial = Parameters(flat_values(trainable), flat_values(non_trainable))
     seeds = StepSeeds(generator_states(model), seed)
-    return BuiltModel(model, inputs, trainable, non_trainable, own, placement, seeds, initial)
+    return BuiltModel(model, inputs, trainable, non_trainable, own, loss, placement, seeds, initial)
 
 
 def flat_values(variables: Sequence[Any]) -> Floats:
@@ -203,6 +215,25 @@ def _has_own_code(model: Any) -> bool:
 def _trace_training(model: Any, features: Any) -> None:
     """Makes the variables of layers that the user's code calls in training alone; it runs nothing."""
     tf.function(lambda given: model(given, training=True), autograph=False).get_concrete_function(features)
+
+
+def _make_loss(
+    definition: ModelDefinition, model: Any, placement: Placement | None, examples: Callable[[], Examples]
+) -> TotalLoss | None:
+    """The loss, and the variables of layers that `compute_loss` alone calls; without labels nothing calls it."""
+    if definition.loss is None:
+        return None
+    what = f"{definition.path}: loss = {definition.loss!r}"
+    loss: TotalLoss = user_call(lambda: TotalLoss(model, definition.loss, placement), what)
+    if loss.is_of_model or loss.is_described:
+        if loss.is_of_model:
+            what = f"{definition.path}: {definition.symbol}.compute_loss"
+        spec = examples()
+        if spec.labels is not None:
+            parts = (spec.features, spec.labels, spec.weights)
+            traced = tf.function(lambda *given: loss(Examples(*given)), autograph=False)
+            user_call(lambda: traced.get_concrete_function(*parts), what)
+    return loss
 
 
 def _is_built(model: Any) -> bool:

@@ -16,7 +16,7 @@ from elasticdl.frameworks.framework import Floats, Mode, Parameters, Step
 from elasticdl.frameworks.keras.clipping import Clipping
 from elasticdl.frameworks.keras.examples import Minibatch, take_apart
 from elasticdl.frameworks.keras.gradient_step import GradientStep
-from elasticdl.frameworks.keras.losses import Loss, TotalLoss
+from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel, assign_flat
 from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
 from elasticdl.frameworks.keras.seeds import as_int64
@@ -26,11 +26,8 @@ from elasticdl.layers.placement import Given
 class Steps:
     """Compiled functions of one model."""
 
-    def __init__(
-        self, built: BuiltModel, loss: Loss | None, optimizer: Any, minibatch_size: int, jit_compile: bool
-    ) -> None:
+    def __init__(self, built: BuiltModel, optimizer: Any, minibatch_size: int, jit_compile: bool) -> None:
         self._built = built
-        self._loss = None if loss is None else TotalLoss(built.model, loss)
         self._optimizer = optimizer
         self._minibatch_size = minibatch_size
         self._jit_compile = jit_compile
@@ -46,7 +43,6 @@ class Steps:
         """See `Framework.gradients`; `spec` is that of the minibatch's element."""
         mode = minibatch.mode
         if mode not in self._gradients:
-            assert self._loss is not None
             clipping = Clipping.of(self._optimizer)
             self._gradients[mode] = GradientStep(
                 self._built, self._loss, clipping, mode, spec, self._minibatch_size, self._jit_compile
@@ -70,20 +66,44 @@ class Steps:
         self, minibatch: Minibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
     ) -> Any:
         """The model's outputs, training=False; `parameters` None: at the values that its variables have."""
-        key = ("predictions", minibatch.mode)
-        if key not in self._functions:
-            signature = [{name: tf.TensorSpec((None, dim)) for name, dim in self._dims.items()}, spec]
-            self._functions[key] = _compiled(self._forward(minibatch.mode), signature)
-        if parameters is not None and parameters is not self._assigned_from:
-            self.assign(parameters)
-            self._assigned_from = parameters
-        given = {name: rows.get(name, np.zeros((0, dim), np.float32)) for name, dim in self._dims.items()}
-        return self._functions[key](given, minibatch.element)
+        return self._run(("predictions", minibatch.mode), self._forward, minibatch, spec, parameters, rows)
+
+    def evaluated(
+        self, minibatch: Minibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
+    ) -> tuple[Any, Any]:
+        """The same outputs, and the loss."""
+        key = ("evaluated", minibatch.mode)
+        outputs, loss = self._run(key, self._forward_and_loss, minibatch, spec, parameters, rows)
+        return outputs, loss
 
     def assign(self, parameters: Parameters) -> None:
         """Sets the model's variables."""
         self._assigned_from = None
         self._assign(parameters.trainable, parameters.non_trainable)
+
+    @property
+    def _loss(self) -> TotalLoss:
+        assert self._built.loss is not None
+        return self._built.loss
+
+    def _run(
+        self,
+        key: tuple[str, Mode],
+        make: Callable[[Mode], Callable[..., Any]],
+        minibatch: Minibatch,
+        spec: Any,
+        parameters: Parameters | None,
+        rows: Mapping[str, Floats],
+    ) -> Any:
+        """Calls a function of rows and an element, compiled once."""
+        if key not in self._functions:
+            signature = [{name: tf.TensorSpec((None, dim)) for name, dim in self._dims.items()}, spec]
+            self._functions[key] = _compiled(make(minibatch.mode), signature)
+        if parameters is not None and parameters is not self._assigned_from:
+            self.assign(parameters)
+            self._assigned_from = parameters
+        given = {name: rows.get(name, np.zeros((0, dim), np.float32)) for name, dim in self._dims.items()}
+        return self._functions[key](given, minibatch.element)
 
     def _assigned(self, trainable: Any, non_trainable: Any) -> None:
         assign_flat(self._built.trainable, trainable)
@@ -91,7 +111,6 @@ class Steps:
 
     def _training(self, mode: Mode) -> Callable[..., Any]:
         built, optimizer, total_loss = self._built, self._optimizer, self._loss
-        assert total_loss is not None
 
         def train(element: Any, seed: Any) -> Any:
             built.seeds.assign(seed)
@@ -111,6 +130,15 @@ class Steps:
                 return self._built.model(take_apart(mode, element).features, training=False)
 
         return forward
+
+    def _forward_and_loss(self, mode: Mode) -> Callable[..., Any]:
+        forward, loss = self._forward(mode), self._loss
+
+        def evaluate(rows: dict[str, Any], element: Any) -> Any:
+            outputs = forward(rows, element)
+            return outputs, loss.of_predictions(take_apart(mode, element), outputs)
+
+        return evaluate
 
     def _flat_signature(self) -> list[Any]:
         initial = self._built.initial

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from elasticdl.frameworks.keras.tables import obstacle
-from elasticdl.layers.placement import LayerError, Placement, TableSpec
+from elasticdl.layers.placement import LayerError, Placement, RowsNotFetched, TableSpec
 
 _log = logging.getLogger("elasticdl.keras")
 
@@ -222,7 +222,10 @@ class MovedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
         if self.table not in self.swap.placement.tables:
             raise Unmovable(self.path, "the layer is no part of the model")
         ids = tf.cast(tf.reshape(inputs, [-1]), tf.int64)
-        rows = self.swap.placement.rows(self.table, ids, self.output_dim)
+        try:
+            rows = self.swap.placement.rows(self.table, ids, self.output_dim)
+        except RowsNotFetched as error:
+            raise Unmovable(self.path, "compute_loss looks it up") from error
         vectors = tf.reshape(rows, tf.concat([tf.shape(inputs), [self.output_dim]], 0))
         vectors.set_shape([*inputs.shape, self.output_dim])
         return tf.cast(vectors, self.compute_dtype)

@@ -87,3 +87,7 @@ def not_metrics() -> list[str]:
 
 def strings() -> dict[str, str]:
     return {"accuracy": "accuracy"}
+
+
+def numbers() -> dict[str, int]:
+    return {"accuracy": 5}
