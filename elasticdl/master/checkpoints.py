@@ -99,7 +99,8 @@ def commit(directory: Path, manifest: Manifest) -> None:
     Raises:
         CheckpointError: it is none.
     """
-    data = json.dumps(asdict(manifest), indent=1).encode()
+    values: dict[str, Any] = asdict(manifest)
+    data = json.dumps(values | {"crc32": _checksum(values)}, indent=1).encode()
     try:
         replace_file(directory / MANIFEST, directory / f"{MANIFEST}.new", data)
         sync_directory(directory.parent)
@@ -122,6 +123,9 @@ def read(directory: Path) -> Manifest:
     path = directory / MANIFEST
     try:
         values = json.loads(path.read_bytes())
+        checksum = values.pop("crc32", None)  # which earlier versions did not write
+        if checksum not in (None, _checksum(values)):
+            raise CheckpointError(f"{path} is damaged: its checksum is wrong")
         if values.get("format") != FORMAT:
             raise CheckpointError(
                 f"{path} has format {values.get('format')!r}; this version reads {FORMAT}",
@@ -138,7 +142,7 @@ def read(directory: Path) -> Manifest:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     for part in manifest.parts:
         _look_at(directory / part.file, part)
@@ -254,6 +258,11 @@ def _look_at(file: Path, part: Part) -> None:
         raise CheckpointError(f"{file} is damaged: it is too short") from error
     if zlib.crc32(index) != part.index_crc32:
         raise CheckpointError(f"{file} is damaged: the checksum of its index is not the one in the manifest")
+
+
+def _checksum(values: dict[str, Any]) -> int:
+    """Of a manifest's contents, however they are written."""
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def _part(values: dict[str, Any]) -> Part:
