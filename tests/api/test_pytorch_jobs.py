@@ -203,8 +203,9 @@ def original_job(tmp_path: Path, after: str, **flags: object) -> LocalJob:
     return job_of(tmp_path, **{"job_command": f"python {tmp_path / 'train.py'}", **flags})
 
 
-def test_a_script_in_the_originals_style_trains_all_epochs_in_one_loop(tmp_path: Path) -> None:
-    job = original_job(tmp_path, "pass", num_workers=1).start()
+@pytest.mark.parametrize("after", ["pass", "if controller.num_steps == 100: break"], ids=["to the end", "by counting"])
+def test_a_script_in_the_originals_style_trains_all_epochs_in_one_loop(tmp_path: Path, after: str) -> None:
+    job = original_job(tmp_path, after, num_workers=1).start()
     assert job.wait(120) == 0, job.story()
     assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(400, 400, 0, 0)] * 2
 

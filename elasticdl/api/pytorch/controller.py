@@ -65,7 +65,7 @@ class ElasticController(Steps):
         if self._loop is not None:
             raise JobError("a controller has one loader", "iterate over the same one in every epoch")
         self._loop = self._wire(self, dataset, {"collate": collate_fn, **options})
-        return ElasticLoader(self)
+        return ElasticLoader(self, dataset)
 
     def on_evaluation(
         self, dataset_size: int, steps: int = 0
@@ -168,10 +168,24 @@ class _Step(AbstractContextManager[None]):
 
 
 class ElasticLoader:
-    """Iterated like a DataLoader: each time over the batches of one epoch, or of what is left of it."""
+    """Iterated like a DataLoader: each time over the batches of one epoch, or of what is left of it.
 
-    def __init__(self, controller: ElasticController) -> None:
+    Attributes:
+        dataset: what `controller.loader` was given, or that of the DataLoader.
+    """
+
+    def __init__(self, controller: ElasticController, dataset: Any) -> None:
         self._controller = controller
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch in this process, as the members of its group share them now.
+
+        Within a loop: those that it has given, and this process's part of what is left; so a progress of
+        `batch_index / len(loader)` ends at 1 whatever joins or is lost.  Before the first group it is the most that
+        may come: the whole epoch, and in a job the batch of the rehearsal.
+        """
+        return self._controller.num_batches
 
     def __iter__(self) -> Iterator[Any]:
         return self._controller.batches()

@@ -78,9 +78,11 @@ class Shares(Protocol):
 
     Attributes:
         wish: for the next header.
+        num_per_step: minibatches of a step of all members together; 0: one of each.
     """
 
     wish: Wish
+    num_per_step: int
 
     @property
     def is_over(self) -> bool:
@@ -119,6 +121,7 @@ class OwnShares:
 
     def __init__(self, data: DataShardService, drawer: Drawer, pipeline: Pipeline, world: World) -> None:
         self.wish = Wish.NOTHING
+        self.num_per_step = 0
         self._data = data
         self._drawer = drawer
         self._pipeline = pipeline
@@ -207,7 +210,7 @@ class SharedShares:
         self._drawer = drawer
         self._pipeline = pipeline
         self._world = world
-        self._num_per_step = num_per_step
+        self.num_per_step = num_per_step
         self._queue: deque[Minibatch] = deque()  # the same for all members
         self._held: dict[Name, Minibatch] = {}  # drawn here
         self._unshared: list[Minibatch] = []
@@ -221,7 +224,7 @@ class SharedShares:
     def entered(self) -> None:
         """The queue begins anew with what rank 0 holds."""
         world = self._world
-        world.most_parts = -(-self._num_per_step // world.size)
+        world.most_parts = -(-self.num_per_step // world.size)
         for minibatch in self._queue:
             self._pipeline.forget(minibatch.name)
         self._queue.clear()
@@ -286,7 +289,7 @@ class SharedShares:
     def _is_last(self, epoch: int) -> bool:
         """Whether the queue holds all that is left of an epoch: by the plan, or by what the master says."""
         waiting = sum(m.epoch == epoch for m in self._queue)
-        if waiting >= self._num_per_step:
+        if waiting >= self.num_per_step:
             return False  # of no matter yet
         tasks = self._world.ledger.applied.to_message().tasks
         done = sum(task.watermark + len(task.extras) for task in tasks if task.epoch == epoch)
@@ -334,7 +337,7 @@ class SharedShares:
             if step and step[0].epoch != minibatch.epoch:
                 return step
             step.append(minibatch)
-            if len(step) == self._num_per_step:
+            if len(step) == self.num_per_step:
                 return step
         return step if step and step[0].epoch <= self._closed_epoch else []
 

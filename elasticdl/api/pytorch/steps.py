@@ -73,7 +73,8 @@ class Steps:
         self._loop: Loop | None = None
         self._is_inside = self._is_last = False  # of a world; nobody goes on after this member
         self._until_outside = ExitStack()
-        self._has_rehearsed = False
+        self._has_rehearsed = self._has_entered = False
+        self._num_given = 0  # batches of the script's present loop
         self._is_over = self._is_closed = False
         self._final_ledger: pb.AppliedSet | None = None
         self._is_idle = False
@@ -104,6 +105,10 @@ class Steps:
         """Leaves the world; also done at the end of the process."""
         if self._loop is None or self._is_closed:
             return
+        if self._is_inside and self._plan is None and self._final_ledger is None:
+            self._end_loop()  # a loop that counts its batches has not asked for one after the last
+            if self._is_closed:
+                return
         self._is_closed = self._is_over = True
         if self._is_inside:
             self._loop.world.leave("its script has ended")
@@ -150,12 +155,27 @@ class Steps:
             if self._is_through:
                 break
             self._has_stepped = False
+            self._num_given += 1
             with self._parts.data.session.clock.during(Activity.COMPUTE):
                 yield self._batch
             if not self._has_stepped:
                 raise JobError("a batch was not trained in `with controller.step():`", "put the loop's body in there")
             self._undo()
         self._end_loop()
+
+    @property
+    def num_batches(self) -> int:
+        """See `ElasticLoader.__len__`."""
+        parts = self._parts
+        per_epoch = parts.data.get_minibatch_count_per_epoch()
+        if not self._has_entered:
+            return per_epoch + (parts.data.session.link is not None)
+        at_once = min(self.size, parts.shares.num_per_step or self.size)
+        if not self._num_given:
+            return -(-per_epoch // at_once)
+        end = per_epoch * (parts.data.plan.num_epochs if self._spans_epochs else self._epoch + 1)
+        left = end - self._num_names - (len(self._plan.all_parts) if self._plan is not None else 0)
+        return self._num_given - (-max(0, left) // at_once)
 
     @property
     def _is_through(self) -> bool:
@@ -170,6 +190,7 @@ class Steps:
 
     def _settle(self) -> None:
         """What comes after a loop in the script has been run."""
+        self._num_given = 0
         if self._after_loop is not None:
             self.state.load_state(self._after_loop)
             self._after_loop = None
@@ -210,7 +231,7 @@ class Steps:
                 self._is_over = True
                 return False
         self._until_outside.enter_context(parts.termination.unbroken())
-        self._is_inside, self._is_idle = True, False
+        self._is_inside, self._is_idle, self._has_entered = True, False, True
         self.rank, self.size = parts.world.rank, parts.world.size
         self._is_last = self.size == 1
         self._num_names = parts.world.ledger.applied.num_names
