@@ -85,7 +85,8 @@ def shake_hands(connection: socket.socket, handshake: Handshake, timeout_s: floa
     step = next(handshake)
     while True:
         connection.settimeout(_left(end))
-        connection.sendall(step.sent)
+        if step.sent:  # sending nothing fails, too, if the other end has closed
+            connection.sendall(step.sent)
         if step.num_wanted == 0:
             break
         received = b""

@@ -10,7 +10,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from elasticdl.rpc import handshake
-from elasticdl.rpc.handshake import HandshakeError, Lobby, accepting, connected, connecting, shake_hands
+from elasticdl.rpc.handshake import (
+    Handshake,
+    HandshakeError,
+    Lobby,
+    Step,
+    accepting,
+    connected,
+    connecting,
+    shake_hands,
+)
 
 pytestmark = pytest.mark.ci
 TOKEN = "9b1f-of-the-job"
@@ -153,6 +162,16 @@ def test_a_stranger_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(pair
     finally:
         is_over.set()
         dripping.join()
+
+
+def test_an_end_that_closes_right_after_its_welcome_has_given_it(pair: Pair) -> None:
+    one, other = pair
+
+    def last_step() -> Handshake:
+        other.close()
+        yield Step(b"", 0)
+
+    shake_hands(one, last_step())
 
 
 def test_strangers_that_stay_are_driven_out_oldest_first() -> None:
