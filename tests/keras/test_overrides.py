@@ -17,6 +17,7 @@ pytestmark = pytest.mark.ci
 RATE = 0.1
 MOVED, ORDINARY = 0, 1_000_000  # thresholds below and above every table
 MODELS = ["AddLoss", "Regularized", "ComputeLoss", "OldComputeLoss"]
+SLOW = [pytest.param(name, marks=[pytest.mark.full] if "Old" in name or name == "AddLoss" else []) for name in MODELS]
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_local_steps_are_those_of_train_on_batch(
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("symbol", "jit_compile"), [*((symbol, False) for symbol in MODELS), ("ComputeLoss", True)])
+@pytest.mark.parametrize(("symbol", "jit_compile"), [("AddLoss", False), ("Regularized", False), ("ComputeLoss", True)])
 def test_steps_with_a_moved_table_are_those_of_train_on_batch(
     framework: Any, minibatches: Any, records: Any, numbers: Any, zoo: str, symbol: str, jit_compile: bool
 ) -> None:
@@ -121,7 +122,7 @@ def test_steps_with_a_moved_table_are_those_of_train_on_batch(
     np.testing.assert_allclose(dense, np.concatenate([part.ravel() for part in expected]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("symbol", MODELS)
+@pytest.mark.parametrize("symbol", SLOW)
 def test_a_step_of_two_members_weighs_by_records_and_is_one_of_train_on_batch(
     framework: Any, minibatches: Any, records: Any, numbers: Any, zoo: str, symbol: str
 ) -> None:
