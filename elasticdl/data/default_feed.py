@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticdl.data.reader import Metadata
-from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.errors import DataError, ModelDefinitionError
+
+_SHOWN = 200  # characters of a wrong row or field
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ def table_of(metadata: Metadata, is_prediction: bool, path: str) -> Table:
     if not metadata.column_names or not dtypes:
         raise ModelDefinitionError(
             f"{path} has no feed, and the data have no columns.",
-            "Define feed(dataset, mode, metadata), or train on tables (CSV with a header, Parquet, SQL, …).",
+            "Define feed(dataset, mode, metadata), or train on tables (CSV with a header, Parquet, SQL, …); a CSV file "
+            "whose name does not end in .csv needs --data_reader_params=reader_type=CSV.",
         )
     if not is_prediction and not metadata.label_column:
         raise ModelDefinitionError(
@@ -81,3 +84,42 @@ def table_of(metadata: Metadata, is_prediction: bool, path: str) -> Table:
         "" if is_prediction else metadata.label_column,
         metadata.delimiter,
     )
+
+
+def wrong_cell(column: str, dtype: str, value: str) -> DataError:
+    """A field of a CSV row that is not of its column's type."""
+    if not value.strip():
+        what = f"A row has no value in the column {column}, which holds whole numbers"
+    else:
+        what = f"A row has {value[:_SHOWN]!r} in the column {column}, which is read as {dtype}"
+    wider = "float64" if dtype == "int64" and _is_fraction(value) else "string"
+    missing = ", where a missing number is NaN" if wider == "float64" else ""
+    return DataError(
+        f"{what}: the types of CSV columns are those of the first rows.",
+        f'Say --data_reader_params=\'column_dtypes={{"{column}": "{wider}"}}\'{missing}; or mend the row; '
+        "--max_bad_records=N leaves such rows out.",
+    )
+
+
+def wrong_row(num_fields: int, num_columns: int, row: str = "") -> DataError:
+    """A CSV row with more or fewer fields than the header."""
+    return DataError(
+        f"A row has {num_fields} fields, the header {num_columns}{row and ': '}{row[:_SHOWN]}",
+        "Quote fields that hold the delimiter; --max_bad_records=N leaves such rows out.",
+    )
+
+
+def missing_number(column: str) -> DataError:
+    """A record of a typed source without the value of a whole number."""
+    return DataError(
+        f"A record has no value of the column {column}, which holds whole numbers.",
+        "Give it a value, or read it as float64, where missing is NaN; --max_bad_records=N leaves such records out.",
+    )
+
+
+def _is_fraction(text: str) -> bool:
+    try:
+        float(text.strip() or "nan")
+    except ValueError:
+        return False
+    return True

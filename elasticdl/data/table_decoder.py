@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.data.default_feed import Table
+from elasticdl.data.default_feed import Table, missing_number, wrong_cell, wrong_row
 from elasticdl.data.example_parser import parse_all, parse_examples
 from elasticdl.data.text_types import split_rows
 from elasticdl_client.errors import DataError
@@ -21,7 +21,6 @@ Column: TypeAlias = "NDArray[Any] | list[Any]"  # a list of bytes, or of lists o
 _BYTES, _FLOATS = 1, 2  # fields of tf.train.Feature
 _LONGEST_VARINT = 10
 _LIST_DTYPES = {"int64": "i8", "float64": "f4", "string": "O"}
-_HINT = "Give it a value, read it as float64 (missing is NaN), or define feed."
 
 
 class _OtherLayout(Exception):
@@ -86,7 +85,7 @@ def _from_rows(records: Sequence[bytes], table: Table) -> dict[str, Column]:
     names = list(table.dtypes)
     for fields in rows:
         if len(fields) != len(names):
-            raise DataError(f"A row has {len(fields)} fields, the header {len(names)}: {','.join(fields)[:200]}")
+            raise wrong_row(len(fields), len(names), table.delimiter.join(fields))
     columns: dict[str, Column] = {}
     for name in table.used:
         number, dtype = names.index(name), table.dtypes[name]
@@ -94,14 +93,26 @@ def _from_rows(records: Sequence[bytes], table: Table) -> dict[str, Column]:
         if dtype == "string":
             columns[name] = [text.encode() for text in texts]
             continue
-        try:
-            if dtype == "float64":
-                columns[name] = np.array([float(text) if text.strip() else np.nan for text in texts], np.float32)
-            else:
-                columns[name] = np.array([int(text) for text in texts], np.int64)
-        except (ValueError, OverflowError) as error:
-            raise DataError(f"The column {name} is taken for {dtype}: {error}.", _HINT) from error
+        columns[name] = _numbers(name, dtype, texts)
     return columns
+
+
+def _numbers(name: str, dtype: str, texts: Sequence[str]) -> Column:
+    number: Callable[[str], float] = _fraction if dtype == "float64" else int
+    values: list[float] = []
+    try:
+        for text in texts:
+            values.append(number(text))
+        return np.array(values, np.float32 if dtype == "float64" else np.int64)
+    except ValueError as error:
+        raise wrong_cell(name, dtype, texts[len(values)]) from error
+    except OverflowError as error:
+        largest = max(texts, key=lambda text: abs(int(text)))
+        raise wrong_cell(name, dtype, largest) from error
+
+
+def _fraction(text: str) -> float:
+    return float(text) if text.strip() else np.nan
 
 
 class _Walk:
@@ -221,4 +232,4 @@ class _Walk:
 
 
 def _without_value(name: str) -> Column:
-    raise DataError(f"A record has no value of the column {name}, which holds whole numbers.", _HINT)
+    raise missing_number(name)

@@ -100,6 +100,6 @@ class Gradients:
 
 def _not_finite(step: Step) -> str:
     """What of a step is not finite, in words; empty: nothing."""
-    if not math.isfinite(step.loss):
-        return f"The loss is {step.loss}"
-    return step.not_finite
+    if math.isfinite(step.loss):
+        return step.not_finite
+    return step.not_finite.replace("the loss", "The loss", 1) or f"The loss is {step.loss}"

@@ -92,7 +92,7 @@ def test_csv_rows_are_split_by_their_quotes_and_typed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"), [(b"x,t,1", "column n is taken for int64"), (b"1,2", "2 fields, the header 3")]
+    ("row", "said"), [(b"x,t,1", "'x' in the column n, which is read as int64"), (b"1,2", "2 fields, the header 3")]
 )
 def test_a_row_that_is_not_of_the_table_is_named(row: bytes, said: str) -> None:
     with pytest.raises(DataError, match=said):

@@ -32,7 +32,18 @@ _GRAPH_SEED = 87_654_321  # any constant but 0: the second half of the seed of e
 class TracedFeed:
     """The user's `feed` for one mode."""
 
-    def __init__(self, feed: Callable[..., Any], mode: Mode, metadata: Any, minibatch_size: int) -> None:
+    def __init__(
+        self,
+        feed: Callable[..., Any],
+        mode: Mode,
+        metadata: Any,
+        minibatch_size: int,
+        explained: Callable[[str], str] = str,
+    ) -> None:
+        """
+        Args:
+            explained: from what TensorFlow says of a wrong record to what a user is to read.
+        """
         # tf.data traces the caller without AutoGraph; functions inside `feed` are converted as they would be outside.
         autograph = tf.__internal__.autograph
         self._feed = autograph.tf_convert(feed, autograph.control_status_ctx(), convert_by_default=False)
@@ -40,6 +51,7 @@ class TracedFeed:
         self._metadata = metadata
         self._minibatch_size = minibatch_size
         self._probed: Any = None
+        self.explained = explained
         self.counting: list[str] = []  # operations that may drop or repeat samples, once traced
 
     def __call__(self, records: Any, seed: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.data_flaws import data_flaws
 from elasticdl.frameworks.framework import (
     Batch,
     Evaluation,
@@ -41,7 +43,7 @@ from elasticdl.frameworks.keras.overrides import check_compiled
 from elasticdl.frameworks.keras.pipeline import Pipeline
 from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.step import Steps
-from elasticdl.frameworks.keras.table_feed import table_feed
+from elasticdl.frameworks.keras.table_feed import traced_feed
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition
@@ -141,7 +143,10 @@ class KerasFramework:
 
     def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
         """See `Framework.gradients`."""
-        return self._steps().gradients(batch.data, batch.size, self._batch_spec(batch), parameters, rows, seed)
+        step = self._steps().gradients(batch.data, batch.size, self._batch_spec(batch), parameters, rows, seed)
+        if step.not_finite:
+            step = replace(step, not_finite=step.not_finite + self._data_flaws(batch))
+        return step
 
     def learning_rate(self, epoch: int, version: int) -> float | None:
         """See `Framework.learning_rate`."""
@@ -158,12 +163,18 @@ class KerasFramework:
 
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         """See `Framework.train`."""
-        return self._steps().train(batch.data, self._batch_spec(batch), seed, learning_rate)
+        loss = self._steps().train(batch.data, self._batch_spec(batch), seed, learning_rate)
+        if not math.isfinite(loss):
+            _log.warning("The loss is %s%s", loss, self._data_flaws(batch))
+        return loss
 
     def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
         """See `Framework.local_gradient`."""
         spec = self._batch_spec(shares[0].batch) if shares else None
-        return self._all_reduce_step().local_gradient(shares, spec)
+        gradient = self._all_reduce_step().local_gradient(shares, spec)
+        for position in gradient.not_finite:
+            gradient.not_finite[position] += self._data_flaws(shares[position].batch)
+        return gradient
 
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
         """See `Framework.apply_gradient`."""
@@ -307,8 +318,7 @@ class KerasFramework:
 
     def _feed(self, mode: Mode) -> TracedFeed:
         if mode not in self._feeds:
-            feed = self._definition.feed or table_feed(self._definition.path, mode, self._metadata)
-            self._feeds[mode] = TracedFeed(feed, mode, self._metadata, self._minibatch_size)
+            self._feeds[mode] = traced_feed(self._definition, mode, self._metadata, self._minibatch_size)
         return self._feeds[mode]
 
     def _spec(self, mode: Mode) -> Any:
@@ -330,6 +340,14 @@ class KerasFramework:
             if self._definition.loss is not None and self._definition.optimizer is not None:
                 raise
             return take_apart(Mode.PREDICTION, self._spec(Mode.PREDICTION))
+
+    def _data_flaws(self, batch: Batch) -> str:
+        examples = take_apart(batch.data.mode, batch.data.element)
+        return data_flaws(
+            self._built().inputs.named(examples.features),
+            examples.labels,
+            lambda part: part.numpy() if isinstance(part, tf.Tensor) else None,
+        )
 
     def _batch_spec(self, batch: Batch) -> Any:
         return self._pipelines[batch.data.mode].spec

@@ -111,6 +111,13 @@ class ModelInputs:
         """Matched tensors, cast and reshaped to what is declared, as a Keras model does it itself."""
         return self._each(self.matched(features), _adjusted)
 
+    def named(self, features: Any) -> Any:
+        """Matched features by the names of their inputs, for messages."""
+        if self._inputs is None or isinstance(features, Mapping):
+            return features
+        pairs = zip(self._inputs, _parts(features), strict=True)
+        return {declared.name or f"input {k}": feature for k, (declared, feature) in enumerate(pairs)}
+
     def log_left_out(self, features: Any) -> None:
         """Says once which of the features no input takes."""
         if self._inputs is None or not isinstance(features, Mapping):

@@ -17,13 +17,12 @@ from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Evaluation, Floats, Mode, ModelReport, Parameters, TaskRecords
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.examples import Examples, take_apart, zeros_like_spec
-from elasticdl.frameworks.keras.feed import TracedFeed
 from elasticdl.frameworks.keras.inputs import ModelInputs
 from elasticdl.frameworks.keras.metrics import Evaluated, TensorMeasure, measures_of
 from elasticdl.frameworks.keras.overrides import check_overrides
 from elasticdl.frameworks.keras.pipeline import Pipeline
 from elasticdl.frameworks.keras.prediction import arrays_of
-from elasticdl.frameworks.keras.table_feed import table_feed
+from elasticdl.frameworks.keras.table_feed import traced_feed
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import CheckpointError
@@ -49,8 +48,7 @@ class LoadedKeras:
         """
         self._definition = definition
         self._mode = mode
-        feed = definition.feed or table_feed(definition.path, mode, metadata)
-        self._feed = TracedFeed(feed, mode, metadata, minibatch_size)
+        self._feed = traced_feed(definition, mode, metadata, minibatch_size)
         self._inputs, self._forward = _keras_file(path, mode) if path.is_file() else _saved_model(path)
         self._pipeline = Pipeline(mode, self._feed, self._inputs, minibatch_size, {}, _no_ids)
         self._measures = Measures(self._make_measures(), self._example)

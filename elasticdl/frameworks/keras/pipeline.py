@@ -131,7 +131,9 @@ class Pipeline:
             except tf.errors.OpError as error:
                 if source.error is not None:
                     raise source.error from None
-                raise FeedError(source.leases[task], n, _message(error)) from _without_frames(error)
+                raise FeedError(source.leases[task], n, self._feed.explained(_message(error))) from _without_frames(
+                    error
+                )
             if element is None:
                 if source.error is not None:
                     raise source.error

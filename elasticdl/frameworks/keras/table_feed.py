@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from elasticdl.data.default_feed import Table, table_of
+from elasticdl.data.default_feed import Table, missing_number, table_of, wrong_cell, wrong_row
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.keras.feed import TracedFeed
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import DataError
 
 _CHUNK = 512
 _WHOLE_TASK = 1 << 31  # more records than any has; all lists of a column are filled up to one length
+# What TensorFlow's operations say.
+_WRONG_FIELD = re.compile(r"Field (\d+) (?:in record \d+ is not a valid \w+: (.*)|is required but missing)", re.DOTALL)
+_WRONG_COUNT = re.compile(r"Expect \d+ fields but have (\d+) in record")
+_MISSING = re.compile(r"Feature: (\S+) \(.*?\) is required but|Key: ([^,]+), Index: \d+\.  Number of int64 values")
+_WRONG_TYPE = re.compile(
+    r"Key: ([^,]+), Index: \d+\.  Data types don't match. Data type: (\w+) but expected type: (\w+)"
+)
 _DTYPES = {"int64": tf.int64, "float64": tf.float32, "string": tf.string, "image": tf.string}
 
 
-def table_feed(path: str, mode: Mode, metadata: Metadata) -> Callable[..., Any]:
-    """A `feed` for one mode: features by column name, and the label.
-
-    Args:
-        path: of the user's module, for messages.
+def traced_feed(definition: ModelDefinition, mode: Mode, metadata: Metadata, minibatch_size: int) -> TracedFeed:
+    """The user's `feed` for one mode, or that of a table: features by column name, and the label.
 
     Raises:
-        ModelDefinitionError: the data are no table, or no label is named.
+        ModelDefinitionError: there is no `feed`, and the data are no table, or no label is named.
     """
-    table = table_of(metadata, mode is Mode.PREDICTION, path)
+    if definition.feed is not None:
+        return TracedFeed(definition.feed, mode, metadata, minibatch_size)
+    table = table_of(metadata, mode is Mode.PREDICTION, definition.path)
+    return TracedFeed(_table_feed(table), mode, metadata, minibatch_size, lambda message: _explained(table, message))
+
+
+def _table_feed(table: Table) -> Callable[..., Any]:
 
     def feed(dataset: Any, *_: Any) -> Any:
         parse = _parse_rows(table) if table.delimiter else _parse_examples(table)
@@ -62,15 +76,30 @@ def _parse_rows(table: Table) -> Callable[[Any], dict[str, Any]]:
         "float64": tf.constant([float("nan")], tf.float32),
         "string": tf.constant([""]),
     }
-    names = list(table.dtypes)
-    wanted = sorted(names.index(name) for name in table.used)
-    kinds = [defaults[table.dtypes[names[number]]] for number in wanted]
+    # All columns are taken, the others as texts: else a row with more fields than the header would pass unseen.
+    kinds = [defaults[dtype if name in table.used else "string"] for name, dtype in table.dtypes.items()]
 
     def parse(records: Any) -> dict[str, Any]:
-        columns = tf.io.decode_csv(records, kinds, field_delim=table.delimiter, select_cols=wanted)
-        return {names[number]: column for number, column in zip(wanted, columns, strict=True)}
+        columns = tf.io.decode_csv(records, kinds, field_delim=table.delimiter)
+        return dict(zip(table.dtypes, columns, strict=True))
 
     return parse
+
+
+def _explained(table: Table, message: str) -> str:
+    """What TensorFlow says of a record that is not of the table, with the column's name and what to do."""
+    names = list(table.dtypes)
+    error: DataError | None = None
+    if found := _WRONG_FIELD.search(message):
+        name = names[int(found[1])]
+        error = wrong_cell(name, table.dtypes[name], found[2] or "")
+    elif found := _WRONG_COUNT.search(message):
+        error = wrong_row(int(found[1]), len(names))
+    elif found := _MISSING.search(message):
+        error = missing_number(found[1] or found[2])
+    elif found := _WRONG_TYPE.search(message):
+        error = DataError(f"A record has a {found[2]} in the column {found[1]}, which holds {found[3]}.")
+    return message if error is None else f"{type(error).__name__}: {error}"
 
 
 def _decoded(table: Table, *sample: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.data_flaws import data_flaws
 from elasticdl.frameworks.framework import (
     Batch,
     Evaluation,
@@ -29,7 +32,7 @@ from elasticdl.frameworks.torch.export import export_model
 from elasticdl.frameworks.torch.gradients import Gradients
 from elasticdl.frameworks.torch.losses import TotalLoss
 from elasticdl.frameworks.torch.metrics import CountingMeasure, FunctionMeasure, make_measure
-from elasticdl.frameworks.torch.model import BuiltModel, build_model
+from elasticdl.frameworks.torch.model import BuiltModel, as_array, build_model
 from elasticdl.frameworks.torch.optimizer import Rates, describe_optimizer, make_optimizer
 from elasticdl.frameworks.torch.pipeline import Pipeline
 from elasticdl.frameworks.torch.prediction import arrays_of, load_file, load_weights
@@ -41,6 +44,8 @@ from elasticdl.frameworks.torch.threads import keep_threads_here, limit_threads
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
+
+_log = logging.getLogger("elasticdl.torch")
 
 
 class TorchFramework:
@@ -146,13 +151,19 @@ class TorchFramework:
         loss.backward()
         self._rates.set(optimizer, learning_rate)
         optimizer.step()
-        return float(loss.detach())
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            _log.warning("The loss is %s%s", value, _data_flaws(batch))
+        return value
 
     def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
         """See `Framework.local_gradient`."""
         if shares:
             self._features = shares[0].batch.data.features
-        return self._gradients().local_gradient(shares, ready)
+        gradient = self._gradients().local_gradient(shares, ready)
+        for position in gradient.not_finite:
+            gradient.not_finite[position] += _data_flaws(shares[position].batch)
+        return gradient
 
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
         """See `Framework.apply_gradient`."""
@@ -289,3 +300,10 @@ class TorchFramework:
 
     def _labels(self, batch: Batch) -> Any:
         return moved(batch.data.labels, self._built().device)
+
+
+def _data_flaws(batch: Batch) -> str:
+    examples = batch.data
+    return data_flaws(
+        examples.features, examples.labels, lambda part: as_array(part) if isinstance(part, torch.Tensor) else None
+    )

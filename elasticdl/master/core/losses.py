@@ -48,7 +48,10 @@ class Losses:
         where += f", records {lease.shard.name}:{lease.shard.start}-{lease.shard.end - 1}"
         what = f"{event.not_finite or f'The loss is {event.loss}'} ({where})"
         if self._settings.nan_policy is NanPolicy.FAIL:
-            advice = "Lower the learning rate, or look at these records; --nan_policy=skip leaves such minibatches out."
+            advice = (
+                "Look at these records first: a missing cell of a table is NaN, to be filled in the data or in feed. "
+            )
+            advice += "If they are finite, lower the learning rate.  --nan_policy=skip leaves such minibatches out."
             self._ending.fail(f"{what}\n  → {advice}")
         elif is_new:
             self._num_skips += 1

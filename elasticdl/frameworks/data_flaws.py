@@ -1,0 +1,38 @@
+"""Which columns of a minibatch are not finite, where its loss or gradient is not: then the data are to blame first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def data_flaws(features: Any, labels: Any, array: Callable[[Any], npt.NDArray[Any] | None]) -> str:
+    """The end of a message: which features hold NaN or infinity, in how many samples; empty: none.
+
+    Args:
+        features: of a minibatch; a dictionary names them.
+        array: the values of a leaf; None: it is no ordinary tensor.
+    """
+    columns = _named(features, "the features") | _named(labels, "the label")
+    found = [words for name, part in columns.items() if (words := _flaw(name, array(part)))]
+    if not found:
+        return ""
+    return f": the data hold NaN or infinity, {', '.join(found)} (a missing cell of a table is NaN)"
+
+
+def _named(parts: Any, name: str) -> dict[str, Any]:
+    if isinstance(parts, Mapping):
+        return {str(key): part for key, part in parts.items()}
+    if isinstance(parts, list | tuple):
+        return {f"{name}[{k}]": part for k, part in enumerate(parts)}
+    return {name: parts}
+
+
+def _flaw(name: str, values: npt.NDArray[Any] | None) -> str:
+    if values is None or values.dtype.kind != "f" or not values.ndim:
+        return ""
+    wrong = int((~np.isfinite(values).reshape(len(values), -1).all(axis=1)).sum())
+    return f"{name} in {wrong} of {len(values)} samples" if wrong else ""
