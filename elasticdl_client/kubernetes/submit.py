@@ -178,8 +178,10 @@ def mount_notes(spec: JobSpec) -> list[str]:
             )
         found.append(f"--{name}={path} is on no mount of --volume: what is written there is lost with the pod.")
     if spec.job_type is JobType.TRAIN and not spec.checkpoint_dir:
-        held = "worker" if spec.distribution_strategy is DistributionStrategy.LOCAL else "parameter server"
-        found.append(
-            f"without --checkpoint_dir the state of a lost {held} is gone, and is trained again from the first epoch."
-        )
+        lost = {
+            DistributionStrategy.PARAMETER_SERVER: "state of a lost parameter server is",
+            DistributionStrategy.ALL_REDUCE: "model is, once all workers are lost at the same time,",
+            DistributionStrategy.LOCAL: "state of a lost worker is",
+        }[spec.distribution_strategy]
+        found.append(f"without --checkpoint_dir the {lost} gone, and is trained again from the first epoch.")
     return found

@@ -251,6 +251,9 @@ def test_what_would_be_lost_with_a_pod_is_said() -> None:
     [note] = mount_notes(job())
     assert "without --checkpoint_dir" in note
     assert "parameter server" in note
+    [note] = mount_notes(job(distribution_strategy="AllReduceStrategy"))
+    assert "all workers" in note
+    assert "parameter server" not in note
     [note] = mount_notes(job(distribution_strategy="Local", num_workers=1))
     assert "worker" in note
 
