@@ -46,7 +46,7 @@ def build(folder: Path, repository: str, tag: str, out: TextIO) -> Image:
         FlagError: there is nothing to build.
         ImageError: no engine, or the build failed.
     """
-    check_folder(folder)
+    folder = prepared_folder(folder)
     name = f"{repository}:{tag}"
     with connected() as engine:
         print(f"building {name} from {folder}: {_context_text(context_sizes(folder))}", file=out, flush=True)
@@ -68,17 +68,26 @@ def _run(engine: Any, folder: Path, name: str, out: TextIO) -> None:
             display.show(message)
 
 
-def check_folder(folder: Path) -> None:
-    """Checks that there is something to build.
+def prepared_folder(folder: Path) -> Path:
+    """Return the folder to build: the given one, or the one below it that `elasticdl zoo init` has prepared.
 
     Raises:
-        FlagError: there is not.
+        FlagError: there is none, or more than one below it.
     """
     if not folder.is_dir():
         state = "is not a folder" if folder.exists() else "does not exist"
         raise FlagError(f"{folder} {state}.", "Name the folder of your models, after `elasticdl zoo init PATH`.")
-    if not (folder / "Dockerfile").is_file():
+    if (folder / "Dockerfile").is_file():
+        return folder
+    below = sorted(own.parent for own in folder.glob(f"*/{FOLDER}") if (own.parent / "Dockerfile").is_file())
+    if len(below) > 1:
+        raise FlagError(
+            f"{folder} has no Dockerfile, and several folders in it have: {', '.join(map(str, below))}.",
+            f"Name one: `elasticdl zoo build {below[0]} --image=…`.",
+        )
+    if not below:
         raise FlagError(f"{folder} has no Dockerfile.", f"`elasticdl zoo init {folder}` writes one.")
+    return below[0]
 
 
 def failure(step: messages.Step | None, text: str, said: list[str]) -> ImageError:

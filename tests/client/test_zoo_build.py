@@ -14,7 +14,7 @@ from elasticdl_client import zoo
 from elasticdl_client.errors import FlagError
 from elasticdl_client.zoo import messages
 from elasticdl_client.zoo.arguments import registry_of, split_image_name
-from elasticdl_client.zoo.build import context_sizes, failure
+from elasticdl_client.zoo.build import context_sizes, failure, prepared_folder
 from elasticdl_client.zoo.display import LineDisplay, StepDisplay, size_text
 from elasticdl_client.zoo.messages import Failure, Line, Step, Transfer
 
@@ -284,3 +284,17 @@ def test_sizes_read_as_dockers() -> None:
         "310 kB",
         "1.89 GB",
     ]
+
+
+def test_the_folder_above_a_prepared_one_is_built_as_that_one(tmp_path: Path) -> None:
+    with pytest.raises(FlagError, match="has no Dockerfile"):
+        prepared_folder(tmp_path)
+    for name in ("first", "second"):
+        folder = model_zoo(tmp_path / name)
+        (folder / ".elasticdl").mkdir()
+        (folder / "Dockerfile").write_text("FROM python:3.11-slim\n")
+        assert prepared_folder(folder) == folder
+        if name == "first":
+            assert prepared_folder(tmp_path) == folder
+    with pytest.raises(FlagError, match=r"first.*second"):
+        prepared_folder(tmp_path)
