@@ -1,10 +1,11 @@
 """AllReduce against plain torch.distributed in the same run: the collectives without a model, and training.
 
 ``python -m benchmarks.allreduce [--quick] [--json] [--only=collectives|training|ledger]``.  Training is in
-all_reduce_training.py, the cost of ledger and weights in all_reduce_ledger.py.  Collectives are those of two
-processes: sums of 1 KiB, 1 MiB, 5 MB and 25 MiB of float32, by `ElasticGroup.reduce` of a numpy array and by
-`all_reduce` of torch.distributed (Gloo) of a tensor, by turns.  The header of a step is a gather of 16 int64; `reform`
-is one world left and the next one formed, its first header included.
+all_reduce_training.py, the cost of ledger and weights in all_reduce_ledger.py.  Collectives are those of two and four
+processes: sums of 1 KiB to 64 MiB of float32, by `ElasticGroup.reduce` of a numpy array and by `all_reduce` of
+torch.distributed (Gloo) of a tensor, by turns.  The header of a step is a gather of 16 int64; `reform` is a world left
+and the next one formed, its first header included; `abandon` is from one member's word to the end of a sum of another
+one that waits for it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,16 +27,25 @@ import numpy as np
 
 from benchmarks import all_reduce_ledger, all_reduce_training
 from benchmarks.peers.launch import HOST, TOKEN, free_port
-from elasticdl.collective import ElasticGroup, Peer
+from elasticdl.collective import ElasticGroup, GroupLost, Peer
 
-SIZES = {"1_kib": 1 << 10, "1_mib": 1 << 20, "5_mb": 5_000_000, "25_mib": 25 << 20}
-WORLD = 2
+SIZES = {
+    "1_kib": 1 << 10,
+    "16_kib": 1 << 14,
+    "128_kib": 1 << 17,
+    "1_mib": 1 << 20,
+    "5_mb": 5_000_000,
+    "25_mib": 25 << 20,
+    "64_mib": 64 << 20,
+}
+NUM_MEMBERS = (2, 4)
 HEADER = np.arange(16, dtype=np.int64)
 LONGEST_FORMING_S = 60.0
+WAITING_S = 0.3
 
 
-class Pair:
-    """This process and the other one, in a world of ours and in the default group of torch.distributed."""
+class Member:
+    """This process among the others, in a world of ours and in the default group of torch.distributed."""
 
     def __init__(self, group: ElasticGroup, rank: int, peers: Sequence[Peer], port: int) -> None:
         import torch.distributed
@@ -65,7 +76,7 @@ class Pair:
         return statistics.median(taken)
 
     def measure(self, is_quick: bool) -> dict[str, float]:
-        """Medians of several turns: milliseconds of each, ours divided by plain."""
+        """Medians of several turns: milliseconds of each, plain divided by ours; and the same of processor time."""
         import torch
         import torch.distributed
 
@@ -77,26 +88,50 @@ class Pair:
             tensor = torch.zeros(size // 4)
             reduce_ours = partial(self._group.reduce, [array])
             reduce_plain = partial(torch.distributed.all_reduce, tensor)
-            ours, plain = [], []
+            ours: list[float] = []
+            plain: list[float] = []
+            processor_s = [0.0, 0.0]  # of ours, of plain
             for _ in range(turns):
-                ours.append(self.seconds_of(reduce_ours, count))
-                plain.append(self.seconds_of(reduce_plain, count))
+                for number, (step, taken) in enumerate(((reduce_ours, ours), (reduce_plain, plain))):
+                    before = time.process_time()
+                    taken.append(self.seconds_of(step, count))
+                    processor_s[number] += time.process_time() - before
             figures[f"{name}_ms"] = statistics.median(ours) * 1e3
             figures[f"{name}_plain_ms"] = statistics.median(plain) * 1e3
-            ratios = [one / other for one, other in zip(ours, plain, strict=True)]
-            figures[f"{name}_ratio_to_plain"] = statistics.median(ratios)
+            ratios = [other / one for one, other in zip(ours, plain, strict=True)]
+            figures[f"{name}_times_plain"] = statistics.median(ratios)
+            figures[f"{name}_processor_times_plain"] = processor_s[1] / processor_s[0]
         headers = [self.seconds_of(lambda: self._group.gather(HEADER), 100) for _ in range(turns)]
         figures["header_ms"] = statistics.median(headers) * 1e3
         figures["reform_ms"] = self.seconds_of(self.reform, 5 * turns) * 1e3
+        figures["abandon_ms"] = statistics.median([self.abandon() for _ in range(turns)]) * 1e3
         return figures
 
+    def abandon(self) -> float:
+        """Rank 0 abandons the group instead of a sum; the seconds until the sum of the last rank has failed."""
+        self._group.reduce([np.zeros(1, np.float32)])
+        is_first, is_last = self.rank == 0, self.rank == len(self._peers) - 1
+        when = np.zeros(len(self._peers), np.float64)
+        if is_first:
+            time.sleep(WAITING_S)  # the others wait by then
+            when[0] = time.time()
+            self._group.abandon("measured")
+        else:
+            with suppress(GroupLost):
+                self._group.reduce([np.zeros(SIZES["25_mib"] // 4, np.float32)])
+            when[self.rank] = time.time() if is_last else 0.0
+        self.reform()
+        self._group.reduce([when])
+        return float(when[-1] - when[0])
 
-def other(address: str, port: int, is_quick: bool) -> None:
-    """The process of rank 1: tells its address, and does the same steps."""
+
+def other(rank: int, port: int, is_quick: bool) -> None:
+    """A process of another rank: tells its address, learns those of all, and does the same steps."""
     with ElasticGroup(HOST, TOKEN) as group:
         print(group.address, flush=True)
-        pair = Pair(group, 1, [Peer(0, address), Peer(1, group.address)], port)
-        pair.measure(is_quick)
+        addresses = json.loads(sys.stdin.readline())
+        member = Member(group, rank, [Peer(*one) for one in enumerate(addresses)], port)
+        member.measure(is_quick)
         leave_plain()
 
 
@@ -106,21 +141,28 @@ def leave_plain() -> None:
     torch.distributed.destroy_process_group()
 
 
-def measure_collectives(is_quick: bool) -> dict[str, float]:
-    with ElasticGroup(HOST, TOKEN) as group:
-        port = free_port()
-        argv = [sys.executable, "-m", "benchmarks.allreduce", f"--join={group.address}", f"--port={port}"]
-        with subprocess.Popen(argv + ["--quick"] * is_quick, stdout=subprocess.PIPE, text=True) as running:
-            assert running.stdout is not None
-            try:
-                address = running.stdout.readline().strip()
-                pair = Pair(group, 0, [Peer(0, group.address), Peer(1, address)], port)
-                figures = pair.measure(is_quick)
-                leave_plain()
-                return figures
-            finally:
-                group.leave()
-                running.wait(30)
+def measure_collectives(num_members: int, is_quick: bool) -> dict[str, float]:
+    port = free_port()
+    with ElasticGroup(HOST, TOKEN) as group, ExitStack() as running:
+        others = []
+        for rank in range(1, num_members):
+            argv = [sys.executable, "-m", "benchmarks.allreduce", f"--join={rank}", f"--port={port}"]
+            pipes = subprocess.Popen(
+                argv + ["--quick"] * is_quick, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            others.append(running.enter_context(pipes))
+        addresses = [group.address, *(one.stdout.readline().strip() for one in others if one.stdout)]
+        for one in others:
+            assert one.stdin is not None
+            one.stdin.write(json.dumps(addresses) + "\n")
+            one.stdin.flush()
+        try:
+            member = Member(group, 0, [Peer(*one) for one in enumerate(addresses)], port)
+            figures = member.measure(is_quick)
+            leave_plain()
+            return {f"{num_members}_members_{name}": value for name, value in figures.items()}
+        finally:
+            group.leave()
 
 
 def main() -> None:
@@ -128,7 +170,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one turn of each; less exact")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--only", choices=["collectives", "training", "ledger"], help="this part alone")
-    parser.add_argument("--join", help=argparse.SUPPRESS)
+    parser.add_argument("--join", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     figures: dict[str, float] = {}
@@ -140,7 +182,8 @@ def main() -> None:
         other(arguments.join, arguments.port, arguments.quick)
         return
     if arguments.only in (None, "collectives"):
-        figures |= measure_collectives(arguments.quick)
+        for num_members in NUM_MEMBERS:
+            figures |= measure_collectives(num_members, arguments.quick)
     if arguments.only in (None, "ledger"):
         figures |= all_reduce_ledger.measure(arguments.quick)
     if arguments.json:

@@ -1,4 +1,4 @@
-"""An elastic group of processes that sum and share arrays: `ElasticGroup`, on torch.distributed (Gloo, NCCL).
+"""An elastic group of processes that sum and share arrays: `ElasticGroup`, on native code, or NCCL.
 
 It knows nothing of the master, of tasks and of frameworks: who is in a world, and when it ends, is told by the caller.
 """

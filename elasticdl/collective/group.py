@@ -77,7 +77,6 @@ class ElasticGroup:
     """
 
     def __init__(self, host: str, token: str, device: str = "cpu") -> None:
-        self._host = host
         self._token = token
         self._device = device
         check_device(device)
@@ -122,9 +121,10 @@ class ElasticGroup:
             if version < self._oldest:
                 raise GroupLost(f"world {version} has been given up before it was formed")
             self._oldest = version + 1
-            world = self._world = World(version, [peer.address for peer in peers], rank, self._token)
+            world = self._world = World(version, [peer.address for peer in peers], rank, self._token, self._place)
             self._ended = [one for one in self._ended if not one.wait_until_freed(0.0)]
-        world.form(self._host, self._device, timeout_s)
+        self._place.drop_links(older_than=version)
+        world.form(self._device, timeout_s)
 
     def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """The values of all members by rank: [n] → [world, n]; n is the same for all.

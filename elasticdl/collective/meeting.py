@@ -4,6 +4,8 @@ A connection begins with the handshake of `elasticdl.rpc.handshake`; nothing of 
 comes with its version and rank, tells what the others must know of it, learns what they have told, and goes with a
 farewell.  One that goes without has died or given up: then the world cannot be formed, and all that wait learn it at
 once.  A message is a line of JSON; names are never looked up (the store of torch does, and may take seconds).
+
+A visitor may also bring a connection for a world's collectives: it is kept, unread, until this process takes it.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import json
 import logging
 import selectors
 import socket
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from elasticdl.collective import sockets
@@ -25,12 +28,15 @@ from elasticdl_client.errors import ElasticDLError
 
 _PURPOSE = "meeting"
 _READ_BYTES = 1 << 16
+_BACKLOG = 1024
 _LONGEST_LINE_BYTES = 1 << 18
 _MOST_TOLD_BYTES = 4 << 20  # of one world; its members' addresses take some hundred bytes each
 _MOST_UNSENT_BYTES = 8 << 20  # what a visitor has not taken yet
 _MOST_STRANGERS = 256
 _MOST_BROKEN = 64  # worlds whose end is remembered, for members that come late
 _MOST_MEMBERS = 1 << 20
+_LAST_VERSION = 1 << 63
+_LINKED = b"linked\n"
 _REST_S = 0.2  # out of descriptors: until the next look for a new connection
 _log = logging.getLogger("elasticdl.collective")
 
@@ -43,6 +49,7 @@ class _Message:
     rank: int
     told: Mapping[str, str]
     wants: list[str] | None
+    is_link: bool
     is_farewell: bool
 
     @classmethod
@@ -59,7 +66,7 @@ class _Message:
             raise ValueError("no message")
         version, rank = given.get("version"), given.get("rank", 0)
         told, wants = given.get("tell", {}), given.get("learn")
-        if version is not None and not _is_within(version, 1 << 63):
+        if version is not None and not _is_within(version, _LAST_VERSION):
             raise ValueError("no version")
         if not _is_within(rank, _MOST_MEMBERS):
             raise ValueError("no rank")
@@ -67,7 +74,7 @@ class _Message:
             raise ValueError("cannot be told")
         if wants is not None and not (isinstance(wants, list) and all(isinstance(name, str) for name in wants)):
             raise ValueError("cannot be learned")
-        return cls(version, rank, told, wants, "farewell" in given)
+        return cls(version, rank, told, wants, "link" in given, "farewell" in given)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,21 +112,26 @@ class MeetingPlace:
         try:
             number = sockets.numeric_host(host)
             family = socket.AF_INET6 if ":" in number else socket.AF_INET
-            self._listening = socket.create_server((number, 0), family=family, backlog=1024)
+            listening = socket.create_server((number, 0), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise ElasticDLError(
                 f"This process cannot be reached at '{host}': {error}.", "Name an address of this machine."
             ) from None
-        self._listening.setblocking(False)
-        self.address = sockets.written(host, self._listening.getsockname()[1])
+        port = listening.getsockname()[1]
+        self.address = sockets.written(host, port)
+        self._doors = [listening, *_local_door(number, port)]
         self._token = token
         self._lobby = handshake.Lobby(_MOST_STRANGERS)
         self._strangers: dict[_Visitor, None] = {}  # oldest first
         self._tables: dict[int, _Table] = {}
         self._broken: dict[int, str] = {}  # version → why; the oldest entry first
         self._rests_until: float | None = None
+        self._lock = Lock()
+        self._links: dict[int, dict[int, socket.socket]] = {}  # version → rank → connection
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listening, selectors.EVENT_READ)
+        for door in self._doors:
+            door.setblocking(False)
+            self._selector.register(door, selectors.EVENT_READ)
         self._ending, self._end = socket.socketpair()
         self._selector.register(self._ending, selectors.EVENT_READ)
         Thread(target=self._serve, name="meeting-place", daemon=True).start()
@@ -127,14 +139,26 @@ class MeetingPlace:
     def close(self) -> None:
         self._end.close()
 
+    def take_links(self, version: int) -> dict[int, socket.socket]:
+        """The connections that members of a world have brought, by rank; the caller closes them."""
+        with self._lock:
+            return self._links.pop(version, {})
+
+    def drop_links(self, older_than: int) -> None:
+        """Close what was brought for worlds that will not be formed any more."""
+        with self._lock:
+            dropped = [self._links.pop(version) for version in list(self._links) if version < older_than]
+        for links in dropped:
+            _close_all(links.values())
+
     def _serve(self) -> None:
         while True:
             for key, events in self._selector.select(self._look_within_s()):
                 if key.fileobj is self._ending:
                     self._close_all()
                     return
-                if key.fileobj is self._listening:
-                    self._let_in()
+                if key.fileobj in self._doors:
+                    self._let_in(key.fileobj)
                 else:
                     self._attend_to(key.data, events)
             self._end_what_is_over()
@@ -154,21 +178,24 @@ class MeetingPlace:
             self._see_off(visitor)
         if self._rests_until is not None and self._rests_until <= now:
             self._rests_until = None
-            self._selector.register(self._listening, selectors.EVENT_READ)
+            for door in self._doors:
+                self._selector.register(door, selectors.EVENT_READ)
 
-    def _let_in(self) -> None:
+    def _let_in(self, door: socket.socket) -> None:
         try:
-            connection, _ = self._listening.accept()
+            connection, _ = door.accept()
         except (ConnectionError, BlockingIOError):  # gone again
             return
         except OSError as error:
             _log.warning("The meeting place cannot take a connection: %s", error)
-            self._selector.unregister(self._listening)
+            for resting in self._doors:
+                self._selector.unregister(resting)
             self._rests_until = time.monotonic() + _REST_S
             return
         connection.setblocking(False)
-        with suppress(OSError):  # gone again; it is read to its end
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.family != socket.AF_UNIX:
+            with suppress(OSError):  # gone again; it is read to its end
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         proof = handshake.accepting(self._token, _PURPOSE)
         visitor = _Visitor(connection, proof, next(proof).num_wanted, time.monotonic())
         self._strangers[visitor] = None
@@ -213,8 +240,30 @@ class MeetingPlace:
                 self._send(visitor, step.sent)
             return
         *lines, visitor.unread = visitor.unread.split(b"\n")
-        for line in lines:
-            self._do(visitor, _Message.of(line))
+        messages = [_Message.of(line) for line in lines]
+        if any(message.is_link for message in messages):
+            if visitor.version >= 0 or visitor.unread or len(messages) > 1:
+                raise ValueError("a link is brought alone")
+            self._keep_link(visitor, messages[0])
+            return
+        for one in messages:
+            self._do(visitor, one)
+
+    def _keep_link(self, visitor: _Visitor, message: _Message) -> None:
+        """
+        Raises:
+            ValueError: there is one of this rank.
+        """
+        if message.version is None:
+            raise ValueError("a link is for a version")
+        with self._lock:
+            links = self._links.setdefault(message.version, {})
+            if message.rank in links:
+                raise ValueError("this rank is linked already")
+            links[message.rank] = visitor.connection
+        self._selector.unregister(visitor.connection)
+        with suppress(OSError):  # gone: the world will see it
+            visitor.connection.send(_LINKED)
 
     def _do(self, visitor: _Visitor, message: _Message) -> None:
         if visitor.version < 0:
@@ -276,7 +325,7 @@ class MeetingPlace:
         except OSError:
             visitor.unsent = b""
         if len(visitor.unsent) > _MOST_UNSENT_BYTES:
-            sockets.shut([visitor.connection])
+            _shut(visitor.connection)
             visitor.unsent = b""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if visitor.unsent else 0)
         self._selector.modify(visitor.connection, events, visitor)
@@ -309,8 +358,10 @@ class MeetingPlace:
         for key in list(self._selector.get_map().values()):
             with suppress(OSError):
                 key.fileobj.close()  # type: ignore[union-attr]
-        self._listening.close()  # not among them while it rests
+        for door in self._doors:  # not among them while they rest
+            door.close()
         self._selector.close()
+        self.drop_links(_LAST_VERSION)
 
 
 class Meeting:
@@ -322,10 +373,7 @@ class Meeting:
     """
 
     def __init__(self, address: str, token: str, version: int, rank: int, timeout_s: float) -> None:
-        self._connection = handshake.connected(
-            lambda left_s: socket.create_connection(sockets.parse(address), left_s), token, _PURPOSE, timeout_s
-        )
-        self._connection.settimeout(timeout_s)
+        self._connection = _visit(address, token, timeout_s)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._answers = self._connection.makefile("rb")
         self._say({"version": version, "rank": rank})
@@ -353,7 +401,7 @@ class Meeting:
 
     def interrupt(self) -> None:
         """Any thread: what waits in `learn` fails."""
-        sockets.shut([self._connection])
+        _shut(self._connection)
 
     def close(self, farewell: bool) -> None:
         """Goes.  Without a farewell the world cannot be formed."""
@@ -365,6 +413,80 @@ class Meeting:
 
     def _say(self, message: Mapping[str, Any]) -> None:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def link(address: str, token: str, version: int, rank: int, timeout_s: float) -> socket.socket:
+    """A connection to the process at an address, for the collectives of a world.
+
+    Args:
+        rank: of this process.
+
+    Raises:
+        HandshakeError: the process belongs to another job.
+        OSError: it does not answer, or refuses.
+    """
+    connection = _visit_nearby(address, token, timeout_s) or _visit(address, token, timeout_s)
+    try:
+        connection.sendall(json.dumps({"version": version, "rank": rank, "link": True}).encode() + b"\n")
+        answer = b""
+        while len(answer) < len(_LINKED):
+            some = connection.recv(len(_LINKED) - len(answer))
+            if not some:
+                raise ConnectionAbortedError("the connection was refused")
+            answer += some
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _local_door(number: str, port: int) -> list[socket.socket]:
+    """A Unix socket for members on this machine, whose bytes move for two thirds of what TCP takes."""
+    if sys.platform != "linux":
+        return []
+    door = socket.socket(socket.AF_UNIX)
+    try:
+        door.bind(sockets.local_name(number, port))
+        door.listen(_BACKLOG)
+    except OSError:  # somebody has taken the name: they come by TCP
+        door.close()
+        return []
+    return [door]
+
+
+def _visit_nearby(address: str, token: str, timeout_s: float) -> socket.socket | None:
+    """A connection to a process of this machine; None: it is on another one."""
+    if sys.platform != "linux":
+        return None
+    host, port = sockets.parse(address)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(sockets.local_name(sockets.numeric_host(host), port))
+        handshake.shake_hands(connection, handshake.connecting(token, _PURPOSE), min(timeout_s, handshake.TIMEOUT_S))
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _visit(address: str, token: str, timeout_s: float) -> socket.socket:
+    connection = handshake.connected(
+        lambda left_s: socket.create_connection(sockets.parse(address), left_s), token, _PURPOSE, timeout_s
+    )
+    connection.settimeout(timeout_s)
+    return connection
+
+
+def _shut(connection: socket.socket) -> None:
+    """End what waits on it, here and at the other end."""
+    with suppress(OSError):  # not connected any more
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _close_all(connections: Iterable[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 def _is_within(value: object, bound: int) -> bool:

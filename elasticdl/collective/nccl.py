@@ -1,7 +1,7 @@
 """NCCL: collectives of arrays in the memory of GPUs.
 
 A member's wait on the GPU is ended by `interrupt`, which aborts NCCL's communicator.  NCCL alone would wait for a dead
-peer for ever; that one is gone is seen at Gloo's connections, which the same members hold, too.
+peer for ever; that one is gone is seen at the mesh's connections, which the same members hold, too.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from elasticdl.collective.engine import Tensor, Work
-from elasticdl.collective.gloo import FOR_EVER
 from elasticdl.collective.torch_store import engine_module
 
+_FOR_EVER = timedelta(days=7)
 _LOOK_EVERY_S = 0.0002
 
 
@@ -33,7 +34,7 @@ class NcclLinks:
         c10d = engine_module()
         torch.cuda.set_device(torch.device(device))
         options = c10d.ProcessGroupNCCL.Options()
-        options._timeout = FOR_EVER
+        options._timeout = _FOR_EVER
         self._group = c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), rank, size, options)
         self._group.eager_connect_single_device(torch.device(device))
 

@@ -6,20 +6,23 @@ it are done by threads of their own, since both can take as long as the engine l
 
 from __future__ import annotations
 
-import math
+import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 
 from elasticdl.collective.engine import Links, Tensor, Work
-from elasticdl.collective.gloo import GlooLinks, GlooListener
 from elasticdl.collective.loss import GroupLost
-from elasticdl.collective.meeting import Meeting
+from elasticdl.collective.meeting import Meeting, MeetingPlace, link
+from elasticdl.collective.mesh import MeshLinks
 from elasticdl.collective.torch_store import store_of
 
 _GRACE_S = 0.1  # for an engine that does not end when it should
+_LOOK_EVERY_S = 0.1  # between looks Python runs handlers of signals, and a peer that NCCL waits for is missed
 _LONGEST_MESSAGE = 200
+_RANK = re.compile(r"rank (\d+) (?:has|cannot|does)")
 
 
 class World:
@@ -29,13 +32,14 @@ class World:
         waiting_since: monotonic time at which the calling thread went into a collective; None outside of one.
     """
 
-    def __init__(self, version: int, addresses: list[str], rank: int, token: str) -> None:
+    def __init__(self, version: int, addresses: list[str], rank: int, token: str, place: MeetingPlace) -> None:
         self.version = version
         self.rank = rank
         self.size = len(addresses)
         self.waiting_since: float | None = None
         self._addresses = addresses
         self._token = token
+        self._place = place
         self._lock = Lock()
         self._settled = Event()
         self._freed = Event()
@@ -43,10 +47,10 @@ class World:
         self._on_their_way: list[Work] = []  # of the calling thread
         self._is_formed = False
         self._meeting: Meeting | None = None
-        self._gloo: GlooLinks | None = None
+        self._mesh: MeshLinks | None = None
         self._by_device: dict[str, Links] = {}
 
-    def form(self, host: str, device: str, timeout_s: float) -> None:
+    def form(self, device: str, timeout_s: float) -> None:
         """Connects to all others, in a thread of its own.
 
         Raises:
@@ -55,7 +59,7 @@ class World:
         if self.size == 1:
             self._is_formed = True
             return
-        Thread(target=self._form, args=(host, device, timeout_s), name="form-world", daemon=True).start()
+        Thread(target=self._form, args=(device, timeout_s), name="form-world", daemon=True).start()
         if not self._settled.wait(timeout_s + _GRACE_S):
             self.end(f"world {self.version} cannot be formed: it took longer than {timeout_s:.1f} s")
         self.check()
@@ -91,15 +95,16 @@ class World:
         Raises:
             GroupLost: the world is over.
         """
-        gloo = self._gloo
+        mesh = self._mesh
         with self._waiting():
             try:
-                if gloo is not None:
-                    gloo.finish(work, self.check, math.inf)
+                while mesh is not None and not work.wait(_LOOK_EVERY_S):
+                    self.check()
+                    mesh.check()
             except RuntimeError as error:
                 raise self._failed(error) from None
         self._on_their_way.remove(work)
-        if gloo is None:
+        if mesh is None:
             self.check()
 
     def end(self, what: str, rank: int | None = None) -> None:
@@ -110,7 +115,7 @@ class World:
             self._lost = GroupLost(what, rank)
             is_formed = self._is_formed
         self._settled.set()
-        for one in (self._meeting, *(self._by_device.values() or (self._gloo,))):
+        for one in (self._meeting, *(self._by_device.values() or (self._mesh,))):
             if one is not None:
                 one.interrupt()
         if is_formed:
@@ -131,18 +136,18 @@ class World:
         """Whether all of an ended world is freed within the time."""
         return self.size == 1 or self._freed.wait(timeout_s)
 
-    def _form(self, host: str, device: str, timeout_s: float) -> None:
+    def _form(self, device: str, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
         what, rank = "", None
         try:
-            self._connect(host, device, end)
+            self._connect(device, end)
         except GroupLost:  # ended meanwhile
             pass
         except TimeoutError:
             what = f"world {self.version} cannot be formed: not all came within {timeout_s:.1f} s"
         except (RuntimeError, OSError) as error:
             what = f"world {self.version} cannot be formed: {_in_short(error)}"
-            rank = self._rank_in(what)
+            rank = _rank_in(what)
         except BaseException:
             self.end(f"world {self.version} cannot be formed: an error of the program")
             raise
@@ -156,35 +161,48 @@ class World:
             if not self._is_formed:
                 self._free()
 
-    def _connect(self, host: str, device: str, end: float) -> None:
-        listener = GlooListener(host)
-        gloo = self._gloo = GlooLinks(listener)
-        meeting = self._meeting = Meeting(self._addresses[0], self._token, self.version, self.rank, _left(end))
+    def _connect(self, device: str, end: float) -> None:
+        links: dict[int, socket.socket] = {}
         try:
+            for other in range(self.rank):
+                self.check()
+                links[other] = self._link_to(other, end)
             self.check()
-            meeting.tell(f"listener/{self.rank}", listener.address.encode())
-            names = [f"listener/{rank}" for rank in range(self.size)]
-            listeners = [address.decode() for address in meeting.learn(names, _left(end))]
-            store = store_of(meeting, _left(end))
-            gloo.connect(store, self.rank, listeners, _left(end))
-            by_device: dict[str, Links] = {"cpu": gloo}
-            if device != "cpu":
-                from elasticdl.collective.nccl import NcclLinks
+            meeting = self._meeting = Meeting(self._addresses[0], self._token, self.version, self.rank, _left(end))
+            try:
+                self.check()
+                meeting.tell(f"linked/{self.rank}", b"")
+                meeting.learn([f"linked/{rank}" for rank in range(self.size)], _left(end))
+                links |= self._place.take_links(self.version)
+                if len(links) != self.size - 1:
+                    raise RuntimeError(f"it has {len(links)} of {self.size - 1} connections")
+                self._mesh = mesh = MeshLinks(self.rank, links)
+                by_device: dict[str, Links] = {"cpu": mesh}
+                if device != "cpu":
+                    from elasticdl.collective.nccl import NcclLinks
 
-                by_device["cuda"] = NcclLinks(store, self.rank, self.size, device)
-            self._by_device = by_device
+                    store = store_of(meeting, _left(end))
+                    by_device["cuda"] = NcclLinks(store, self.rank, self.size, device)
+                self._by_device = by_device
+            finally:
+                self._meeting = None
+                meeting.close(farewell=bool(self._by_device))
         finally:
-            self._meeting = None
-            meeting.close(farewell=bool(self._by_device))
+            for connection in links.values():
+                connection.close()  # those that the mesh has taken are detached
 
-    def _rank_in(self, message: str) -> int | None:
-        gloo = self._gloo
-        return gloo.rank_in(message) if gloo is not None else None
+    def _link_to(self, other: int, end: float) -> socket.socket:
+        try:
+            return link(self._addresses[other], self._token, self.version, self.rank, _left(end))
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise RuntimeError(f"rank {other} cannot be reached: {error}") from error
 
     def _failed(self, error: RuntimeError) -> GroupLost:
         """Ends the world at once, so that the peers that wait for somebody else see it, too."""
         message = _in_short(error)
-        rank = self._rank_in(message)
+        rank = _rank_in(message)
         named = message if rank is None or "rank" in message else f"{message} (rank {rank})"
         self.end(f"world {self.version} is broken: {named}", rank)
         self._let_go()
@@ -199,10 +217,9 @@ class World:
                 self._on_their_way.pop().wait(max(0.0, end - time.monotonic()))
 
     def _free(self) -> None:
-        links, self._by_device, gloo, self._gloo = [*self._by_device.values()], {}, self._gloo, None
-        if gloo is not None and gloo not in links:
-            links.append(gloo)
-        del gloo
+        links, self._by_device, mesh, self._mesh = [*self._by_device.values()], {}, self._mesh, None
+        if mesh is not None and mesh not in links:
+            links.append(mesh)
 
         def free() -> None:
             while links:
@@ -225,6 +242,12 @@ def _left(end: float) -> float:
     if left <= 0:
         raise RuntimeError("it took too long")
     return left
+
+
+def _rank_in(message: str) -> int | None:
+    """Of the peer that an error names."""
+    named = _RANK.search(message)
+    return int(named[1]) if named else None
 
 
 def _in_short(error: Exception) -> str:

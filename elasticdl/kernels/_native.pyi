@@ -25,6 +25,45 @@ class Initializer:
     def rows(self, ids: Ids, dim: int) -> Floats:
         """[len(ids), dim]."""
 
+class MeshFailure(RuntimeError):
+    """A collective has failed, and with it the mesh."""
+
+class MeshWork:
+    """A collective of a mesh on its way."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended; may return early for a signal, so that Python runs its handler.
+
+        Raises:
+            MeshFailure: it failed, and nothing writes to its memory any more.
+        """
+
+class Mesh:
+    """Collectives among processes of which each pair has a connected stream socket.
+
+    All members make the same calls in the same order.  One thread makes them; `interrupt` is for any.
+
+    sockets: descriptors by rank, -1 for its own; they belong to the mesh.
+    memory: what must live until the work has ended; addresses are of its contiguous memory.
+    """
+
+    def __init__(self, rank: int, sockets: Sequence[int]) -> None: ...
+    def all_reduce(self, address: int, count: int, type: str, memory: object) -> MeshWork:
+        """Begin to sum `count` elements in place; the same bits at all members.
+
+        type: float32, float64, float16, bfloat16, int8, uint8, int32 or int64.
+        """
+    def all_gather(self, address: int, size: int, into: Sequence[int], memory: object) -> MeshWork:
+        """Begin to collect `size` bytes of each member."""
+    def broadcast(self, address: int, size: int, source: int, memory: object) -> MeshWork:
+        """Begin to copy the source's bytes into everybody's."""
+    def gone(self) -> int:
+        """The rank of a peer whose connection has ended without a farewell; -1: there is none."""
+    def interrupt(self) -> None:
+        """Make what is under way fail at once, here and at the peers."""
+    def close(self) -> None:
+        """Say farewell if nothing has failed, and free everything."""
+
 class Optimizer:
     """An update rule: element-wise, without state of its own.
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from elasticdl.collective import ElasticGroup, GroupLost
-from elasticdl.collective.meeting import Meeting
+from elasticdl.collective.meeting import Meeting, link
 from elasticdl.collective.world import World
 from tests.collective import verbs
 from tests.collective.members import ANSWER_S, TOKEN, Member, Told, all_do, begin_to_form, form, members, until
@@ -114,16 +114,17 @@ def test_one_that_dies_in_the_middle_of_forming_is_missed_without_being_told(fou
 
 
 def test_one_that_stops_while_all_connect_holds_nobody(four: list[Member]) -> None:
-    """It has come to the meeting, has told where it listens, and does nothing more."""
+    """It has linked itself, has come to the meeting, and does nothing more."""
     peers = [four[0].peer, four[1].peer]
     told = four[0].tell(ElasticGroup.form, 1, peers, 0, 30.0)
+    linked = link(four[0].address, TOKEN, 1, 1, 5.0)
     silent = Meeting(four[0].address, TOKEN, 1, 1, 5.0)
-    silent.tell("listener/1", four[1].address.encode())
-    silent.learn(["gloo/0/0"], ANSWER_S)
+    silent.learn(["linked/0"], ANSWER_S)
     assert not told.has_answered(0.05)
     before = four[0].meanwhile(verbs.abandon, "rank 1 is silent")
     assert told.error(LOST_WITHIN_S).what == "rank 1 is silent"
     assert time.time() - before < LOST_WITHIN_S
+    linked.close()
     silent.close(farewell=False)
     form([four[1], four[0]], 2)
     assert is_sound([four[1], four[0]])
@@ -178,7 +179,8 @@ def test_a_world_that_ends_between_two_sums_writes_to_neither_any_more() -> None
 
     first, memory = Sum(), SimpleNamespace(device=SimpleNamespace(type="cpu"))
     links: Any = SimpleNamespace(interrupt=lambda: None)
-    world = World(1, ["127.0.0.1:1", "127.0.0.1:2"], 0, TOKEN)
+    with ElasticGroup("127.0.0.1", TOKEN) as group:
+        world = World(1, ["127.0.0.1:1", "127.0.0.1:2"], 0, TOKEN, group._place)
     world._by_device = {"cpu": links}
     world.begin(memory, lambda links: first)
     world.end("a newer world is planned")

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from elasticdl.collective.meeting import Meeting, MeetingPlace
+from elasticdl.collective.meeting import Meeting, MeetingPlace, link
 from elasticdl.collective.sockets import parse
 from elasticdl.rpc import handshake
 from elasticdl.rpc.handshake import HandshakeError, connecting, shake_hands
@@ -209,6 +209,34 @@ def test_one_that_takes_no_answers_holds_nobody_up(place: MeetingPlace) -> None:
     assert [len(value) for value in told.learn(["large/0"], 5.0)] == [100_000]
     greedy.close()
     told.close(farewell=True)
+
+
+def test_a_connection_for_the_collectives_of_a_world_is_kept_until_it_is_taken(place: MeetingPlace) -> None:
+    first, second = link(place.address, TOKEN, 8, 1, 5.0), link(place.address, TOKEN, 8, 2, 5.0)
+    for connection in (first, second):
+        connection.sendall(b"data")
+    assert place.take_links(7) == {}
+    kept = place.take_links(8)
+    assert sorted(kept) == [1, 2]
+    assert [kept[rank].recv(4) for rank in (1, 2)] == [b"data"] * 2
+    assert place.take_links(8) == {}
+    old = link(place.address, TOKEN, 9, 1, 5.0)
+    place.drop_links(older_than=10)
+    assert is_shown_out(old)
+    for connection in (first, second, *kept.values()):
+        connection.close()
+
+
+def test_nobody_brings_a_connection_without_the_token_or_for_a_rank_that_has_one(place: MeetingPlace) -> None:
+    with pytest.raises(HandshakeError):
+        link(place.address, "another job's", 8, 1, 5.0)
+    with link(place.address, TOKEN, 8, 1, 5.0) as first, pytest.raises(ConnectionError):
+        link(place.address, TOKEN, 8, 1, 5.0)
+    assert first.fileno() < 0
+    kept = place.take_links(8)
+    assert sorted(kept) == [1]
+    kept[1].close()
+    assert is_sound(place)
 
 
 def test_a_thousand_idle_strangers_and_a_port_scan_keep_no_member_out(place: MeetingPlace) -> None:

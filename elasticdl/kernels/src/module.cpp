@@ -156,6 +156,7 @@ PYBIND11_MODULE(_native, module) {
   using namespace elasticdl;
   module.doc() = "C++ kernels; _native.pyi says what they do.";
   bind_frame_io(module);
+  bind_meshes(module);
   bind_optimizers(module);
   bind_records(module);
   bind_tables(module);

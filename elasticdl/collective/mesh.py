@@ -1,0 +1,56 @@
+"""Collectives of arrays in main memory: a connection between every two members, moved by native code.
+
+Each connection began with the handshake that proves the job's token.  What ends a collective is an error of a
+connection, never a clock: a slow peer is waited for.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from elasticdl.collective.engine import Tensor, Work
+from elasticdl.kernels._native import Mesh
+
+_LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP does
+
+
+class MeshLinks:
+    """The connections to all others of a world, which belong to this from now on.
+
+    Args:
+        connections: by rank.
+    """
+
+    def __init__(self, rank: int, connections: Mapping[int, socket.socket]) -> None:
+        descriptors = [-1] * (len(connections) + 1)
+        for other, connection in connections.items():
+            if connection.family == socket.AF_UNIX:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)
+            else:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            descriptors[other] = connection.detach()
+        self._mesh = Mesh(rank, descriptors)
+
+    def all_reduce(self, tensor: Tensor) -> Work:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return self._mesh.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+
+    def all_gather(self, into: list[Tensor], tensor: Tensor) -> Work:
+        places = [one.data_ptr() for one in into]
+        return self._mesh.all_gather(tensor.data_ptr(), tensor.nbytes, places, (into, tensor))
+
+    def broadcast(self, tensor: Tensor, source: int) -> Work:
+        return self._mesh.broadcast(tensor.data_ptr(), tensor.nbytes, source, tensor)
+
+    def check(self) -> None:
+        """Raises RuntimeError if a member has gone without leaving, whatever is under way."""
+        rank = self._mesh.gone()
+        if rank >= 0:
+            raise RuntimeError(f"rank {rank} has gone")
+
+    def interrupt(self) -> None:
+        self._mesh.interrupt()
+
+    def close(self) -> None:
+        self._mesh.close()
