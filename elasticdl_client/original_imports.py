@@ -129,10 +129,11 @@ def check_source(zoo: Path, module: str) -> None:
         ModelDefinitionError: one uses what this version does not have, naming file, line and what to use instead.
     """
     for source in sources(zoo, module):
-        _check_tree(source.file, source.tree)
+        is_torch = any(name.partition(".")[0] == "torch" for name in source.imported)
+        _check_tree(source.file, source.tree, is_torch)
 
 
-def _check_tree(file: Path, tree: ast.Module) -> None:
+def _check_tree(file: Path, tree: ast.Module, is_torch: bool) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
@@ -143,7 +144,8 @@ def _check_tree(file: Path, tree: ast.Module) -> None:
         elif isinstance(node, ast.Attribute) and node.attr == "DenseFeatures":
             raise ModelDefinitionError(f"{file}, line {node.lineno}: DenseFeatures is not part of Keras 3.", _COLUMNS)
     for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == "loss":
+        # A loss of PyTorch may have PyTorch's order: its arguments are given by name.
+        if isinstance(statement, ast.FunctionDef) and statement.name == "loss" and not is_torch:
             _check_loss(file, statement)
 
 

@@ -181,11 +181,11 @@ class _Checker:
         messages: list[Entry] = []
         for field in self._descriptor.fields:
             rule = FIELDS.get(f"{self._descriptor.name}.{field.name}", Rule())
-            if rule == Rule() and field.type in _NUMBERS and not field.is_repeated:
+            if rule == Rule() and field.type in _NUMBERS and not is_repeated(field):
                 plain.append(field.name)
                 continue
             entry = field.name, _check_of(field, rule, checkers), rule.is_needed
-            if field.message_type is not None and not field.is_repeated:
+            if field.message_type is not None and not is_repeated(field):
                 messages.append(entry)
             elif field.type != _TYPES.TYPE_BOOL:
                 values.append(entry)
@@ -224,6 +224,12 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return attrgetter(*names) if names else lambda _: ()
 
 
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Return whether a field holds a list; protobuf before 6 knows it as a label, which later ones deprecate."""
+    old: Any = field
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else old.label == old.LABEL_REPEATED)
+
+
 def _made(descriptors: Iterable[Descriptor]) -> dict[str, _Checker]:
     checkers = {descriptor.name: _Checker(descriptor) for descriptor in descriptors}
     for checker in checkers.values():
@@ -236,7 +242,7 @@ def _check_of(field: FieldDescriptor, rule: Rule, checkers: Mapping[str, _Checke
     if inner is not None and inner.GetOptions().map_entry:
         return _of_map(_of_value(inner.fields_by_name["value"], rule, checkers), rule)
     one = _of_value(field, rule, checkers)
-    if not field.is_repeated:
+    if not is_repeated(field):
         return one
     return _of_numbers(one, rule) if field.type in _NUMBERS else _of_list(one, rule)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 
+from elasticdl.rpc.validation import is_repeated
+
 TAME = {
     Field.TYPE_INT32: (0, 0, 1, 1, 2, 3, 8, 16),
     Field.TYPE_INT64: (0, 0, 1, 1, 2, 8, 64, (1 << 32) + 1, (1 << 32) + 2),
@@ -40,7 +42,7 @@ class Filler:
         for field in message.DESCRIPTOR.fields:
             if self._random.random() < 0.2:
                 continue
-            if field.is_repeated:
+            if is_repeated(field):
                 self._fill_repeated(message, field, depth)
             elif field.message_type is None:
                 setattr(message, field.name, self._value(field))

@@ -96,6 +96,11 @@ def test_what_this_version_lacks_is_refused_before_anything_runs(zoo: Path, line
     assert "other.py, line 2" in str(caught.value)
 
 
+def test_a_loss_in_the_order_of_pytorch_is_fine_there(zoo: Path) -> None:
+    (zoo / "shop" / "model.py").write_text("import torch\ndef loss(predictions, labels): return 0\n")
+    check_source(zoo, "shop.model")
+
+
 def test_modules_of_the_zoo_are_found_below_the_name_model_zoo(zoo: Path) -> None:
     (zoo / "shop" / "model.py").write_text(
         "from model_zoo.shop.other import width\ndef custom_model(): return width\ndef feed(dataset, mode, _): ...\n"

@@ -17,7 +17,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
 from elasticdl.rpc.servers import serve
-from elasticdl.rpc.validation import FIELDS, MESSAGES, InvalidMessage, check, parse
+from elasticdl.rpc.validation import FIELDS, MESSAGES, InvalidMessage, check, is_repeated, parse
 
 pytestmark = pytest.mark.ci
 ALL = pb.DESCRIPTOR.message_types_by_name
@@ -59,7 +59,7 @@ def wrong_values() -> Iterator[tuple[str, Message]]:
             value = 77
         else:
             continue
-        if field.is_repeated:
+        if is_repeated(field):
             getattr(message, field.name).append(value)
         else:
             setattr(message, field.name, value)
