@@ -72,9 +72,15 @@ def test_a_pod_beyond_its_memory_is_oom_killed(
     cluster: KubernetesCluster, observer: Observer, manifests: Manifests
 ) -> None:
     manifests.container = {"resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "48Mi"}}}
-    cluster.create(worker("w-0", command=("python", "-c", "bytearray(10**9)")))
-    ended = observer.ended_pod("w-0")
-    assert (ended.phase, ended.reason, ended.exit_code) == (PodPhase.FAILED, EndReason.OOM_KILLED, 137)
+    # Docker learns of the kernel's kill and of the container's end by two ways: when the first is the slower one, the
+    # kubelet has reported a plain kill by then, for good.  So three pods may try.
+    for name in ("w-0", "w-1", "w-2"):
+        cluster.create(worker(name, command=("python", "-c", "bytearray(10**9)")))
+        ended = observer.ended_pod(name)
+        assert (ended.phase, ended.exit_code) == (PodPhase.FAILED, 137)
+        if ended.reason is not EndReason.KILLED:
+            break
+    assert ended.reason is EndReason.OOM_KILLED
     assert "48Mi" in ended.message
 
 
