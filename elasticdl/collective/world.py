@@ -6,6 +6,7 @@ it are done by threads of their own, since both can take as long as the engine l
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import time
@@ -22,6 +23,7 @@ from elasticdl.collective.torch_store import store_of
 _GRACE_S = 0.1  # for an engine that does not end when it should
 _LOOK_EVERY_S = 0.1  # between looks Python runs handlers of signals, and a peer that NCCL waits for is missed
 _LONGEST_MESSAGE = 200
+_log = logging.getLogger("elasticdl.collective")
 _RANK = re.compile(r"rank (\d+) (?:has|cannot|does)")
 
 
@@ -148,9 +150,9 @@ class World:
         except (RuntimeError, OSError) as error:
             what = f"world {self.version} cannot be formed: {_in_short(error)}"
             rank = _rank_in(what)
-        except BaseException:
-            self.end(f"world {self.version} cannot be formed: an error of the program")
-            raise
+        except Exception as error:  # noqa: BLE001  an engine raises what it likes, and must not end a healthy member
+            _log.exception("World %d cannot be formed", self.version)
+            what = f"world {self.version} cannot be formed: {type(error).__name__}: {_in_short(error)}"
         finally:
             with self._lock:
                 is_over = self._lost is not None
@@ -251,8 +253,8 @@ def _rank_in(message: str) -> int | None:
 
 
 def _in_short(error: Exception) -> str:
-    """The first sentence of an engine's error, without the place in its source."""
-    lines = str(error).splitlines()
+    """The first sentence of an engine's error, without the place in its source; of NCCL's its last line, the reason."""
+    lines = str(error).partition("Last error:")[2].split("\n", 1)[-1].splitlines() or str(error).splitlines()
     first = lines[0] if lines else type(error).__name__
     without_place = first.rpartition(".cc:")[2].partition("] ")[2] or first
     return without_place.partition(". ")[0][:_LONGEST_MESSAGE]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +14,10 @@ import numpy as np
 import pytest
 
 from elasticdl.collective import ElasticGroup, GroupLost
-from elasticdl.collective.meeting import Meeting, link
-from elasticdl.collective.world import World
+from elasticdl.collective.meeting import Meeting, MeetingPlace, link
+from elasticdl.collective.world import World, _in_short
 from tests.collective import verbs
-from tests.collective.members import ANSWER_S, TOKEN, Member, Told, all_do, begin_to_form, form, members, until
+from tests.collective.members import ANSWER_S, HOST, TOKEN, Member, Told, all_do, begin_to_form, form, members, until
 
 pytestmark = pytest.mark.ci
 LOST_WITHIN_S = 2.0  # on a busy machine; nothing else here ends a wait sooner
@@ -187,3 +189,29 @@ def test_a_world_that_ends_between_two_sums_writes_to_neither_any_more() -> None
     with pytest.raises(GroupLost, match="a newer world is planned"):
         world.begin(memory, lambda links: Sum())
     assert not first.is_on_its_way
+
+
+def test_an_engine_that_fails_in_any_way_ends_the_world_and_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    places = [MeetingPlace(HOST, TOKEN) for _ in range(2)]
+    addresses = [place.address for place in places]
+    worlds = [World(1, addresses, rank, TOKEN, place) for rank, place in enumerate(places)]
+    with ThreadPoolExecutor(2) as pool:  # here is no such device, so NCCL cannot be made
+        forming = [pool.submit(world.form, "cuda:0", 30.0) for world in worlds]
+        for one in forming:
+            with pytest.raises(GroupLost, match="cannot be formed"):
+                one.result(60)
+    assert raised == []
+    for place in places:
+        place.close()
+
+
+def test_of_an_error_of_nccl_its_reason_is_told() -> None:
+    text = (
+        "NCCL error in: /src/NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN), NCCL version 2.28.9\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+        "Last error:\n"
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+    )
+    assert _in_short(RuntimeError(text)) == "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"

@@ -126,7 +126,8 @@ def build_model(definition: ModelDefinition, seed: int) -> BuiltModel:
             )
         if value.is_complex():
             raise ModelDefinitionError(f"{what}: {plain_name(name)} is complex.", "Train real parameters.")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # By number: collectives ask for that of the very device.
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     module.to(device)
     parameters = {plain_name(name): p for name, p in module.named_parameters()}
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
