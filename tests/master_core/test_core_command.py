@@ -84,6 +84,15 @@ def test_commands_that_end_before_the_data_have_failed() -> None:
     assert (status.phase, [str(epoch) for epoch in status.coverage]) == ("Failed", [line])
 
 
+def test_the_end_of_the_data_is_written_down_before_a_script_may_end_at_its_answer() -> None:
+    script = running(num_workers=1)
+    script.finish(script.lease())
+    assert script.told(c.Persist) == []
+    script.finish(script.lease())
+    kinds = [type(command) for command in script.commands]
+    assert kinds.index(c.Persist) < kinds.index(c.Reply)
+
+
 def test_epochs_that_no_command_has_begun_are_left_out_too() -> None:
     script = running(num_workers=1, num_epochs=3, own_epochs=None)
     for _ in range(2):

@@ -305,6 +305,8 @@ class Work:
             epoch = self.tasks.epochs[lease.epoch]
             if epoch.complete and self._settings.trains:
                 self._out.log(f"Epoch {lease.epoch + 1} is complete")
+                if self._settings.runs_command and not self.tasks.records_left_out:
+                    self._out.persist()  # the scripts may end at this answer: no next master could ask them
         elif lease.type is TaskType.CALLBACK:
             path = self.callbacks.finish()
             self._out.persist()
