@@ -1,7 +1,7 @@
 """The certificate of a job, made by the client: by it the job's pods know each other, and encrypt their calls.
 
 An authority made for this job alone signs one certificate for all of its pods, and its key is thrown away, so there is
-never another one.  It names no machine: whatever address a pod has, belonging to the job is all that it proves.
+never another one.  It names no machine: at any address it proves that a pod belongs to the job, no more.
 """
 
 from __future__ import annotations

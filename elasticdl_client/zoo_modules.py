@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ALIAS = "model_zoo"  # `import model_zoo.x` is the zoo's x, whatever its directory is called
+ALIAS = "model_zoo"  # `import model_zoo.x` is the zoo's x, also where its directory has another name
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Cells:
         texts: values that came as text.
         numbers: arrays [n] of values that came as numbers, int64 or float64.
         num_missing: records without a value, and values that are missing.
-        are_texts: the source says that texts are texts, whatever they look like.
+        are_texts: the source says that texts are texts, also those that look like numbers.
     """
 
     texts: list[str] = field(default_factory=list)

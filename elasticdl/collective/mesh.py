@@ -44,7 +44,7 @@ class MeshLinks:
         return self._mesh.broadcast(tensor.data_ptr(), tensor.nbytes, source, tensor)
 
     def check(self) -> None:
-        """Raises RuntimeError if a member has gone without leaving, whatever is under way."""
+        """Raise RuntimeError if a member has gone without leaving."""
         rank = self._mesh.gone()
         if rank >= 0:
             raise RuntimeError(f"rank {rank} has gone")

@@ -163,7 +163,7 @@ def _saying_where(file: Path) -> Iterator[None]:
 
 
 def _alias(zoo: Path) -> None:
-    """Makes `import model_zoo.x` find the zoo's x, whatever the zoo's directory is called."""
+    """Makes `import model_zoo.x` find the zoo's x, also where its directory has another name."""
     package = sys.modules.get(ALIAS)
     if package is None:
         found = importlib.util.find_spec(ALIAS)

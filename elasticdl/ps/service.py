@@ -56,7 +56,7 @@ class PsService:
     Attributes:
         state: may be replaced until `incarnation` is set.
         incarnation: 0 until the master has named it and the state is restored; every call is refused until then.
-        flow: of its raw calls, by whatever road they come.
+        flow: of its raw calls, over gRPC and sockets.
     """
 
     def __init__(self, ps_id: int, state: PsState) -> None:

@@ -81,7 +81,7 @@ def open_channel(address: str) -> grpc.Channel:
     if found is None:
         return grpc.insecure_channel(address, options=OPTIONS)
     credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.certificate)
-    name = ("grpc.ssl_target_name_override", TLS_NAME)  # the certificate is the job's, at whatever address
+    name = ("grpc.ssl_target_name_override", TLS_NAME)  # the certificate is the job's, at any address
     return grpc.secure_channel(address, credentials, options=(*OPTIONS, name))
 
 

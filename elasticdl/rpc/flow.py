@@ -1,7 +1,7 @@
 """Flow: how many raw calls run at once, and how many bytes of their frames lie in memory meanwhile.
 
 A frame takes its bytes before it is read and a call takes its place when its frame is there, so an unfinished frame
-keeps nobody from being served: it costs memory, of which there is a fixed amount, and only until its deadline.
+keeps no other call from being served: it costs memory, of which there is a fixed amount, and only until its deadline.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Flow:
                 self._changed.notify_all()
 
     def _has_place(self) -> bool:
-        """Not while replies that nobody fetches fill the memory."""
+        """Not while replies that are not fetched fill the memory."""
         return self._num_calls < self.max_calls and self._num_bytes <= self.max_bytes
 
     def change(self, size_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""How every process of a job logs: to its standard output, and without passwords, whoever's error they stand in."""
+"""How every process of a job logs: to its standard output, and without passwords, also in errors of other packages."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _left(directory: Path, limit: str, usage: str) -> int:
 
 
 def _reclaimable(directory: Path) -> int:
-    """File pages that nobody has used lately: the kernel drops them before it refuses memory."""
+    """File pages not used lately: the kernel drops them before it refuses memory."""
     for line in _read(directory / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file"):

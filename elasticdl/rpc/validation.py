@@ -2,7 +2,7 @@
 
 Every field has a rule.  Most follow from their type in elasticdl.proto: whole numbers are not negative, floats are
 finite, enums are known, texts and lists have an end.  `FIELDS` says where a field differs, `MESSAGES` what fields of
-one message mean together.  Whether a message fits the job is not said here: ids that nobody has are well formed.
+one message mean together.  Whether a message fits the job is not checked here: unknown ids are well formed.
 """
 
 from __future__ import annotations

@@ -22,19 +22,7 @@ _MODULES = {
     "to_ragged": ToRagged,
     "to_sparse": ToSparse,
 }
-__all__ = [
-    "ConcatenateWithOffset",
-    "Discretization",
-    "Hashing",
-    "IndexLookup",
-    "LogRound",
-    "Normalizer",
-    "RoundIdentity",
-    "SparseEmbedding",
-    "ToNumber",
-    "ToRagged",
-    "ToSparse",
-]
+__all__ = [_layer.__name__ for _layer in _MODULES.values()]
 
 for _name, _layer in _MODULES.items():
     _module = ModuleType(f"{__name__}.{_name}", _layer.__doc__)

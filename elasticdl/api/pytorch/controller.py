@@ -130,7 +130,7 @@ class ElasticController(Steps):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Training stands inside: at the end, by whatever way, this process leaves its world.
+        """Training stands inside: at its end, also by an exception, this process leaves its world.
 
         As in the original one loop over the loader goes over all epochs here, unless it stands in `epochs()`.
         """
@@ -182,8 +182,8 @@ class ElasticLoader:
         """Return the batches of an epoch in this process, as the members of its group share them now.
 
         Within a loop: those that it has given, and this process's part of what is left; so a progress of
-        `batch_index / len(loader)` ends at 1 whatever joins or is lost.  Before the first group it is the most that
-        may come: the whole epoch, and in a job the batch of the rehearsal.
+        `batch_index / len(loader)` ends at 1, also when workers join or are lost.  Before the first group it is the
+        most that may come: the whole epoch, and in a job the batch of the rehearsal.
         """
         return self._controller.num_batches
 
