@@ -6,7 +6,7 @@ values, by the rule of training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +45,13 @@ class Columns:
         metadata: of the source.
         wanted: names; empty: all.
         missing: texts that stand for a missing value, beside the empty one.
+        declared_texts: columns whose type the user has named: string.
     """
 
     metadata: Metadata
     wanted: tuple[str, ...] = ()
     missing: frozenset[str] = frozenset()
+    declared_texts: frozenset[str] = frozenset()
 
     def cells(self, records: Sequence[bytes]) -> dict[str, Cells]:
         """The values of each column.
@@ -81,15 +83,20 @@ class Columns:
                 shown = self.metadata.delimiter.join(fields)[:200]
                 raise DataError(f"A row has {len(fields)} fields, the header {len(names)}: {shown}")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
-        dtypes = dict(self.metadata.column_dtypes)
         found = {}
         for name in self.wanted or names:
             if name not in columns:
                 raise DataError(f"The data have no column {name}, which --columns names.", f"They have {_list(names)}.")
-            cells = Cells(are_texts=dtypes.get(name) == "string")
+            cells = Cells(are_texts=name in self._texts)
             self._add_texts(cells, columns[name])
             found[name] = cells
         return found
+
+    @property
+    def _texts(self) -> Collection[str]:
+        """Return the columns of texts.  Texts for missing values among numbers mislead the reader's guess."""
+        guessed = () if self.missing else (name for name, dtype in self.metadata.column_dtypes if dtype == "string")
+        return self.declared_texts.union(guessed)
 
     def _collected(self, parts: Sequence[tuple[list[int], npt.NDArray[Any]]], num_records: int) -> Cells:
         cells = Cells(are_texts=True)  # a bytes feature is one for the model, too

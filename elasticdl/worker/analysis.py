@@ -113,7 +113,9 @@ def make_analysis_loop(link: MasterLink, readers: Readers, spec: JobSpec, clock:
 
 def columns_of(spec: JobSpec, metadata: Metadata) -> Columns:
     """What the job's flags say of columns."""
-    return Columns(metadata, tuple(_listed(spec.columns)), frozenset(_listed(spec.missing_values)))
+    named = spec.data_reader_params_dict().get("column_dtypes", {})
+    texts = frozenset(name for name, dtype in named.items() if dtype == "string") if isinstance(named, dict) else ()
+    return Columns(metadata, tuple(_listed(spec.columns)), frozenset(_listed(spec.missing_values)), frozenset(texts))
 
 
 def _listed(text: str) -> list[str]:

@@ -166,6 +166,14 @@ def test_many_different_values_are_sketched_within_their_errors() -> None:
     np.testing.assert_allclose(text["vocab_counts"], [3000, 2000], rtol=0.05)
 
 
+def test_numbers_among_which_some_are_missing_are_numbers_though_the_reader_takes_them_for_texts() -> None:
+    guessed = Metadata(("age", "zip"), (("age", "string"), ("zip", "string")), delimiter=",")
+    columns = Columns(guessed, missing=frozenset("?"), declared_texts=frozenset({"zip"}))
+    found = parts_of([b"?,10001", b"7,10002", b"9,?"], [1], columns).statistics(2, 10)["columns"]
+    assert (found["age"]["type"], found["age"]["min"], found["age"]["max"]) == ("int64", 7, 9)
+    assert (found["zip"]["type"], found["zip"]["missing"]) == ("string", 1)
+
+
 def test_lists_and_columns_that_are_missing_in_some_records() -> None:
     records = [
         encode_example({"ids": [1, 2, 3], "word": ["a", "b"]}),
