@@ -10,6 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
+from elasticdl_client.checkpoint_manifest import MANIFEST
 from elasticdl_client.choices import JobType
 from elasticdl_client.data_checks import absolute_sources, check_sources
 from elasticdl_client.errors import FlagError, JobError
@@ -19,7 +20,6 @@ from elasticdl_client.model_source import check_model_source, reads_data_itself
 from elasticdl_client.trained_model import check_unused, look_at
 
 _DATA_FLAGS = ("training_data", "validation_data", "prediction_data", "data")
-_MANIFEST = "MANIFEST.json"
 _PATH_FLAGS = (
     "output",
     "checkpoint_dir",
@@ -109,11 +109,11 @@ def _check_writable(name: str, path: Path) -> None:
 
 def _check_checkpoint(path: Path) -> None:
     """That it is a checkpoint, or a directory with one in it; what is inside is read by the job."""
-    hint = f"Name a directory version-N with a {_MANIFEST} in it, or the directory that holds such versions."
+    hint = f"Name a directory version-N with a {MANIFEST} in it, or the directory that holds such versions."
     if not path.is_dir():
         raise FlagError(f"--checkpoint_dir_for_init={path} is not a directory.", hint)
     versions = [path, *path.glob("version-*")]
-    if any((version / _MANIFEST).is_file() for version in versions):
+    if any((version / MANIFEST).is_file() for version in versions):
         return
     incomplete = len(versions) - 1
     found = f"its {incomplete} versions were never completed" if incomplete else "it holds no version"

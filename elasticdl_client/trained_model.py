@@ -5,7 +5,6 @@ Client and master both look; what is inside is read by who loads it.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.choices import DistributionStrategy, Framework
 from elasticdl_client.errors import CheckpointError, FlagError
 
-_MANIFEST = "MANIFEST.json"
 _FLAG = "--checkpoint_dir_for_init"
 _CHUNK_BYTES = 1 << 20
 _HINT = (
@@ -100,7 +99,7 @@ def look_at(path: Path) -> TrainedModel:
     for name, kind in (("model.pt", Kind.TORCH_STATE), ("model.keras", Kind.KERAS_FILE)):
         if (path / name).is_file():
             return TrainedModel(kind, path / name)
-    if (path / _MANIFEST).is_file():
+    if (path / MANIFEST).is_file():
         return _version(path)
     errors = []
     versions = list(_versions(path))
@@ -162,23 +161,28 @@ def _version(directory: Path) -> TrainedModel:
         CheckpointError: it is not whole.
     """
     manifest = _manifest(directory)
-    if "parts" not in manifest:
-        state_file(directory)
-        return TrainedModel(Kind.STATE, directory, int(manifest.get("steps", 0)))
-    for part in manifest["parts"]:
-        file = directory / str(part.get("file"))
-        if not file.is_file() or file.stat().st_size != part.get("size_bytes"):
-            raise CheckpointError(f"the checkpoint in {directory} is not whole: {file.name} is missing or cut short")
-    return TrainedModel(Kind.SERVERS, directory, int(manifest.get("model_version", 0)))
+    try:
+        if "parts" not in manifest:
+            state_file(directory)
+            return TrainedModel(Kind.STATE, directory, int(manifest.get("steps", 0)))
+        sizes = {str(part["file"]): part["size_bytes"] for part in manifest["parts"]}
+        version = int(manifest.get("model_version", 0))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory / MANIFEST} is damaged: {error!r}", _HINT) from error
+    for name, size_bytes in sizes.items():
+        file = directory / name
+        if not file.is_file() or file.stat().st_size != size_bytes:
+            raise CheckpointError(f"the checkpoint in {directory} is not whole: {name} is missing or cut short")
+    return TrainedModel(Kind.SERVERS, directory, version)
 
 
 def _manifest(directory: Path) -> dict[str, Any]:
-    path = directory / _MANIFEST
+    path = directory / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        manifest = read_manifest(path)
+    except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(manifest, dict) or not ("parts" in manifest or "strategy" in manifest):
+    if not ("parts" in manifest or "strategy" in manifest):
         raise CheckpointError(f"{path} is not the manifest of a checkpoint.", _HINT)
     return manifest
 
@@ -187,5 +191,5 @@ def _versions(directory: Path) -> Iterator[Path]:
     """Newest first."""
     found = [path for path in directory.glob("version-*") if path.name.removeprefix("version-").isdecimal()]
     for path in sorted(found, key=lambda path: -int(path.name.removeprefix("version-"))):
-        if (path / _MANIFEST).is_file():
+        if (path / MANIFEST).is_file():
             yield path

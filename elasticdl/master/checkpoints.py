@@ -20,10 +20,10 @@ from typing import Any
 
 from elasticdl.data.durable import sync_directory
 from elasticdl.master.file_journal import replace_file
+from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest, with_checksum
 from elasticdl_client.errors import CheckpointError
 
 FORMAT = 2
-MANIFEST = "MANIFEST.json"
 _PREFIX = "version-"
 _TAIL = struct.Struct("<QII8s")  # of a part: size and checksum of the index before it, format, magic
 _MAGIC = b"ELDLPS02"
@@ -99,8 +99,7 @@ def commit(directory: Path, manifest: Manifest) -> None:
     Raises:
         CheckpointError: it is none.
     """
-    values: dict[str, Any] = asdict(manifest)
-    data = json.dumps(values | {"crc32": _checksum(values)}, indent=1).encode()
+    data = json.dumps(with_checksum(asdict(manifest)), indent=1).encode()
     try:
         replace_file(directory / MANIFEST, directory / f"{MANIFEST}.new", data)
         sync_directory(directory.parent)
@@ -122,10 +121,7 @@ def read(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        values = json.loads(path.read_bytes())
-        checksum = values.pop("crc32", None)  # which earlier versions did not write
-        if checksum not in (None, _checksum(values)):
-            raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+        values = read_manifest(path)
         if values.get("format") != FORMAT:
             raise CheckpointError(
                 f"{path} has format {values.get('format')!r}; this version reads {FORMAT}",
@@ -142,7 +138,7 @@ def read(directory: Path) -> Manifest:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     for part in manifest.parts:
         _look_at(directory / part.file, part)
@@ -258,11 +254,6 @@ def _look_at(file: Path, part: Part) -> None:
         raise CheckpointError(f"{file} is damaged: it is too short") from error
     if zlib.crc32(index) != part.index_crc32:
         raise CheckpointError(f"{file} is damaged: the checksum of its index is not the one in the manifest")
-
-
-def _checksum(values: dict[str, Any]) -> int:
-    """Of a manifest's contents, however they are written."""
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def _part(values: dict[str, Any]) -> Part:

@@ -7,13 +7,11 @@ carries the names that it holds.  Another job's checkpoint has no names to go by
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,9 +20,9 @@ from elasticdl.ps.checkpoint import HINT, PartFile, PartReader
 from elasticdl.ps.part_layout import Blocks, TableIndex
 from elasticdl.ps.partition import NUM_BUCKETS, buckets, joined_buckets, num_floats, slices_within
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
+from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError
 
-MANIFEST = "MANIFEST.json"
 FORMAT = 2
 _PREFIX = "version-"
 
@@ -133,7 +131,7 @@ def _parts(directory: Path) -> list[tuple[PartFile, Buckets, int]]:
     """
     path = directory / MANIFEST
     try:
-        manifest: Any = json.loads(path.read_bytes())
+        manifest = read_manifest(path)
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {manifest['format']}; this version reads {FORMAT}", HINT)
         parts = [

@@ -5,7 +5,6 @@ A checkpoint of parameter servers is restored by those of this job; a worker rea
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,13 +25,13 @@ from elasticdl.worker.ps_session import PsSession
 from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.strategy import Values
 from elasticdl.worker.tasks import TaskStream
+from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.trained_model import Kind, TrainedModel, look_at, state_file
 
 _log = logging.getLogger("elasticdl.worker")
-_MANIFEST = "MANIFEST.json"
 _HINT = "Use the module that the model was trained with, and its --model_params and --embedding_threshold."
 
 
@@ -123,12 +122,15 @@ def check_layout(checkpoint: str, report: ModelReport) -> None:
         CheckpointError: naming what differs.
     """
     try:
-        manifest = json.loads((Path(checkpoint) / _MANIFEST).read_text())
+        manifest = read_manifest(Path(checkpoint) / MANIFEST)
     except OSError:
         _log.info("%s is not mounted here; whether it fits the module is not looked at", checkpoint)
         return
-    theirs = {v["name"]: list(v["shape"]) for v in manifest["variables"]}
-    theirs |= {t["name"]: [t["input_dim"], t["dim"]] for t in manifest["tables"]}
+    try:
+        theirs = {v["name"]: list(v["shape"]) for v in manifest["variables"]}
+        theirs |= {t["name"]: [t["input_dim"], t["dim"]] for t in manifest["tables"]}
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{Path(checkpoint) / MANIFEST} is damaged: {error!r}", _HINT) from error
     ours = {v.name: list(v.shape) for v in report.variables}
     ours |= {t.name: [t.input_dim, t.dim] for t in report.tables}
     wrong = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))

@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from elasticdl.data.durable import sync_directory
 from elasticdl.worker.ledger import UNKNOWN
+from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest, with_checksum
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
-_MANIFEST = "MANIFEST.json"
 _PREFIX = "version-"
 
 AppliedRow = tuple[int, int, list[int], int, int]  # epoch, task, extras, watermark, samples; see AppliedTask
@@ -139,7 +139,7 @@ class StateCheckpoints:
         }
         try:
             _write_durably(temporary / self._kind.file, state)
-            _write_durably(temporary / _MANIFEST, json.dumps(manifest).encode())
+            _write_durably(temporary / MANIFEST, json.dumps(with_checksum(manifest)).encode())
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
             sync_directory(final.parent)
@@ -171,7 +171,7 @@ class StateCheckpoints:
             CheckpointError: there is none.
         """
         named = Path(path)
-        candidates = [named] if (named / _MANIFEST).exists() else _sorted(named)
+        candidates = [named] if (named / MANIFEST).exists() else _sorted(named)
         errors = []
         for directory in candidates:
             try:
@@ -190,22 +190,25 @@ class StateCheckpoints:
     def _load(self, directory: Path, any_job: bool = False) -> tuple[Checkpoint, dict[str, Any]]:
         file = self._kind.file
         try:
-            manifest = json.loads((directory / _MANIFEST).read_text())
+            manifest = read_manifest(directory / MANIFEST)
             state = (directory / file).read_bytes()
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise CheckpointError(f"the checkpoint in {directory} cannot be read: {error}") from error
         if manifest.get("strategy") != self._kind.strategy:
             raise CheckpointError(f"the checkpoint in {directory} is not of the strategy {self._kind.strategy}")
         if not any_job and manifest.get("job_name") != self._kind.job_name:
             raise CheckpointError(f"the checkpoint in {directory} is not of job {self._kind.job_name}")
-        if len(state) != manifest["size_bytes"] or zlib.crc32(state) != manifest["crc32"]:
+        if (len(state), zlib.crc32(state)) != (manifest.get("size_bytes"), manifest.get("crc32")):
             raise CheckpointError(f"{directory / file} is damaged: size or checksum differs from its manifest")
         with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
             read = dict(arrays)
-        applied: list[AppliedRow] = [
-            (epoch, task, list(extras), rest[0] if rest else 0, rest[1] if rest[1:] else UNKNOWN)
-            for epoch, task, extras, *rest in manifest["applied"]
-        ]
+        try:
+            applied: list[AppliedRow] = [
+                (epoch, task, list(extras), rest[0] if rest else 0, rest[1] if rest[1:] else UNKNOWN)
+                for epoch, task, extras, *rest in manifest["applied"]
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{directory / MANIFEST} is damaged: {error!r}") from error
         counts = {name: value for name, value in manifest.items() if type(value) is int}
         return Checkpoint(directory, read, applied, counts), manifest
 

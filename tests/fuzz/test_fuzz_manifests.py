@@ -8,12 +8,20 @@ import zlib
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
+from elasticdl.frameworks.framework import ModelReport, Variable
 from elasticdl.master import checkpoints
+from elasticdl.ps.partition import ALL_BUCKETS
+from elasticdl.ps.restoring import NoneIsWhole, restore
+from elasticdl.worker.inference import check_layout
+from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
 from elasticdl_client.errors import CheckpointError
+from elasticdl_client.trained_model import look_at
 from tests.fuzz.mutations import damage
 from tests.fuzz.scale import rounds
+from tests.ps.parts import even_parts, write_checkpoint
 
 pytestmark = pytest.mark.ci
 
@@ -57,3 +65,65 @@ def test_a_manifest_without_a_checksum_is_read(directory: Path) -> None:
     del values["crc32"]
     path.write_text(json.dumps(values))
     assert checkpoints.read(directory) == good
+
+
+def change(directory: Path, old: str, new: str) -> None:
+    """Changes a manifest as a flipped bit does."""
+    path = directory / checkpoints.MANIFEST
+    content = path.read_text()
+    assert old in content
+    path.write_text(content.replace(old, new, 1))
+
+
+def test_a_server_takes_the_next_older_checkpoint_where_one_digit_of_a_manifest_is_another(tmp_path: Path) -> None:
+    older, newer = (write_checkpoint(tmp_path, version, even_parts(1)) for version in (3, 4))
+    change(newer, '"model_version": 4', '"model_version": 5')
+    restored = restore(newer, ALL_BUCKETS, lambda snapshot: snapshot.close())
+    assert restored.directory == older
+    assert "its checksum is wrong" in restored.damaged[0]
+    change(older, '"num_ps": 1', '"num_ps": 3')
+    with pytest.raises(NoneIsWhole):
+        restore(newer, ALL_BUCKETS, lambda snapshot: snapshot.close())
+
+
+def test_a_worker_takes_the_next_older_checkpoint_where_one_digit_of_a_manifest_is_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = StateCheckpoints(str(tmp_path), Kind("job", "Local", "model.npz", {}))
+    for version in (3, 5):
+        kept.save(version, {"w": np.arange(3)}, [(0, 0, [], version, 9)], {"steps": version})
+    change(tmp_path / "version-5", "[0, 0, [], 5, 9]", "[0, 0, [], 7, 9]")
+    found = kept.newest()
+    assert found is not None
+    assert (found.directory.name, found.counts["steps"]) == ("version-3", 3)
+    assert "its checksum is wrong" in caplog.text
+    assert kept.initial(str(tmp_path)).directory.name == "version-3"
+    assert look_at(tmp_path).path.name == "version-3"
+
+
+def test_the_manifest_of_a_state_is_read_without_a_checksum_and_an_error_where_it_is_another(tmp_path: Path) -> None:
+    kept = StateCheckpoints(str(tmp_path), Kind("job", "Local", "model.npz", {}))
+    kept.save(3, {"w": np.arange(3)}, [(0, 0, [], 3, 9)], {"steps": 3})
+    path = tmp_path / "version-3" / checkpoints.MANIFEST
+    values = json.loads(path.read_bytes())
+    del values["manifest_crc32"]
+    path.write_text(json.dumps(values))
+    assert kept.newest() is not None
+    for name, wrong in (("applied", 7), ("applied", [[1]]), ("size_bytes", "x"), ("strategy", None)):
+        path.write_text(json.dumps(values | {name: wrong}))
+        assert kept.newest() is None
+    path.write_text("[" * 100_000)
+    assert kept.newest() is None
+    with pytest.raises(CheckpointError):
+        look_at(tmp_path)
+
+
+def test_a_client_and_a_worker_refuse_a_manifest_of_servers_with_another_digit(directory: Path) -> None:
+    report = ModelReport((Variable("w/kernel", (3, 4), True),), (), "", ())
+    assert look_at(directory).version == 70
+    check_layout(str(directory), report)
+    change(directory, '"seed": 5', '"seed": 6')
+    with pytest.raises(CheckpointError, match="its checksum is wrong"):
+        look_at(directory)
+    with pytest.raises(CheckpointError, match="its checksum is wrong"):
+        check_layout(str(directory), report)

@@ -15,6 +15,7 @@ OURS = ("elasticai_api", "elasticdl", "elasticdl_client", "elasticdl_preprocessi
 SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl_client.job_spec",
     "elasticdl_client.choices",
+    "elasticdl_client.checkpoint_manifest",
     "elasticdl_client.errors",
     "elasticdl_client.job_status",
     "elasticdl_client.secret_values",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,9 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
     assert restored.num_samples == {(0, 0): 7}
     assert unpacked(packed(restored)).num_samples == restored.num_samples
     manifest = tmp_path / "version-3" / "MANIFEST.json"
-    manifest.write_text(manifest.read_text().replace("[0, 0, [], 3, 7]", "[0, 0, [], 3]"))
+    values = json.loads(manifest.read_text())
+    del values["manifest_crc32"]
+    manifest.write_text(json.dumps(values | {"applied": [[0, 0, [], 3]]}))
     restored = OwnModel(framework, checkpoints, "").start_over().ledger
     restored.add(MinibatchName(0, 0, 3), 4)
     assert restored.num_samples == {(0, 0): UNKNOWN}

@@ -1,0 +1,53 @@
+"""The manifest that makes a directory a checkpoint: written with a checksum of its contents, and read by all alike.
+
+There are two: of parameter servers, with ``parts``, and of a model that lives in a worker.  What their other keys mean
+is known to those who write and use them.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from elasticdl_client.errors import CheckpointError
+
+MANIFEST = "MANIFEST.json"
+_HINT = "take another checkpoint, or train again from the beginning"
+
+
+def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same contents and their checksum."""
+    return {**values, _key_of(values): _checksum(values)}
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the contents of a manifest, without their checksum, which earlier versions did not write.
+
+    Raises:
+        OSError: it cannot be read.
+        CheckpointError: it is damaged.
+    """
+    content = path.read_bytes()
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}", _HINT) from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} is damaged: it is no JSON object", _HINT)
+    checksum = values.pop(_key_of(values), None)
+    if checksum not in (None, _checksum(values)):
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong", _HINT)
+    return values
+
+
+def _key_of(values: Mapping[str, Any]) -> str:
+    """Without parts, ``crc32`` is the checksum of the state beside the manifest."""
+    return "crc32" if "parts" in values else "manifest_crc32"
+
+
+def _checksum(values: Mapping[str, Any]) -> int:
+    """Of the contents, however they are written."""
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
