@@ -13,11 +13,14 @@ ESTIMATOR ?= $(VENV)-estimator
 DEMO := build/demo
 CHAOS ?=
 FUZZ ?= 1
+TEST ?=
+N ?= 20
+CPUS ?= 0
 ZOO ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo zoo test test-full test-estimator e2e e2e-full chaos fuzz lint format bench wheels clean
+.PHONY: help setup demo zoo test test-full test-estimator e2e e2e-full chaos fuzz stress lint format bench wheels clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
@@ -28,6 +31,7 @@ help:
 	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG; e2e-full: the long ones, too"
 	@echo "make chaos      kill workers, parameter servers and masters at length; count what is lost"
 	@echo "make fuzz       read damaged files, calls and command lines at length; FUZZ=2: twice as many of them"
+	@echo "make stress     find flaky tests: TEST=FILE runs N=20 times with every processor busy, CPUS=0.5 of them its own"
 	@echo "make lint       ruff and mypy; make format: mend what can be mended"
 	@echo "make bench      every benchmark, at full length"
 	@echo "make wheels     both wheels into dist/"
@@ -89,9 +93,9 @@ define run_on_cluster
 	$(call say,building the image of the tests (once; TensorFlow is a large download))
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
-	@$(BIN)/python -m pytest -m $(1) --ignore tests/e2e_kubernetes -n 2 --dist loadfile
+	@$(BIN)/python -m tests.again -m $(1) --ignore tests/e2e_kubernetes -n 2 --dist loadfile
 	$(call say,running whole jobs on it (about half an hour))
-	@$(BIN)/python -m pytest -m $(1) -s --durations 0 --durations-min 1 tests/e2e_kubernetes
+	@$(BIN)/python -m tests.again -m $(1) -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 endef
 
 e2e: $(NATIVE)
@@ -107,6 +111,11 @@ chaos: $(NATIVE)
 fuzz: $(NATIVE)
 	$(call say,trying random input on everything that reads what others wrote (its short form is a part of make test))
 	@ELASTICDL_FUZZ_SCALE=$(FUZZ) $(BIN)/python -m pytest tests/fuzz --durations 0 --durations-min 5
+
+stress: $(NATIVE)
+	@[[ -n "$(TEST)" ]] || { echo "Say which: make stress TEST=tests/rpc/test_flow.py [N=20] [CPUS=0.5]" >&2; exit 1; }
+	$(call say,running $(TEST) $(N) times while every processor is busy)
+	@$(BIN)/python -m tests.stress $(TEST) --times $(N) --cpus $(CPUS)
 
 lint: $(NATIVE)
 	$(call say,ruff check$(comma) ruff format --check$(comma) mypy --strict)
