@@ -32,10 +32,11 @@ def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
 def optimizer() -> keras.optimizers.Optimizer:
     """Little momentum: the gradients of several asynchronous workers are late, which acts as momentum of its own.
 
-    AMSGrad, because after a hundred epochs gradients are next to nothing, and plain Adam makes one large step of the
-    first that is not.
+    AMSGrad and a short memory of squares bound every weight's step by 1.6 learning rates.  With Adam's own it is 16:
+    after dozens of epochs gradients are next to nothing, and the first that is not moves every weight so far that
+    late gradients amplify it.
     """
-    return keras.optimizers.Adam(0.003, beta_1=0.5, amsgrad=True)
+    return keras.optimizers.Adam(0.003, beta_1=0.5, beta_2=0.9, amsgrad=True)
 
 
 def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
