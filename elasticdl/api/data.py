@@ -99,12 +99,7 @@ class DataShardService:
         self._lock = threading.Lock()
         self._trained: dict[tuple[int, int], set[int]] = {}  # minibatches by (epoch, task), of this process
         spec = self.session.spec
-        says_itself = bool(dataset_size or training_data) or data_reader_params is not None
-        origin, is_our_own = training_data or spec.training_data, says_itself or self.session.is_alone
-        if self.session.is_server:
-            self._source = Source.none()
-        else:
-            self._source = Source(origin, dataset_size, data_reader_params, spec, is_our_own)
+        self._source = _source_of(self.session, training_data, dataset_size, data_reader_params)
         wanted = pb.Plan(
             minibatch_size=batch_size or spec.minibatch_size or _DEFAULT_SIZE,
             num_minibatches_per_task=num_minibatches_per_shard or spec.num_minibatches_per_task,
@@ -412,3 +407,14 @@ class RecordIndexService(DataShardService):
                     raise StopIteration
                 self._indices.extend(shard.indices)
             return self._indices.popleft()
+
+
+def _source_of(
+    session: Session, training_data: str, dataset_size: int, data_reader_params: dict[str, object] | None
+) -> Source:
+    """What a script says of its data, or else what the job's flags say; a server of TensorFlow's takes none."""
+    if session.is_server:
+        return Source.none()
+    says_itself = bool(dataset_size or training_data) or data_reader_params is not None
+    origin, is_our_own = training_data or session.spec.training_data, says_itself or session.is_alone
+    return Source(origin, dataset_size, data_reader_params, session.spec, is_our_own)

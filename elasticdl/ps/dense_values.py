@@ -33,7 +33,9 @@ class DenseCopy:
 class DenseValues:
     """Thread-safe: whoever reads sees no half of an update."""
 
-    def __init__(self, trainable: Floats, slots: Mapping[str, Floats], non_trainable: Floats, config: OptimizerConfig):
+    def __init__(
+        self, trainable: Floats, slots: Mapping[str, Floats], non_trainable: Floats, config: OptimizerConfig
+    ) -> None:
         """Copies what it is given; a slot that is missing starts fresh."""
         self._lock = threading.Lock()
         self._rule = _native.Optimizer(config.kind, config.options)
