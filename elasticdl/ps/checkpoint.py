@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ from elasticdl.ps.part_layout import (
     row_bytes,
 )
 from elasticdl.ps.snapshot import PartSnapshot, Piece, TableChunk
+from elasticdl_client.checkpoint_manifest import MANIFEST
 from elasticdl_client.errors import CheckpointError
 
 Array = npt.NDArray[Any]
@@ -67,6 +69,30 @@ class PartFile:
 def file_name(ps_id: int, num_ps: int) -> str:
     """The name of a part within its directory."""
     return f"variables-{ps_id}-of-{num_ps}.ckpt"
+
+
+def part_directory(named: str, checkpoint_dir: str) -> Path:
+    """Return the directory of a checkpoint that is being written: ``<checkpoint_dir>/version-<N>``, without a manifest.
+
+    Args:
+        named: by a caller; symbolic links and ``..`` are followed.
+        checkpoint_dir: of this job; empty: it has none.
+
+    Raises:
+        CheckpointError: it is another one; nothing may be written there.
+    """
+    if not checkpoint_dir:
+        raise CheckpointError(f"directory is {named!r}, and this job has no --checkpoint_dir")
+    try:
+        directory = Path(os.path.realpath(named))
+    except ValueError as error:
+        raise CheckpointError(f"directory is {named!r}: {error}") from error
+    is_version = re.fullmatch(r"version-\d+", directory.name, re.ASCII) is not None
+    if not is_version or directory.parent != Path(os.path.realpath(checkpoint_dir)):
+        raise CheckpointError(f"directory is {named!r}, no version-<N> in --checkpoint_dir={checkpoint_dir}")
+    if (directory / MANIFEST).exists():
+        raise CheckpointError(f"directory is {named!r}, a checkpoint that is complete")
+    return directory
 
 
 def write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snapshot: PartSnapshot) -> PartFile:

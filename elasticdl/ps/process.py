@@ -139,7 +139,7 @@ class PsProcess:
         spec = whole_spec(admitted.job_spec)
         logging.getLogger().setLevel(spec.log_level)
         service, own = self._service, even_buckets(identity.ps_id, spec.num_ps_pods)
-        service.state = PsState(_updates(spec), own)
+        service.state, service.checkpoint_dir = PsState(_updates(spec), own), spec.checkpoint_dir
         threading.Thread(target=self._begin, args=(link, admitted, own), daemon=True).start()
         _log.info("PS %d serves at %s, incarnation %d", identity.ps_id, identity.address, link.incarnation)
         while not link.wait(lambda: service.is_master_awaited):

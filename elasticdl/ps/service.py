@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import grpc
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.ps.checkpoint import write_part
+from elasticdl.ps.checkpoint import part_directory, write_part
 from elasticdl.ps.claims import StateDamagedError
 from elasticdl.ps.state import PsState
 from elasticdl.ps.tensor_sockets import TENSOR_ADDRESS, CallFailed, TensorServer
@@ -56,6 +56,7 @@ class PsService:
     Attributes:
         state: may be replaced until `incarnation` is set.
         incarnation: 0 until the master has named it and the state is restored; every call is refused until then.
+        checkpoint_dir: of the job; nothing is written anywhere else; empty: there is none.
         flow: of its raw calls, over gRPC and sockets.
     """
 
@@ -63,6 +64,7 @@ class PsService:
         self.ps_id = ps_id
         self.state = state
         self.incarnation = 0
+        self.checkpoint_dir = ""
         self.flow = Flow(_MAX_RAW_CALLS)
         self._num_pushing: int | None = None
         self._partition = pb.Partition()
@@ -221,16 +223,30 @@ class PsService:
         return pb.AppliedSetReply(status=pb.OK, applied=applied, initialized=initialized, version=version)
 
     def save_checkpoint(self, request: pb.SaveCheckpointRequest) -> pb.SaveCheckpointReply:
-        """From the master: writes this PS's part, in the calling thread."""
+        """From the master: writes this PS's part, in the calling thread.
+
+        Raises:
+            RequestError: the directory is none of a checkpoint of this job, or the job has another number of PS.
+        """
         refusal = self._refusal_of_master(request.generation, request.incarnation)
         if refusal is not None:
             return pb.SaveCheckpointReply(status=refusal, error="the call was for another life of this PS or master")
+        directory = self._directory_of(request)
         if not self._saving.acquire(timeout=_EARLIER_SAVE_S):
             return pb.SaveCheckpointReply(status=pb.OK, error="it still writes its part of an earlier checkpoint")
         try:
-            return self._save(Path(request.directory), request.num_ps)
+            return self._save(directory, request.num_ps)
         finally:
             self._saving.release()
+
+    def _directory_of(self, request: pb.SaveCheckpointRequest) -> Path:
+        num_ps = len(self._partition.ps)  # 0: not known yet
+        if num_ps not in (0, request.num_ps):
+            raise RequestError(f"SaveCheckpointRequest.num_ps is {request.num_ps}, this job has {num_ps}")
+        try:
+            return part_directory(request.directory, self.checkpoint_dir)
+        except CheckpointError as error:
+            raise RequestError(f"SaveCheckpointRequest.{error.what}") from error
 
     def _save(self, directory: Path, num_ps: int) -> pb.SaveCheckpointReply:
         snapshot = self.state.snapshot()

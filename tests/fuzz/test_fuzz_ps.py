@@ -36,6 +36,7 @@ HEADERS = {"Initialize": pb.InitializeHeader, "Exchange": pb.ExchangeHeader, "Kn
 DTYPES = tuple(np.dtype(name) for name in ("<f4", "<f4", "<i8", "<f8", "<u2"))
 SHAPES = ((0,), (3,), (40,), (20,), (20, 1), (20, 8), (4, 4), (1, 1, 1), ())
 HONEST_EPOCH = 9
+PLACES = ("", "version-1", "version-2", "version-1/..", "../version-1", "x" * 5000, "a\0b")  # of a checkpoint
 REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -103,7 +104,9 @@ def test_any_frame_is_answered_or_refused_and_changes_no_more_than_its_name(capl
 
 
 def test_any_call_is_answered_or_refused(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "version-1").mkdir()
     with ps_cluster(1) as cluster, caplog.at_level(logging.INFO):
+        cluster.services[0].checkpoint_dir = str(tmp_path)
         address = cluster.partition.ps[0].address
         with connect(address, TOKEN) as channel:
             for seed in range(rounds(5000)):
@@ -112,7 +115,7 @@ def test_any_call_is_answered_or_refused(caplog: pytest.LogCaptureFixture, tmp_p
                 message: Any = Filler(random).fill(GetMessageClass(method.input_type)())
                 message.incarnation = 10 if random.random() < 0.8 else message.incarnation
                 if isinstance(message, pb.SaveCheckpointRequest):
-                    message.directory = str(tmp_path / random.choice(("", "nothing", "x" * 5000)))
+                    message.directory = str(tmp_path / random.choice(PLACES))
                 if hasattr(message, "lease"):
                     message.lease &= 0xFFFFFFFF  # of a generation that is named: others wait
                 if hasattr(message, "generation"):

@@ -35,10 +35,10 @@ sys.exit(process.main())
 class OnePsMaster(pb_grpc.MasterServicer):
     """Gives incarnations by nonce; everything it is told can be waited for."""
 
-    def __init__(self, restore_from: str = "", generation: int = 1, incarnation: int = 0) -> None:
-        self.restore_from = restore_from
+    def __init__(self, checkpoint_dir: Path | str = "", generation: int = 1, incarnation: int = 0) -> None:
+        self.restore_from = ""
         self.parameters_only = False
-        self.spec = JobSpec(num_ps_pods=1)
+        self.spec = JobSpec(num_ps_pods=1, checkpoint_dir=str(checkpoint_dir))
         self.num_pushing = 0
         self.generation = generation
         self.incarnation = incarnation

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -14,11 +16,14 @@ from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.restoring import restore, restore_other
 from elasticdl.ps.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import connect
 from tests.ps.parts import commit
 from tests.ps.scenes import (
     ADAM,
     NUM_TRAINABLE,
     TABLES,
+    TOKEN,
     Cluster,
     assert_same_model,
     config,
@@ -42,6 +47,7 @@ def save(cluster: Cluster, directory: Path, between: Iterable[int] = ()) -> list
     pushes = iter(between)
     for service in cluster.services:
         push_all(cluster.client, islice(pushes, 1))
+        service.checkpoint_dir = str(directory.parent)
         request = pb.SaveCheckpointRequest(
             incarnation=service.incarnation, directory=str(directory), num_ps=len(cluster.services)
         )
@@ -147,7 +153,8 @@ def test_another_jobs_checkpoint_is_trained_on_with_this_jobs_optimizer(tmp_path
 
 def test_a_directory_that_is_not_there_is_an_error_in_the_reply(tmp_path: Path) -> None:
     with ps_cluster(1) as cluster:
-        request = pb.SaveCheckpointRequest(incarnation=10, directory=str(tmp_path / "gone"), num_ps=1)
+        cluster.services[0].checkpoint_dir = str(tmp_path)
+        request = pb.SaveCheckpointRequest(incarnation=10, directory=str(tmp_path / "version-1"), num_ps=1)
         reply = cluster.services[0].save_checkpoint(request)
         assert "cannot be written: No such file or directory" in reply.error
         assert cluster.services[0].state.applied()[1]
@@ -155,8 +162,52 @@ def test_a_directory_that_is_not_there_is_an_error_in_the_reply(tmp_path: Path) 
 
 def test_an_empty_ps_has_nothing_to_save(tmp_path: Path) -> None:
     with ps_cluster(1, initialize=False) as cluster:
-        request = pb.SaveCheckpointRequest(incarnation=10, directory=str(tmp_path), num_ps=1)
+        cluster.services[0].checkpoint_dir = str(tmp_path)
+        request = pb.SaveCheckpointRequest(incarnation=10, directory=str(tmp_path / "version-1"), num_ps=1)
         reply = cluster.services[0].save_checkpoint(request)
         assert reply.status == pb.UNINITIALIZED
         assert reply.error
     assert PsState().snapshot() is None
+
+
+def refusal(cluster: Cluster, **fields: Any) -> str:
+    """Why a PS does not write its part, as the caller is told."""
+    request = pb.SaveCheckpointRequest(incarnation=10, **{"num_ps": 1, **fields})
+    with connect(cluster.partition.ps[0].address, TOKEN) as channel, pytest.raises(grpc.RpcError) as refused:
+        pb_grpc.ParameterServerStub(channel).SaveCheckpoint(request, timeout=20)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    return str(refused.value.details())
+
+
+def test_a_part_is_written_to_no_place_but_a_version_of_this_job(tmp_path: Path) -> None:
+    ours, others = tmp_path / "checkpoints", tmp_path / "others"
+    for directory in (ours / "version-1", ours / "mine", others / "version-1"):
+        directory.mkdir(parents=True)
+    (ours / "version-2").symlink_to(others / "version-1")
+    (tmp_path / "link").symlink_to(ours)
+    with ps_cluster(1) as cluster:
+        service = cluster.services[0]
+        assert "directory is" in refusal(cluster, directory=str(ours / "version-1"))  # the job has none
+        service.checkpoint_dir = str(ours)
+        for wrong in (
+            others / "version-1",
+            ours / "version-2",
+            ours / "version-1" / ".." / ".." / "others" / "version-1",
+            ours / "mine",
+            ours / "version-1" / "version-1",
+            ours,
+            "",
+            "version-1",
+        ):
+            assert f"SaveCheckpointRequest.directory is {str(wrong)!r}, no version" in refusal(
+                cluster, directory=str(wrong)
+            )
+        assert refusal(cluster, directory="a\0b")
+        service.accept_partition(cluster.partition)
+        assert "num_ps is 3" in refusal(cluster, directory=str(ours / "version-1"), num_ps=3)
+        good = tmp_path / "link" / "version-1"  # the same place by another name
+        written = service.save_checkpoint(pb.SaveCheckpointRequest(incarnation=10, directory=str(good), num_ps=1))
+        assert (written.error, (ours / "version-1" / written.file).is_file()) == ("", True)
+        (ours / "version-1" / "MANIFEST.json").write_text("{}")
+        assert "is complete" in refusal(cluster, directory=str(ours / "version-1"))
+    assert sorted(path.name for path in tmp_path.rglob("*.ckpt")) == [written.file]

@@ -46,7 +46,7 @@ def silent_port(stack: ExitStack) -> int:
 
 
 def test_a_killed_ps_goes_on_from_its_checkpoint(stack: ExitStack, tmp_path: Path) -> None:
-    master = OnePsMaster()
+    master = OnePsMaster(tmp_path)
     port = stack.enter_context(serving(master))
     process = start(stack, port, tmp_path)
     master.wait(lambda: master.readies)
@@ -145,7 +145,7 @@ def test_a_ps_leaves_when_told(stack: ExitStack, tmp_path: Path) -> None:
 
 
 def test_a_ps_that_is_told_to_end_serves_until_the_master_says_stop(stack: ExitStack, tmp_path: Path) -> None:
-    master = OnePsMaster()
+    master = OnePsMaster(tmp_path)
     process = start(stack, stack.enter_context(serving(master)), tmp_path, beats_rarely=True)
     master.wait(lambda: master.readies)
     client = connected(stack, master)

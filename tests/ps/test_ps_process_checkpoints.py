@@ -51,7 +51,7 @@ def trained(stack: ExitStack, tmp_path: Path, master: OnePsMaster) -> PsClient:
 def test_a_damaged_checkpoint_is_passed_over_and_what_it_held_is_trained_again(
     stack: ExitStack, tmp_path: Path
 ) -> None:
-    master = OnePsMaster()
+    master = OnePsMaster(tmp_path)
     port = stack.enter_context(serving(master))
     process = start(stack, port, tmp_path)
     trained(stack, tmp_path, master)
@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_what_it_held_is_trained_again(
 
 
 def test_a_ps_that_can_restore_nothing_says_so_and_ends(stack: ExitStack, tmp_path: Path) -> None:
-    master = OnePsMaster()
+    master = OnePsMaster(tmp_path)
     port = stack.enter_context(serving(master))
     process = start(stack, port, tmp_path)
     trained(stack, tmp_path, master)
@@ -100,7 +100,7 @@ def test_a_ps_that_can_restore_nothing_says_so_and_ends(stack: ExitStack, tmp_pa
 
 
 def test_another_jobs_damaged_checkpoint_is_an_error_that_names_the_file(stack: ExitStack, tmp_path: Path) -> None:
-    master = OnePsMaster()
+    master = OnePsMaster(tmp_path)
     port = stack.enter_context(serving(master))
     process = start(stack, port, tmp_path)
     trained(stack, tmp_path, master)
@@ -117,7 +117,7 @@ def test_another_jobs_damaged_checkpoint_is_an_error_that_names_the_file(stack: 
 
 
 def test_a_stuck_volume_holds_up_neither_heartbeats_nor_pushes(stack: ExitStack, tmp_path: Path) -> None:
-    master = OnePsMaster()
+    master = OnePsMaster(tmp_path)
     process = start(stack, stack.enter_context(serving(master)), tmp_path)
     client = trained(stack, tmp_path, master)
     directory = tmp_path / "version-7"
@@ -144,7 +144,7 @@ def test_a_stuck_volume_holds_up_neither_heartbeats_nor_pushes(stack: ExitStack,
 def test_a_ps_that_is_killed_while_it_writes_goes_on_from_the_checkpoint_before(
     stack: ExitStack, tmp_path: Path
 ) -> None:
-    master = OnePsMaster()
+    master = OnePsMaster(tmp_path)
     port = stack.enter_context(serving(master))
     process = start(stack, port, tmp_path)
     trained(stack, tmp_path, master)
@@ -176,7 +176,7 @@ def test_a_ps_that_is_killed_while_it_writes_goes_on_from_the_checkpoint_before(
 
 
 def test_a_heartbeat_tells_the_load_and_brings_the_partition(stack: ExitStack, tmp_path: Path) -> None:
-    master = OnePsMaster()
+    master = OnePsMaster(tmp_path)
     start(stack, stack.enter_context(serving(master)), tmp_path)
     trained(stack, tmp_path, master)
     master.wait(lambda: master.heard.load.pushes == 7)
