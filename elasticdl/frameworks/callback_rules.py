@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +47,10 @@ class Rules:
             return "EarlyStopping"
         return "ModelCheckpoint(save_best_only=True)" if any(rule["metric"] for rule in self.saving) else ""
 
+    def can_name(self, path: str) -> bool:
+        """Whether a ModelCheckpoint's path, its fields filled in, may be this one."""
+        return any(_filled_in(rule["path"]).fullmatch(path) for rule in self.saving)
+
     def to_json(self) -> str:
         """What the master decides; empty: nothing."""
         told = {
@@ -54,6 +60,11 @@ class Rules:
             "calls_epoch_end": self.calls_epoch_end,
         }
         return json.dumps(told) if any(told.values()) else ""
+
+
+def _filled_in(pattern: str) -> re.Pattern[str]:
+    parts = string.Formatter().parse(pattern)
+    return re.compile("".join(re.escape(text) + ("" if name is None else "[^/]*") for text, name, _, _ in parts))
 
 
 class RuleMaker:

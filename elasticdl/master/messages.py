@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from elasticdl.master.core import events
 from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.callbacks import Callbacks
 from elasticdl.master.core.values import (
     Array,
     DataKind,
@@ -26,6 +27,7 @@ from elasticdl.master.core.values import (
     TaskType,
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.validation import InvalidMessage
 
 _ROLES = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 
@@ -71,6 +73,17 @@ def worker_joined(call: int, message: pb.RegisterWorkerRequest) -> events.Worker
         tuple(HeldLease(lease(held.lease), tuple(held.committed)) for held in message.held),
         applied_set(message.applied),
     )
+
+
+def check_callbacks(message: pb.ModelReport) -> None:
+    """
+    Raises:
+        InvalidMessage: the rules of the user's callbacks are none that the master can keep.
+    """
+    try:
+        Callbacks(json.loads(message.callbacks) if message.callbacks else {})
+    except ValueError as error:
+        raise InvalidMessage(f"ModelReport.callbacks: {error}") from error
 
 
 def model_reported(call: int, message: pb.ModelReport) -> events.ModelReported:

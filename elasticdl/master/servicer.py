@@ -18,6 +18,7 @@ from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, 
 from elasticdl.master.inbox import Closed, Inbox
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.validation import InvalidMessage
 
 _MAX_WAIT_S = 60.0
 _POLL_MARGIN_S = 0.5  # a long poll is answered this long before the caller would give up
@@ -49,6 +50,10 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         return replies.registration_reply(answer, self._generation, self._job_spec)
 
     def ReportModel(self, request: pb.ModelReport, context: grpc.ServicerContext) -> pb.Ack:
+        try:
+            messages.check_callbacks(request)
+        except InvalidMessage as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if not request.error:
             self._on_model_report(request)
         return self._ack(lambda call: messages.model_reported(call, request), context)

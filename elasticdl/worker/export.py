@@ -74,10 +74,26 @@ class Exporter:
         """
         what, parameters = held.lease.occasion, self._model.values(held).parameters
         if what.save_to:
+            self._check_named(what.save_to)
             self._export(held, parameters, self._place(what.save_to))
         else:
             self._confirm(held)
             self._framework.end_epoch(parameters, what.epoch, what.logs)
+
+    def _check_named(self, path: str) -> None:
+        """That a path lies in the directory of checkpoints, or is one of the user's own module.
+
+        Raises:
+            ModelDefinitionError: nothing may be written there because a message names it.
+        """
+        own = os.path.realpath(self._spec.checkpoint_dir)
+        is_inside = bool(self._spec.checkpoint_dir) and Path(os.path.realpath(self._place(path))).is_relative_to(own)
+        if not is_inside and not self._framework.report().rules.can_name(path):
+            raise ModelDefinitionError(
+                f"The model is not saved to {path}: no ModelCheckpoint of this worker's module has such a path, and "
+                "it is not in --checkpoint_dir.",
+                "Give ModelCheckpoint a path that is the same in every process, or a relative one.",
+            )
 
     def _place(self, path: str) -> Path:
         """Of a callback's path: a relative one lies in the directory of checkpoints."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.stopping import EarlyStopping, SaveRule, Saving, StopRule
+from elasticdl.master.core.stopping import EarlyStopping, SaveRule, Saving, StopRule, count
 from elasticdl.master.core.values import Occasion
 
 
@@ -31,9 +31,13 @@ class Callbacks:
         """
         Args:
             rules: as frameworks/callback_rules.py writes them.
+
+        Raises:
+            ValueError: they are not; names the key.
         """
-        self._stopping = [EarlyStopping(StopRule.of(rule)) for rule in rules.get("stopping", ())]
-        self._saving = [Saving(SaveRule.of(rule)) for rule in rules.get("saving", ())]
+        self._stopping = [EarlyStopping(StopRule.of(rule)) for rule in _rules(rules, "stopping")]
+        self._saving = [Saving(SaveRule.of(rule)) for rule in _rules(rules, "saving")]
+        count(rules, "max_steps")  # the plan's, which is limited by it
         self._calls_epoch_end = bool(rules.get("calls_epoch_end"))
         self._open: list[_Entry] = []
         self._is_taken = False  # somebody is at the first of them
@@ -164,6 +168,13 @@ class Callbacks:
         self._open = [_Entry(*entry) for entry in saved["open"]]
         self._num_occasions, self._num_ended = saved["num_occasions"], saved["num_ended"]
         self.has_stopped = saved["has_stopped"]
+
+
+def _rules(rules: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = rules.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(rule, dict) for rule in found):
+        raise ValueError(f"{name} is no list of rules")
+    return found
 
 
 def _logs(results: Mapping[str, float], loss: float | None) -> dict[str, float]:

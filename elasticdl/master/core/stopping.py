@@ -5,9 +5,14 @@ Each evaluation counts as an epoch does in Keras.  Nothing here knows where metr
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+# Of a field of a path: a longer width fills the memory.
+_FORMAT = re.compile(r"[^\d{}]{0,4}\d{0,3}[^\d{}]{0,2}\d{0,3}[^\d{}]{0,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,18 @@ class StopRule:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> StopRule:
-        return cls(_watched(plain), plain["patience"], plain["baseline"], plain["start_from"])
+        """From a worker's report.
+
+        Raises:
+            ValueError: it is none; names the key.
+        """
+        baseline = plain.get("baseline")
+        return cls(
+            _watched(plain),
+            count(plain, "patience"),
+            None if baseline is None else _number(plain, "baseline"),
+            count(plain, "start_from"),
+        )
 
 
 class EarlyStopping:
@@ -115,8 +131,19 @@ class SaveRule:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> SaveRule:
-        watched = _watched(plain) if plain["metric"] else None
-        return cls(plain["path"], watched, plain["threshold"], plain["every_steps"])
+        """From a worker's report.
+
+        Raises:
+            ValueError: it is none; names the key.
+        """
+        watched = _watched(plain) if plain.get("metric") else None
+        threshold = plain.get("threshold")
+        return cls(
+            _pattern(plain),
+            watched,
+            None if threshold is None else _number(plain, "threshold"),
+            count(plain, "every_steps"),
+        )
 
 
 class Saving:
@@ -159,5 +186,38 @@ class Saving:
         self._best, self._last_step = saved
 
 
+def count(plain: Mapping[str, Any], name: str) -> int:
+    """A whole number that is not negative, by default 0.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    value = plain.get(name, 0)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{name} is {value!r}, no number of 0 or more")
+    return value
+
+
 def _watched(plain: Mapping[str, Any]) -> Watched:
-    return Watched(plain["metric"], plain["maximize"], plain["min_delta"])
+    metric, maximize = plain.get("metric"), plain.get("maximize", False)
+    if not isinstance(metric, str) or type(maximize) is not bool:
+        raise ValueError(f"metric is {metric!r} and maximize {maximize!r}, no text and no yes or no")
+    return Watched(metric, maximize, _number(plain, "min_delta"))
+
+
+def _number(plain: Mapping[str, Any], name: str) -> float:
+    value = plain.get(name, 0.0)
+    if type(value) not in (int, float) or not abs(value) < 1e300:
+        raise ValueError(f"{name} is {value!r}, no finite number")
+    return float(value)
+
+
+def _pattern(plain: Mapping[str, Any]) -> str:
+    """A path whose fields are plain names of short formats: it comes from outside, and the master fills it in."""
+    path = plain.get("path")
+    if not isinstance(path, str) or not path:
+        raise ValueError(f"path is {path!r}, no path")
+    for _, name, form, _ in string.Formatter().parse(path):
+        if name is not None and ("." in name or "[" in name or not _FORMAT.fullmatch(form or "")):
+            raise ValueError(f"path is {path!r}: {{{name}:{form}}} is no plain field")
+    return path

@@ -1,0 +1,69 @@
+"""Where a worker saves a model on the way: where its own module says, or in --checkpoint_dir, whoever asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticdl.frameworks.callback_rules import Rules
+from elasticdl.worker.export import Exporter
+from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
+
+pytestmark = pytest.mark.ci
+
+
+class Model:
+    """A framework and a strategy of nothing: an export is an empty directory."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self._rules = Rules(saving=[{"path": path} for path in paths])
+
+    def report(self) -> Any:
+        return SimpleNamespace(rules=self._rules)
+
+    def values(self, _held: object) -> Any:
+        return SimpleNamespace(parameters=None)
+
+    def tables(self, _held: object) -> list[Any]:
+        return []
+
+    def export(self, path: str, *_rest: object) -> None:
+        Path(path).mkdir()
+
+
+class Master:
+    """Confirms every lease."""
+
+    def confirm(self, _lease: int) -> bool:
+        return True
+
+
+def save(checkpoint_dir: str, paths: list[str], save_to: str) -> None:
+    model: Any = Model(paths)
+    link: Any = Master()
+    held: Any = SimpleNamespace(id=7, lease=SimpleNamespace(occasion=SimpleNamespace(save_to=save_to)))
+    Exporter(model, model, link, JobSpec(checkpoint_dir=checkpoint_dir)).occasion(held)
+
+
+def test_a_model_is_saved_where_the_module_says_or_among_the_checkpoints(tmp_path: Path) -> None:
+    best = str(tmp_path / "models" / "best-{epoch:02d}-{val_auc:.3f}")
+    save(str(tmp_path / "checkpoints"), [best], "step-4/export")
+    save(str(tmp_path / "checkpoints"), [best], best.format(epoch=3, val_auc=0.5))
+    save("", [best], best.format(epoch=4, val_auc=0.25))
+    found = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*")) if not any(path.iterdir())]
+    assert found == ["checkpoints/step-4/export", "models/best-03-0.500", "models/best-04-0.250"]
+
+
+@pytest.mark.parametrize("wrong", ["/models/worst", "../best-01-0.1/x", "checkpoints/../../best", "link/best"])
+def test_a_path_that_a_message_alone_names_is_an_error(tmp_path: Path, wrong: str) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "link").symlink_to(tmp_path)
+    named = str(tmp_path) + wrong if wrong.startswith("/") else wrong
+    with pytest.raises(ModelDefinitionError, match="is not saved to"):
+        save(str(checkpoints), [str(tmp_path / "models" / "best-{epoch:02d}-{val_auc:.3f}")], named)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
