@@ -17,3 +17,11 @@ import os
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 os.environ.setdefault("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "200")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("elasticdl")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

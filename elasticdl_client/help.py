@@ -47,13 +47,18 @@ _USAGE = {
     "predict": "--job_name=NAME --model_def=MODULE.SYMBOL --prediction_data=PATH --checkpoint_dir_for_init=PATH",
     "analyze": "--job_name=NAME --data=PATH --output=FILE",
 }
+_FLAGS = (
+    "--flag=value and --flag value are the same; a boolean flag alone means true. -f FILE takes flags from a YAML "
+    "file, one a line; ELASTICDL_NUM_WORKERS=4 in the environment is the default of --num_workers, and so on. The "
+    "command line goes before the file, the file before the environment. [Defaults in brackets.]"
+)
 _INDENT = 30
 
 
 def overview() -> str:
     """The help of `elasticdl` itself."""
     lines = ["ElasticDL trains deep-learning models with as many workers as can be had at the moment.", ""]
-    lines += ["Usage: elasticdl COMMAND --flag=value …", ""]
+    lines += ["Usage: elasticdl COMMAND --flag=value …, or elasticdl --version", ""]
     for title, commands in (("Jobs", JOBS), ("Preparation", _PREPARATION), ("Jobs that there are", _AFTERWARDS)):
         lines += [f"{title}:", *(f"  {name:<11} {text}" for name, text in commands.items()), ""]
     lines += ["`elasticdl COMMAND --help` lists a command's flags. To try it on this machine:", ""]
@@ -70,7 +75,7 @@ def of_command(command: str, width: int) -> str:
     lines += textwrap.wrap(f"Usage: elasticdl {command} {_USAGE[command]} …", width, subsequent_indent="    ")
     lines += [
         "",
-        "--flag=value and --flag value are the same; a boolean flag alone means true. [Defaults in brackets.]",
+        *textwrap.wrap(_FLAGS, width),
     ]
     for group in Group:
         flags = _of_group(command, group, max(width, _INDENT + 20))

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from elasticdl_client import help as help_text
-from elasticdl_client import retired, support
+from elasticdl_client import support
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError
-from elasticdl_client.flags import nearest, split_arguments
-from elasticdl_client.job_spec import JobSpec, flag_defaults
+from elasticdl_client.flag_sources import gather
+from elasticdl_client.flags import nearest
+from elasticdl_client.job_spec import JobSpec
 
 FAILURE = 1
 USAGE_ERROR = 2
@@ -91,10 +92,13 @@ class Commands:
     def _run(self, job_type: JobType) -> NoReturn:
         if _asks_for_help(self.arguments):
             print_help(job_type)
-        flags = split_arguments([*self.arguments], flag_defaults(job_type))
-        spec = JobSpec.from_flags(job_type, flags)
+        given = gather(job_type, self.arguments, os.environ)
+        try:
+            spec = JobSpec.from_flags(job_type, given.values)
+        except FlagError as error:
+            raise given.located(error) from None
         support.check(spec)
-        for note in [*retired.notes(flags), *support.notes(spec)]:
+        for note in [*given.notes, *support.notes(spec)]:
             print(f"note: {note}", file=sys.stderr)
         if spec.runtime is Runtime.KUBERNETES:
             from elasticdl_client.kubernetes import submit
@@ -147,6 +151,11 @@ def run(arguments: Sequence[str]) -> NoReturn:
         print(help_text.overview(), file=sys.stderr)
         sys.exit(1)
     command = arguments[0]
+    if command in ("version", "--version"):
+        from elasticdl_client.version import version
+
+        print(f"elasticdl {version()}")
+        sys.exit(0)
     if command in ("help", "--help", "-h"):
         if arguments[1:] and arguments[1] in help_text.COMMANDS and arguments[1] != "zoo":
             print_help(arguments[1])

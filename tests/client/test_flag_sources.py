@@ -1,0 +1,113 @@
+"""Flags from the command line, a file and the environment, read as `elasticdl train` reads them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticdl_client.errors import FlagError
+from elasticdl_client.flag_sources import GivenFlags, gather
+from elasticdl_client.job_spec import JobSpec
+
+pytestmark = pytest.mark.ci
+ROOT = Path(__file__).resolve().parents[2]
+JOB = "runtime: local\nmodel_def: digits.digits_functional.custom_model\ntraining_data: data/train\nnum-workers: 4\n"
+
+
+def train(path: Path, *arguments: str, **environment: str) -> GivenFlags:
+    return gather("train", ["-f", str(path), *arguments], environment)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def test_the_command_line_goes_before_the_file_and_that_before_the_environment(file: Path) -> None:
+    environment = {"ELASTICDL_NUM_WORKERS": "9", "ELASTICDL_NAMESPACE": "team-a", "ELASTICDL_NUM_EPOCHS": "7"}
+    given = train(file, "--job_name=x", "--num_epochs=3", **environment)
+    spec = JobSpec.from_flags("train", given.values)
+    assert (spec.num_workers, spec.num_epochs, spec.namespace) == (4, 3, "team-a")
+    assert given.notes == ("--namespace=team-a comes from ELASTICDL_NAMESPACE.",)
+
+
+def test_what_a_job_says_of_itself_is_read_back(tmp_path: Path) -> None:
+    flags = {"job_name": "x", "training_data": "t", "model_def": "a.b.c", "runtime": "local"}
+    spec = JobSpec.from_flags("train", {**flags, "envs": "A=1,B=2", "grads_to_wait": "2", "use_async": "false"})
+    path = tmp_path / "job.yaml"
+    path.write_text(spec.to_yaml())
+    assert JobSpec.from_flags("train", train(path).values) == spec
+
+
+def test_a_secret_of_the_environment_is_not_shown(file: Path) -> None:
+    given = train(file, ELASTICDL_VALIDATION_DATA="postgresql://me:hunter2@host/db")
+    assert "hunter2" not in " ".join(given.notes)
+    assert "ELASTICDL_VALIDATION_DATA" in given.notes[0]
+
+
+def test_the_name_of_a_job_is_never_taken_from_the_environment(file: Path) -> None:
+    assert "job_name" not in train(file, ELASTICDL_JOB_NAME="other").values
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- a\n- b\n", "is not a mapping of flags to values"),
+        ("a: [\n", "is not YAML"),
+        ("training_data: [a, b]\n", "training_data is a list, not one value"),
+        ("num_workers:\n", "num_workers is empty"),
+        ("job_type: evaluate\n", "describes a job of `elasticdl evaluate`"),
+    ],
+)
+def test_a_file_that_says_no_flags_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(FlagError) as caught:
+        train(path)
+    assert str(path) in caught.value.what
+    assert words in caught.value.what
+
+
+@pytest.mark.parametrize("arguments", [["-f"], ["-f", "no/such.yaml"], ["-f", "a.yaml", "--filename=b.yaml"]])
+def test_a_file_that_is_not_there_is_said(arguments: list[str]) -> None:
+    with pytest.raises(FlagError):
+        gather("train", arguments, {})
+
+
+@pytest.mark.parametrize(
+    ("line", "environment", "origin"),
+    [
+        ("num_worker: 4\n", {}, "job.yaml: Unknown flag --num_worker."),
+        ("num_epochs: many\n", {}, "job.yaml: --num_epochs takes a whole number, not 'many'."),
+        ("", {"ELASTICDL_NUM_EPOCHS": "many"}, "ELASTICDL_NUM_EPOCHS: --num_epochs takes a whole number, not 'many'."),
+    ],
+)
+def test_a_wrong_flag_names_the_place_it_comes_from(
+    file: Path, line: str, environment: dict[str, str], origin: str
+) -> None:
+    file.write_text(JOB + line)
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", "train", "-f", str(file), "--job_name=x"],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert origin in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_standard_input_is_a_file_too_and_the_version_is_said() -> None:
+    argv = [sys.executable, "-m", "elasticdl_client.main"]
+    done = subprocess.run(
+        [*argv, "train", "-f", "-"], cwd=ROOT, input="num_wokers: 3\n", capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Did you mean --num_workers?" in done.stderr
+    said = subprocess.run([*argv, "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert said.returncode == 0
+    assert said.stdout.startswith("elasticdl 1.")
