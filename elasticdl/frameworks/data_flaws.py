@@ -9,21 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 
-def data_flaws(features: Any, labels: Any, array: Callable[[Any], npt.NDArray[Any] | None]) -> str:
+def data_flaws(
+    features: Any, labels: Any, array: Callable[[Any], npt.NDArray[Any] | None], label_column: str = ""
+) -> str:
     """The end of a message: which features hold NaN or infinity, in how many samples; empty: none.
 
     Args:
         features: of a minibatch; a dictionary names them.
         array: the values of a leaf; None: it is no ordinary tensor.
+        label_column: empty: it has no name.
     """
-    columns = _named(features, "the features") | _named(labels, "the label")
+    columns = named_parts(features, "the features") | named_parts(labels, label_column or "the label")
     found = [words for name, part in columns.items() if (words := _flaw(name, array(part)))]
     if not found:
         return ""
     return f": the data hold NaN or infinity, {', '.join(found)} (a missing cell of a table is NaN)"
 
 
-def _named(parts: Any, name: str) -> dict[str, Any]:
+def named_parts(parts: Any, name: str) -> dict[str, Any]:
+    """The leaves of features or labels, by what to call them."""
     if isinstance(parts, Mapping):
         return {str(key): part for key, part in parts.items()}
     if isinstance(parts, list | tuple):

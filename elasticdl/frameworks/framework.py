@@ -240,19 +240,36 @@ class FeedError(Exception):
 
     Attributes:
         bad_records: the records of the lease to blame, by their numbers in the shard, where they were looked for.
-        details: the traceback of the user's code; empty: nothing was raised there.
+        details: the traceback of the user's code; empty: nothing was raised there, or the message says it all.
     """
 
-    def __init__(self, lease: int, n: int, message: str) -> None:
+    def __init__(self, lease: int, n: int, message: str, is_explained: bool = False) -> None:
+        """
+        Args:
+            is_explained: the message says it all.
+        """
         super().__init__(message)
         self.lease = lease
         self.n = n
         self.bad_records: tuple[int, ...] = ()
+        self._is_explained = is_explained
 
     @property
     def details(self) -> str:
-        cause = self.__cause__
+        cause = self.__cause__ if not self._is_explained else None
         return "".join(traceback.format_exception(self)) if cause is not None else ""
+
+
+class LabelError(Exception):
+    """The labels of a minibatch are none that the loss takes.
+
+    Attributes:
+        sample: the first wrong one, by its place in its task; None: not known, as the user's `feed` made it.
+    """
+
+    def __init__(self, message: str, sample: int | None) -> None:
+        super().__init__(message)
+        self.sample = sample
 
 
 class Inference(Protocol):

@@ -23,6 +23,7 @@ from elasticdl.worker.batches import LeaseLost, TaskBatches
 from elasticdl.worker.evaluation import as_json, evaluate_task, merged_results
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.outcomes import said_of
 from elasticdl.worker.parts import confirmed_file
 from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.strategy import Values
@@ -155,9 +156,8 @@ class OnePassLoop:
         except (FeedError, JobError, grpc.RpcError):
             raise
         except Exception as error:  # noqa: BLE001  the user's model, metrics and processor run in here
-            details = traceback.format_exc()
-            _log.error("%s", details)
-            self._link.fail(held.id, held.minibatch, f"{type(error).__name__}: {error}", details, [])
+            _log.error("%s", traceback.format_exc())
+            self._link.fail(held.id, held.minibatch, *said_of(error, held), [])
         self._link.leases.remove(held.id)
         self._tasks.close(held)
 

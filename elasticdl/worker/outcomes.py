@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections.abc import Callable
 
-from elasticdl.frameworks.framework import FeedError, Framework
+from elasticdl.frameworks.framework import FeedError, Framework, LabelError
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.evaluation import evaluate_task, merged_results
@@ -111,17 +111,27 @@ class Outcomes:
         """The job ends by it."""
         _log.error("Minibatch %d of %s: %s", error.minibatch, held.task_name, error)
         self._reporter.drain()
-        self._link.report_progress(held.id, [], None, not_finite=f"{error}, in minibatch {error.minibatch}")
+        what, arrow, advice = str(error).partition("\n  → ")
+        what = f"{what}, in minibatch {error.minibatch}{arrow}{advice}"
+        self._link.report_progress(held.id, [], None, not_finite=what)
         self._link.leases.remove(held.id)
 
     def user_code_failed(self, held: HeldLease, error: Exception) -> None:
         """The user's model, loss or metrics raised the exception being handled."""
-        details = traceback.format_exc()
-        _log.error("%s", details)
+        _log.error("%s", traceback.format_exc())
         self._reporter.drain()
-        self._link.fail(held.id, held.minibatch, f"{type(error).__name__}: {error}", details, [])
+        self._link.fail(held.id, held.minibatch, *said_of(error, held), [])
         self._link.leases.remove(held.id)
 
     def close(self, held: HeldLease, tasks: TaskStream) -> None:
         self._link.leases.remove(held.id)
         tasks.close(held)
+
+
+def said_of(error: Exception, held: HeldLease | None) -> tuple[str, str]:
+    """What to tell of the exception that is being handled, and its traceback where that helps."""
+    if not isinstance(error, LabelError):
+        return f"{type(error).__name__}: {error}", traceback.format_exc()
+    if held is None or error.sample is None or error.sample >= len(held.record_numbers):
+        return str(error), ""
+    return f"Record {held.record_numbers[error.sample]} of {held.lease.shard.name}: {error}", ""

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import zlib
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, Ta
 from elasticdl_client.job_spec import JobSpec
 
 _NOT_STRICT = "Without --strict_feed the difference is counted as filtered or augmented."
+_SHOWN = 200  # bytes of a record
 _log = logging.getLogger("elasticdl.worker")
 
 
@@ -59,10 +61,43 @@ def inspected(
             Or the samples are more or fewer than the records, and must not be.
     """
     if not quarantine:
-        yield from framework.batches(mode, tasks)
+        yield from _located(framework, mode, tasks)
         return
     for task in tasks:
         yield from _all_batches(framework, mode, task, quarantine)
+
+
+def _located(framework: Inference, mode: Mode, tasks: Iterator[TaskRecords]) -> Generator[Batch, None, None]:
+    """As `Framework.batches`; an error of `feed` names the record, if one is to blame."""
+    drawn: deque[TaskRecords] = deque(maxlen=2)  # the one being worked off, and the next
+
+    def kept() -> Iterator[TaskRecords]:
+        for task in tasks:
+            drawn.append(task)
+            yield task
+
+    try:
+        yield from framework.batches(mode, kept())
+    except FeedError as error:
+        for task in tuple(drawn):
+            if task.lease == error.lease:
+                _name_record(framework, mode, task, error)
+        raise
+
+
+def _name_record(framework: Inference, mode: Mode, task: TaskRecords, error: FeedError) -> None:
+    of_none = _error(framework, mode, task, 0, 0)
+    if of_none is not None and str(of_none) == str(error):
+        return  # it is not the records
+    found: dict[int, str] = {}
+    _bisect(framework, mode, task, 0, len(task.records), 1, found)
+    for position, message in found.items():
+        what, arrow, hint = message.partition("\n  → ")
+        text = bytes(task.records[position])[:_SHOWN].decode(errors="replace")
+        shown = f": {text!r}" if text.isprintable() and "\ufffd" not in text else ""
+        error.args = (
+            f"{what.removesuffix('.')} (record {_number(task, position)} of {task.shard}{shown}).{arrow}{hint}",
+        )
 
 
 def _all_batches(framework: Inference, mode: Mode, task: TaskRecords, quarantine: Quarantine) -> list[Batch]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.local_leases import LocalLeases
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.outcomes import Outcomes
+from elasticdl.worker.outcomes import Outcomes, said_of
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.shared_positions import Failure, Position
 from elasticdl.worker.world_session import WorldSession
@@ -161,8 +160,7 @@ class SharedTasks:
 
     def fail(self, error: Exception) -> None:
         first = self._offered[0].name
-        what = f"{type(error).__name__}: {error}"
-        self._failure = Failure(first.epoch, first.task, first.n, what, traceback.format_exc())
+        self._failure = Failure(first.epoch, first.task, first.n, *said_of(error, None))
 
     def applied(self, plan: StepPlan, loss: float) -> None:
         self._loss = loss if plan.num_records else self._loss

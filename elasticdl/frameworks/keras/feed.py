@@ -26,6 +26,7 @@ from elasticdl_client.errors import ModelDefinitionError
 
 _log = logging.getLogger("elasticdl.keras")
 
+Explained = Callable[[str, bytes | None], str]
 _GRAPH_SEED = 87_654_321  # any constant but 0: the second half of the seed of every shuffle
 
 
@@ -38,11 +39,12 @@ class TracedFeed:
         mode: Mode,
         metadata: Any,
         minibatch_size: int,
-        explained: Callable[[str], str] = str,
+        explained: Explained = lambda message, _record: message,
     ) -> None:
         """
         Args:
-            explained: from what TensorFlow says of a wrong record to what a user is to read.
+            explained: from what TensorFlow says of a wrong record, and this record where it is known, to what a user is
+                to read.
         """
         # tf.data traces the caller without AutoGraph; functions inside `feed` are converted as they would be outside.
         autograph = tf.__internal__.autograph

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -44,11 +45,13 @@ from elasticdl.frameworks.keras.pipeline import Pipeline
 from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.step import Steps
 from elasticdl.frameworks.keras.table_feed import traced_feed
+from elasticdl.frameworks.label_flaws import ClassLabels, LabelFlaw, label_flaw
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
+_LOOKUP = "keras.layers.StringLookup(vocabulary={}, num_oov_indices=0)"
 _log = logging.getLogger("elasticdl.keras")
 
 
@@ -143,7 +146,8 @@ class KerasFramework:
 
     def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
         """See `Framework.gradients`."""
-        step = self._steps().gradients(batch.data, batch.size, self._batch_spec(batch), parameters, rows, seed)
+        with self._labels_blamed(batch):
+            step = self._steps().gradients(batch.data, batch.size, self._batch_spec(batch), parameters, rows, seed)
         if step.not_finite:
             step = replace(step, not_finite=step.not_finite + self._data_flaws(batch))
         return step
@@ -163,7 +167,8 @@ class KerasFramework:
 
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         """See `Framework.train`."""
-        loss = self._steps().train(batch.data, self._batch_spec(batch), seed, learning_rate)
+        with self._labels_blamed(batch):
+            loss = self._steps().train(batch.data, self._batch_spec(batch), seed, learning_rate)
         if not math.isfinite(loss):
             _log.warning("The loss is %s%s", loss, self._data_flaws(batch))
         return loss
@@ -171,7 +176,8 @@ class KerasFramework:
     def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
         """See `Framework.local_gradient`."""
         spec = self._batch_spec(shares[0].batch) if shares else None
-        gradient = self._all_reduce_step().local_gradient(shares, spec)
+        with self._labels_blamed(*(share.batch for share in shares)):
+            gradient = self._all_reduce_step().local_gradient(shares, spec)
         for position in gradient.not_finite:
             gradient.not_finite[position] += self._data_flaws(shares[position].batch)
         return gradient
@@ -314,7 +320,8 @@ class KerasFramework:
         labels = take_apart(Mode.EVALUATION, batch.data.element).labels
         if not any(isinstance(measure, LossMeasure) for measure in self._measures()):
             return Evaluated(labels, self.predictions(batch, parameters, rows))
-        return Evaluated(labels, *self._steps().evaluated(batch.data, self._batch_spec(batch), parameters, rows))
+        with self._labels_blamed(batch):
+            return Evaluated(labels, *self._steps().evaluated(batch.data, self._batch_spec(batch), parameters, rows))
 
     def _feed(self, mode: Mode) -> TracedFeed:
         if mode not in self._feeds:
@@ -343,11 +350,35 @@ class KerasFramework:
 
     def _data_flaws(self, batch: Batch) -> str:
         examples = take_apart(batch.data.mode, batch.data.element)
-        return data_flaws(
-            self._built().inputs.named(examples.features),
-            examples.labels,
-            lambda part: part.numpy() if isinstance(part, tf.Tensor) else None,
-        )
+        features = self._built().inputs.named(examples.features)
+        found = data_flaws(features, examples.labels, _array, self._metadata.label_column)
+        if not found and (flaw := self._label_flaw(batch)):
+            found = flaw.explained()
+        return found
+
+    def _label_flaw(self, batch: Batch) -> LabelFlaw | None:
+        loss = self._built().loss
+        classes = None
+        if loss is not None and loss.num_classes is not None:
+            classes = ClassLabels(loss.num_classes, getattr(self._definition.loss, "ignore_class", None), True)
+        labels = take_apart(batch.data.mode, batch.data.element).labels
+        return label_flaw(labels, classes, self._metadata.label_column, _LOOKUP, _array)
+
+    @contextmanager
+    def _labels_blamed(self, *batches: Batch) -> Iterator[None]:
+        """Where a step raises and labels are to blame, says that, of the column and in words.
+
+        Raises:
+            LabelError: they are.
+        """
+        try:
+            yield
+        except Exception as error:
+            for batch in batches:
+                if (flaw := self._label_flaw(batch)) is not None:
+                    is_record = self._definition.feed is None
+                    raise flaw.error(batch.n * self._minibatch_size if is_record else None, error) from error
+            raise
 
     def _batch_spec(self, batch: Batch) -> Any:
         return self._pipelines[batch.data.mode].spec
@@ -361,3 +392,7 @@ class KerasFramework:
         named = {f"model/{name}": v for name, v in zip(unique_names(weights), weights, strict=True)}
         slots = list(optimizer.variables)
         return named | {f"optimizer/{name}": v for name, v in zip(unique_names(slots), slots, strict=True)}
+
+
+def _array(part: Any) -> npt.NDArray[Any] | None:
+    return part.numpy() if isinstance(part, tf.Tensor) else None

@@ -26,6 +26,7 @@ from elasticdl_client.errors import ModelDefinitionError
 _log = logging.getLogger("elasticdl.keras")
 
 Loss = Callable[..., Any]
+_OF_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"
 
 
 class TotalLoss:
@@ -50,6 +51,7 @@ class TotalLoss:
         self._takes_weights = _takes_weights(self._loss)
         self._wants_column: bool | None = None  # known once called with labels [n] and predictions [n, 1]
         self.heeds_presence = False  # known once traced with `presence`
+        self.num_classes: int | None = None  # that labels are numbers of, once traced; None: they are none
         self.is_of_model = is_overridden(model, "compute_loss")
         if self.is_of_model:
             model._compile_loss = _CompiledLoss(self._mean)
@@ -74,6 +76,13 @@ class TotalLoss:
         return self._total(examples, predictions, examples.weights, training=False)
 
     def _total(self, examples: Examples, predictions: Any, weights: Any, training: bool) -> Any:
+        before = _num_class_losses()
+        total = self._added_up(examples, predictions, weights, training)
+        if _num_class_losses() > before and tf.is_tensor(predictions) and predictions.shape.rank:
+            self.num_classes = predictions.shape[-1]
+        return total
+
+    def _added_up(self, examples: Examples, predictions: Any, weights: Any, training: bool) -> Any:
         if self.is_of_model:
             return self._of_model(examples, predictions, weights, training)
         total = tf.cast(self._mean(examples.labels, predictions, weights), tf.float32)
@@ -181,6 +190,11 @@ def _wants_column(loss: Loss, of_labels: Any, of_predictions: Any) -> bool:
         return False
     fits = [any(np.isclose(value, whole, rtol=1e-4) for whole in (alone, alone / 3)) for value in (flat, column)]
     return fits == [False, True]
+
+
+def _num_class_losses() -> int:
+    """Operations of the graph being traced that take numbers of classes."""
+    return sum(operation.type == _OF_CLASSES for operation in tf.compat.v1.get_default_graph().get_operations())
 
 
 def _configured(loss: Any) -> Any:

@@ -40,6 +40,7 @@ class TaskSource:
 
     def __init__(self, tasks: Iterator[TaskRecords]) -> None:
         self.leases: list[int] = []  # in order, as handed to the pipeline
+        self.only_record: bytes | None = None  # of the newest task, if it has just this one
         self.error: Exception | None = None
         self._tasks = tasks
         self._num_ended = 0
@@ -56,6 +57,7 @@ class TaskSource:
             if task is None:
                 return
             self.leases.append(task.lease)
+            self.only_record = bytes(task.records[0]) if len(task.records) == 1 else None
             records = np.fromiter(task.records, dtype=object, count=len(task.records))
             yield np.int64(task.lease), np.int64(task.seed & _SEED_MASK), records
 
@@ -131,9 +133,10 @@ class Pipeline:
             except tf.errors.OpError as error:
                 if source.error is not None:
                     raise source.error from None
-                raise FeedError(source.leases[task], n, self._feed.explained(_message(error))) from _without_frames(
-                    error
-                )
+                message = _message(error)
+                explained = self._feed.explained(message, source.only_record)
+                is_explained = explained != message
+                raise FeedError(source.leases[task], n, explained, is_explained) from _without_frames(error)
             if element is None:
                 if source.error is not None:
                     raise source.error

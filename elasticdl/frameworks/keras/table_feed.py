@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from elasticdl.data.default_feed import Table, missing_number, table_of, wrong_cell, wrong_row
+from elasticdl.data.default_feed import Table, table_of
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.keras import feed_errors
 from elasticdl.frameworks.keras.feed import TracedFeed
 from elasticdl.model_def import ModelDefinition
-from elasticdl_client.errors import DataError
 
 _CHUNK = 512
 _WHOLE_TASK = 1 << 31  # more records than any has; all lists of a column are filled up to one length
-# What TensorFlow's operations say.
-_WRONG_FIELD = re.compile(r"Field (\d+) (?:in record \d+ is not a valid \w+: (.*)|is required but missing)", re.DOTALL)
-_WRONG_COUNT = re.compile(r"Expect \d+ fields but have (\d+) in record")
-_MISSING = re.compile(r"Feature: (\S+) \(.*?\) is required but|Key: ([^,]+), Index: \d+\.  Number of int64 values")
-_WRONG_TYPE = re.compile(
-    r"Key: ([^,]+), Index: \d+\.  Data types don't match. Data type: (\w+) but expected type: (\w+)"
-)
 _DTYPES = {"int64": tf.int64, "float64": tf.float32, "string": tf.string, "image": tf.string}
 
 
@@ -34,9 +27,11 @@ def traced_feed(definition: ModelDefinition, mode: Mode, metadata: Metadata, min
         ModelDefinitionError: there is no `feed`, and the data are no table, or no label is named.
     """
     if definition.feed is not None:
-        return TracedFeed(definition.feed, mode, metadata, minibatch_size)
+        own = partial(feed_errors.of_own_feed, metadata)
+        return TracedFeed(definition.feed, mode, metadata, minibatch_size, own)
     table = table_of(metadata, mode is Mode.PREDICTION, definition.path)
-    return TracedFeed(_table_feed(table), mode, metadata, minibatch_size, lambda message: _explained(table, message))
+    explained = partial(feed_errors.of_table, table)
+    return TracedFeed(_table_feed(table), mode, metadata, minibatch_size, lambda message, _: explained(message))
 
 
 def _table_feed(table: Table) -> Callable[..., Any]:
@@ -84,22 +79,6 @@ def _parse_rows(table: Table) -> Callable[[Any], dict[str, Any]]:
         return dict(zip(table.dtypes, columns, strict=True))
 
     return parse
-
-
-def _explained(table: Table, message: str) -> str:
-    """What TensorFlow says of a record that is not of the table, with the column's name and what to do."""
-    names = list(table.dtypes)
-    error: DataError | None = None
-    if found := _WRONG_FIELD.search(message):
-        name = names[int(found[1])]
-        error = wrong_cell(name, table.dtypes[name], found[2] or "")
-    elif found := _WRONG_COUNT.search(message):
-        error = wrong_row(int(found[1]), len(names))
-    elif found := _MISSING.search(message):
-        error = missing_number(found[1] or found[2])
-    elif found := _WRONG_TYPE.search(message):
-        error = DataError(f"A record has a {found[2]} in the column {found[1]}, which holds {found[3]}.")
-    return message if error is None else f"{type(error).__name__}: {error}"
 
 
 def _decoded(table: Table, *sample: Any) -> Any:

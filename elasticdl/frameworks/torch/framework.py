@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from elasticdl.frameworks.framework import (
     TableRows,
     TaskRecords,
 )
+from elasticdl.frameworks.label_flaws import ClassLabels, LabelFlaw, label_flaw
 from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
 from elasticdl.frameworks.torch.evaluation import TorchEvaluation
@@ -45,6 +47,8 @@ from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 
+_IGNORED = -100  # by PyTorch's cross entropy, unless told otherwise
+_LOOKUP = "{{text: number for number, text in enumerate({})}}"
 _log = logging.getLogger("elasticdl.torch")
 
 
@@ -147,22 +151,24 @@ class TorchFramework:
         built.module.train()
         optimizer.zero_grad()
         seed_step(seed, built.device)
-        loss = self._loss()(self._examples(batch))
-        loss.backward()
+        with self._labels_blamed(batch):
+            loss = self._loss()(self._examples(batch))
+            loss.backward()
         self._rates.set(optimizer, learning_rate)
         optimizer.step()
         value = float(loss.detach())
         if not math.isfinite(value):
-            _log.warning("The loss is %s%s", value, _data_flaws(batch))
+            _log.warning("The loss is %s%s", value, self._data_flaws(batch))
         return value
 
     def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
         """See `Framework.local_gradient`."""
         if shares:
             self._features = shares[0].batch.data.features
-        gradient = self._gradients().local_gradient(shares, ready)
+        with self._labels_blamed(*(share.batch for share in shares)):
+            gradient = self._gradients().local_gradient(shares, ready)
         for position in gradient.not_finite:
-            gradient.not_finite[position] += _data_flaws(shares[position].batch)
+            gradient.not_finite[position] += self._data_flaws(shares[position].batch)
         return gradient
 
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
@@ -301,9 +307,33 @@ class TorchFramework:
     def _labels(self, batch: Batch) -> Any:
         return moved(batch.data.labels, self._built().device)
 
+    def _data_flaws(self, batch: Batch) -> str:
+        return data_flaws(batch.data.features, batch.data.labels, _array, self._metadata.label_column)
 
-def _data_flaws(batch: Batch) -> str:
-    examples = batch.data
-    return data_flaws(
-        examples.features, examples.labels, lambda part: as_array(part) if isinstance(part, torch.Tensor) else None
-    )
+    def _label_flaw(self, batch: Batch) -> LabelFlaw | None:
+        labels, outputs = batch.data.labels, self._loss().outputs_shape
+        is_of_classes = isinstance(labels, torch.Tensor) and outputs is not None and len(outputs) == labels.dim() + 1
+        classes = None
+        if outputs is not None and is_of_classes:
+            classes = ClassLabels(outputs[1], getattr(self._definition.loss, "ignore_index", _IGNORED), False)
+        return label_flaw(labels, classes, self._metadata.label_column, _LOOKUP, _array)
+
+    @contextmanager
+    def _labels_blamed(self, *batches: Batch) -> Iterator[None]:
+        """Where a step raises and labels are to blame, says that, of the column and in words.
+
+        Raises:
+            LabelError: they are.
+        """
+        try:
+            yield
+        except Exception as error:
+            for batch in batches:
+                if (flaw := self._label_flaw(batch)) is not None:
+                    is_record = self._definition.feed is None
+                    raise flaw.error(batch.n * self._minibatch_size if is_record else None, error) from error
+            raise
+
+
+def _array(part: Any) -> npt.NDArray[Any] | None:
+    return as_array(part) if isinstance(part, torch.Tensor) else None

@@ -42,6 +42,7 @@ class TotalLoss:
         self._built = built
         self._loss = in_order(loss)
         self._takes_weights = _takes_weights(loss)
+        self.outputs_shape: tuple[int, ...] | None = None  # of the newest predictions, if they are one tensor
 
     def __call__(self, examples: Examples) -> Any:
         """Runs the model, for training; a scalar tensor.
@@ -50,6 +51,7 @@ class TotalLoss:
             ModelDefinitionError: `loss` returned something else than it should.
         """
         predictions = self._built.predict(examples.features)
+        self.outputs_shape = tuple(predictions.shape) if isinstance(predictions, torch.Tensor) else None
         if examples.weights is None:
             return self._checked(self._loss(examples.labels, predictions), 0).mean()
         if self._takes_weights:

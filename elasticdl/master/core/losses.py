@@ -11,6 +11,7 @@ from elasticdl.master.core.settings import JobSettings, NanPolicy
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import Lease, Level
 
+_ADVICE = "\n  → "  # stands between what is wrong and what to do about it
 MAX_SKIPS_TOLD = 20  # one by one; after that every so many
 
 
@@ -46,13 +47,14 @@ class Losses:
         where = f"epoch {lease.epoch + 1}, task {lease.task}"
         where += "" if minibatch is None else f", minibatch {minibatch}"
         where += f", records {lease.shard.name}:{lease.shard.start}-{lease.shard.end - 1}"
-        what = f"{event.not_finite or f'The loss is {event.loss}'} ({where})"
+        said, _, own_advice = event.not_finite.partition(_ADVICE)
+        what = f"{said or f'The loss is {event.loss}'} ({where})"
         if self._settings.nan_policy is NanPolicy.FAIL:
             advice = (
                 "Look at these records first: a missing cell of a table is NaN, to be filled in the data or in feed. "
             )
             advice += "If they are finite, lower the learning rate.  --nan_policy=skip leaves such minibatches out."
-            self._ending.fail(f"{what}\n  → {advice}")
+            self._ending.fail(f"{what}{_ADVICE}{own_advice or advice}")
         elif is_new:
             self._num_skips += 1
             if self._num_skips <= MAX_SKIPS_TOLD or self._num_skips % MAX_SKIPS_TOLD == 0:

@@ -1,0 +1,168 @@
+"""What of a minibatch's labels no loss takes: texts, and class numbers that the model has no output for.
+
+Asked only after a loss has failed or is not finite: labels cost nothing where they are right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.frameworks.data_flaws import named_parts
+from elasticdl.frameworks.framework import LabelError
+
+_SHOWN = 60  # characters of a text
+_SAID = 100  # characters of a framework's error
+_NODE = "[["  # in lines of TensorFlow's errors that name a node of the graph
+_NUM_TEXTS = 3  # shown in a hint
+_LEAVES_OUT = "--max_bad_records=N leaves such records out"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLabels:
+    """What a loss takes whose labels are numbers of classes.
+
+    Attributes:
+        count: of the classes, numbered from 0.
+        ignored: a label that it passes over; None: there is none.
+        takes_fractions: labels may be of a floating type.
+    """
+
+    count: int
+    ignored: int | None
+    takes_fractions: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFlaw:
+    """The first wrong label of a minibatch.
+
+    Attributes:
+        position: of its sample in the minibatch; None: it is not one sample alone.
+    """
+
+    what: str
+    hint: str
+    position: int | None
+
+    def error(self, first_sample: int | None, cause: Exception) -> LabelError:
+        """As an exception.
+
+        Args:
+            first_sample: of the minibatch, in its task; None: samples are not records.
+            cause: what the framework raised.
+        """
+        lines = [line for line in str(cause).splitlines() if line.strip() and _NODE not in line]
+        said = lines[-1].strip()[:_SAID] if lines else ""
+        sample = None if first_sample is None or self.position is None else first_sample + self.position
+        return LabelError(f"{self.what} ({type(cause).__name__}: {said})\n  → {self.hint}", sample)
+
+    def explained(self) -> str:
+        """The end of a message that says what is not finite."""
+        where = "" if self.position is None else f", first in sample {self.position}"
+        return f": {self.what}{where}\n  → {self.hint}"
+
+
+def label_flaw(
+    labels: Any,
+    classes: ClassLabels | None,
+    column: str,
+    lookup: str,
+    array: Callable[[Any], npt.NDArray[Any] | None],
+) -> LabelFlaw | None:
+    """What is wrong with labels that a loss did not take; None: nothing that is known.
+
+    Args:
+        labels: of a minibatch.
+        classes: None: the loss is not known to take numbers of classes.
+        column: of the labels; empty: there is no name.
+        lookup: the name of what maps texts to numbers, with `{}` for a JSON list of them.
+        array: the values of a leaf; None: it is no ordinary tensor.
+    """
+    if _is_texts(labels):
+        return _text_flaw(labels, _called(column), column, lookup)
+    named = named_parts(labels, _called(column))
+    for name, part in named.items():
+        values = part if _is_texts(part) else array(part)
+        if values is None:
+            continue
+        if _is_texts(values) or values.dtype.kind in "OSU":
+            return _text_flaw(list(np.ravel(values)), name, column, lookup)
+        if classes is not None and len(named) == 1:
+            return _class_flaw(values, classes, name, column)
+    return None
+
+
+def _called(column: str) -> str:
+    return f"the label column {column}" if column else "the label"
+
+
+def _is_texts(part: Any) -> bool:
+    return isinstance(part, list | tuple) and bool(part) and all(isinstance(one, str) for one in part)
+
+
+def _text_flaw(texts: Sequence[Any], name: str, column: str, lookup: str) -> LabelFlaw:
+    decoded = [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in texts]
+    what = f"{name[:1].upper()}{name[1:]} holds texts, such as {decoded[0][:_SHOWN]!r}, and the loss takes numbers"
+    kinds = list(dict.fromkeys(text[:_SHOWN] for text in decoded))
+    if column and all(_is_number(kind) for kind in kinds if kind.strip()):
+        hint = f'Read it as numbers: --data_reader_params=\'column_dtypes={{"{column}": "int64"}}\'; {_LEAVES_OUT}.'
+        return LabelFlaw(what, hint, 0)
+    shown = json.dumps(kinds[:_NUM_TEXTS], ensure_ascii=False)[:-1] + (", …]" if len(kinds) > _NUM_TEXTS else "]")
+    hint = (
+        f"Write class numbers, from 0, into the data, or map the texts in a feed of your own: {lookup.format(shown)}."
+    )
+    return LabelFlaw(what, hint, 0)
+
+
+def _class_flaw(values: npt.NDArray[Any], classes: ClassLabels, name: str, column: str) -> LabelFlaw | None:
+    flat, num_classes = values.reshape(len(values), -1), classes.count
+    with np.errstate(invalid="ignore"):
+        is_missing = np.isnan(flat) if values.dtype.kind == "f" else np.zeros(flat.shape, bool)
+        is_wrong = ((flat < 0) | (flat >= num_classes)) & (flat != classes.ignored)
+    named = f"{name[:1].upper()}{name[1:]}"
+    if is_missing.any() or (values.dtype.kind == "f" and not classes.takes_fractions):
+        return _missing_flaw(named, is_missing, column)
+    if not is_wrong.any():
+        return None
+    position = int(is_wrong.any(axis=1).argmax())
+    wrong = flat[is_wrong]
+    what = (
+        f"{named} holds {_numbers(wrong)}, and the model has {num_classes} outputs, for the classes 0 to "
+        f"{num_classes - 1}"
+    )
+    if int(flat.min()) >= 1 and int(flat.max()) == num_classes:
+        hint = "Classes are counted from 0: subtract 1 from the labels, in the data, in feed or in loss."
+    elif (wrong < 0).any():
+        hint = "Give such records a class number, or leave them out: no class has a number below 0."
+    else:
+        hint = f"Give the last layer {int(flat.max()) + 1} outputs or more, or map the labels to classes in feed."
+    return LabelFlaw(what, hint, position)
+
+
+def _missing_flaw(named: str, is_missing: npt.NDArray[np.bool_], column: str) -> LabelFlaw:
+    found = "has no value (NaN)" if is_missing.any() else "holds fractions, or values are missing in it"
+    hint = "Give such records a whole number, or leave them out in feed."
+    if column:
+        read = f'--data_reader_params=\'column_dtypes={{"{column}": "int64"}}\''
+        hint = f"Give such records a whole number. {read} makes bad records of them, and {_LEAVES_OUT}."
+    position = int(is_missing.any(axis=1).argmax()) if is_missing.any() else None
+    return LabelFlaw(f"{named} {found}, and the loss takes class numbers", hint, position)
+
+
+def _numbers(values: Iterable[Any]) -> str:
+    kinds = sorted({int(value) for value in values})
+    return ", ".join(map(str, kinds[:_NUM_TEXTS])) + (" and others" if len(kinds) > _NUM_TEXTS else "")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""Labels that no loss takes, and records that the user's own `feed` does not: column, value, record, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.data.factory import create_reader
+from elasticdl.frameworks.framework import FeedError, LabelError, Mode, Share, TaskRecords
+from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.torch import TorchFramework
+from elasticdl.model_def import load
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.outcomes import said_of
+from elasticdl.worker.quarantine import Quarantine, inspected
+
+pytestmark = pytest.mark.ci
+
+KERAS = """
+import keras
+import tensorflow as tf
+
+def custom_model():
+    x = keras.Input((1,), name="x")
+    return keras.Model({"x": x}, keras.layers.Dense(3, activation="softmax")(x))
+
+loss = "sparse_categorical_crossentropy"
+optimizer = "sgd"
+"""
+TORCH = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(1, 3)
+
+    def forward(self, x):
+        return self.dense(x[:, None].float())
+
+def custom_model():
+    return Model()
+
+loss = torch.nn.CrossEntropyLoss()
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+FEED = """
+def feed(dataset, mode, metadata):
+    def parse(row):
+        x, y = tf.io.decode_csv(row, [[0.0], [0]])
+        return {"x": x}, y
+
+    return dataset.map(parse)
+"""
+LABELS = {
+    "texts": (["cat", "dog"] * 20, ["column y", "'cat'", "Record 0 of", '["cat", "dog"]']),
+    "from one": ([1, 2, 3] * 10, ["column y holds 3", "3 outputs", "Record 2 of", "subtract 1"]),
+    "too many": ([*[0, 1, 2] * 4, 7, 1], ["column y holds 7", "Record 12 of", "8 outputs"]),
+    "negative": ([*[0, 1, 2] * 3, -1, 1, 1], ["column y holds -1", "Record 9 of", "below 0"]),
+    "missing": ([*[0.0, 1.0, 2.0] * 3, "", 1.0], ["column y", "Record 9 of", 'column_dtypes={"y": "int64"}']),
+}
+
+
+def framework_of(name: str, code: str, directory: Path, rows: list[str]) -> tuple[Any, TaskRecords]:
+    """A framework, and all records as one task."""
+    (directory / "rows.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    reader = create_reader(str(directory / "rows.csv"), label_column="y")
+    (directory / "labels_zoo.py").write_text(code)
+    definition = load(str(directory), "labels_zoo.custom_model", required=())
+    made: Any
+    if name == "keras":
+        made = KerasFramework(definition, 8, 3, reader.metadata(), on_parameter_server=False)
+    else:
+        made = TorchFramework(definition, 8, 3, reader.metadata())
+    (shard,) = reader.shards()
+    records = reader.read(shard)
+    return made, TaskRecords(1, 0, records, shard.name, range(len(records)))
+
+
+def said_of_labels(made: Any, task: TaskRecords) -> str:
+    """What the user reads when a worker trains on the task."""
+    lease = pb.Lease(id=1)
+    lease.shard.name = task.shard
+    held = HeldLease(lease, record_numbers=list(task.numbers))
+    batches = [batch for batch in made.batches(Mode.TRAINING, iter([task])) if not batch.end]
+    with pytest.raises(LabelError) as raised:
+        [made.train(batch, 1) for batch in batches]
+    return said_of(raised.value, held)[0]
+
+
+@pytest.mark.parametrize("framework", ["keras", "torch"])
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_that_a_loss_does_not_take_are_said_with_column_record_and_value(
+    framework: str, kind: str, tmp_path: Path
+) -> None:
+    labels, words = LABELS[kind]
+    code = KERAS if framework == "keras" else TORCH
+    made, task = framework_of(framework, code, tmp_path, [f"{k}.5,{label}" for k, label in enumerate(labels)])
+    message = said_of_labels(made, task)
+    if framework == "torch" and kind == "missing":
+        words = [word for word in words if not word.startswith("Record")]  # the type alone is refused, at once
+    assert [word for word in words if word not in message] == [], message
+
+
+def test_labels_that_give_no_finite_loss_with_xla_are_said_instead_of_the_learning_rate(tmp_path: Path) -> None:
+    made, task = framework_of("keras", KERAS, tmp_path, [f"{k}.5,{k % 3 + 1}" for k in range(8)])
+    (batch,) = (batch for batch in made.batches(Mode.TRAINING, iter([task])) if not batch.end)
+    step = made.local_gradient([Share(batch, 1, 1.0)], lambda buffer: None)
+    (what,) = step.not_finite.values()
+    assert "column y holds 3, and the model has 3 outputs" in what
+    assert "subtract 1" in what.partition("→")[2]
+
+
+def test_a_text_in_a_feed_of_the_users_own_names_column_value_record_and_file(tmp_path: Path) -> None:
+    rows = [f"{k}.5,{k % 3}" for k in range(600)]
+    rows[476] = "x7,1"
+    made, task = framework_of("keras", KERAS + FEED, tmp_path, rows)
+    with pytest.raises(FeedError) as raised:
+        list(inspected(made, Mode.TRAINING, iter([task]), Quarantine()))
+    message = str(raised.value)
+    for word in ("'x7'", "column x", f"record 476 of {tmp_path / 'rows.csv'}", "record_defaults", "--max_bad_records"):
+        assert word in message, message
+    assert raised.value.details == ""
+
+
+@pytest.mark.parametrize("framework", ["keras", "torch"])
+def test_a_feed_that_takes_no_record_blames_none(framework: str, tmp_path: Path) -> None:
+    code = (
+        KERAS if framework == "keras" else TORCH
+    ) + "\ndef feed(data, mode, metadata):\n    raise OSError('broken')\n"
+    (tmp_path / "rows.csv").write_text("x,y\n1,1\n")
+    made, task = framework_of(framework, code, tmp_path, ["1,1"] * 9)
+    with pytest.raises((FeedError, Exception)) as raised:
+        list(inspected(made, Mode.TRAINING, iter([task]), Quarantine()))
+    assert "broken" in str(raised.value)
+    assert "record" not in str(raised.value)
