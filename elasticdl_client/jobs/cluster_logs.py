@@ -47,29 +47,57 @@ def lines(connection: Connection, job: Job, request: LogRequest, find: Callable[
 
 
 def _printed(connection: Connection, job: Job, request: LogRequest) -> Iterator[LogLine]:
-    found = _pods(connection, job, request.role)
+    everything = _pods(connection, job)
+    found = [pod for pod in everything if request.takes(_role(pod))]
     if request.role and not found:
-        there = ", ".join(_role(pod) for pod in _pods(connection, job, ""))
+        there = ", ".join(_role(pod) for pod in everything)
         raise JobError(
             f'pod "elasticdl-{job.name}-{request.role}" of job {job.name} not found',
-            f"There are {there}." if there else f"The job has no pods; see `elasticdl status {job.name}`.",
+            f"There are {there}; the log of a pod goes with it."
+            if there
+            else f"The job has no pods; see `elasticdl status {job.name}`.",
         )
+    if request.previous:
+        found = _with_life_before(found, request)
     for pod in found:
         name = str(pod["metadata"]["name"])
         if not pods.container(pod).get("containerID"):
             why = pods.pod_status(pod).message or "it has not started"
-            if request.role:
+            if not request.is_of_many:
                 raise JobError(f"Pod {name} has printed nothing yet: {why}.", f"See `elasticdl status {job.name}`.")
             continue
         with connection.doing(f"read the log of pod {name} in namespace {job.namespace}"):
-            options = {"tail_lines": request.tail} if request.tail >= 0 else {}
+            options: dict[str, Any] = _part(request.tail, request.since_s)
+            if request.previous:
+                options["previous"] = True
             response = _open(connection, pod, **options)
             yield from (LogLine(name, text) for text in _split(response))
 
 
-def _pods(connection: Connection, job: Job, role: str) -> list[Object]:
-    found = sorted(list_objects(connection, "pod", job.namespace, job.name), key=pods.sort_key)
-    return [pod for pod in found if role in ("", _role(pod))]
+def _with_life_before(found: list[Object], request: LogRequest) -> list[Object]:
+    """
+    Raises:
+        JobError: none of them was started again.
+    """
+    again = [pod for pod in found if (pods.container(pod).get("lastState") or {}).get("terminated")]
+    if not again:
+        which = "No pod of these" if request.is_of_many else f"Pod {found[0]['metadata']['name']} never"
+        raise JobError(
+            f"{which} was started again: there is no life before this one.",
+            "A lost worker's or server's successor is another pod, and the log of a pod goes with it; "
+            "--log_file_path keeps them on a volume.",
+        )
+    return again
+
+
+def _part(tail: int, since_s: float) -> dict[str, Any]:
+    """The options of a request for a part of what a pod has printed."""
+    options = {"tail_lines": tail} if tail >= 0 else {}
+    return options | ({"since_seconds": max(1, round(since_s))} if since_s else {})
+
+
+def _pods(connection: Connection, job: Job) -> list[Object]:
+    return sorted(list_objects(connection, "pod", job.namespace, job.name), key=pods.sort_key)
 
 
 def _role(pod: Object) -> str:
@@ -105,8 +133,9 @@ def _split(response: Any) -> Iterator[str]:
 class _Position:
     """Where in the logs of a container's lives a reader is; lines carry the kubelet's time stamps, which grow."""
 
-    def __init__(self, tail: int) -> None:
+    def __init__(self, tail: int, since_s: float) -> None:
         self._tail = tail
+        self._since_s = since_s
         self._stamp = ""
         self._num_taken = 0  # lines of that very stamp
         self._num_seen = 0  # of them, in the present stream
@@ -114,14 +143,14 @@ class _Position:
 
     def begin_next_life(self) -> None:
         """All of its log is wanted, but what was read before the server showed it: the kubelet gives it earlier."""
-        self._tail, self._read_at = -1, None
+        self._tail, self._since_s, self._read_at = -1, 0.0, None
 
     def options(self) -> dict[str, int]:
         """What to ask a new stream for: what comes after this position, and some before."""
         self._num_seen = 0
         if self._read_at is not None:
             return {"since_seconds": int(time.monotonic() - self._read_at + _OVERLAP_S)}
-        return {"tail_lines": self._tail} if self._tail >= 0 else {}
+        return _part(self._tail, self._since_s)
 
     def take(self, line: str) -> str | None:
         """The text of a stamped line; None if it was read before, or has no stamp: the kubelet's own words."""
@@ -140,17 +169,19 @@ class _Position:
 class _PodReader:
     """Reads one pod, by its uid, through the lives of its container, and puts its lines into a queue."""
 
-    def __init__(self, connection: Connection, pod: Object, tail: int, lines: queue.SimpleQueue[LogLine]) -> None:
+    def __init__(
+        self, connection: Connection, pod: Object, position: _Position, lines: queue.SimpleQueue[LogLine]
+    ) -> None:
         self._connection = connection
         self._name, self._namespace = str(pod["metadata"]["name"]), str(pod["metadata"]["namespace"])
         self._uid = pod["metadata"]["uid"]
-        self._tail = tail
+        self._position = position
         self._lines = lines
         self.thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
-        life, position = "", _Position(self._tail)
+        life, position = "", self._position
         while True:
             try:
                 pod = self._look()
@@ -206,12 +237,12 @@ class _Follower:
 
     def lines(self) -> Iterator[LogLine]:
         """Until the job has ended, or the one pod that was asked for."""
-        tail, look_at, deadline = self._request.tail, 0.0, float("inf")
+        asked, look_at, deadline = (self._request.tail, self._request.since_s), 0.0, float("inf")
         while True:
             if time.monotonic() >= look_at:
-                if self._look(tail=tail):
+                if self._look(*asked):
                     deadline = min(deadline, time.monotonic() + _LAST_LINES_S)
-                tail, look_at = -1, time.monotonic() + _LOOK_S
+                asked, look_at = (-1, 0.0), time.monotonic() + _LOOK_S
             try:
                 yield self._lines.get(timeout=_LOOK_S / 4)
             except queue.Empty:
@@ -219,14 +250,15 @@ class _Follower:
                 if time.monotonic() > deadline or (deadline < float("inf") and not reads and self._lines.empty()):
                     return
 
-    def _look(self, *, tail: int) -> bool:
+    def _look(self, tail: int, since_s: float) -> bool:
         """Starts readers for new pods; whether no more are to come."""
         try:
-            found = _pods(self._connection, self._job, "")
-            wanted = [pod for pod in found if self._request.role in ("", _role(pod))]
+            found = _pods(self._connection, self._job)
+            wanted = [pod for pod in found if self._request.takes(_role(pod))]
             for pod in wanted:
                 if (uid := pod["metadata"]["uid"]) not in self._readers:
-                    self._readers[uid] = _PodReader(self._connection, pod, tail, self._lines)
+                    position = _Position(tail, since_s)
+                    self._readers[uid] = _PodReader(self._connection, pod, position, self._lines)
             return self._is_over(found, wanted)
         except ClusterError as error:
             if not error.unreachable:
@@ -238,7 +270,7 @@ class _Follower:
         master = next((pod for pod in found if _role(pod) == "master"), None)
         if master is not None and pods.label(master, names.STATUS_LABEL) in ("Finished", "Failed"):
             return True
-        if self._request.role.startswith("worker") and self._readers and not any(map(_may_print, wanted)):
+        if self._request.role.startswith("worker-") and self._readers and not any(map(_may_print, wanted)):
             return True  # its successor has another number
         if master is not None and pods.pod_status(master).phase in ("Pending", "Running"):
             return False

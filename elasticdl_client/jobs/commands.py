@@ -12,9 +12,10 @@ from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.jobs import words
 from elasticdl_client.jobs.job import Job, Phase
-from elasticdl_client.jobs.options import Options, parse
+from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
 from elasticdl_client.jobs.places import Places
 from elasticdl_client.jobs.store import LogRequest
+from elasticdl_client.jobs.watch import watch
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -53,6 +54,8 @@ def _list(options: Options, places: Places) -> int:
 
 def _status(options: Options, places: Places) -> int:
     job = places.find(options.jobs[0])
+    if options.watch:
+        return watch(job, lambda: places.store(job).find(job.name), options.output)
     if options.output:
         print(words.structured(job.to_plain(), options.output))
     else:
@@ -62,12 +65,13 @@ def _status(options: Options, places: Places) -> int:
 
 def _logs(options: Options, places: Places) -> int:
     job = places.find(options.jobs[0])
-    request = LogRequest("" if options.all else options.role or "master", options.follow, options.tail)
+    since_s = seconds_of(options.since) or 0.0
+    request = LogRequest(role_of(options), options.follow, options.tail, since_s, options.previous)
     for line in places.store(job).logs(job, request):
         if options.output == "json":
             text = json.dumps({"pod": line.pod, "line": line.text}, ensure_ascii=False)
         else:
-            text = f"[{line.pod}] {line.text}" if options.all else line.text
+            text = f"[{line.pod}] {line.text}" if request.is_of_many else line.text
         print(text, flush=options.follow)
     return 0
 

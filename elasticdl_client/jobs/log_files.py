@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator
+import re
+import time
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from elasticdl_client.errors import JobError
@@ -14,6 +17,9 @@ from elasticdl_client.jobs.store import LogLine, LogRequest
 
 _LOOK_S = 0.2
 _BLOCK_BYTES = 1 << 20
+_PATTERNS = {"": "*", "ps": "ps-*", "worker": "worker-*"}  # of what stands for several pods
+_NEXT_LIFE = re.compile(r"---- started again ")  # what the agent writes before a pod's next life
+_STAMP = re.compile(r"(?:---- started again )?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 
 
 class _GrowingFile:
@@ -51,31 +57,81 @@ def lines(job: Job, request: LogRequest) -> Iterator[LogLine]:
         JobError: there is no such pod.
     """
     logs = Path(job.directory) / "logs"
-    pattern = f"elasticdl-{job.name}-{request.role or '*'}.log"
-    if request.role and not request.follow and not (logs / pattern).exists():
+    pattern = f"elasticdl-{job.name}-{_PATTERNS.get(request.role, request.role)}.log"
+    if request.role and not request.follow and not any(logs.glob(pattern)):
         there = ", ".join(_role(job, path) for path in sorted(logs.glob(f"elasticdl-{job.name}-*.log")))
         raise JobError(
             f'pod "elasticdl-{job.name}-{request.role}" of job {job.name} has printed nothing, or there is none',
             f"There are logs of {there}." if there else "No pod of the job has a log yet.",
         )
+    if request.previous:
+        return _lives_before(job, request, sorted(logs.glob(pattern)))
     return _lines(job, request, logs, pattern)
 
 
 def _lines(job: Job, request: LogRequest, logs: Path, pattern: str) -> Iterator[LogLine]:
     processes = holders.holders(Path(job.directory)) if request.follow else []
     files: dict[Path, _GrowingFile] = {}
+    is_first_look = True
     last = not processes
     while True:
         new = _new_files(logs, pattern, files)
         files |= new
         for path, file in sorted(files.items(), key=lambda item: item[1].written_at):
             found = file.lines(last=last)
-            if path in new and request.tail >= 0:
-                found = found[len(found) - min(request.tail, len(found)) :]
+            if path in new and is_first_look:
+                found = _part(found, request, file.written_at)
             yield from (LogLine(path.stem, line) for line in found)
         if last:
             return
+        is_first_look = False
         last = holders.wait_for_end(processes, _LOOK_S)  # then once more, for what they printed last
+
+
+def _lives_before(job: Job, request: LogRequest, paths: Sequence[Path]) -> Iterator[LogLine]:
+    """
+    Raises:
+        JobError: none of these pods was started again.
+    """
+    found: list[LogLine] = []
+    for path in paths:
+        written = path.read_text(errors="replace").splitlines()
+        begins = [0, *(number for number, line in enumerate(written) if _NEXT_LIFE.match(line))]
+        if len(begins) > 1:
+            part = _part(written[begins[-2] : begins[-1]], request, path.stat().st_mtime)
+            found += [LogLine(path.stem, line) for line in part]
+    if not found:
+        raise JobError(
+            f"No pod of these was started again, so there is no life before this one: {request.role or 'all pods'}.",
+            f"`{job.command('logs')} --all` shows the logs of all pods.",
+        )
+    return iter(found)
+
+
+def _part(found: list[str], request: LogRequest, written_at: float) -> list[str]:
+    """Those of the lines that are wanted; a line without a time is as old as the one before it.
+
+    Args:
+        written_at: when the last of them was written, in seconds since the Unix epoch.
+    """
+    if request.since_s:
+        since = time.time() - request.since_s
+        stamps = [(number, at) for number, line in enumerate(found) if (at := _time_of(line)) is not None]
+        first = next((number for number, at in stamps if at >= since), None)
+        if first is None:
+            first = stamps[-1][0] + 1 if stamps else 0
+            first = first if written_at >= since else len(found)
+        found = found[first:]
+    return found[len(found) - min(request.tail, len(found)) :] if request.tail >= 0 else found
+
+
+def _time_of(line: str) -> float | None:
+    """When a line of ours was written, in seconds since the Unix epoch; None: it does not say."""
+    stamp = _STAMP.match(line)
+    try:
+        return None if stamp is None else datetime.fromisoformat(stamp[1]).timestamp()
+    except ValueError:
+        return None
 
 
 def _new_files(logs: Path, pattern: str, known: Container[Path]) -> dict[Path, _GrowingFile]:

@@ -60,9 +60,15 @@ class Options:
     output: str = _option("", "Instead of text for people: {formats}.", _PRINTING, "o")
     port: int = _option(0, "Port of this machine; 0: the first free one from 6006 on.", ("tensorboard",))
     follow: bool = _option(False, "Go on to the job's end, through restarts of its pods.", ("logs",), "f")
-    role: str = _option("", "Whose log: master (by default), worker-0, ps-1, …", ("logs",))
+    role: str = _option("", "Whose logs: master (by default), worker, ps; worker-0, ps-1, …", ("logs",))
+    pod: str = _option("", "One pod by its name: worker-1, or elasticdl-JOB-worker-1.", ("logs",))
     all: bool = _option(False, "The logs of all pods, each line after its pod's name.", ("logs",))
-    tail: int = _option(-1, "Only the last N lines of what has been printed so far; -1: all.", ("logs",))
+    tail: int = _option(-1, "Only the last N lines of each pod so far; -1: all.", ("logs",))
+    since: str = _option("", "Only what was printed since so long ago: 30s, 5m, 1h30m.", ("logs",))
+    previous: bool = _option(False, "Of pods that were started again: the life before.", ("logs",), "p")
+    watch: bool = _option(
+        False, "Go on to the job's end; the exit code is the job's. Ctrl-C ends the watching alone.", ("status",), "w"
+    )
     wait: bool = _option(
         True, "Return when nothing of the job is left; at once with --no_wait or --wait=false.", ("delete", "clean")
     )
@@ -172,10 +178,38 @@ def _check_values(command: str, options: Options) -> None:
         raise FlagError("--job_dir is the directory of a local job.", "Leave it out for jobs of a cluster.")
     if options.namespace and options.all_namespaces:
         raise FlagError("--namespace and --all_namespaces exclude each other.", "Give one of them.")
-    if options.role and options.all:
-        raise FlagError("--role and --all exclude each other.", "Give one of them.")
-    if options.role and not re.fullmatch(r"master|(worker|ps)-[0-9]+", options.role):
-        raise FlagError(f"--role={options.role} is no pod of a job.", "For example master, worker-0 or ps-1.")
+    _check_whose(options)
+    if options.since and seconds_of(options.since) is None:
+        raise FlagError(f"--since={options.since} is no length of time.", "For example 30s, 5m or 1h30m.")
+    if options.previous and options.follow:
+        raise FlagError("--previous is of lives that have ended: there is nothing to follow.", "Leave out one of them.")
+
+
+def _check_whose(options: Options) -> None:
+    given = [name for name in ("role", "pod", "all") if getattr(options, name)]
+    if len(given) > 1:
+        raise FlagError(f"--{given[0]} and --{given[1]} exclude each other.", "Give one of them.")
+    if options.role and not re.fullmatch(r"master|(worker|ps)(-[0-9]+)?", options.role):
+        raise FlagError(f"--role={options.role} is no pod of a job.", "For example master, worker, worker-0 or ps-1.")
+    if options.pod and not re.fullmatch(r"master|(worker|ps)-[0-9]+", role_of(options)):
+        raise FlagError(f"--pod={options.pod} is no pod of job {options.jobs[0]}.", "For example worker-0 or ps-1.")
+
+
+def role_of(options: Options) -> str:
+    """Whose logs: master, worker-0, ps, …; empty: all pods'."""
+    if options.pod:
+        return options.pod.removeprefix(f"elasticdl-{options.jobs[0]}-")
+    return "" if options.all else options.role or "master"
+
+
+def seconds_of(text: str) -> float | None:
+    """A length of time as kubectl writes it, 1h30m or 45s, or a number of seconds; None: it is none."""
+    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text)
+    if not text or parts is None:
+        return None
+    hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    total = 3600.0 * hours + 60.0 * minutes + seconds
+    return total or None
 
 
 def usage_of(command: str) -> str:

@@ -22,14 +22,27 @@ class LogRequest:
     """Which lines are wanted.
 
     Attributes:
-        role: master, worker-0, ps-1, …; empty: of all pods.
+        role: master, worker-0, ps-1, …; worker, ps: of all pods of that role; empty: of all pods.
         follow: also those to come, to the job's end.
         tail: the last so many of what there is; -1: all of it.
+        since_s: of what there is, only what was printed since so long ago; 0: all of it.
+        previous: of each pod's life before the present one.
     """
 
     role: str
     follow: bool
     tail: int
+    since_s: float = 0.0
+    previous: bool = False
+
+    @property
+    def is_of_many(self) -> bool:
+        """Lines of several pods may come."""
+        return self.role in ("", "ps", "worker")
+
+    def takes(self, role: str) -> bool:
+        """Whether the lines of a pod, such as worker-0, are wanted."""
+        return self.role in ("", role) or (self.is_of_many and role.startswith(f"{self.role}-"))
 
 
 class JobStore(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl_client.jobs.cluster_logs import _PodReader
+from elasticdl_client.jobs.cluster_logs import _PodReader, _Position
 from elasticdl_client.jobs.store import LogLine
 from elasticdl_client.kubernetes.api import Connection
 
@@ -74,7 +74,7 @@ class Connected(Connection):
 def test_lines_of_a_life_that_the_server_does_not_show_yet_are_read_once() -> None:
     core = Core()
     lines: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
-    reader = _PodReader(Connected("c", "n", "https://s", None, core), pod("a", "Running"), -1, lines)
+    reader = _PodReader(Connected("c", "n", "https://s", None, core), pod("a", "Running"), _Position(-1, 0.0), lines)
     reader.thread.join(60)
     assert [lines.get_nowait().text for _ in range(lines.qsize())] == FIRST + SECOND
     assert core.asked_for_a_part == [False, True, False]

@@ -112,7 +112,11 @@ def test_user_code_that_raises_is_told_and_the_next_task_goes_on(fed: Any) -> No
     assert one.batches(1) == [(1000, 0, [0, 1])]
     failed = one.take()
     assert isinstance(failed, Failed)
-    assert (failed.error.lease, failed.error.n, str(failed.error)) == (1000, 1, "ValueError: ugly 2")
+    assert (failed.error.lease, failed.error.n, str(failed.error)) == (
+        1000,
+        1,
+        "ValueError: ugly 2 (record 2 of s: '2').",
+    )
     assert one.feeder.take(0.0) is None
     one.feeder.resume()
     assert one.batches(2) == [(1001, 0, [100, 101]), (1001, 1, None)]

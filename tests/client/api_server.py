@@ -1,0 +1,118 @@
+"""A scripted API server on a real socket: a job's ConfigMaps and pods, and what these have printed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from elasticdl_client.job_status import JobStatus
+from elasticdl_client.kubernetes import names
+
+NAMESPACE = "team"
+
+
+class ApiServer:
+    """Answers lists of ConfigMaps and pods, single pods and logs; can be gone for a while.
+
+    Attributes:
+        logs: by pod and life, of which the last is the present one.
+        asked: the query of each request for a log, with the pod's name under "pod".
+    """
+
+    def __init__(self) -> None:
+        self.status = JobStatus("job")
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.logs: dict[str, list[list[str]]] = {}
+        self.asked: list[dict[str, str]] = []
+        self.has_job = True
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        """Answers from now on, at the same port as before."""
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                code, body = script.answer(self.path)
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Tests look at what was asked, not at lines."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Refuses connections from now on."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def kubeconfig(self, path: Path) -> Path:
+        server = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{self._port}"}}
+        context = {"name": "c", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}}
+        found = {"clusters": [server], "contexts": [context], "users": [{"name": "u", "user": {"token": "t"}}]}
+        path.write_text(json.dumps(found | {"current-context": "c"}))
+        return path
+
+    def add_pod(self, role: str, *lives: list[str], phase: str = "Running") -> None:
+        """A pod, such as worker-0, whose container has had these lives."""
+        kind, _, index = role.partition("-")
+        labels = {names.APP_LABEL: names.APP, names.JOB_LABEL: "job", names.ROLE_LABEL: kind}
+        name = f"elasticdl-job-{role}"
+        own: dict[str, Any] = {"name": "main", "containerID": f"{name}/{len(lives)}", "restartCount": len(lives) - 1}
+        if len(lives) > 1:
+            own["lastState"] = {"terminated": {"exitCode": 1}}
+        self.logs[name] = [*lives]
+        self.pods[name] = {
+            "metadata": _metadata(name, labels | {names.INDEX_LABEL: index or "0"}),
+            "spec": {"containers": [{"name": "main"}]},
+            "status": {"phase": phase, "containerStatuses": [own]},
+        }
+
+    def end_pods(self) -> None:
+        for pod in self.pods.values():
+            pod["status"]["phase"] = "Succeeded"
+        self.pods["elasticdl-job-master"]["metadata"]["labels"][names.STATUS_LABEL] = "Finished"
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        """The HTTP status and the body for a request."""
+        parts = urlsplit(path)
+        *_, kind = steps = parts.path.removeprefix(f"/api/v1/namespaces/{NAMESPACE}/").split("/")
+        if kind == "configmaps":
+            return 200, json.dumps({"items": self._config_maps() if self.has_job else []}).encode()
+        if kind == "pods":
+            return 200, json.dumps({"items": list(self.pods.values())}).encode()
+        pod = self.pods.get(steps[1])
+        if pod is None:
+            return 404, json.dumps({"message": f"pods {steps[1]} not found"}).encode()
+        if kind != "log":
+            return 200, json.dumps(pod).encode()
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self.asked.append(query | {"pod": steps[1]})
+        printed = self.logs[steps[1]][-2 if query.get("previous") == "true" else -1]
+        if "timestamps" in query:
+            printed = [f"2026-01-01T00:00:{number:02}Z {line}" for number, line in enumerate(printed)]
+        shown = printed[-int(query["tailLines"]) :] if "tailLines" in query else printed
+        return 200, "".join(f"{line}\n" for line in shown).encode()
+
+    def _config_maps(self) -> list[dict[str, Any]]:
+        labels = {names.APP_LABEL: names.APP, names.JOB_LABEL: "job"}
+        state = {names.STATUS_KEY: self.status.to_json()}
+        return [
+            {"metadata": _metadata(names.job_object("job"), labels), "data": {}},
+            {"metadata": _metadata(names.state_object("job"), labels), "data": state},
+        ]
+
+
+def _metadata(name: str, labels: dict[str, str]) -> dict[str, Any]:
+    created = "2026-01-01T00:00:00Z"
+    return {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "labels": labels, "creationTimestamp": created}
