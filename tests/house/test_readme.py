@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from elasticdl_client.job_spec import flag_defaults
+from elasticdl_client.jobs.options import FORMATS, options_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_OURS = {"--quick", "--json"}  # of the benchmarks
 OF_SCRIPTS = {"--output", "--source"}
-OF_OTHER_COMMANDS = {"--print", "--all", "--role", "--local_pkg_dir", "--image", "--without"}
+OF_JOB_COMMANDS = {f"--{name}" for command in FORMATS for name in options_of(command)}
+OF_OTHER_COMMANDS = OF_JOB_COMMANDS | {"--print", "--local_pkg_dir", "--image", "--without"}
 
 
 def blocks(page: Path) -> list[str]:
