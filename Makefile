@@ -132,7 +132,7 @@ bench: $(NATIVE)
 	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
 
 $(VENV)/.builder: pyproject.toml | $(BIN)/python
-	@$(BIN)/python -m pip install --quiet 'setuptools>=70.1' 'pybind11>=2.12,<4'
+	@$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12,<4'
 	@touch $@
 
 wheels: $(VENV)/.builder

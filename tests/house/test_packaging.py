@@ -43,6 +43,15 @@ def test_the_runtime_needs_exactly_this_client() -> None:
 
 
 @pytest.mark.ci
+def test_both_distributions_say_their_license_and_author_alike() -> None:
+    runtime, client = project("pyproject.toml"), project("elasticdl_client/pyproject.toml")
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License")
+    for key in ("license", "authors", "classifiers", "keywords", "requires-python"):
+        assert runtime[key] == client[key]
+    assert runtime["license"] == "MIT"
+
+
+@pytest.mark.ci
 def test_neither_distribution_forces_a_framework_on_its_user() -> None:
     runtime, client = project("pyproject.toml"), project("elasticdl_client/pyproject.toml")
     assert not required_names(runtime["dependencies"]) & FRAMEWORKS

@@ -16,7 +16,7 @@ from elasticdl_client.job_spec import flag_defaults
 from elasticdl_client.jobs.options import FORMATS, options_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_OURS = {"--quick", "--json"}  # of the benchmarks
 OF_SCRIPTS = {"--output", "--source"}
 OF_JOB_COMMANDS = {f"--{name}" for command in FORMATS for name in options_of(command)}
@@ -66,10 +66,11 @@ def test_every_flag_that_the_readme_names_exists() -> None:
 
 
 @pytest.mark.ci
-def test_every_verb_that_the_readme_names_is_in_the_makefile() -> None:
+def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for verb in set(re.findall(r"`make ([\w-]+)`", (ROOT / "README.md").read_text())):
-        assert re.search(rf"^{verb}:", makefile, re.MULTILINE), verb
+    for page in ROOT.glob("*.md"):
+        for verb in set(re.findall(r"`make ([\w-]+)", page.read_text())):
+            assert re.search(rf"^{verb}:", makefile, re.MULTILINE), f"{page.name}: make {verb}"
 
 
 @pytest.mark.ci
