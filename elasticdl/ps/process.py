@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from elasticdl.collective.sockets import written
 from elasticdl.ps.departure import TERMINATED, Departure
 from elasticdl.ps.master_link import Beginning, Left, MasterLink, PsIdentity
 from elasticdl.ps.partition import even_buckets
@@ -117,7 +118,8 @@ class PsProcess:
             _MAX_MESSAGE_BYTES,
         )
         try:
-            identity = PsIdentity(settings.ps_id, settings.pod_name, f"{settings.advertised or settings.host}:{port}")
+            address = written(settings.advertised or settings.host, port)
+            identity = PsIdentity(settings.ps_id, settings.pod_name, address)
             link = MasterLink(
                 settings.master_address,
                 self._token,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -46,6 +48,7 @@ class Rule:
         max_items: of a list or map.
         is_finite: of a float.
         is_json: a text is empty or JSON of an object.
+        is_address: a text is empty or ``host:port``: an IPv4 address, an IPv6 address in brackets, or a DNS name.
         is_needed: it must be there, and of an enum or number not be 0.
     """
 
@@ -55,6 +58,7 @@ class Rule:
     max_items: int = 4096
     is_finite: bool = True
     is_json: bool = False
+    is_address: bool = False
     is_needed: bool = False
 
 
@@ -67,6 +71,8 @@ _LISTED = Rule(max_items=_MANY)
 _ANY_FLOAT = Rule(is_finite=False)
 _ANY_NUMBER = Rule(least=-(1 << 63))
 _NEEDED = Rule(is_needed=True)
+_ADDRESS = Rule(max_length=300, is_address=True)
+_OWN_ADDRESS = Rule(max_length=300, is_address=True, is_needed=True)
 _SOME = Rule(least=1, is_needed=True)
 
 FIELDS: Mapping[str, Rule] = {
@@ -115,6 +121,7 @@ FIELDS: Mapping[str, Rule] = {
     "ProgressReport.loss": _ANY_FLOAT,
     "ProgressReport.not_finite": _LONG,
     "ProgressReport.skipped": _MINIBATCH,
+    "PsAddress.address": _ADDRESS,
     "PsQuestion.generation": _GENERATION,
     "PsReadyRequest.error": _LONG,
     "PsReadyRequest.damaged": Rule(max_length=_TEXT),
@@ -122,7 +129,9 @@ FIELDS: Mapping[str, Rule] = {
     "Push.minibatch": _MINIBATCH,
     "Pull.tables": Rule(max_items=1 << 16),
     "Push.tables": Rule(max_items=1 << 16),
+    "ReadyForWorldRequest.address": _OWN_ADDRESS,
     "ReadyForWorldRequest.reason": _LONG,
+    "RegisterPsRequest.address": _OWN_ADDRESS,
     "SaveCheckpointRequest.generation": _GENERATION,
     "SaveCheckpointRequest.num_ps": _SOME,
     "SessionReport.event": _NEEDED,
@@ -135,6 +144,7 @@ FIELDS: Mapping[str, Rule] = {
     "Table.initializer": _JSON,
     "TaskStandingRequest.epoch": _EPOCH,
     "Variable.shape": Rule(max_items=64),
+    "WorldMember.address": _ADDRESS,
 }
 
 
@@ -152,6 +162,10 @@ MESSAGES: Mapping[str, Check] = {
     "BucketRange": _in_order,
     "ShardMessage": _in_order,
 }
+
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")  # of DNS, and with _ as container engines name hosts
 
 _TYPES = FieldDescriptor
 _NUMBERS = (_TYPES.TYPE_INT32, _TYPES.TYPE_INT64, _TYPES.TYPE_UINT32)
@@ -278,9 +292,25 @@ def _of_text(rule: Rule) -> Check:
     def check(value: str | bytes) -> str:
         if len(value) > longest:
             return f" has a length of {len(value)}, more than {longest}"
+        if rule.is_address and not _is_address(str(value)):
+            return f" is {value!r}, no host:port"
         return _fault_of_json(value) if rule.is_json and value else ""
 
     return check
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    if not _PORT.fullmatch(port) or int(port) > 65535:
+        return False
+    try:
+        if host.startswith("[") and host.endswith("]"):
+            return bool(IPv6Address(host[1:-1]))
+        if host.replace(".", "").isdigit():
+            return bool(IPv4Address(host))
+    except ValueError:
+        return False
+    return len(host) <= 253 and _NAME.fullmatch(host) is not None
 
 
 def _fault_of_json(value: str | bytes) -> str:

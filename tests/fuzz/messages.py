@@ -58,6 +58,8 @@ class Filler:
             return self._random.random() < 0.5
         if field.type == Field.TYPE_ENUM:
             return 77 if is_wild else self._random.choice(list(field.enum_type.values_by_number))
+        if field.name == "address" and not is_wild:
+            return self._random.choice(("127.0.0.1:9", "[::1]:9", "nowhere.invalid:9"))
         return self._random.choice((WILD if is_wild else TAME)[field.type])
 
     def _fill_repeated(self, message: Any, field: Field, depth: int) -> None:

@@ -41,7 +41,7 @@ def wrong_values() -> Iterator[tuple[str, Message]]:
         for other in message_type.DESCRIPTOR.fields:
             needed = FIELDS.get(f"{message_type.__name__}.{other.name}")
             if needed is not None and needed.is_needed and other.message_type is None:
-                setattr(message, other.name, 1)
+                setattr(message, other.name, "host:1" if needed.is_address else 1)
         if field.message_type is not None:
             entries = getattr(message, field.name)
             if field.message_type.fields_by_name["value"].message_type is None:
@@ -124,6 +124,62 @@ def test_the_path_to_what_is_wrong_is_given(message: Message, fault: str) -> Non
 )
 def test_what_honest_members_say_passes(message: Message) -> None:
     assert parse(type(message), message.SerializeToString()) == message
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:1",
+        "10.0.0.255:65535",
+        "[::1]:50001",
+        "[fd00::12:3]:50001",
+        "[fe80::1%eth0]:50001",
+        "localhost:8080",
+        "elasticdl-job-ps-0.default.svc.cluster.local:2222",
+        "worker_1.:2222",
+        "xn--bcher-kva.example:80",
+    ],
+)
+def test_a_place_to_connect_to_is_one(address: str) -> None:
+    check(pb.RegisterPsRequest(address=address))
+    check(pb.ReadyForWorldRequest(address=address))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:+5",
+        "host: 5",
+        "host:5 ",
+        "host:٥",
+        ":5",
+        "::1:5",
+        "[]:5",
+        "[::1:5",
+        "[::g]:5",
+        "256.1.1.1:5",
+        "1.2.3:5",
+        "-a.b:5",
+        "a..b:5",
+        f"{'a' * 64}:5",
+        f"{'a.' * 127}a:5",
+        "a/b:5",
+        "a\nb:5",
+        "unix:/tmp/socket",
+        "dns:///host:5",
+        "x" * 5000,
+    ],
+)
+def test_what_is_no_place_to_connect_to_is_refused(address: str) -> None:
+    for message in (pb.RegisterPsRequest(address=address), pb.ReadyForWorldRequest(address=address)):
+        with pytest.raises(InvalidMessage, match=r"\.address "):
+            check(message)
 
 
 def test_a_server_answers_what_breaks_a_rule_before_its_handler_and_without_a_traceback(
