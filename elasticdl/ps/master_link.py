@@ -71,7 +71,7 @@ class MasterLink:
 
     Args:
         departure: ends all waiting.
-        accept_generation: told of every generation that the master names.
+        accept_lease: told of every generation that the master names, as its first lease, and of its newest lease.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class MasterLink:
         token: str,
         identity: PsIdentity,
         departure: Departure,
-        accept_generation: Callable[[int], None],
+        accept_lease: Callable[[int], None],
         master_timeout_s: float,
     ) -> None:
         self._stub: Any = pb_grpc.MasterStub(connect(address, token))  # type: ignore[no-untyped-call]
         self._address = address
         self._identity = identity
         self._departure = departure
-        self._accept_generation = accept_generation
+        self._accept_lease = accept_lease
         self._master_timeout_s = master_timeout_s
         self._nonce = secrets.randbits(62)
         self._generation = 0
@@ -157,6 +157,8 @@ class MasterLink:
             load=load,
         )
         reply: pb.HeartbeatReply = self._call(self._stub.Heartbeat, request)
+        if reply.known:
+            self._accept_lease(reply.newest_lease)
         return reply
 
     def is_new_life(self, reply: pb.HeartbeatReply) -> bool:
@@ -177,7 +179,7 @@ class MasterLink:
 
     def _note_generation(self, generation: int) -> None:
         self._generation = max(self._generation, generation)
-        self._accept_generation(generation)
+        self._accept_lease(generation << 32)
 
     def _call(self, method: Callable[..., Answer], request: object) -> Answer:
         backoff_s = _FIRST_BACKOFF_S

@@ -22,7 +22,7 @@ from elasticdl.ps.departure import TERMINATED, Departure
 from elasticdl.ps.master_link import Beginning, Left, MasterLink, PsIdentity
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.restoring import NoneIsWhole, restore, restore_other
-from elasticdl.ps.service import PsService, register_service, serve_tensors
+from elasticdl.ps.service import JobBounds, PsService, register_service, serve_tensors
 from elasticdl.ps.settings import Updates
 from elasticdl.ps.snapshot import Buckets
 from elasticdl.ps.state import PsState
@@ -125,7 +125,7 @@ class PsProcess:
                 self._token,
                 identity,
                 self._departure,
-                self._service.accept_generation,
+                self._service.accept_lease,
                 settings.master_timeout_s,
             )
             self._serve(link, identity)
@@ -141,7 +141,7 @@ class PsProcess:
         spec = whole_spec(admitted.job_spec)
         logging.getLogger().setLevel(spec.log_level)
         service, own = self._service, even_buckets(identity.ps_id, spec.num_ps_pods)
-        service.state, service.checkpoint_dir = PsState(_updates(spec), own), spec.checkpoint_dir
+        service.state, service.job = PsState(_updates(spec), own), JobBounds(spec.checkpoint_dir, spec.num_epochs)
         threading.Thread(target=self._begin, args=(link, admitted, own), daemon=True).start()
         _log.info("PS %d serves at %s, incarnation %d", identity.ps_id, identity.address, link.incarnation)
         while not link.wait(lambda: service.is_master_awaited):

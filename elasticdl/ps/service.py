@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,11 +44,25 @@ _LONG_POLL_S = 1.0
 _EARLIER_SAVE_S = 60.0  # how long a checkpoint waits for an earlier one, whose volume may be stuck
 _NAMED_WITHIN_S = 3.0  # of the master's generation; a heartbeat asks for it at once
 _MAX_UNSURE = 64  # of the threads that answer
+_LEASES_AHEAD = 1024  # that may have been granted since the master's last answer: more are waited for
 _MAX_RAW_CALLS = 32  # at once; a worker that is refused comes again
 
 
-class UnknownGenerationError(Exception):
-    """A call names a life of the master, or a lease of one, that this PS has not met."""
+class UnnamedError(Exception):
+    """A call names a life of the master, a lease or a coordinator of rounds that this PS has not met."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobBounds:
+    """What no call may go beyond.
+
+    Attributes:
+        checkpoint_dir: nothing is written anywhere else; empty: there is none.
+        num_epochs: 0 or less: endless.
+    """
+
+    checkpoint_dir: str = ""
+    num_epochs: int = 0
 
 
 class PsService:
@@ -56,7 +71,7 @@ class PsService:
     Attributes:
         state: may be replaced until `incarnation` is set.
         incarnation: 0 until the master has named it and the state is restored; every call is refused until then.
-        checkpoint_dir: of the job; nothing is written anywhere else; empty: there is none.
+        job: what its calls are held against.
         flow: of its raw calls, over gRPC and sockets.
     """
 
@@ -64,48 +79,66 @@ class PsService:
         self.ps_id = ps_id
         self.state = state
         self.incarnation = 0
-        self.checkpoint_dir = ""
+        self.job = JobBounds()
         self.flow = Flow(_MAX_RAW_CALLS)
         self._num_pushing: int | None = None
         self._partition = pb.Partition()
-        self._generation = 0
+        self._newest_lease = 0  # that the master has named
         self._lock = threading.Lock()
-        self._generation_named = threading.Condition(self._lock)
-        self._num_unsure = 0  # calls that wait for a generation to be named
+        self._named = threading.Condition(self._lock)
+        self._num_unsure = 0  # calls that wait for something to be named
         self._saving = threading.Lock()
 
     @property
     def generation(self) -> int:
         """The newest life of the master that this PS knows of."""
-        return self._generation
+        return self._newest_lease >> 32
 
-    def accept_generation(self, generation: int) -> None:
-        """Notes a generation that the master itself has named, at the address where this PS asks for it.
+    def accept_lease(self, newest: int) -> None:
+        """Notes the newest lease that the master itself has named, at the address where this PS asks for it.
 
-        Nothing else raises it: a caller's word would shut the master out.
+        Nothing else raises it: a caller's word would shut the master, or the holders of its leases, out.
         """
         with self._lock:
-            self._generation = max(self._generation, generation)
-            self._generation_named.notify_all()
+            self._newest_lease = max(self._newest_lease, newest)
+            self._named.notify_all()
 
     def _check_generation(self, generation: int) -> None:
-        """Waits a little for a newer generation to be named: the master's other members may learn of it first.
+        self._wait_until(lambda: generation <= self.generation, f"generation {generation}")
+
+    def _check_name(self, lease: int, epoch: int) -> None:
+        """
+        Raises:
+            RequestError: the job has no such epoch.
+            UnnamedError: the master has granted no such lease.
+        """
+        if 0 < self.job.num_epochs <= epoch:
+            raise RequestError(f"epoch is {epoch}, this job has {self.job.num_epochs}, counted from 0")
+        self._wait_until(lambda: lease <= self._newest_lease + _LEASES_AHEAD, f"lease {lease}")
+
+    def _check_coordinator(self, incarnation: int) -> None:
+        """Before this PS knows a partition, any is believed in; the partition puts that right."""
+        self._wait_until(
+            lambda: self._partition.version == 0 or incarnation <= _coordinator_of(self._partition),
+            f"incarnation {incarnation} of PS 0",
+        )
+
+    def _wait_until(self, is_named: Callable[[], bool], what: str) -> None:
+        """Waits a little for the master to name something: its other members may learn of it first.
 
         Raises:
-            UnknownGenerationError: it is not.
+            UnnamedError: it does not.
         """
-        if generation <= self._generation:
+        if is_named():
             return
         with self._lock:
             self._num_unsure += 1
             try:
-                is_known = self._num_unsure <= _MAX_UNSURE and self._generation_named.wait_for(
-                    lambda: generation <= self._generation, _NAMED_WITHIN_S
-                )
+                is_known = self._num_unsure <= _MAX_UNSURE and self._named.wait_for(is_named, _NAMED_WITHIN_S)
             finally:
                 self._num_unsure -= 1
         if not is_known:
-            raise UnknownGenerationError(f"the master has not named generation {generation} yet")
+            raise UnnamedError(f"the master has not named {what} yet")
 
     @property
     def num_pushing(self) -> int | None:
@@ -120,7 +153,7 @@ class PsService:
 
     @property
     def is_master_awaited(self) -> bool:
-        """Whether its next answer is waited for: it may close a round, or name the generation of a call."""
+        """Whether its next answer is waited for: it may close a round, or name what a call speaks of."""
         return self._num_unsure > 0 or self.state.is_round_waiting
 
     @property
@@ -134,7 +167,8 @@ class PsService:
             if message.version <= self._partition.version:
                 return
             self._partition = message
-        self.state.accept_coordinator(min(message.ps, key=lambda ps: ps.ps_id).incarnation)
+            self._named.notify_all()
+        self.state.accept_coordinator(_coordinator_of(message))
 
     def load(self) -> pb.PsLoad:
         """What this PS has done in this life."""
@@ -157,7 +191,9 @@ class PsService:
             if refusal is not None:
                 return reply_frame(refusal)
             if call.push is not None:
-                self._check_generation(call.push.header.lease >> 32)
+                self._check_name(call.push.header.lease, call.push.header.epoch)
+            if call.rounds is not None:
+                self._check_coordinator(call.rounds.coordinator)
             done = self.state.exchange(call)
             reply = pb.ExchangeReply(
                 status=done.status,
@@ -187,7 +223,7 @@ class PsService:
         refusal = self._refusal(request.incarnation, request.partition_version)
         if refusal is not None:
             return pb.TaskStandingReply(status=refusal.status, partition=_partition_in(refusal))
-        self._check_generation(request.lease >> 32)
+        self._check_name(request.lease, request.epoch)
         applied = self.state.standing(request.lease, request.epoch, request.task)
         if applied is None:
             return pb.TaskStandingReply(status=pb.LEASE_REFUSED)
@@ -204,7 +240,7 @@ class PsService:
         refusal = self._refusal(request.incarnation, request.partition_version)
         if refusal is not None:
             return pb.CloseRoundReply(status=refusal.status, partition=_partition_in(refusal))
-        self._check_generation(request.lease >> 32)
+        self._check_name(request.lease, request.name.epoch)
         name = MinibatchName(request.name.epoch, request.name.task, request.name.n)
         confirmed = self.state.confirm(
             request.lease, name, request.pulled_version, request.known_round, lambda: self._num_pushing, _LONG_POLL_S
@@ -244,7 +280,7 @@ class PsService:
         if num_ps not in (0, request.num_ps):
             raise RequestError(f"SaveCheckpointRequest.num_ps is {request.num_ps}, this job has {num_ps}")
         try:
-            return part_directory(request.directory, self.checkpoint_dir)
+            return part_directory(request.directory, self.job.checkpoint_dir)
         except CheckpointError as error:
             raise RequestError(f"SaveCheckpointRequest.{error.what}") from error
 
@@ -281,9 +317,14 @@ class PsService:
 
     def _refusal_of_master(self, generation: int, incarnation: int) -> pb.PsStatus | None:
         self._check_generation(generation)
-        if generation < self._generation:
+        if generation < self.generation:
             return pb.OLD_GENERATION
         return pb.WRONG_INCARNATION if self._is_another(incarnation) else None
+
+
+def _coordinator_of(partition: pb.Partition) -> int:
+    """The incarnation of PS 0, which closes rounds."""
+    return min(partition.ps, key=lambda ps: ps.ps_id).incarnation
 
 
 def _partition_in(refusal: pb.ExchangeReply) -> pb.Partition | None:
@@ -382,7 +423,7 @@ class _Answer:
         except (RequestError, ModelDefinitionError, CheckpointError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-        except UnknownGenerationError as error:
+        except UnnamedError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise
         except StateDamagedError as error:

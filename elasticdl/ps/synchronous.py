@@ -112,7 +112,8 @@ class Synchronous:
     def accept_coordinator(self, incarnation: int) -> None:
         """The partition has changed: who closes rounds now.  What is confirmed may not be held everywhere any more."""
         self._rounds.withdraw()
-        self._note_coordinator(incarnation)
+        if incarnation != self._coordinator:  # what callers have said before counts no more
+            self._coordinator, self._followed = incarnation, 0
         self._closed.notify_all()
 
     def follow(self, claims: Claims, rounds: pb.Rounds) -> None:

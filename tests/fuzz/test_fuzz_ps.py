@@ -17,7 +17,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from elasticdl.ps.client import PsClient
-from elasticdl.ps.service import PsService
+from elasticdl.ps.service import JobBounds, PsService
 from elasticdl.ps.tensor_sockets import CallFailed
 from elasticdl.ps.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -106,7 +106,7 @@ def test_any_frame_is_answered_or_refused_and_changes_no_more_than_its_name(capl
 def test_any_call_is_answered_or_refused(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "version-1").mkdir()
     with ps_cluster(1) as cluster, caplog.at_level(logging.INFO):
-        cluster.services[0].checkpoint_dir = str(tmp_path)
+        cluster.services[0].job = JobBounds(str(tmp_path))
         address = cluster.partition.ps[0].address
         with connect(address, TOKEN) as channel:
             for seed in range(rounds(5000)):

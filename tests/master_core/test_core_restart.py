@@ -10,6 +10,7 @@ from core_script import Like, Script, applied, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.leases import MAX_UNWRITTEN
 from elasticdl.master.core.settings import Strategy
 from elasticdl.master.core.tasks import MAX_UNKNOWN_EPOCHS
 from elasticdl.master.core.values import HeldLease, Phase, Role
@@ -206,6 +207,44 @@ def test_a_held_lease_that_no_life_of_this_master_can_have_granted_is_not_adopte
     script.worker_joins(0, (HeldLease(lease),))
     script.sets_are_read({})
     assert script.finish(lease) == c.Accepted(2)
+
+
+def test_a_held_lease_beyond_what_the_journal_can_lack_is_not_adopted() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    assert script.ask(e.HeartbeatReceived, Role.PS, 0, 1).newest_lease == lease.id
+    back(script, 0, 1)
+    assert script.ask(e.HeartbeatReceived, Role.PS, 0, 1).newest_lease == 2 << 32
+    script.worker_joins(1, (HeldLease(dataclasses.replace(lease, id=lease.id + MAX_UNWRITTEN + 1)),))
+    assert script.job._work.leases.of_worker(1) == []
+    script.worker_joins(0, (HeldLease(lease),))
+    script.sets_are_read({})
+    assert script.finish(lease) == c.Accepted(2)
+
+
+def test_a_lease_of_a_life_that_wrote_no_journal_is_adopted() -> None:
+    script = running(2, records=80)
+    script.lease(0)
+    back(script, 0, 1)
+    before = script.job.snapshot()
+    back(script, 0, 1)  # the second life has granted something, of which nothing is written down
+    script.job.snapshot = lambda: before
+    lost = dataclasses.replace(script.job._work.leases.all()[0], id=(2 << 32) + 7)
+    back(script, 0, 1)
+    script.worker_joins(1, (HeldLease(lost),))
+    assert script.job._work.leases.of_worker(1) == [lost]
+
+
+def test_a_journal_of_an_earlier_version_knows_no_newest_lease() -> None:
+    script = running(2)
+    lease = script.lease(0)
+    snapshot = script.job.snapshot()
+    del snapshot["newest_lease"]
+    script.job.snapshot = lambda: snapshot
+    back(script, 0)
+    later = dataclasses.replace(lease, id=lease.id + MAX_UNWRITTEN + 1)
+    script.worker_joins(0, (HeldLease(later),))
+    assert script.job._work.leases.of_worker(0) == [later]
 
 
 def test_a_held_lease_of_an_epoch_far_away_begins_no_more_than_the_journal_can_lack() -> None:

@@ -14,6 +14,7 @@ import pytest
 from elasticdl.ps.checkpoint import PartFile
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.restoring import restore, restore_other
+from elasticdl.ps.service import JobBounds
 from elasticdl.ps.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -47,7 +48,7 @@ def save(cluster: Cluster, directory: Path, between: Iterable[int] = ()) -> list
     pushes = iter(between)
     for service in cluster.services:
         push_all(cluster.client, islice(pushes, 1))
-        service.checkpoint_dir = str(directory.parent)
+        service.job = JobBounds(str(directory.parent))
         request = pb.SaveCheckpointRequest(
             incarnation=service.incarnation, directory=str(directory), num_ps=len(cluster.services)
         )
@@ -153,7 +154,7 @@ def test_another_jobs_checkpoint_is_trained_on_with_this_jobs_optimizer(tmp_path
 
 def test_a_directory_that_is_not_there_is_an_error_in_the_reply(tmp_path: Path) -> None:
     with ps_cluster(1) as cluster:
-        cluster.services[0].checkpoint_dir = str(tmp_path)
+        cluster.services[0].job = JobBounds(str(tmp_path))
         request = pb.SaveCheckpointRequest(incarnation=10, directory=str(tmp_path / "version-1"), num_ps=1)
         reply = cluster.services[0].save_checkpoint(request)
         assert "cannot be written: No such file or directory" in reply.error
@@ -162,7 +163,7 @@ def test_a_directory_that_is_not_there_is_an_error_in_the_reply(tmp_path: Path) 
 
 def test_an_empty_ps_has_nothing_to_save(tmp_path: Path) -> None:
     with ps_cluster(1, initialize=False) as cluster:
-        cluster.services[0].checkpoint_dir = str(tmp_path)
+        cluster.services[0].job = JobBounds(str(tmp_path))
         request = pb.SaveCheckpointRequest(incarnation=10, directory=str(tmp_path / "version-1"), num_ps=1)
         reply = cluster.services[0].save_checkpoint(request)
         assert reply.status == pb.UNINITIALIZED
@@ -188,7 +189,7 @@ def test_a_part_is_written_to_no_place_but_a_version_of_this_job(tmp_path: Path)
     with ps_cluster(1) as cluster:
         service = cluster.services[0]
         assert "directory is" in refusal(cluster, directory=str(ours / "version-1"))  # the job has none
-        service.checkpoint_dir = str(ours)
+        service.job = JobBounds(str(ours))
         for wrong in (
             others / "version-1",
             ours / "version-2",

@@ -246,11 +246,11 @@ def test_a_model_without_optimizer_is_only_read() -> None:
 def test_an_old_master_is_refused() -> None:
     with ps_cluster(1) as cluster:
         service = cluster.services[0]
-        service.accept_generation(3)
+        service.accept_lease(3 << 32)
         assert service.read_applied_set(pb.PsQuestion(generation=3, incarnation=10)).status == pb.OK
         assert service.read_applied_set(pb.PsQuestion(generation=2, incarnation=10)).status == pb.OLD_GENERATION
         assert service.save_checkpoint(pb.SaveCheckpointRequest(generation=2)).status == pb.OLD_GENERATION
-        service.accept_generation(4)
+        service.accept_lease(4 << 32)
         question = pb.PsQuestion(generation=4, incarnation=9)
         assert service.read_applied_set(question).status == pb.WRONG_INCARNATION
 

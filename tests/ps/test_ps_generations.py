@@ -13,10 +13,15 @@ import pytest
 
 from elasticdl.ps import service as services
 from elasticdl.ps.client import LeaseRefused, PsUnavailable
+from elasticdl.ps.service import JobBounds
+from elasticdl.ps.settings import Updates
+from elasticdl.ps.wire import ExchangeCall, RequestError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
-from tests.ps.scenes import TOKEN, make_push, ps_cluster
+from elasticdl.rpc.frames import Frame
+from elasticdl_client.errors import JobError
+from tests.ps.scenes import TOKEN, make_push, ps_cluster, whole_pull
 
 pytestmark = pytest.mark.ci
 FAR = (1 << 31) - 1
@@ -32,7 +37,7 @@ def test_a_generation_that_the_master_has_not_named_is_refused_and_shuts_nobody_
 ) -> None:
     with ps_cluster(1) as cluster, caplog.at_level(logging.INFO):
         (service,) = cluster.services
-        service.accept_generation(3)
+        service.accept_lease(3 << 32)
         with connect(cluster.partition.ps[0].address, TOKEN) as channel:
             stub: Any = pb_grpc.ParameterServerStub(channel)  # type: ignore[no-untyped-call]
             with pytest.raises(grpc.RpcError) as refused:
@@ -48,7 +53,7 @@ def test_a_generation_that_the_master_has_not_named_is_refused_and_shuts_nobody_
 def test_a_lease_of_a_generation_to_come_fences_nobody() -> None:
     with ps_cluster(1) as cluster:
         (service,) = cluster.services
-        service.accept_generation(3)
+        service.accept_lease(3 << 32)
         for call in (
             lambda: cluster.client.standing(FAR << 32, 0, 0),
             lambda: cluster.client.exchange(make_push(0, lease=FAR << 32), None),
@@ -68,6 +73,59 @@ def test_a_call_of_the_next_master_waits_until_that_has_named_itself(monkeypatch
         give_up_at = time.monotonic() + 30
         while not service.is_master_awaited and time.monotonic() < give_up_at:
             threading.Event().wait(0.001)
-        service.accept_generation(2)
+        service.accept_lease(2 << 32)
         assert asked.result(30).status == pb.OK
         assert not service.is_master_awaited
+
+
+def test_a_lease_far_beyond_the_newest_that_the_master_has_granted_fences_nobody() -> None:
+    with ps_cluster(1) as cluster:
+        (service,) = cluster.services
+        newest = (3 << 32) + 70
+        service.accept_lease(newest)
+        far = newest + services._LEASES_AHEAD + 1
+        for call in (
+            lambda: cluster.client.standing(far, 0, 0),
+            lambda: cluster.client.exchange(make_push(0, lease=(3 << 32) + 0xFFFFFFFF), None),
+        ):
+            with pytest.raises(PsUnavailable):
+                call()
+        cluster.client.exchange(make_push(0, lease=newest - 5), None)  # the holder is not shut out
+        service.accept_lease(newest + 1)
+        cluster.client.exchange(make_push(1, lease=far), None)
+
+
+def test_an_epoch_that_the_job_has_not_is_refused() -> None:
+    with ps_cluster(1) as cluster:
+        (service,) = cluster.services
+        service.job = JobBounds(num_epochs=2)
+        for epoch in (2, 1 << 24):
+            with pytest.raises(JobError, match="this job has 2, counted from 0"):
+                cluster.client.exchange(make_push(0, epoch=epoch), None)
+            with pytest.raises(RequestError):
+                service.task_standing(pb.TaskStandingRequest(incarnation=10, lease=1, epoch=epoch))
+        cluster.client.exchange(make_push(0, epoch=1), None)
+        assert [task.epoch for task in service.state.applied()[0].tasks] == [1]
+
+
+def test_a_coordinator_that_the_partition_does_not_name_shuts_no_round_out() -> None:
+    updates = Updates(use_async=False, grads_to_wait=1)
+    with ps_cluster(2, updates=updates) as cluster:
+        first, second = cluster.services
+        forged = ExchangeCall(11, None, None, 1, pb.Rounds(coordinator=1 << 60, rounds=[pb.Round(number=1 << 60)]))
+        second.state.exchange(forged)  # before it knows any partition
+        for service in cluster.services:
+            service.accept_partition(cluster.partition)
+        header = pb.ExchangeHeader(incarnation=11, partition_version=1, rounds=forged.rounds)
+        with pytest.raises(services.UnnamedError):
+            second.exchange(Frame(header.SerializeToString(), []).whole())
+        push = make_push(0)
+        cluster.client.exchange(push, None)
+        first.num_pushing = 1
+        cluster.client.close_round(push, lambda: None)
+        cluster.client.exchange(None, whole_pull())  # carries the round
+        assert [applied_names(service) for service in (first, second)] == [1, 1]
+
+
+def applied_names(service: services.PsService) -> int:
+    return sum(task.watermark + len(task.extras) for task in service.state.applied()[0].tasks)

@@ -85,7 +85,7 @@ class HeartbeatAnswer:
         num_pushing: to a PS: workers that train now.
         world_version: the newest that is planned.
         whole_epochs: with a fixed global batch: of so many epochs every planned task is done or this worker's.
-        newest_lease: with a fixed global batch: the newest training lease that it holds.
+        newest_lease: with a fixed global batch: the newest training lease that it holds; to a PS: the newest of all.
     """
 
     known: bool

@@ -96,7 +96,8 @@ class Fleet:
         stop = self._ending.is_over or self._may_leave(server)
         num_pushing = self._work.leases.num_busy(TaskType.TRAINING)
         partition = self._news_of_partition(event)
-        self._out.reply(event.call, HeartbeatAnswer(True, partition=partition, stop=stop, num_pushing=num_pushing))
+        answer = HeartbeatAnswer(True, (), partition, stop, num_pushing, newest_lease=self._work.leases.newest)
+        self._out.reply(event.call, answer)
 
     def _news_of_partition(self, event: HeartbeatReceived) -> Partition | None:
         """The partition, if it is newer than the one that the caller has seen."""

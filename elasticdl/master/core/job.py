@@ -112,6 +112,7 @@ class Job:
         job._work.has_exported = snapshot["has_exported"]
         job._work.has_callbacks = snapshot["has_callbacks"]
         job._work.leases.floor = snapshot["lease_floor"]
+        job._work.leases.newest_before = snapshot.get("newest_lease")
         if snapshot.get("session"):
             job._session.restore(snapshot["session"])
         job._worlds.restore(snapshot["worlds"], job._clock)
@@ -141,6 +142,7 @@ class Job:
             "evaluations": self._work.evaluations.snapshot(),
             "callbacks": self._work.callbacks.snapshot(),
             "lease_floor": self._work.leases.floor,
+            "newest_lease": self._work.leases.newest_known,
             "session": self._session.snapshot() if self.settings.has_tensorflow_servers else None,
             "leases": self._work.leases.snapshot(),
             "worlds": self._worlds.snapshot(),

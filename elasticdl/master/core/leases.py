@@ -14,6 +14,7 @@ from typing import Any
 from elasticdl.master.core.values import Lease, MetricState, Occasion, Position, Shard, TaskType
 
 MAX_PER_WORKER = 2  # the one being computed, and the next one, prefetched
+MAX_UNWRITTEN = 10_000  # leases that a life of the master may have granted after its last journal, a second before
 
 TaskKey = tuple[TaskType, int, int]  # type, epoch, task
 
@@ -38,6 +39,7 @@ class Leases:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self._counter = 0
+        self.newest_before: int | None = None  # of earlier lives, as it was written down; None: it was not
         self.floor = 0  # leases up to this id speak of a model that has lost something since
         self._holdings: dict[int, Holding] = {}
         self._by_task: dict[TaskKey, int] = {}
@@ -59,10 +61,29 @@ class Leases:
     ) -> Lease:
         """A new lease, the answer to `call`."""
         self._counter += 1
-        number = (self.generation << 32) | self._counter
-        lease = Lease(number, *key, shard, tuple(sorted(excluded)), version, merged, tuple(committed), occasion)
+        lease = Lease(self.newest, *key, shard, tuple(sorted(excluded)), version, merged, tuple(committed), occasion)
         self.hold(lease, worker_id, clock, call)
         return lease
+
+    @property
+    def newest(self) -> int:
+        """No lease with a greater id is granted."""
+        return (self.generation << 32) | self._counter
+
+    @property
+    def newest_known(self) -> int | None:
+        """For the journal: the newest that some life has granted, as far as that is known; None: it is not."""
+        return self.newest if self._counter else self.newest_before
+
+    def may_be_of_earlier_life(self, lease_id: int) -> bool:
+        """Whether an earlier life of the master can have granted a lease: its journal may lack the last ones."""
+        generation, counter = divmod(lease_id, 1 << 32)
+        if generation >= self.generation or lease_id <= self.floor:
+            return False
+        if self.newest_before is None:
+            return True
+        last, known = divmod(self.newest_before, 1 << 32)
+        return generation < last or counter <= MAX_UNWRITTEN + (known if generation == last else 0)
 
     def hold(self, lease: Lease, worker_id: int, clock: float, call: int | None = None) -> None:
         assert key_of(lease) not in self._by_task, f"granted twice: {lease}"
@@ -102,7 +123,7 @@ class Leases:
 
     def raise_floor(self) -> None:
         """No lease granted so far is ever held again, in no life of the master."""
-        self.floor = (self.generation << 32) | self._counter
+        self.floor = self.newest
 
     def end(self, lease: Lease) -> None:
         del self._holdings[lease.id]
