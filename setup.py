@@ -55,6 +55,7 @@ setup(
             cxx_std=17,
             depends=[*HEADERS, "setup.py"],
             extra_compile_args=COMPILE,
+            libraries=["dl"] if sys.platform == "linux" else [],  # of its own before glibc 2.34
             extra_link_args=["-Wl,--strip-all"] if sys.platform == "linux" else [],
         )
     ],

@@ -22,7 +22,7 @@ from elasticdl.collective.engine import Tensor, Work
 from elasticdl.collective.loss import GroupLost
 from elasticdl.collective.meeting import MeetingPlace
 from elasticdl.collective.pieces import Piece, pieces_of
-from elasticdl.collective.torch_store import check_device
+from elasticdl.collective.torch_store import check_can_encrypt, check_device
 from elasticdl.collective.world import World
 
 _FREED_WITHIN_S = 5.0
@@ -68,19 +68,24 @@ class ElasticGroup:
         host: an address of this machine at which the other members reach it; everything listens there, at any port.
         token: of the job; every member proves it to the others.
         device: `cpu`, or `cuda` or `cuda:N`: buffers in the memory of that GPU can be summed, too.
+        encrypts: what crosses the network; not with a GPU, because NCCL does not encrypt.
 
     Attributes:
         address: `host:port` of this process's own meeting place, open from now on; that of rank 0 serves its world.
 
     Raises:
-        ElasticDLError: torch is missing or has no such device, or the host is not an address of this machine.
+        ElasticDLError: torch is missing or has no such device, or the host is not an address of this machine; or what
+            is summed cannot be encrypted.
     """
 
-    def __init__(self, host: str, token: str, device: str = "cpu") -> None:
+    def __init__(self, host: str, token: str, device: str = "cpu", encrypts: bool = False) -> None:
         self._token = token
         self._device = device
+        self._encrypts = encrypts
+        if encrypts:
+            check_can_encrypt(device)
         check_device(device)
-        self._place = MeetingPlace(host, token)
+        self._place = MeetingPlace(host, token, encrypts)
         self._lock = Lock()
         self._oldest = 0
         self._world: World | None = None
@@ -121,7 +126,9 @@ class ElasticGroup:
             if version < self._oldest:
                 raise GroupLost(f"world {version} has been given up before it was formed")
             self._oldest = version + 1
-            world = self._world = World(version, [peer.address for peer in peers], rank, self._token, self._place)
+            world = self._world = World(
+                version, [peer.address for peer in peers], rank, self._token, self._place, self._encrypts
+            )
             self._ended = [one for one in self._ended if not one.wait_until_freed(0.0)]
         self._place.drop_links(older_than=version)
         world.form(self._device, timeout_s)

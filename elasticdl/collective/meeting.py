@@ -5,7 +5,8 @@ comes with its version and rank, tells what the others must know of it, learns w
 farewell.  One that goes without has died or given up: then the world cannot be formed, and all that wait learn it at
 once.  A message is a line of JSON; names are never looked up (the store of torch does, and may take seconds).
 
-A visitor may also bring a connection for a world's collectives: it is kept, unread, until this process takes it.
+A visitor may also bring a connection for a world's collectives: it is kept, unread, until this process takes it.  With
+--encrypt what follows a handshake goes in records, except through Unix sockets, which nobody else can read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from threading import Lock, Thread
 from typing import Any
 
 from elasticdl.collective import sockets
+from elasticdl.kernels._native import RecordError, RecordLayer
 from elasticdl.rpc import handshake
+from elasticdl.rpc.handshake import RECORD_OVERHEAD, Connection, crosses_network
 from elasticdl_client.errors import ElasticDLError
 
 _PURPOSE = "meeting"
@@ -83,6 +86,7 @@ class _Visitor:
     handshake: handshake.Handshake | None  # None: it has proved the token
     num_wanted: int  # bytes of the handshake's next step; 0 after it
     come_at: float
+    records: RecordLayer | None = None
     version: int = -1
     rank: int = -1
     unread: bytes = b""
@@ -108,7 +112,7 @@ class MeetingPlace:
         ElasticDLError: the host is not an address of this machine.
     """
 
-    def __init__(self, host: str, token: str) -> None:
+    def __init__(self, host: str, token: str, encrypts: bool = False) -> None:
         try:
             number = sockets.numeric_host(host)
             family = socket.AF_INET6 if ":" in number else socket.AF_INET
@@ -121,13 +125,14 @@ class MeetingPlace:
         self.address = sockets.written(host, port)
         self._doors = [listening, *_local_door(number, port)]
         self._token = token
+        self._encrypts = encrypts
         self._lobby = handshake.Lobby(_MOST_STRANGERS)
         self._strangers: dict[_Visitor, None] = {}  # oldest first
         self._tables: dict[int, _Table] = {}
         self._broken: dict[int, str] = {}  # version → why; the oldest entry first
         self._rests_until: float | None = None
         self._lock = Lock()
-        self._links: dict[int, dict[int, socket.socket]] = {}  # version → rank → connection
+        self._links: dict[int, dict[int, Connection]] = {}  # version → rank → connection
         self._selector = selectors.DefaultSelector()
         for door in self._doors:
             door.setblocking(False)
@@ -139,7 +144,7 @@ class MeetingPlace:
     def close(self) -> None:
         self._end.close()
 
-    def take_links(self, version: int) -> dict[int, socket.socket]:
+    def take_links(self, version: int) -> dict[int, Connection]:
         """The connections that members of a world have brought, by rank; the caller closes them."""
         with self._lock:
             return self._links.pop(version, {})
@@ -196,7 +201,7 @@ class MeetingPlace:
         if connection.family != socket.AF_UNIX:
             with suppress(OSError):  # gone again; it is read to its end
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        proof = handshake.accepting(self._token, _PURPOSE)
+        proof = handshake.accepting(self._token, _PURPOSE, self._encrypts and crosses_network(connection))
         visitor = _Visitor(connection, proof, next(proof).num_wanted, time.monotonic())
         self._strangers[visitor] = None
         self._lobby.enter(connection)
@@ -214,9 +219,13 @@ class MeetingPlace:
             return
         except OSError:
             data = b""
-        visitor.unread += data
         try:
+            visitor.unread += visitor.records.open(data) if visitor.records else data
             self._take(visitor)
+        except RecordError as error:
+            if visitor.version >= 0:
+                self._break(visitor.version, f"rank {visitor.rank} has sent {error}")
+            data = b""
         except (ValueError, ConnectionError):  # no member of ours
             data = b""
         if not data or len(visitor.unread) > _LONGEST_LINE_BYTES:
@@ -234,15 +243,16 @@ class MeetingPlace:
                 message, visitor.unread = visitor.unread, b""
                 step = visitor.handshake.send(message)
                 visitor.num_wanted = step.num_wanted
-                if step.num_wanted == 0:
-                    visitor.handshake = None
-                    self._forget_stranger(visitor)
                 self._send(visitor, step.sent)
+                if step.num_wanted == 0:
+                    visitor.handshake, visitor.records = None, step.records
+                    self._forget_stranger(visitor)
             return
         *lines, visitor.unread = visitor.unread.split(b"\n")
         messages = [_Message.of(line) for line in lines]
         if any(message.is_link for message in messages):
-            if visitor.version >= 0 or visitor.unread or len(messages) > 1:
+            is_amid_record = visitor.records is not None and visitor.records.is_amid_record
+            if visitor.version >= 0 or visitor.unread or is_amid_record or len(messages) > 1:
                 raise ValueError("a link is brought alone")
             self._keep_link(visitor, messages[0])
             return
@@ -260,10 +270,10 @@ class MeetingPlace:
             links = self._links.setdefault(message.version, {})
             if message.rank in links:
                 raise ValueError("this rank is linked already")
-            links[message.rank] = visitor.connection
+            links[message.rank] = Connection(visitor.connection, visitor.records)
         self._selector.unregister(visitor.connection)
         with suppress(OSError):  # gone: the world will see it
-            visitor.connection.send(_LINKED)
+            visitor.connection.send(_sealed(visitor.records, _LINKED))
 
     def _do(self, visitor: _Visitor, message: _Message) -> None:
         if visitor.version < 0:
@@ -317,7 +327,7 @@ class MeetingPlace:
 
         One that takes nothing, or is gone, is shut: it is seen off when its end is read.
         """
-        visitor.unsent += data
+        visitor.unsent += _sealed(visitor.records, data)
         try:
             visitor.unsent = visitor.unsent[visitor.connection.send(visitor.unsent) :]
         except BlockingIOError:
@@ -372,10 +382,12 @@ class Meeting:
         OSError: nobody answers there.
     """
 
-    def __init__(self, address: str, token: str, version: int, rank: int, timeout_s: float) -> None:
-        self._connection = _visit(address, token, timeout_s)
+    def __init__(
+        self, address: str, token: str, version: int, rank: int, timeout_s: float, encrypts: bool = False
+    ) -> None:
+        self._connection, self._records = _visit(address, token, timeout_s, encrypts)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._answers = self._connection.makefile("rb")
+        self._unread = b""
         self._say({"version": version, "rank": rank})
 
     def tell(self, name: str, value: bytes) -> None:
@@ -391,10 +403,7 @@ class Meeting:
         """
         self._connection.settimeout(timeout_s)
         self._say({"learn": names})
-        line = self._answers.readline()
-        if not line:
-            raise ConnectionError("rank 0 has gone")
-        answer = json.loads(line)
+        answer = json.loads(self._line())
         if "broken" in answer:
             raise RuntimeError(answer["broken"])
         return [bytes.fromhex(value) for value in answer["told"]]
@@ -408,36 +417,56 @@ class Meeting:
         with suppress(OSError):
             if farewell:
                 self._say({"farewell": True})
-        self._answers.close()
         self._connection.close()
 
     def _say(self, message: Mapping[str, Any]) -> None:
-        self._connection.sendall(json.dumps(message).encode() + b"\n")
+        self._connection.sendall(_sealed(self._records, json.dumps(message).encode() + b"\n"))
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._unread:
+            data = self._connection.recv(_READ_BYTES)
+            if not data:
+                raise ConnectionError("rank 0 has gone")
+            try:
+                self._unread += self._records.open(data) if self._records else data
+            except RecordError as error:
+                raise RecordError(f"rank 0 has sent {error}") from error
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
 
 
-def link(address: str, token: str, version: int, rank: int, timeout_s: float) -> socket.socket:
+def link(address: str, token: str, version: int, rank: int, timeout_s: float, encrypts: bool = False) -> Connection:
     """A connection to the process at an address, for the collectives of a world.
 
     Args:
         rank: of this process.
+        encrypts: what crosses the network.
 
     Raises:
         HandshakeError: the process belongs to another job.
         OSError: it does not answer, or refuses.
     """
-    connection = _visit_nearby(address, token, timeout_s) or _visit(address, token, timeout_s)
+    made = _visit_nearby(address, token, timeout_s) or _visit(address, token, timeout_s, encrypts)
+    connection, records = made
     try:
-        connection.sendall(json.dumps({"version": version, "rank": rank, "link": True}).encode() + b"\n")
-        answer = b""
-        while len(answer) < len(_LINKED):
-            some = connection.recv(len(_LINKED) - len(answer))
+        wish = json.dumps({"version": version, "rank": rank, "link": True}).encode() + b"\n"
+        connection.sendall(_sealed(records, wish))
+        num_wanted = len(_LINKED) + (RECORD_OVERHEAD if records else 0)  # what comes next is for the collectives
+        while num_wanted:
+            some = connection.recv(num_wanted)
             if not some:
                 raise ConnectionAbortedError("the connection was refused")
-            answer += some
+            num_wanted -= len(some)
+            if records is not None:
+                records.open(some)
     except BaseException:
         connection.close()
         raise
-    return connection
+    return made
+
+
+def _sealed(records: RecordLayer | None, data: bytes) -> bytes:
+    return records.seal(data) if records else data
 
 
 def _local_door(number: str, port: int) -> list[socket.socket]:
@@ -454,7 +483,7 @@ def _local_door(number: str, port: int) -> list[socket.socket]:
     return [door]
 
 
-def _visit_nearby(address: str, token: str, timeout_s: float) -> socket.socket | None:
+def _visit_nearby(address: str, token: str, timeout_s: float) -> Connection | None:
     """A connection to a process of this machine; None: it is on another one."""
     if sys.platform != "linux":
         return None
@@ -467,15 +496,15 @@ def _visit_nearby(address: str, token: str, timeout_s: float) -> socket.socket |
     except OSError:
         connection.close()
         return None
-    return connection
+    return Connection(connection, None)
 
 
-def _visit(address: str, token: str, timeout_s: float) -> socket.socket:
-    connection = handshake.connected(
-        lambda left_s: socket.create_connection(sockets.parse(address), left_s), token, _PURPOSE, timeout_s
+def _visit(address: str, token: str, timeout_s: float, encrypts: bool) -> Connection:
+    made = handshake.connected(
+        lambda left_s: socket.create_connection(sockets.parse(address), left_s), token, _PURPOSE, timeout_s, encrypts
     )
-    connection.settimeout(timeout_s)
-    return connection
+    made.socket.settimeout(timeout_s)
+    return made
 
 
 def _shut(connection: socket.socket) -> None:
@@ -484,9 +513,9 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _close_all(connections: Iterable[socket.socket]) -> None:
+def _close_all(connections: Iterable[Connection]) -> None:
     for connection in connections:
-        connection.close()
+        connection.socket.close()
 
 
 def _is_within(value: object, bound: int) -> bool:

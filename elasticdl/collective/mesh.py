@@ -1,7 +1,7 @@
 """Collectives of arrays in main memory: a connection between every two members, moved by native code.
 
-Each connection began with the handshake that proves the job's token.  What ends a collective is an error of a
-connection, never a clock: a slow peer is waited for.
+Each connection began with the handshake that proves the job's token, and may be encrypted.  What ends a collective is
+an error of a connection, never a clock: a slow peer is waited for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import socket
 from collections.abc import Mapping
 
 from elasticdl.collective.engine import Tensor, Work
-from elasticdl.kernels._native import Mesh
+from elasticdl.kernels._native import Mesh, RecordLayer
+from elasticdl.rpc.handshake import Connection
 
 _LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP does
 
@@ -22,15 +23,17 @@ class MeshLinks:
         connections: by rank.
     """
 
-    def __init__(self, rank: int, connections: Mapping[int, socket.socket]) -> None:
+    def __init__(self, rank: int, connections: Mapping[int, Connection]) -> None:
         descriptors = [-1] * (len(connections) + 1)
-        for other, connection in connections.items():
+        layers: list[RecordLayer | None] = [None] * len(descriptors)
+        for other, (connection, records) in connections.items():
             if connection.family == socket.AF_UNIX:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)
             else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             descriptors[other] = connection.detach()
-        self._mesh = Mesh(rank, descriptors)
+            layers[other] = records
+        self._mesh = Mesh(rank, descriptors, layers)
 
     def all_reduce(self, tensor: Tensor) -> Work:
         dtype = str(tensor.dtype).removeprefix("torch.")

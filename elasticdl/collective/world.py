@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from elasticdl.collective.loss import GroupLost
 from elasticdl.collective.meeting import Meeting, MeetingPlace, link
 from elasticdl.collective.mesh import MeshLinks
 from elasticdl.collective.torch_store import store_of
+from elasticdl.rpc.handshake import Connection
 
 _GRACE_S = 0.1  # for an engine that does not end when it should
 _LOOK_EVERY_S = 0.1  # between looks Python runs handlers of signals, and a peer that NCCL waits for is missed
@@ -34,7 +34,9 @@ class World:
         waiting_since: monotonic time at which the calling thread went into a collective; None outside of one.
     """
 
-    def __init__(self, version: int, addresses: list[str], rank: int, token: str, place: MeetingPlace) -> None:
+    def __init__(
+        self, version: int, addresses: list[str], rank: int, token: str, place: MeetingPlace, encrypts: bool = False
+    ) -> None:
         self.version = version
         self.rank = rank
         self.size = len(addresses)
@@ -42,6 +44,7 @@ class World:
         self._addresses = addresses
         self._token = token
         self._place = place
+        self._encrypts = encrypts
         self._lock = Lock()
         self._settled = Event()
         self._freed = Event()
@@ -164,13 +167,15 @@ class World:
                 self._free()
 
     def _connect(self, device: str, end: float) -> None:
-        links: dict[int, socket.socket] = {}
+        links: dict[int, Connection] = {}
         try:
             for other in range(self.rank):
                 self.check()
                 links[other] = self._link_to(other, end)
             self.check()
-            meeting = self._meeting = Meeting(self._addresses[0], self._token, self.version, self.rank, _left(end))
+            meeting = self._meeting = Meeting(
+                self._addresses[0], self._token, self.version, self.rank, _left(end), self._encrypts
+            )
             try:
                 self.check()
                 meeting.tell(f"linked/{self.rank}", b"")
@@ -191,11 +196,11 @@ class World:
                 meeting.close(farewell=bool(self._by_device))
         finally:
             for connection in links.values():
-                connection.close()  # those that the mesh has taken are detached
+                connection.socket.close()  # those that the mesh has taken are detached
 
-    def _link_to(self, other: int, end: float) -> socket.socket:
+    def _link_to(self, other: int, end: float) -> Connection:
         try:
-            return link(self._addresses[other], self._token, self.version, self.rank, _left(end))
+            return link(self._addresses[other], self._token, self.version, self.rank, _left(end), self._encrypts)
         except TimeoutError:
             raise
         except OSError as error:

@@ -25,6 +25,37 @@ class Initializer:
     def rows(self, ids: Ids, dim: int) -> Floats:
         """[len(ids), dim]."""
 
+class RecordError(ConnectionError):
+    """What has come is not the next record of the other end: the connection must be closed."""
+
+class CipherError(RuntimeError):
+    """There is no libcrypto, or it does not encrypt."""
+
+class RecordLayer:
+    """The records of one end of an encrypted connection: AES-256-GCM of the libcrypto that Python itself uses.
+
+    A record is u32 size, as many encrypted bytes, and a tag of 16; at most 128 KiB.  Each direction counts its records,
+    which is the nonce, and takes the next key, derived from the last, after `records_per_key`.  One thread at a time.
+
+    out_key, in_key: 32 bytes each, for this connection alone; the other end has them the other way round.
+
+    Raises:
+        CipherError: nothing can be encrypted here.
+    """
+
+    def __init__(self, out_key: bytes, in_key: bytes, records_per_key: int = 1 << 20) -> None: ...
+    def seal(self, data: bytes) -> bytes:
+        """The records of some bytes, the next to be sent."""
+    def open(self, data: bytes) -> bytes:
+        """The bytes of the records that are whole with these, the next that have come.
+
+        Raises:
+            RecordError: they are not the next records of the other end.
+        """
+    @property
+    def is_amid_record(self) -> bool:
+        """Whether a part of a record has come."""
+
 class MeshFailure(RuntimeError):
     """A collective has failed, and with it the mesh."""
 
@@ -44,10 +75,11 @@ class Mesh:
     All members make the same calls in the same order.  One thread makes them; `interrupt` is for any.
 
     sockets: descriptors by rank, -1 for its own; they belong to the mesh.
+    records: of those that are encrypted, by rank; empty: none is.
     memory: what must live until the work has ended; addresses are of its contiguous memory.
     """
 
-    def __init__(self, rank: int, sockets: Sequence[int]) -> None: ...
+    def __init__(self, rank: int, sockets: Sequence[int], records: Sequence[RecordLayer | None] = ()) -> None: ...
     def all_reduce(self, address: int, count: int, type: str, memory: object) -> MeshWork:
         """Begin to sum `count` elements in place; the same bits at all members.
 
@@ -162,31 +194,37 @@ def record_ends(body: bytes, num_records: int) -> npt.NDArray[np.int64]:
 def split_records(piece: bytes, ends: npt.NDArray[np.int64], begin: int) -> list[bytes]:
     """The records that end there without their lengths; the piece begins at `begin`, with the first one."""
 
-def receive(socket: int, size: int, within_s: float = 0) -> npt.NDArray[np.uint8]:
-    """So many bytes from a stream socket, given as its descriptor.
+def receive_head(socket: int, records: RecordLayer | None, size: int, within_s: float) -> bytes:
+    """So many bytes from a stream socket; the first of them may take as long as it likes.
 
     Args:
+        socket: its descriptor.
+        records: None: it is not encrypted.
         within_s: for each piece of 512 KiB; the socket's own time-outs must be of this length.  0: no limit but those.
 
     Raises:
         EOFError: the other end has closed.
+        RecordError: a record does not open.
         OSError: of the socket; `BlockingIOError` at a time-out.
-        MemoryError: of more than can be had.  All functions here that take a socket raise these three.
+        MemoryError: of more than can be had.  All functions here that take a socket raise these four.
     """
 
-def receive_head(socket: int, size: int, within_s: float) -> bytes:
-    """The same, but the first byte may take as long as it likes."""
-
-def receive_frame(socket: int, size: int, within_s: float) -> tuple[npt.NDArray[np.uint8], int]:
+def receive_frame(
+    socket: int, records: RecordLayer | None, size: int, within_s: float
+) -> tuple[npt.NDArray[np.uint8], int]:
     """A frame whose prefix comes last, and the checksum of its other bytes; see `elasticdl.rpc.frames`."""
 
-def discard(socket: int, size: int, within_s: float) -> None:
+def discard(socket: int, records: RecordLayer | None, size: int, within_s: float) -> None:
     """Reads so many bytes and keeps none."""
 
-def send_frame(socket: int, number: int, parts: Sequence[Any], magic: int, within_s: float) -> None:
+def send_frame(
+    socket: int, records: RecordLayer | None, number: int, parts: Sequence[Any], magic: int, within_s: float
+) -> None:
     """Sends a head (u32 number, u32 0, u64 size of the frame), the parts of a frame, then its prefix."""
 
-def call(socket: int, number: int, parts: Sequence[Any], magic: int) -> tuple[int, npt.NDArray[np.uint8], int]:
+def call(
+    socket: int, records: RecordLayer | None, number: int, parts: Sequence[Any], magic: int
+) -> tuple[int, npt.NDArray[np.uint8], int]:
     """`send_frame`, then the reply: the number of its head, what follows, and if that number is 0, so that a frame
     follows, its checksum."""
 

@@ -76,6 +76,7 @@ class PsClient:
         token: str,
         timeout_s: float = 30.0,
         wire_dtype: str = "float32",
+        encrypts: bool = False,
     ) -> None:
         """
         Args:
@@ -84,6 +85,7 @@ class PsClient:
             token: the job's.
             timeout_s: deadline of each call, if it is small.
             wire_dtype: of gradients and values on the way: float32, float16 or bfloat16.
+            encrypts: tensors that cross the network.
         """
         self.partition = Partition.from_message(partition)
         self._num_trainable = _num_floats(layout, trainable=True)
@@ -93,7 +95,8 @@ class PsClient:
         self._lookups = Lookups(self.partition, layout.tables)
         self._rounds = CarriedRounds(self.partition.num_ps)
         self._connections = [
-            PsConnection(ps_id, server.address, token, timeout_s) for ps_id, server in enumerate(self.partition.servers)
+            PsConnection(ps_id, server.address, token, timeout_s, encrypts)
+            for ps_id, server in enumerate(self.partition.servers)
         ]
         self._threads = ThreadPoolExecutor(max(1, 4 * self.partition.num_ps), thread_name_prefix="ps-client")
         self._is_closed = False

@@ -47,10 +47,11 @@ class PsUnavailable(Exception):
 class PsConnection:
     """Thread-safe."""
 
-    def __init__(self, ps_id: int, address: str, token: str, timeout_s: float) -> None:
+    def __init__(self, ps_id: int, address: str, token: str, timeout_s: float, encrypts: bool = False) -> None:
         """
         Args:
             timeout_s: deadline of a small call, and how long a busy PS is asked again.
+            encrypts: tensors that cross the network.
         """
         self._ps_id = ps_id
         self._address = address
@@ -61,6 +62,7 @@ class PsConnection:
         self._methods: dict[str, Any] = {}
         self._closed = threading.Event()
         self._token = token
+        self._encrypts = encrypts
         self._beginning = threading.Lock()
         self._is_begun = False
         self._sockets: TensorClient | None = None  # set once; None: tensors go by gRPC
@@ -130,7 +132,7 @@ class PsConnection:
             address = ""
         host = self._address.rpartition(":")[0].strip("[]")
         try:
-            return TensorClient(host, address, self._token, self._timeout_s) if address else None
+            return TensorClient(host, address, self._token, self._timeout_s, self._encrypts) if address else None
         except OSError as error:
             _log.warning("PS %d is reached over gRPC alone, which is slower: port %s: %s", self._ps_id, address, error)
             return None
@@ -162,6 +164,8 @@ class PsConnection:
     def _explained(self, error: grpc.RpcError) -> Exception:
         codes = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED)
         if is_transient(error) or error.code() in codes:
-            name = error.code().name.lower()
-            return PsUnavailable(self._ps_id, f"PS {self._ps_id} at {self._address}: {name}")
+            said = error.code().name.lower()
+            if error.code() is grpc.StatusCode.DATA_LOSS:
+                said += f": {error.details()}"
+            return PsUnavailable(self._ps_id, f"PS {self._ps_id} at {self._address}: {said}")
         return JobError(f"PS {self._ps_id} at {self._address} refuses a call: {error.details()}")

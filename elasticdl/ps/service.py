@@ -377,11 +377,14 @@ def register_service(
     pb_grpc.add_ParameterServerServicer_to_server(control, server)  # type: ignore[no-untyped-call]
 
 
-def serve_tensors(service: PsService, host: str, token: str, on_damage: Callable[[], None]) -> TensorServer:
+def serve_tensors(
+    service: PsService, host: str, token: str, on_damage: Callable[[], None], encrypts: bool = False
+) -> TensorServer:
     """The raw methods at an address of their own; close it.
 
     Args:
         on_damage: as for `register_service`.
+        encrypts: what crosses the network.
     """
     answer = _Answer(service, on_damage)
 
@@ -389,7 +392,7 @@ def serve_tensors(service: PsService, host: str, token: str, on_damage: Callable
         return lambda frame: answer(method, frame, _Direct)
 
     methods = {name: direct(method) for name, method in _raw_methods(service).items()}
-    return TensorServer(host, token, methods, service.flow)
+    return TensorServer(host, token, methods, service.flow, encrypts=encrypts)
 
 
 def _raw_methods(service: PsService) -> dict[str, RawMethod]:

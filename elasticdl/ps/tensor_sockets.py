@@ -9,7 +9,8 @@ makes the same calls over gRPC.  A connection carries one call at a time::
     call     u32 method  u32 0  u64 size  frame     → u32 status  u32 0  u64 size  frame; text unless status is 0
 
 Integers are little-endian; the method is its place in `METHODS`, the status is gRPC's number.  Of a frame the prefix
-comes last: both ends make the checksum of each piece while it is in the cache, in native code without the GIL.
+comes last: both ends make the checksum of each piece while it is in the cache, in native code without the GIL.  With
+--encrypt all of it but the hello goes in records, except through the Unix socket, which nobody else can read.
 
 A peer that stops in the middle of the handshake, a frame or a reply holds no place, and no memory for long: each piece
 of 512 KiB has a deadline, after which its connection ends.  Between two calls a connection may be idle.
@@ -33,9 +34,11 @@ from dataclasses import dataclass
 import grpc
 
 from elasticdl.kernels import _native
+from elasticdl.kernels._native import RecordError, RecordLayer
 from elasticdl.rpc import handshake
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import MAGIC, PREFIX_BYTES, Arrived, Frame
+from elasticdl.rpc.handshake import Connection, crosses_network
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +101,7 @@ class TensorServer:
         methods: Mapping[str, Callable[[Arrived], Frame]],
         flow: Flow,
         limits: Limits | None = None,
+        encrypts: bool = False,
     ) -> None:
         """Listens from now on.
 
@@ -105,8 +109,10 @@ class TensorServer:
             host: address to listen on.
             methods: by name in `METHODS`; they may raise `CallFailed`.
             flow: calls beyond it wait, and what they bring is not read meanwhile.
+            encrypts: what crosses the network.
         """
         self._token = token
+        self._encrypts = encrypts
         self._methods = [methods.get(name) for name in METHODS]
         self._flow = flow
         self._limits = limits or Limits()
@@ -171,10 +177,13 @@ class TensorServer:
                 return
             _configure(connection)
             _limit(connection, self._limits.piece_s)
-            handshake.shake_hands(connection, handshake.accepting(self._token, _PURPOSE), self._limits.piece_s)
+            proof = handshake.accepting(self._token, _PURPOSE, self._encrypts and crosses_network(connection))
+            records = handshake.shake_hands(connection, proof, self._limits.piece_s)
             self._lobby.leave(connection)
-            while self._answer(connection):
+            while self._answer(connection, records):
                 pass
+        except RecordError as error:
+            _log.warning("%s has sent %s: its connection is ended", _named(connection), error)
         except (OSError, EOFError):
             pass  # a stranger, the client is gone or too slow, or this server closes
         except MemoryError:
@@ -199,27 +208,28 @@ class TensorServer:
         if is_due:
             _log.error("This server sheds load: %s. Further ones are dropped without a line for a minute.", what)
 
-    def _answer(self, connection: socket.socket) -> bool:
+    def _answer(self, connection: socket.socket, records: RecordLayer | None) -> bool:
         """One call; False: its caller speaks another language."""
         socket_fd, within_s = connection.fileno(), self._limits.piece_s
-        number, _, size = _HEAD.unpack(_native.receive_head(socket_fd, _HEAD.size, within_s))
+        number, _, size = _HEAD.unpack(_native.receive_head(socket_fd, records, _HEAD.size, within_s))
         method = self._methods[number] if number < len(self._methods) else None
         if method is None or size < PREFIX_BYTES:
             return False
         try:
             if size > self._flow.max_bytes:
-                _native.discard(socket_fd, size, within_s)
+                _native.discard(socket_fd, records, size, within_s)
                 raise _too_large(size, self._flow.max_bytes)
             with self._flow.frame(size) as held:
-                request = Arrived(*_native.receive_frame(socket_fd, size, within_s))
+                request = Arrived(*_native.receive_frame(socket_fd, records, size, within_s))
                 with self._flow.call(wait=True):
                     reply = self._outcome(method, request)
                     held.become(len(reply))
                 del request
-                _native.send_frame(socket_fd, 0, reply.parts, MAGIC, within_s)
+                _native.send_frame(socket_fd, records, 0, reply.parts, MAGIC, within_s)
         except CallFailed as error:
             text = error.details().encode()
-            connection.sendall(_HEAD.pack(error.code().value[0], 0, len(text)) + text)
+            reply_bytes = _HEAD.pack(error.code().value[0], 0, len(text)) + text
+            connection.sendall(records.seal(reply_bytes) if records else reply_bytes)
         return True
 
     @staticmethod
@@ -238,20 +248,22 @@ class TensorServer:
 class TensorClient:
     """Connections to one server, as many as there are calls at once.  Thread-safe."""
 
-    def __init__(self, host: str, address: str, token: str, timeout_s: float) -> None:
+    def __init__(self, host: str, address: str, token: str, timeout_s: float, encrypts: bool = False) -> None:
         """
         Args:
             address: see `TensorServer.address`.
+            encrypts: what crosses the network.
 
         Raises:
-            OSError: the server cannot be reached.
+            OSError: the server cannot be reached, or does not prove the token.
         """
         port, _, self._name = address.partition(" ")
         self._address = (host, int(port))
         self._token = token
         self._timeout_s = timeout_s
+        self._encrypts = encrypts
         self._lock = threading.Lock()
-        self._free: list[socket.socket] = []
+        self._free: list[Connection] = []
         self._all: set[socket.socket] = set()
         self._is_closed = False
         self._free.append(self._connected())
@@ -262,8 +274,8 @@ class TensorClient:
             self._is_closed = True
             for connection in self._all:
                 _wake(connection)
-            for connection in self._free:
-                connection.close()
+            for free in self._free:
+                free.socket.close()
             self._free.clear()
 
     def call(self, method: str, frame: Frame, timeout_s: float) -> Arrived:
@@ -277,14 +289,15 @@ class TensorClient:
         """
         try:
             with self._lock:
-                connection = self._free.pop() if self._free else None
-            connection = connection or self._connected()
+                free = self._free.pop() if self._free else None
+            connection, records = free or self._connected()
         except OSError as error:
-            raise _lost(error) from error
+            raise self._lost(error) from error
         try:
             if timeout_s != self._timeout_s:
                 _limit(connection, timeout_s)
-            status, reply, checksum = _native.call(connection.fileno(), METHODS.index(method), frame.parts, MAGIC)
+            number = METHODS.index(method)
+            status, reply, checksum = _native.call(connection.fileno(), records, number, frame.parts, MAGIC)
             if timeout_s != self._timeout_s:
                 _limit(connection, self._timeout_s)
         except BaseException as error:
@@ -292,19 +305,28 @@ class TensorClient:
                 self._all.discard(connection)
             connection.close()
             if isinstance(error, OSError | EOFError):
-                raise _lost(error) from error
+                raise self._lost(error) from error
             raise
         with self._lock:
             if self._is_closed:
                 connection.close()
             else:
-                self._free.append(connection)
+                self._free.append(Connection(connection, records))
         if status == 0:
             return Arrived(reply, checksum)
         raise CallFailed(_CODES.get(status, grpc.StatusCode.UNKNOWN), bytes(reply).decode(errors="replace"))
 
-    def _connected(self) -> socket.socket:
-        connection = handshake.connected(self._reached, self._token, _PURPOSE, self._timeout_s)
+    def _lost(self, error: BaseException) -> CallFailed:
+        if isinstance(error, BlockingIOError | TimeoutError):
+            return CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
+        if isinstance(error, RecordError):
+            host, port = self._address
+            return CallFailed(grpc.StatusCode.DATA_LOSS, f"{host}:{port} has sent {error}")
+        return CallFailed(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    def _connected(self) -> Connection:
+        made = handshake.connected(self._reached, self._token, _PURPOSE, self._timeout_s, self._encrypts)
+        connection = made.socket
         try:
             connection.settimeout(None)
             _configure(connection)
@@ -316,7 +338,7 @@ class TensorClient:
         except BaseException:
             connection.close()
             raise
-        return connection
+        return made
 
     def _reached(self, timeout_s: float) -> socket.socket:
         if self._name:
@@ -348,10 +370,13 @@ def _too_large(size: int, max_bytes: int) -> CallFailed:
     )
 
 
-def _lost(error: BaseException) -> CallFailed:
-    if isinstance(error, BlockingIOError | TimeoutError):
-        return CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time")
-    return CallFailed(grpc.StatusCode.UNAVAILABLE, str(error))
+def _named(connection: socket.socket) -> str:
+    """The other end."""
+    try:
+        host, port = connection.getpeername()[:2]
+    except (OSError, ValueError):  # gone, or a Unix socket
+        return "a client"
+    return f"{host}:{port}"
 
 
 def _configure(connection: socket.socket) -> None:

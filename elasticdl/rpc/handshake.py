@@ -9,8 +9,13 @@
 
 A nonce is 32 random bytes.  A proof is the HMAC-SHA256, keyed by the token, of what the connection is for, of the end
 that makes the proof, and of both nonces: it is of no use for another connection, another purpose or the other end.
-Nothing else is read before.  The handshake does not encrypt: a machine on the path between the two ends can read and
-change what follows.
+Nothing else is read before.  The handshake alone does not encrypt: a machine on the path between the two ends can read
+and change what follows.
+
+Ends that encrypt begin with "ELDX", and their nonces are public keys of X25519, made for this connection.  What both
+come to, with the token, gives a key for each direction (HKDF-SHA256), and all that follows goes in the records of
+`RecordLayer`.  Who learns the token later cannot read what was recorded before.  An end that meets one of the other
+kind refuses it, in a proof that says so.
 """
 
 from __future__ import annotations
@@ -24,12 +29,23 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from elasticdl.kernels._native import CipherError, RecordLayer
+from elasticdl_client.errors import JobError
 
 TIMEOUT_S = 10.0
 """A connection that has not proved the token by then is closed."""
 
-_MAGIC = b"ELDH"
+ENCRYPT_VARIABLE = "ELASTICDL_ENCRYPT"
+"""Set where a process listens before it knows the job, and the job has --encrypt."""
+
+RECORD_OVERHEAD = 20
+"""Bytes of a record, beside what it carries: its size and its tag."""
+
+_MAGIC, _ENCRYPTED_MAGIC = b"ELDH", b"ELDX"
 _NONCE_BYTES = 32
+_KEY_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
 _ATTEMPTS = 8  # a server that is flooded with strangers may drop a member's connection with theirs
 
@@ -40,42 +56,89 @@ class HandshakeError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one end does next: it sends, then it receives exactly `num_wanted` bytes (0: the handshake is over)."""
+    """What one end does next: it sends, then it receives exactly `num_wanted` bytes (0: the handshake is over).
+
+    Attributes:
+        records: of all that follows; None: it goes in clear.
+    """
 
     sent: bytes
     num_wanted: int
+    records: RecordLayer | None = None
+
+
+class Connection(NamedTuple):
+    """A socket whose other end has proved the token.
+
+    Attributes:
+        records: of all that goes through it; None: it goes in clear.
+    """
+
+    socket: socket.socket
+    records: RecordLayer | None
 
 
 Handshake = Generator[Step, bytes, None]
 """One end's part without I/O: takes the bytes that a step wanted, gives the next step, raises `HandshakeError`."""
 
 
-def connecting(token: str, purpose: str) -> Handshake:
+def check_encryption() -> None:
+    """Raise JobError unless this process can encrypt."""
+    try:
+        RecordLayer(bytes(_KEY_BYTES), bytes(_KEY_BYTES))
+        _KeyExchange()
+    except (CipherError, ImportError) as error:
+        raise JobError(
+            f"the job has --encrypt, and nothing can be encrypted here: {error}",
+            "use an image whose Python has OpenSSL (`import ssl`) and the package cryptography, as that of `zoo build`",
+        ) from error
+
+
+def crosses_network(connection: socket.socket) -> bool:
+    """False: a Unix socket, whose bytes do not leave this machine; they are never encrypted."""
+    return connection.family != socket.AF_UNIX
+
+
+def connecting(token: str, purpose: str, encrypts: bool = False) -> Handshake:
     """Prove the token as the end that has connected."""
-    own = secrets.token_bytes(_NONCE_BYTES)
-    reply = yield Step(_MAGIC + own, _NONCE_BYTES + _PROOF_BYTES)
-    nonces = own + reply[:_NONCE_BYTES]
-    _check(reply[_NONCE_BYTES:], _proof(token, purpose, "accepting", nonces))
-    welcome = yield Step(_proof(token, purpose, "connecting", nonces), len(_MAGIC))
+    exchange = _KeyExchange() if encrypts else None
+    magic, own = _greeting(exchange)
+    reply = yield Step(magic + own, _NONCE_BYTES + _PROOF_BYTES)
+    other, proof = reply[:_NONCE_BYTES], reply[_NONCE_BYTES:]
+    if hmac.compare_digest(proof, _proof(token, purpose, "refusing", own + other)):
+        raise _of_other_kind(encrypts)
+    purpose = _of_kind(purpose, encrypts)
+    _check(proof, _proof(token, purpose, "accepting", own + other))
+    welcome = yield Step(_proof(token, purpose, "connecting", own + other), len(_MAGIC))
     if welcome != _MAGIC:
         raise HandshakeError("the other end speaks another protocol")
-    yield Step(b"", 0)
+    records = exchange.records(other, token, purpose, own + other, ("connecting", "accepting")) if exchange else None
+    yield Step(b"", 0, records)
 
 
-def accepting(token: str, purpose: str) -> Handshake:
+def accepting(token: str, purpose: str, encrypts: bool = False) -> Handshake:
     """Prove the token as the end that has accepted the connection."""
     greeting = yield Step(b"", len(_MAGIC) + _NONCE_BYTES)
-    if greeting[: len(_MAGIC)] != _MAGIC:
+    magic, other = greeting[: len(_MAGIC)], greeting[len(_MAGIC) :]
+    if magic not in (_MAGIC, _ENCRYPTED_MAGIC):
         raise HandshakeError("the other end speaks another protocol")
-    own = secrets.token_bytes(_NONCE_BYTES)
-    nonces = greeting[len(_MAGIC) :] + own
-    reply = yield Step(own + _proof(token, purpose, "accepting", nonces), _PROOF_BYTES)
-    _check(reply, _proof(token, purpose, "connecting", nonces))
-    yield Step(_MAGIC, 0)
+    exchange = _KeyExchange() if encrypts else None
+    expected, own = _greeting(exchange)
+    if magic != expected:
+        yield Step(own + _proof(token, purpose, "refusing", other + own), 1)
+        raise _of_other_kind(encrypts)
+    purpose = _of_kind(purpose, encrypts)
+    reply = yield Step(own + _proof(token, purpose, "accepting", other + own), _PROOF_BYTES)
+    _check(reply, _proof(token, purpose, "connecting", other + own))
+    records = exchange.records(other, token, purpose, other + own, ("accepting", "connecting")) if exchange else None
+    yield Step(_MAGIC, 0, records)
 
 
-def shake_hands(connection: socket.socket, handshake: Handshake, timeout_s: float = TIMEOUT_S) -> None:
+def shake_hands(connection: socket.socket, handshake: Handshake, timeout_s: float = TIMEOUT_S) -> RecordLayer | None:
     """Carry out a handshake on a blocking socket, whose time-out is the same afterwards.
+
+    Returns:
+        What encrypts all that follows; None: nothing does.
 
     Raises:
         HandshakeError: the other end does not hold the token.
@@ -98,14 +161,18 @@ def shake_hands(connection: socket.socket, handshake: Handshake, timeout_s: floa
             received += some
         step = handshake.send(received)
     connection.settimeout(timeout_before)
+    return step.records
 
 
-def connected(connect: Callable[[float], socket.socket], token: str, purpose: str, timeout_s: float) -> socket.socket:
+def connected(
+    connect: Callable[[float], socket.socket], token: str, purpose: str, timeout_s: float, encrypts: bool = False
+) -> Connection:
     """A new connection whose other end has proved the token.
 
     Args:
         connect: makes a connection within so many seconds; called again if the server drops it, as a server does that
             is full of strangers.
+        encrypts: what goes through it, unless it is a Unix socket.
 
     Raises:
         HandshakeError: the other end does not hold the token.
@@ -115,7 +182,8 @@ def connected(connect: Callable[[float], socket.socket], token: str, purpose: st
     for attempt in range(1, _ATTEMPTS + 1):
         connection = connect(_left(end))
         try:
-            shake_hands(connection, connecting(token, purpose), min(TIMEOUT_S, _left(end)))
+            proof = connecting(token, purpose, encrypts and crosses_network(connection))
+            records = shake_hands(connection, proof, min(TIMEOUT_S, _left(end)))
         except HandshakeError:
             connection.close()
             raise
@@ -127,7 +195,7 @@ def connected(connect: Callable[[float], socket.socket], token: str, purpose: st
             connection.close()
             raise
         else:
-            return connection
+            return Connection(connection, records)
     raise AssertionError
 
 
@@ -159,6 +227,63 @@ class Lobby:
         """Forget a connection, which has proved the token or is about to be closed."""
         with self._lock:
             self._strangers.pop(connection, None)
+
+
+class _KeyExchange:
+    """One end's part in making the keys of a connection.
+
+    Attributes:
+        public: what the other end gets.
+
+    Raises:
+        ImportError: `cryptography` is not installed.
+    """
+
+    def __init__(self) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self._private = X25519PrivateKey.generate()
+        self.public = self._private.public_key().public_bytes_raw()
+
+    def records(self, other: bytes, token: str, purpose: str, nonces: bytes, ends: tuple[str, str]) -> RecordLayer:
+        """
+        Args:
+            other: the other end's public key.
+            ends: this one, and the other.
+
+        Raises:
+            HandshakeError: the public key is none.
+        """
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(other))
+        except ValueError as error:
+            raise HandshakeError("the other end's key is none of X25519") from error
+
+        def key(end: str) -> bytes:
+            info = f"elasticdl {purpose} {end} key\0".encode() + nonces
+            return bytes(HKDF(SHA256(), _KEY_BYTES, token.encode(), info).derive(shared))
+
+        return RecordLayer(key(ends[0]), key(ends[1]))
+
+
+def _greeting(exchange: _KeyExchange | None) -> tuple[bytes, bytes]:
+    """The magic of ends of this kind, and this one's nonce."""
+    return (_ENCRYPTED_MAGIC, exchange.public) if exchange else (_MAGIC, secrets.token_bytes(_NONCE_BYTES))
+
+
+def _of_kind(purpose: str, encrypts: bool) -> str:
+    """Proofs of one kind of connection are of no use for the other."""
+    return f"{purpose}, encrypted," if encrypts else purpose
+
+
+def _of_other_kind(encrypts: bool) -> HandshakeError:
+    if encrypts:
+        return HandshakeError("the other end does not encrypt what it sends, and this one does (--encrypt)")
+    return HandshakeError("the other end encrypts what it sends (--encrypt), and this one does not")
 
 
 def _proof(token: str, purpose: str, end: str, nonces: bytes) -> bytes:

@@ -119,7 +119,7 @@ def test_one_that_stops_while_all_connect_holds_nobody(four: list[Member]) -> No
     """It has linked itself, has come to the meeting, and does nothing more."""
     peers = [four[0].peer, four[1].peer]
     told = four[0].tell(ElasticGroup.form, 1, peers, 0, 30.0)
-    linked = link(four[0].address, TOKEN, 1, 1, 5.0)
+    linked = link(four[0].address, TOKEN, 1, 1, 5.0).socket
     silent = Meeting(four[0].address, TOKEN, 1, 1, 5.0)
     silent.learn(["linked/0"], ANSWER_S)
     assert not told.has_answered(0.05)

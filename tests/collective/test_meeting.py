@@ -212,30 +212,30 @@ def test_one_that_takes_no_answers_holds_nobody_up(place: MeetingPlace) -> None:
 
 
 def test_a_connection_for_the_collectives_of_a_world_is_kept_until_it_is_taken(place: MeetingPlace) -> None:
-    first, second = link(place.address, TOKEN, 8, 1, 5.0), link(place.address, TOKEN, 8, 2, 5.0)
+    first, second = (link(place.address, TOKEN, 8, rank, 5.0).socket for rank in (1, 2))
     for connection in (first, second):
         connection.sendall(b"data")
     assert place.take_links(7) == {}
     kept = place.take_links(8)
     assert sorted(kept) == [1, 2]
-    assert [kept[rank].recv(4) for rank in (1, 2)] == [b"data"] * 2
+    assert [kept[rank].socket.recv(4) for rank in (1, 2)] == [b"data"] * 2
     assert place.take_links(8) == {}
-    old = link(place.address, TOKEN, 9, 1, 5.0)
+    old = link(place.address, TOKEN, 9, 1, 5.0).socket
     place.drop_links(older_than=10)
     assert is_shown_out(old)
-    for connection in (first, second, *kept.values()):
+    for connection in (first, second, *(one.socket for one in kept.values())):
         connection.close()
 
 
 def test_nobody_brings_a_connection_without_the_token_or_for_a_rank_that_has_one(place: MeetingPlace) -> None:
     with pytest.raises(HandshakeError):
         link(place.address, "another job's", 8, 1, 5.0)
-    with link(place.address, TOKEN, 8, 1, 5.0) as first, pytest.raises(ConnectionError):
+    with link(place.address, TOKEN, 8, 1, 5.0).socket as first, pytest.raises(ConnectionError):
         link(place.address, TOKEN, 8, 1, 5.0)
     assert first.fileno() < 0
     kept = place.take_links(8)
     assert sorted(kept) == [1]
-    kept[1].close()
+    kept[1].socket.close()
     assert is_sound(place)
 
 

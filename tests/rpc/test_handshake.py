@@ -206,7 +206,7 @@ def test_a_member_that_is_driven_out_with_strangers_comes_again() -> None:
         ends.append(one)
         return one
 
-    with connected(connect, TOKEN, "tests", WITHIN_S):
+    with connected(connect, TOKEN, "tests", WITHIN_S).socket:
         welcomes[0].result(WITHIN_S)
     assert len(ends) == 4
 

@@ -8,11 +8,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "arrays.hpp"
 #include "crc32c.hpp"
+#include "record_layer.hpp"
 
 namespace elasticdl {
 namespace {
@@ -61,11 +63,13 @@ void interrupted() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+// Bytes; nothing: of a record only a part is through.
 template <typename Call>
-size_t transferred(Call call) {
+std::optional<size_t> transferred(Call call) {
   while (true) {
     const ssize_t count = call();
     if (count >= 0) return static_cast<size_t>(count);
+    if (errno == EINPROGRESS) return std::nullopt;
     if (errno != EINTR) throw Failed{errno};
     interrupted();
   }
@@ -84,44 +88,41 @@ void advance(iovec** parts, size_t* num_parts, size_t count) {
   }
 }
 
-void fill(int socket, iovec* parts, size_t num_parts, const Deadline& deadline) {
+void fill(const Wire& wire, iovec* parts, size_t num_parts, const Deadline& deadline) {
   advance(&parts, &num_parts, 0);
   while (num_parts > 0) {
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = num_parts;
-    const size_t count = transferred([&] { return recvmsg(socket, &message, MSG_WAITALL); });
-    if (count == 0) throw Ended{};
-    advance(&parts, &num_parts, count);
+    const std::optional<size_t> count = transferred([&] { return wire.receive(parts, num_parts, MSG_WAITALL); });
+    if (count == size_t{0}) throw Ended{};
+    advance(&parts, &num_parts, count.value_or(0));
     if (num_parts > 0) deadline.check();
   }
 }
 
 // Waits for the first byte for as long as it takes, whatever the time-out of the socket, then for the others.
-void fill_head(int socket, char* head, size_t size, double within_s) {
+void fill_head(const Wire& wire, char* head, size_t size, double within_s) {
   ssize_t count = 0;
   do {
-    count = recv(socket, head, size, MSG_WAITALL);
+    iovec part{head, size};
+    count = wire.receive(&part, 1, MSG_WAITALL);
     if (count < 0 && errno == EINTR) interrupted();
   } while (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
-  if (count < 0) throw Failed{errno};
+  if (count < 0 && errno != EINPROGRESS) throw Failed{errno};
   if (count == 0) throw Ended{};
-  iovec rest{head + count, size - static_cast<size_t>(count)};
-  fill(socket, &rest, 1, Deadline(within_s));
+  const size_t here = count < 0 ? 0 : static_cast<size_t>(count);
+  iovec rest{head + here, size - here};
+  fill(wire, &rest, 1, Deadline(within_s));
 }
 
-void send_all(int socket, iovec* parts, size_t num_parts, const Deadline& deadline) {
+void send_all(const Wire& wire, iovec* parts, size_t num_parts, const Deadline& deadline) {
   while (num_parts > 0) {
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = std::min(num_parts, kMostParts);
-    advance(&parts, &num_parts, transferred([&] { return sendmsg(socket, &message, MSG_NOSIGNAL); }));
+    const size_t most = std::min(num_parts, kMostParts);
+    advance(&parts, &num_parts, transferred([&] { return wire.send(parts, most, MSG_NOSIGNAL); }).value_or(0));
     if (num_parts > 0) deadline.check();
   }
 }
 
 // All of a frame, its prefix last; returns the checksum of the rest.
-uint32_t fill_frame(int socket, char* frame, size_t size, double within_s) {
+uint32_t fill_frame(const Wire& wire, char* frame, size_t size, double within_s) {
   const size_t first = std::min(size, sizeof(Prefix));
   uint32_t checksum = 0;
   size_t place = first;
@@ -129,7 +130,7 @@ uint32_t fill_frame(int socket, char* frame, size_t size, double within_s) {
     const size_t count = std::min(kPieceBytes, size - place);
     const bool is_last = place + count == size;
     iovec parts[] = {{frame + place, count}, {frame, is_last ? first : 0}};
-    fill(socket, parts, is_last ? 2 : 1, Deadline(within_s));
+    fill(wire, parts, is_last ? 2 : 1, Deadline(within_s));
     checksum = crc32c(checksum, frame + place, count);
     place += count;
   } while (place < size);
@@ -154,7 +155,7 @@ class Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  void send(int socket, uint32_t number, uint32_t magic, double within_s) const {
+  void send(const Wire& wire, uint32_t number, uint32_t magic, double within_s) const {
     Head head{number, 0, size_ + sizeof(Prefix)};
     Prefix prefix{magic, 0};
     std::vector<iovec> waiting{{&head, sizeof(head)}};
@@ -163,7 +164,7 @@ class Parts {
       char* data = static_cast<char*>(view.buf);
       for (size_t left = static_cast<size_t>(view.len); left > 0;) {
         if (room == 0) {
-          send_all(socket, waiting.data(), waiting.size(), Deadline(within_s));
+          send_all(wire, waiting.data(), waiting.size(), Deadline(within_s));
           waiting.clear();
           room = kPieceBytes;
         }
@@ -176,7 +177,7 @@ class Parts {
       }
     }
     waiting.push_back({&prefix, sizeof(prefix)});  // with the last piece: alone it would wake the other end once more
-    send_all(socket, waiting.data(), waiting.size(), Deadline(within_s));
+    send_all(wire, waiting.data(), waiting.size(), Deadline(within_s));
   }
 
  private:
@@ -209,66 +210,74 @@ py::array_t<uint8_t> new_bytes(uint64_t size) {
   return new_array<uint8_t>({static_cast<py::ssize_t>(size)});
 }
 
-py::array_t<uint8_t> received(int socket, uint64_t size, double within_s) {
+py::array_t<uint8_t> received(const Wire& wire, uint64_t size, double within_s) {
   auto bytes = new_bytes(size);
   iovec part{bytes.mutable_data(), size};
-  without_gil([&] { fill(socket, &part, 1, Deadline(within_s)); });
+  without_gil([&] { fill(wire, &part, 1, Deadline(within_s)); });
   return bytes;
 }
 
-py::bytes receive_head(int socket, size_t size, double within_s) {
+py::bytes receive_head(const Wire& wire, size_t size, double within_s) {
   std::string head(size, '\0');
-  without_gil([&] { fill_head(socket, head.data(), size, within_s); });
+  without_gil([&] { fill_head(wire, head.data(), size, within_s); });
   return head;
 }
 
-py::tuple receive_frame(int socket, uint64_t size, double within_s) {
+py::tuple receive_frame(const Wire& wire, uint64_t size, double within_s) {
   auto frame = new_bytes(size);
   char* data = reinterpret_cast<char*>(frame.mutable_data());
   uint32_t checksum = 0;
-  without_gil([&] { checksum = fill_frame(socket, data, size, within_s); });
+  without_gil([&] { checksum = fill_frame(wire, data, size, within_s); });
   return py::make_tuple(frame, checksum);
 }
 
-void discard(int socket, uint64_t size, double within_s) {
+void discard(const Wire& wire, uint64_t size, double within_s) {
   without_gil([&] {
     std::vector<char> piece(std::min<uint64_t>(size, kPieceBytes));
     for (uint64_t left = size; left > 0;) {
       iovec part{piece.data(), std::min<uint64_t>(left, piece.size())};
       left -= part.iov_len;
-      fill(socket, &part, 1, Deadline(within_s));
+      fill(wire, &part, 1, Deadline(within_s));
     }
   });
 }
 
-void send_frame(int socket, uint32_t number, const py::sequence& parts, uint32_t magic, double within_s) {
+void send_frame(const Wire& wire, uint32_t number, const py::sequence& parts, uint32_t magic, double within_s) {
   const Parts frame(parts);
-  without_gil([&] { frame.send(socket, number, magic, within_s); });
+  without_gil([&] { frame.send(wire, number, magic, within_s); });
 }
 
-py::tuple call(int socket, uint32_t number, const py::sequence& parts, uint32_t magic) {
+py::tuple call(const Wire& wire, uint32_t number, const py::sequence& parts, uint32_t magic) {
   const Parts frame(parts);
   Head head{};
   without_gil([&] {
-    frame.send(socket, number, magic, 0);
+    frame.send(wire, number, magic, 0);
     iovec part{&head, sizeof(head)};
-    fill(socket, &part, 1, Deadline(0));
+    fill(wire, &part, 1, Deadline(0));
   });
-  if (head.number != 0) return py::make_tuple(head.number, received(socket, head.size, 0), 0);
-  const py::tuple reply = receive_frame(socket, head.size, 0);
+  if (head.number != 0) return py::make_tuple(head.number, received(wire, head.size, 0), 0);
+  const py::tuple reply = receive_frame(wire, head.size, 0);
   return py::make_tuple(head.number, reply[0], reply[1]);
+}
+
+// A function of a wire, as one of a descriptor and a record layer, or None.
+template <typename Result, typename... Arguments>
+auto on_socket(Result (*function)(const Wire&, Arguments...)) {
+  return [function](int socket, RecordLayer* records, Arguments... arguments) {
+    return function(Wire{socket, records}, arguments...);
+  };
 }
 
 }  // namespace
 
 void bind_frame_io(py::module_& module) {
-  module.def("receive", &received, py::arg("socket"), py::arg("size"), py::arg("within_s") = 0);
-  module.def("receive_head", &receive_head, py::arg("socket"), py::arg("size"), py::arg("within_s"));
-  module.def("receive_frame", &receive_frame, py::arg("socket"), py::arg("size"), py::arg("within_s"));
-  module.def("discard", &discard, py::arg("socket"), py::arg("size"), py::arg("within_s"));
-  module.def("send_frame", &send_frame, py::arg("socket"), py::arg("number"), py::arg("parts"), py::arg("magic"),
-             py::arg("within_s"));
-  module.def("call", &call, py::arg("socket"), py::arg("number"), py::arg("parts"), py::arg("magic"));
+  const py::arg socket("socket"), records("records"), size("size"), within_s("within_s");
+  const py::arg number("number"), parts("parts"), magic("magic");
+  module.def("receive_head", on_socket(&receive_head), socket, records, size, within_s);
+  module.def("receive_frame", on_socket(&receive_frame), socket, records, size, within_s);
+  module.def("discard", on_socket(&discard), socket, records, size, within_s);
+  module.def("send_frame", on_socket(&send_frame), socket, records, number, parts, magic, within_s);
+  module.def("call", on_socket(&call), socket, records, number, parts, magic);
 }
 
 }  // namespace elasticdl

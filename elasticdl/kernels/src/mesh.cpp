@@ -40,7 +40,10 @@ struct Parts {
 
 }  // namespace
 
-Mesh::Mesh(int rank, std::vector<int> sockets) : rank_(static_cast<size_t>(rank)), sockets_(std::move(sockets)) {}
+Mesh::Mesh(int rank, std::vector<int> sockets, std::vector<std::shared_ptr<RecordLayer>> records)
+    : rank_(static_cast<size_t>(rank)), sockets_(std::move(sockets)), records_(std::move(records)) {
+  records_.resize(sockets_.size());
+}
 
 Mesh::~Mesh() { close(); }
 
@@ -225,6 +228,8 @@ bool Mesh::advance(std::unique_lock<std::mutex>& lock, Time end) {
     failure = is_interrupted_.load(std::memory_order_relaxed) ? kInterrupted : error.what();
   } catch (const std::bad_alloc&) {
     failure = "out of memory";
+  } catch (const CipherError& error) {
+    failure = error.what();
   }
   lock.lock();
   is_running_ = false;
@@ -268,7 +273,7 @@ bool can_move(const Call& call, const Call::Stream& stream) {
   return !stream.is_over() && is_open(call, stream.segments[stream.next].gate);
 }
 
-[[noreturn]] void fail(size_t rank, const char* what) {
+[[noreturn]] void fail(size_t rank, const std::string& what) {
   throw MeshFailure("rank " + std::to_string(rank) + " " + what);
 }
 
@@ -290,14 +295,15 @@ bool Mesh::move(Call& call, size_t rank, bool is_out) {
   Call::Stream& stream = is_out ? call.peers[rank].out : call.peers[rank].in;
   if (!can_move(call, stream)) return false;
   Parts parts = next_parts(call, stream);
-  msghdr message{};
-  message.msg_iov = parts.parts;
-  message.msg_iovlen = parts.count;
-  const int socket = sockets_[rank];
-  const ssize_t moved = is_out ? sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
-                               : recvmsg(socket, &message, MSG_DONTWAIT);
+  ssize_t moved = -1;
+  try {
+    moved = is_out ? wire(rank).send(parts.parts, parts.count, MSG_DONTWAIT | MSG_NOSIGNAL)
+                   : wire(rank).receive(parts.parts, parts.count, MSG_DONTWAIT);
+  } catch (const RecordError& error) {
+    fail(rank, std::string("has sent ") + error.what());
+  }
   if (moved < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return false;
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == EINPROGRESS) return false;
     fail(rank, "has gone");
   }
   if (moved == 0) fail(rank, "has gone");
@@ -387,14 +393,15 @@ void Mesh::close() {
   if (is_closed_) return;
   const bool is_in_order = failure_.empty() && waiting_.empty() && !is_interrupted_.load(std::memory_order_relaxed);
   if (failure_.empty()) failure_ = "the connections are closed";
-  const CallHeader farewell{num_calls_, kFarewell, 0, 0};
+  CallHeader farewell{num_calls_, kFarewell, 0, 0};
   is_interrupted_.store(true, std::memory_order_relaxed);
-  for (const int socket : sockets_) {
-    if (socket < 0) continue;
+  for (size_t rank = 0; rank < sockets_.size(); ++rank) {
+    if (sockets_[rank] < 0) continue;
     if (is_in_order) {
-      send(socket, &farewell, sizeof(farewell), MSG_DONTWAIT | MSG_NOSIGNAL);
+      iovec part{&farewell, sizeof(farewell)};
+      wire(rank).send(&part, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
     } else {
-      shutdown(socket, SHUT_RDWR);
+      shutdown(sockets_[rank], SHUT_RDWR);
     }
   }
   changed_.wait(lock, [&] { return !is_running_; });

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "record_layer.hpp"
 #include "sums.hpp"
 
 namespace elasticdl {
@@ -78,8 +79,8 @@ class Mesh {
   using Time = std::chrono::steady_clock::time_point;
   using Ticket = std::shared_ptr<Call>;
 
-  // Owns the sockets, one of each rank but its own, for which there is -1.
-  Mesh(int rank, std::vector<int> sockets);
+  // Owns the sockets, one of each rank but its own, for which there is -1; record layers of those that are encrypted.
+  Mesh(int rank, std::vector<int> sockets, std::vector<std::shared_ptr<RecordLayer>> records);
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -111,11 +112,13 @@ class Mesh {
   bool run(Call& call, Time end);
   bool move(Call& call, size_t rank, bool is_out);
   bool wait_for_peers(Call& call, Time end) const;
+  Wire wire(size_t rank) const { return {sockets_[rank], records_[rank].get()}; }
   void look_after(Call& call, size_t rank) const;
   void finish_segment(Call& call, size_t rank, bool is_out) const;
 
   const size_t rank_;
   std::vector<int> sockets_;
+  std::vector<std::shared_ptr<RecordLayer>> records_;  // by rank; null: in clear
   std::unique_ptr<char[]> scratch_;
   size_t scratch_size_ = 0;
   uint32_t num_calls_ = 0;

@@ -56,7 +56,8 @@ void bind_meshes(py::module_& module) {
   py::register_exception<MeshFailure>(module, "MeshFailure", PyExc_RuntimeError);
   py::class_<MeshWork>(module, "MeshWork").def("wait", &MeshWork::wait, py::arg("timeout_s"));
   py::class_<Mesh, Meshes>(module, "Mesh")
-      .def(py::init<int, std::vector<int>>(), py::arg("rank"), py::arg("sockets"))
+      .def(py::init<int, std::vector<int>, std::vector<std::shared_ptr<RecordLayer>>>(), py::arg("rank"),
+           py::arg("sockets"), py::arg("records") = std::vector<std::shared_ptr<RecordLayer>>())
       .def("all_reduce", &all_reduce, py::arg("address"), py::arg("count"), py::arg("type"), py::arg("memory"))
       .def("all_gather", &all_gather, py::arg("address"), py::arg("size"), py::arg("into"), py::arg("memory"))
       .def("broadcast", &broadcast, py::arg("address"), py::arg("size"), py::arg("source"), py::arg("memory"))

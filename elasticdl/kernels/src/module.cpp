@@ -155,6 +155,7 @@ bool is_finite(const py::object& values_object) {
 PYBIND11_MODULE(_native, module) {
   using namespace elasticdl;
   module.doc() = "C++ kernels; _native.pyi says what they do.";
+  bind_record_layers(module);  // which the next two take
   bind_frame_io(module);
   bind_meshes(module);
   bind_optimizers(module);
