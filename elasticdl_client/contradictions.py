@@ -43,6 +43,7 @@ def check(spec: JobSpec) -> None:
         FlagError: the first thing that does not fit.
     """
     _check_required(spec)
+    _check_encryption(spec)
     _check_strategy(spec)
     _check_training(spec)
     _check_parameter_server(spec)
@@ -62,6 +63,21 @@ def _check_required(spec: JobSpec) -> None:
             if name == "image_name":
                 hint += " Or --runtime=local: processes of this machine, no image."
             raise FlagError(f"`elasticdl {spec.job_type}` needs --{name}.", hint)
+
+
+def _check_encryption(spec: JobSpec) -> None:
+    if not spec.encrypt:
+        return
+    if not spec.uses_tls:
+        raise FlagError(
+            "--encrypt with --tls=false: calls between pods, and the job's token in them, would go in clear.",
+            "Leave --tls out.",
+        )
+    if spec.need_tf_config:
+        raise FlagError(
+            "--encrypt with --need_tf_config: TensorFlow's own servers, which carry the model, do not encrypt.",
+            "Leave --encrypt out, and use a network that encrypts between nodes.",
+        )
 
 
 def _check_strategy(spec: JobSpec) -> None:

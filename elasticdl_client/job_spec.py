@@ -96,7 +96,12 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     tls: Tls = flag(
         Tls.AUTO,
         "Encrypt calls between pods, which prove to each other by a certificate of the job that they belong to it: "
-        "true, false, or auto: on Kubernetes.",
+        "true, false, or auto: on Kubernetes, and with --encrypt.",
+        Group.JOB,
+    )
+    encrypt: bool = flag(
+        False,
+        "Also encrypt what --tls does not: tensors to and from parameter servers, and the sums of AllReduce.",
         Group.JOB,
     )
     seed: int = flag(0, "Of initial values, task order, shuffles and dropout.", Group.JOB, check=between(0, 2**31 - 1))
@@ -370,7 +375,7 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     @property
     def uses_tls(self) -> bool:
         """What `tls` comes to."""
-        return self.tls is Tls.ON or (self.tls is Tls.AUTO and self.runtime is Runtime.KUBERNETES)
+        return self.tls is Tls.ON or (self.tls is Tls.AUTO and (self.encrypt or self.runtime is Runtime.KUBERNETES))
 
     @property
     def embedding_threshold_bytes(self) -> int:

@@ -30,6 +30,7 @@ from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, f
 from elasticdl.master.shell import Shell, end_of_log
 from elasticdl.master.tensorboard import watcher
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import ElasticDLError, JobError
@@ -96,6 +97,8 @@ class Master:
             raise
 
     def _run(self, saved: dict[str, Any] | None) -> int:
+        if self._spec.encrypt:
+            check_encryption()  # the image is that of all pods
         state = _next_state(self._place, saved)
         if saved is None:
             state |= _initial_model(self._spec, self._settings)

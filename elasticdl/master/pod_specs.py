@@ -12,6 +12,7 @@ from elasticdl.cluster.cluster import PodSpec, Role
 from elasticdl.cluster.standby import ENGINE, FRAMEWORK_VARIABLE
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.model_def import framework_of
+from elasticdl.rpc.handshake import ENCRYPT_VARIABLE
 from elasticdl.rpc.patience import MASTER_TIMEOUT_VARIABLE
 from elasticdl_client.choices import DistributionStrategy, Framework
 from elasticdl_client.job_spec import JobSpec
@@ -72,6 +73,7 @@ class PodSpecs:
                 "WORKER_NUM": str(self.spec.num_workers),
                 _ID_VARIABLES[role]: str(command.index),
                 **({FRAMEWORK_VARIABLE: framework} if framework else {}),
+                **({ENCRYPT_VARIABLE: "true"} if self.spec.encrypt else {}),
                 **self._tf_config(command),
             },
             labels=labels,

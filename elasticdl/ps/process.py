@@ -27,6 +27,7 @@ from elasticdl.ps.settings import Updates
 from elasticdl.ps.snapshot import Buckets
 from elasticdl.ps.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.handshake import ENCRYPT_VARIABLE, check_encryption
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.memory import keep_large_buffers
@@ -50,6 +51,7 @@ class Settings:
         host: address to listen on, and to tell others unless `advertised` names another.
         port: 0: a free one.
         master_timeout_s: how long to go on without a master.
+        encrypts: tensors that cross the network.
     """
 
     ps_id: int
@@ -59,6 +61,7 @@ class Settings:
     port: int
     advertised: str
     master_timeout_s: float
+    encrypts: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -79,6 +82,7 @@ class Settings:
             port=int(environment.get("PS_PORT", "0")),
             advertised=environment.get("PS_ADVERTISED_HOST", ""),
             master_timeout_s=read_master_timeout_s(),
+            encrypts=bool(environment.get(ENCRYPT_VARIABLE)),
         )
 
 
@@ -107,7 +111,9 @@ class PsProcess:
             ElasticDLError: it cannot go on.
         """
         settings = self._settings
-        tensors = serve_tensors(self._service, settings.host, self._token, self._damaged)
+        if settings.encrypts:
+            check_encryption()
+        tensors = serve_tensors(self._service, settings.host, self._token, self._damaged, settings.encrypts)
         server, port = serve(
             lambda grpc_server: register_service(grpc_server, self._service, self._damaged, tensors.address),
             settings.host,

@@ -99,8 +99,9 @@ def whole_spec(public: str, directory: Path | None = None) -> JobSpec:
         JobError: the secret part cannot be read, or the job should have a certificate and has none.
     """
     spec = JobSpec.from_json(public).with_secrets(read_secret_flags(directory) or {})
-    if spec.tls is Tls.ON and read_certificate(directory) is None:
-        raise JobError("the job has --tls=true, and there is no certificate with its token", "submit the job again")
+    if (spec.tls is Tls.ON or spec.encrypt) and read_certificate(directory) is None:
+        flag = "--encrypt" if spec.encrypt else "--tls=true"
+        raise JobError(f"the job has {flag}, and there is no certificate with its token", "submit the job again")
     return spec
 
 

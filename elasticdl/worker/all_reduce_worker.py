@@ -53,7 +53,7 @@ def make_all_reduce_loop(
     model = OwnModel(framework, checkpoints, spec.checkpoint_dir_for_init)
     with clock.during(Activity.COMPILE):
         compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
-    group = ElasticGroup(own_host(master_address), read_token(), framework.device)
+    group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
     session = WorldSession(link, group, model, spec.collective_timeout)
     reporter = Reporter(link, spec.log_loss_steps)
     outcomes = Outcomes(link, framework, reporter, Exporter(framework, model, link, spec), clock)

@@ -89,7 +89,9 @@ def make_one_pass_loop(
     if not spec.num_ps_pods:
         own = Values(None, lambda batch: {})
         return OnePassLoop(link, tasks, model, lambda held: own, work, clock, Quarantine.of(spec))
-    session = PsSession(link, cast(Framework, model), report, token, spec.seed, spec.wire_dtype.value)
+    session = PsSession(
+        link, cast(Framework, model), report, token, spec.seed, spec.wire_dtype.value, encrypts=spec.encrypt
+    )
     values = ServedValues(session).values
     return OnePassLoop(link, tasks, model, values, work, clock, Quarantine.of(spec), session.close)
 

@@ -207,7 +207,9 @@ class Worker:
 
     def _parameter_server_strategy(self, report: ModelReport) -> Strategy:
         spec = self._spec
-        session = PsSession(self._link, self._framework, report, self._token, spec.seed, spec.wire_dtype.value)
+        session = PsSession(
+            self._link, self._framework, report, self._token, spec.seed, spec.wire_dtype.value, encrypts=spec.encrypt
+        )
         skips = spec.nan_policy is NanPolicy.SKIP
         gradients = Gradients(self._framework, self._link, spec.seed, skips, self._clock)
         training: Training = SynchronousTraining(session, gradients, self._clock)

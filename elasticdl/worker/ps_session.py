@@ -37,10 +37,12 @@ class PsSession:
         seed: int,
         wire_dtype: str = "float32",
         timeout_s: float = 30.0,
+        encrypts: bool = False,
     ) -> None:
         """
         Args:
             timeout_s: deadline of one call.
+            encrypts: tensors that cross the network.
         """
         self.report = report
         self._link = link
@@ -49,6 +51,7 @@ class PsSession:
         self._seed = seed
         self._wire_dtype = wire_dtype
         self._timeout_s = timeout_s
+        self._encrypts = encrypts
         self._client: PsClient | None = None
         self._connecting = threading.Lock()
         self._said: tuple[str, float] = ("", 0.0)  # why it waits, and when that was logged
@@ -116,7 +119,9 @@ class PsSession:
         with self._connecting:
             known = self._client
             if known is None or known.partition.version < partition.version:
-                self._client = PsClient(partition, self.report, self._token, self._timeout_s, self._wire_dtype)
+                self._client = PsClient(
+                    partition, self.report, self._token, self._timeout_s, self._wire_dtype, self._encrypts
+                )
                 if known is not None:
                     known.close()
             assert self._client is not None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import socket
-import threading
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +20,12 @@ from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE, read_certificate, read
 from elasticdl.rpc.servers import serve
 from elasticdl_client.certificates import make_certificate
 from elasticdl_client.choices import Tls
-from elasticdl_client.errors import JobError
+from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.objects import public_manifests
 from elasticdl_client.secret_values import HIDDEN
+from tests.rpc.tap import tap
 
 pytestmark = pytest.mark.ci
 
@@ -72,41 +73,12 @@ def refused(channel: grpc.Channel) -> grpc.StatusCode:
     return caught.value.code()
 
 
-@contextmanager
-def wire_to(port: int) -> Iterator[tuple[int, bytearray]]:
-    """A port that leads to another, and all that goes through it."""
-    seen, opened = bytearray(), [socket.create_server(("127.0.0.1", 0))]
-
-    def copy(source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                seen.extend(data)
-                target.sendall(data)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                one, other = opened[0].accept()[0], socket.create_connection(("127.0.0.1", port))
-                opened.extend((one, other))
-                for ends in ((one, other), (other, one)):
-                    threading.Thread(target=copy, args=ends, daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield opened[0].getsockname()[1], seen
-    finally:
-        for found in opened:
-            with contextlib.suppress(OSError):
-                found.shutdown(socket.SHUT_RDWR)
-            found.close()
-
-
 def test_a_job_with_a_certificate_shows_neither_token_nor_message_on_the_wire(tmp_path: Path, enter: Enter) -> None:
     for directory, is_hidden in ((job(tmp_path / "open", {}), False), (job(tmp_path / "tls"), True)):
         enter(directory)
-        with echo_server() as port, wire_to(port) as (tapped, seen):
-            assert say(channels.connect(f"127.0.0.1:{tapped}", TOKEN)) == b"heard it"
-        assert [word in seen for word in (b"heard it", TOKEN.encode())] == [not is_hidden] * 2
+        with echo_server() as port, tap(port) as wire:
+            assert say(channels.connect(f"127.0.0.1:{wire.port}", TOKEN)) == b"heard it"
+        assert [word in wire.seen for word in (b"heard it", TOKEN.encode())] == [not is_hidden] * 2
 
 
 def test_the_token_is_still_asked_for(tmp_path: Path, enter: Enter) -> None:
@@ -163,6 +135,8 @@ def test_a_job_that_wants_tls_does_not_begin_without_its_certificate(tmp_path: P
     spec = JobSpec(job_name="job", tls=Tls.ON).to_json()
     with pytest.raises(JobError, match="there is no certificate"):
         whole_spec(spec, job(tmp_path / "job", {}))
+    with pytest.raises(JobError, match="has --encrypt, and there is no certificate"):
+        whole_spec(JobSpec(job_name="job", encrypt=True).to_json(), tmp_path / "job")
     old = JobSpec(job_name="job").to_json()  # of a client before there were certificates
     assert whole_spec(old, tmp_path / "job").job_name == "job"
     assert read_certificate(tmp_path / "job") is None
@@ -196,7 +170,32 @@ def test_the_certificate_is_of_the_job_alone_and_names_no_machine() -> None:
         ({"runtime": "local", "tls": "true"}, True),
         ({"runtime": "kubernetes", "image_name": "i"}, True),
         ({"runtime": "kubernetes", "image_name": "i", "tls": "false"}, False),
+        ({"runtime": "local", "encrypt": "true"}, True),
     ],
 )
 def test_tls_is_for_clusters_unless_the_flag_says_otherwise(flags: dict[str, str], uses: bool) -> None:
     assert JobSpec.from_flags("analyze", ANALYSIS | flags).uses_tls is uses
+
+
+@pytest.mark.parametrize(
+    ("job_type", "flags", "words"),
+    [
+        ("analyze", ANALYSIS | {"encrypt": "true", "tls": "false"}, "--encrypt with --tls=false: calls between pods"),
+        (
+            "train",
+            {"job_name": "j", "runtime": "local", "job_command": "python t.py", "need_tf_config": "true"}
+            | {"num_ps_pods": "1", "encrypt": "true"},
+            "--encrypt with --need_tf_config: TensorFlow's own servers",
+        ),
+    ],
+)
+def test_what_cannot_be_encrypted_is_refused_with_the_flag(job_type: str, flags: dict[str, str], words: str) -> None:
+    with pytest.raises(FlagError, match=words):
+        JobSpec.from_flags(job_type, flags)
+
+
+def test_a_dry_run_shows_that_a_job_encrypts() -> None:
+    flags = {"job_name": "j", "data": "x.csv", "output": "y.json", "image_name": "i", "encrypt": "true"}
+    shown = json.dumps(public_manifests(JobSpec.from_flags("analyze", flags)))
+    assert '\\"encrypt\\": true' in shown
+    assert all(name in shown for name in names.CERTIFICATE_KEYS)

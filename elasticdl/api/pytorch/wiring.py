@@ -114,7 +114,7 @@ def _world_of(session: Session, model: OwnModel, device: str) -> tuple[World, Ca
             f"the script trains with all workers together, and the job's strategy is {spec.distribution_strategy}",
             "start it with --distribution_strategy=AllReduceStrategy",
         )
-    group = ElasticGroup(own_host(os.environ["MASTER_ADDR"]), read_token(), device)
+    group = ElasticGroup(own_host(os.environ["MASTER_ADDR"]), read_token(), device, spec.encrypt)
     return WorldSession(session.link, group, model, spec.collective_timeout), group.close
 
 
