@@ -6,11 +6,10 @@ import os
 import re
 import shlex
 
-from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import Check
-from elasticdl_client.params import parse_envs, parse_params, parse_size
 
 _LONGEST_NAME_BYTES = 255  # NAME_MAX of Linux
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LONGEST_PATH_BYTES = 4000  # PATH_MAX, 4096, less what we put behind it
 
 
@@ -65,6 +64,8 @@ def check_job_command(command: str) -> str:
 
 def check_path(path: str) -> str:
     """A path that a file system can hold."""
+    if _URL.match(path):
+        return "is a URL; mount the bucket or share as a directory, in all pods, and give that path"
     if "\0" in path:
         return "has a NUL character in it"
     if len(os.fsencode(path)) > _LONGEST_PATH_BYTES:
@@ -78,35 +79,3 @@ def check_model_def(name: str) -> str:
     if "." in name and not check_symbol(name):
         return check_path(f"{name.replace('.', '/')}.py")
     return "is not of the form package.module.symbol, relative to --model_zoo"
-
-
-def check_model_params(text: str) -> str:
-    return _complaint("model_params", text)
-
-
-def check_reader_params(text: str) -> str:
-    return _complaint("data_reader_params", text)
-
-
-def check_envs(text: str) -> str:
-    try:
-        parse_envs(text)
-    except FlagError as error:
-        return error.what.removeprefix("--envs: ").rstrip(".")
-    return ""
-
-
-def check_embedding_threshold(text: str) -> str:
-    try:
-        parse_size("embedding_threshold", text)
-    except FlagError as error:
-        return error.what.removeprefix(f"--embedding_threshold: '{text}' ").rstrip(".")
-    return ""
-
-
-def _complaint(name: str, text: str) -> str:
-    try:
-        parse_params(name, text)
-    except FlagError as error:
-        return error.what.removeprefix(f"--{name}: ").rstrip(".")
-    return ""

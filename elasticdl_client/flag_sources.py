@@ -20,6 +20,7 @@ from elasticdl_client.secret_values import hide_in_flag
 
 PREFIX = "ELASTICDL_"
 FILE = ("-f", "--filename")
+_SHORT = {"-n": "--namespace"}
 _OF_ONE_JOB = ("job_name", "job_dir")
 _HINT = "It holds one flag a line: `num_workers: 4`."
 
@@ -79,7 +80,7 @@ def _split_file(arguments: Sequence[str]) -> tuple[str, list[str]]:
     for argument in remaining:
         name, equals, value = argument.partition("=")
         if name not in FILE:
-            rest.append(argument)
+            rest.append(f"{_SHORT.get(name, name)}{equals}{value}")
             continue
         if path:
             raise FlagError("-f is given twice.", "Give it once.")

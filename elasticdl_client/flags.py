@@ -21,8 +21,10 @@ from elasticdl_client.secret_values import hide, hide_in_flag
 
 T = TypeVar("T")
 Check = Callable[[Any], str]
-"""Given a value, says what is wrong with it; an empty string if nothing is."""
+"""Given a value, says what is wrong with it, or raises a FlagError with a hint; an empty string: nothing is wrong."""
 
+_NEAR = 0.75  # at 0.6, difflib's own, `scale` would be taken for `clean`, which deletes jobs
+_SHORTEST = 3  # letters
 _TRUE = frozenset({"true", "yes", "t", "y", "1"})
 _FALSE = frozenset({"false", "no", "f", "n", "0"})
 
@@ -137,15 +139,31 @@ def check(name: str, value: object, default: object, found: Flag) -> None:
     """
     if found.check is None or value == default:
         return
-    complaint = found.check(value)
+    hint = found.help
+    try:
+        complaint = found.check(value)
+    except FlagError as error:
+        complaint, hint = error.what.removeprefix(f"--{name}: "), error.hint or hint
     if complaint:
-        raise FlagError(f"--{name}={hide_in_flag(name, value)}: {complaint}.", found.help)
+        raise FlagError(f"--{name}={hide_in_flag(name, value)}: {complaint.rstrip('.')}.", hint)
+
+
+def parses(parse: Callable[[str], object]) -> Check:
+    """A check: `parse` takes the value, or raises a FlagError that says what is wrong and what to write."""
+
+    def check_value(value: str) -> str:
+        parse(value)
+        return ""
+
+    return check_value
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """The known name most like `name`; empty if none is near."""
-    folded = {candidate.lower(): candidate for candidate in known}
-    matches = get_close_matches(name.lower(), list(folded), n=1, cutoff=0.6)
+    """The known name that `name` is a slip, the beginning or a longer form of; empty if there is none."""
+    wanted, folded = name.lower(), {candidate.lower(): candidate for candidate in known}
+    matches = get_close_matches(wanted, list(folded), n=1, cutoff=_NEAR)
+    if len(wanted) >= _SHORTEST:
+        matches += [known for known in folded if known.startswith(wanted) or wanted.startswith(known)]
     return folded[matches[0]] if matches else ""
 
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from elasticdl_client import contradictions, retired
 from elasticdl_client.checks import (
@@ -22,7 +23,6 @@ from elasticdl_client.checks import (
     check_job_command,
     check_job_name,
     check_path,
-    check_reader_params,
 )
 from elasticdl_client.choices import (
     DistributionStrategy,
@@ -33,7 +33,7 @@ from elasticdl_client.choices import (
     Tls,
 )
 from elasticdl_client.errors import FlagError
-from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag, flag_of, nearest
+from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag, flag_of, nearest, parses
 from elasticdl_client.flags import check as check_flag
 from elasticdl_client.flags import parse as parse_flag
 from elasticdl_client.kubernetes.flags import KubernetesFlags
@@ -121,7 +121,10 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "", "What to predict for: the same kinds of sources as to train on.", Group.DATA, jobs=_PREDICTED
     )
     data_reader_params: str = flag(
-        "", 'Parameters of the reader: "k=v;k2=v2", like --model_params.', Group.DATA, check=check_reader_params
+        "",
+        'Parameters of the reader: "k=v;k2=v2", like --model_params.',
+        Group.DATA,
+        check=parses(partial(parse_params, "data_reader_params")),
     )
     columns: str = flag(
         "", "Columns of tables to read, with commas between; empty: all.", Group.DATA, check=check_columns

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 # ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
 from dataclasses import dataclass
+from functools import partial
 
-from elasticdl_client.checks import check_model_def, check_model_params, check_path, check_symbol
+from elasticdl_client.checks import check_model_def, check_path, check_symbol
 from elasticdl_client.choices import Framework, JobType
-from elasticdl_client.flags import WITH_MODEL, Group, flag
+from elasticdl_client.flags import WITH_MODEL, Group, flag, parses
+from elasticdl_client.params import parse_params
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class ModelFlags:
         "",
         'Arguments of that function: "k=v;k2=v2", Python literals or else strings.',
         Group.MODEL,
-        check=check_model_params,
+        check=parses(partial(parse_params, "model_params")),
         jobs=WITH_MODEL,
     )
     framework: Framework = flag(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 # ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
 from dataclasses import dataclass
+from functools import partial
 
-from elasticdl_client.checks import above, at_least, between, check_embedding_threshold
+from elasticdl_client.checks import above, at_least, between
 from elasticdl_client.choices import WireDtype
-from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Group, flag
+from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Group, flag, parses
+from elasticdl_client.params import parse_size
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class StrategyFlags:
         "2MB",
         "Tables of keras.layers.Embedding above this size live on the parameter servers: bytes, KB, MB, GB; 0: all.",
         Group.PARAMETER_SERVER,
-        check=check_embedding_threshold,
+        check=parses(partial(parse_size, "embedding_threshold")),
         jobs=WITH_MODEL,
     )
 

@@ -9,28 +9,38 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from elasticdl_client.errors import FlagError
+
 _OBJECTS = {"labels", "annotations", "affinity"}
 _LISTS = {"tolerations", "env"}
 _POD_KEYS = _OBJECTS | _LISTS
+_HINT = (
+    'For example --cluster_spec_json=\'{"worker_pod_spec": {"labels": {"team": "a"}}}\'. '
+    "Other fields of pods: --cluster_spec, a Python file."
+)
 _PARTS = {"pod_spec", "master_pod_spec", "ps_pod_spec", "worker_pod_spec", "service_spec"}
 
 
-def check_cluster_spec_json(text: str) -> str:
-    """The check of the flag: what is wrong with it, or nothing."""
+def parse_cluster_spec_json(text: str) -> dict[str, dict[str, Any]]:
+    """What the flag says, by part; empty text is an empty dict.
+
+    Raises:
+        FlagError: it is not JSON, or has keys that are not known.
+    """
     try:
-        spec = json.loads(text)
+        spec = json.loads(text) if text else {}
     except ValueError as error:
-        return f"is not JSON: {error}"
+        raise FlagError(f"is not JSON: {error}", _HINT) from error
     if not isinstance(spec, dict):
-        return "must be a JSON object"
+        raise FlagError("must be a JSON object", _HINT)
     for part, content in spec.items():
         if part not in _PARTS:
-            return f"has the key '{part}', which is none of {', '.join(sorted(_PARTS))}"
+            raise FlagError(f"has the key '{part}', which is none of {', '.join(sorted(_PARTS))}", _HINT)
         if not isinstance(content, dict):
-            return f"'{part}' must be a JSON object"
+            raise FlagError(f"'{part}' must be a JSON object", _HINT)
         if part != "service_spec" and (complaint := _wrong_with(part, content)):
-            return complaint
-    return ""
+            raise FlagError(complaint, _HINT)
+    return spec
 
 
 def _wrong_with(part: str, content: dict[str, Any]) -> str:
@@ -48,7 +58,7 @@ def _wrong_with(part: str, content: dict[str, Any]) -> str:
 
 def adapt_pod(pod: dict[str, Any], role: str, text: str) -> None:
     """Puts what the JSON says of a role's pods into a pod's manifest; what we set ourselves stays."""
-    spec = json.loads(text) if text else {}
+    spec = parse_cluster_spec_json(text)
     for part in (spec.get("pod_spec", {}), spec.get(f"{role}_pod_spec", {})):
         metadata = pod["metadata"]
         metadata["labels"] = {**part.get("labels", {}), **metadata["labels"]}
@@ -65,7 +75,7 @@ def adapt_pod(pod: dict[str, Any], role: str, text: str) -> None:
 
 def adapt_service(service: dict[str, Any], text: str) -> None:
     """Puts what the JSON says of Services into a Service's manifest."""
-    service["spec"] |= (json.loads(text) if text else {}).get("service_spec", {})
+    service["spec"] |= parse_cluster_spec_json(text).get("service_spec", {})
 
 
 def _add_tolerations(spec: dict[str, Any], tolerations: list[dict[str, Any]]) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 # ruff: noqa: RUF009 (`flag` is `dataclasses.field`)
 from dataclasses import dataclass
+from functools import partial
 
-from elasticdl_client.checks import check_envs, check_path, regular_expression
+from elasticdl_client.checks import check_path, regular_expression
 from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
-from elasticdl_client.flags import Group, flag
-from elasticdl_client.kubernetes.cluster_spec import check_cluster_spec_json
-from elasticdl_client.kubernetes.priority import check_worker_priority
-from elasticdl_client.kubernetes.resources import check_resources
-from elasticdl_client.kubernetes.volumes import check_volumes
+from elasticdl_client.flags import Group, flag, parses
+from elasticdl_client.kubernetes.cluster_spec import parse_cluster_spec_json
+from elasticdl_client.kubernetes.priority import worker_priorities
+from elasticdl_client.kubernetes.resources import parse_resources
+from elasticdl_client.kubernetes.volumes import parse_volumes
+from elasticdl_client.params import parse_envs
 
 
 @dataclass(frozen=True)
@@ -25,39 +27,45 @@ class KubernetesFlags:
         "elasticdl", "Service account of the master; `elasticdl rbac --print` shows what it needs.", Group.KUBERNETES
     )
     master_resource_request: str = flag(
-        "cpu=0.1,memory=1024Mi", "What the master asks for.", Group.KUBERNETES, check=check_resources
+        "cpu=0.1,memory=1024Mi", "What the master asks for.", Group.KUBERNETES, check=parses(parse_resources)
     )
     master_resource_limit: str = flag(
-        "", "What the master may use; empty: what it asks for, CPUs excepted.", Group.KUBERNETES, check=check_resources
+        "",
+        "What the master may use; empty: what it asks for, CPUs excepted.",
+        Group.KUBERNETES,
+        check=parses(parse_resources),
     )
     worker_resource_request: str = flag(
-        "cpu=1,memory=4096Mi", "What a worker asks for.", Group.KUBERNETES, check=check_resources
+        "cpu=1,memory=4096Mi", "What a worker asks for.", Group.KUBERNETES, check=parses(parse_resources)
     )
     worker_resource_limit: str = flag(
-        "", "What a worker may use; empty: what it asks for, CPUs excepted.", Group.KUBERNETES, check=check_resources
+        "",
+        "What a worker may use; empty: what it asks for, CPUs excepted.",
+        Group.KUBERNETES,
+        check=parses(parse_resources),
     )
     ps_resource_request: str = flag(
-        "cpu=1,memory=4096Mi", "What a parameter server asks for.", Group.KUBERNETES, check=check_resources
+        "cpu=1,memory=4096Mi", "What a parameter server asks for.", Group.KUBERNETES, check=parses(parse_resources)
     )
     ps_resource_limit: str = flag(
         "",
         "What a parameter server may use; empty: what it asks for, CPUs excepted.",
         Group.KUBERNETES,
-        check=check_resources,
+        check=parses(parse_resources),
     )
     master_pod_priority: str = flag("", "PriorityClass of the master.", Group.KUBERNETES)
     worker_pod_priority: str = flag(
         "",
         "high, low, or the fraction of workers that is high, e.g. 0.5.",
         Group.KUBERNETES,
-        check=check_worker_priority,
+        check=parses(partial(worker_priorities, num_workers=1)),
     )
     ps_pod_priority: str = flag("", "PriorityClass of the parameter servers.", Group.KUBERNETES)
     volume: str = flag(
         "",
         'Mounts of all pods: "claim_name=c,mount_path=/data;host_path=/d,mount_path=/d".',
         Group.KUBERNETES,
-        check=check_volumes,
+        check=parses(parse_volumes),
     )
     image_pull_policy: ImagePullPolicy = flag(
         ImagePullPolicy.ALWAYS, "Always, IfNotPresent or Never.", Group.KUBERNETES
@@ -68,7 +76,10 @@ class KubernetesFlags:
         Group.KUBERNETES,
     )
     envs: str = flag(
-        "", "Environment of all pods: NAME=value,NAME2=value2. Local runtime too.", Group.KUBERNETES, check=check_envs
+        "",
+        "Environment of all pods: NAME=value,NAME2=value2. Local runtime too.",
+        Group.KUBERNETES,
+        check=parses(parse_envs),
     )
     populate_env_names: str = flag(
         "",
@@ -79,7 +90,12 @@ class KubernetesFlags:
     cluster_spec: str = flag(
         "", "Python file that adapts pods and services to the cluster.", Group.KUBERNETES, check=check_path
     )
-    cluster_spec_json: str = flag("", "The same as JSON.", Group.KUBERNETES, check=check_cluster_spec_json)
+    cluster_spec_json: str = flag(
+        "",
+        "Labels, annotations, affinity, tolerations and env of pods, as JSON.",
+        Group.KUBERNETES,
+        check=parses(parse_cluster_spec_json),
+    )
     log_file_path: str = flag(
         "", "Also write each pod's output to this file in the pod.", Group.KUBERNETES, check=check_path
     )

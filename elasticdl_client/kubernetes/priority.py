@@ -36,12 +36,3 @@ def _parse_fraction(priority: str) -> float:
             "For example high, low, or 0.5: half of the workers high, the others low.",
         )
     return fraction
-
-
-def check_worker_priority(priority: str) -> str:
-    """The check of the flag: what is wrong with it, or nothing."""
-    try:
-        worker_priorities(priority, 1)
-    except FlagError as error:
-        return error.what
-    return ""

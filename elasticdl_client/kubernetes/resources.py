@@ -129,12 +129,3 @@ def _check_quantity(name: str, key: str, value: str) -> None:
             raise FlagError(f"invalid {name} request spec: {value}", f"For example {name}=4096Mi; the unit is needed.")
     elif not re.fullmatch(r"[0-9]+", value):
         raise FlagError(f"invalid gpu request spec: {value}", f"A whole number, for example {name}=1.")
-
-
-def check_resources(text: str) -> str:
-    """The check of a resource flag: what is wrong with it, or nothing."""
-    try:
-        parse_resources(text)
-    except FlagError as error:
-        return error.what
-    return ""

@@ -91,12 +91,3 @@ def _parse_mount(entry: str) -> Mount:
     if "type" in found and "host_path" not in found:
         raise FlagError(f"The volume '{entry.strip()}' has a type, which belongs to host_path", _HINT)
     return Mount(**found)
-
-
-def check_volumes(text: str) -> str:
-    """The check of the volume flag: what is wrong with it, or nothing."""
-    try:
-        parse_volumes(text)
-    except FlagError as error:
-        return error.what
-    return ""

@@ -279,6 +279,42 @@ def test_an_unknown_flag_gets_the_nearest_known_one() -> None:
 
 
 @pytest.mark.ci
+def test_what_is_not_like_any_flag_gets_none() -> None:
+    with pytest.raises(FlagError) as caught:
+        JobSpec.from_flags("train", {**LOCAL, "learning_rate": "0.1"})
+    assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "name", ["output", "checkpoint_dir", "tensorboard_log_dir", "job_dir", "checkpoint_dir_for_init"]
+)
+def test_a_url_is_no_path(name: str) -> None:
+    with pytest.raises(FlagError, match=rf"--{name}=s3://bucket/model: is a URL; mount the bucket"):
+        JobSpec.from_flags("train", {**LOCAL, name: "s3://bucket/model"})
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("worker_resource_request", "memory=16", "For example memory=4096Mi; the unit is needed."),
+        (
+            "cluster_spec_json",
+            '{"pod_spec": {"nodeSelector": {}}}',
+            "Other fields of pods: --cluster_spec, a Python file.",
+        ),
+        ("volume", "claim_name=a", "For example claim_name=my-claim,mount_path=/data"),
+        ("model_params", "lr", 'Write --model_params="name=value;name2=value2"'),
+    ],
+)
+def test_a_wrong_value_gets_the_hint_of_what_is_wrong(name: str, text: str, hint: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        JobSpec.from_flags("train", {**LOCAL, name: text})
+    assert hint in caught.value.hint
+
+
+@pytest.mark.ci
 def test_a_flag_of_another_command_is_called_that() -> None:
     assert refused(prediction_data="/d").what == "--prediction_data is a flag of predict, not of train."
 

@@ -45,6 +45,11 @@ def test_what_a_job_says_of_itself_is_read_back(tmp_path: Path) -> None:
     assert JobSpec.from_flags("train", train(path).values) == spec
 
 
+def test_a_namespace_has_a_short_flag_as_in_kubectl(file: Path) -> None:
+    assert train(file, "-n", "team-b").values["namespace"] == "team-b"
+    assert train(file, "-n=team-b").values["namespace"] == "team-b"
+
+
 def test_a_secret_of_the_environment_is_not_shown(file: Path) -> None:
     given = train(file, ELASTICDL_VALIDATION_DATA="postgresql://me:hunter2@host/db")
     assert "hunter2" not in " ".join(given.notes)
