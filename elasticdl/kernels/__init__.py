@@ -1,6 +1,6 @@
-"""Native kernels (C++): embedding tables, optimizers, and what moves rows between ids and tensors.
+"""Native kernels (C++): embedding tables, optimizers, what moves rows between ids and tensors, and rules of messages.
 
-Nothing in here knows of jobs, leases or the wire.  The module `_native` is built with the package and is required; its
+Nothing in here knows of jobs or leases.  The module `_native` is built with the package and is required; its
 oracles in NumPy are with the tests.
 """
 

@@ -1,4 +1,4 @@
-"""C++ kernels.  Every function releases the GIL while it works; arrays are C-contiguous.
+"""C++ kernels.  Every function releases the GIL while it works, if nothing else is said; arrays are C-contiguous.
 
 Wrong shapes and types raise ValueError before anything has changed.
 """
@@ -95,6 +95,24 @@ class Mesh:
         """Make what is under way fail at once, here and at the peers."""
     def close(self) -> None:
         """Say farewell if nothing has failed, and free everything."""
+
+class MessageRules:
+    """Rules of protobuf messages, held against their bytes.
+
+    messages: of each type whether these are all of its rules, and of each field (number, kind, is_repeated, is_needed,
+        least, most, max_items, message).  kind: bool; int32, int64 (least … most); enum (most: the bits of its known
+        values); finite, double; text (most: bytes); message (its type's place in the list).
+    """
+
+    def __init__(
+        self,
+        messages: Sequence[tuple[bool, Sequence[tuple[int, str, bool, bool, int, int, int, int]]]],
+    ) -> None: ...
+    def surely_keeps(self, message: int, data: bytes) -> bool:
+        """Whether what protobuf can read as this type keeps all rules; False: it may, or may not.
+
+        It does not release the GIL.
+        """
 
 class Optimizer:
     """An update rule: element-wise, without state of its own.

@@ -60,7 +60,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         function = handler.unary_unary
 
         def answer(messages: Iterator[bytes], context: Any) -> Any:
-            message = next(self._overdue.watched(messages, context), None)
+            message = self._overdue.next_of(messages, context)
             if message is None:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
                 raise AssertionError("abort returns")
@@ -94,25 +94,27 @@ class _Overdue:
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
-        self._waiting: dict[object, tuple[float, Any]] = {}  # until when, and the call's context; the oldest first
+        self._waiting: dict[Any, float] = {}  # a call's context, and until when; the oldest first
+
+    def next_of(self, messages: Iterator[Any], context: Any) -> Any:
+        """The next message; None: there is none."""
+        self._waiting[context] = time.monotonic() + self._within_s
+        try:
+            return next(messages, None)
+        finally:
+            del self._waiting[context]
 
     def watched(self, messages: Iterator[Any], context: Any) -> Iterator[Any]:
         """The same messages."""
-        while True:
-            key = object()
-            self._waiting[key] = time.monotonic() + self._within_s, context
-            try:
-                message = next(messages, None)
-            finally:
-                del self._waiting[key]
-            if message is None:
-                return
+        while (message := self.next_of(messages, context)) is not None:
             yield message
 
     def end_calls(self) -> None:
         """Cancels those whose time is over."""
+        if not self._waiting:
+            return
         now = time.monotonic()
-        for until, context in list(self._waiting.values()):
+        for context, until in list(self._waiting.items()):
             if until > now:
                 return
             context.cancel()

@@ -2,7 +2,9 @@
 
 Every field has a rule.  Most follow from their type in elasticdl.proto: whole numbers are not negative, floats are
 finite, enums are known, texts and lists have an end.  `FIELDS` says where a field differs, `MESSAGES` what fields of
-one message mean together.  Whether a message fits the job is not checked here: unknown ids are well formed.
+one message mean together.  The native `MessageRules` holds a message's bytes against the same tables, so only what may
+break a rule is looked at here, field by field.  Whether a message fits the job is not checked here: unknown ids are
+well formed.
 """
 
 from __future__ import annotations
@@ -10,15 +12,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from elasticdl.kernels import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -29,6 +31,7 @@ MAX_EPOCH = 1 << 24
 MAX_MINIBATCHES = 1 << 20  # of a task
 MAX_RECORDS = 1 << 48  # of a shard
 NUM_BUCKETS = 1024
+_GREATEST_INT32 = (1 << 31) - 1
 _KEYS = 4 << 10  # letters of names and paths
 _TEXT = 1 << 20  # of errors, tracebacks and configurations
 _MANY = 1 << 22  # items: as much as a message has room for
@@ -171,71 +174,43 @@ _TYPES = FieldDescriptor
 _NUMBERS = (_TYPES.TYPE_INT32, _TYPES.TYPE_INT64, _TYPES.TYPE_UINT32)
 
 
-Entry = tuple[str, Check, bool]  # a field, its check, and whether it is needed
-
-
 class _Checker:
-    """All rules of one message type.
-
-    Fields are read together, and those that are only not to be negative are looked at together: heartbeats come often.
-    """
+    """All rules of one message type, and what is wrong in words."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self._descriptor = descriptor
         self._whole = MESSAGES.get(descriptor.name)
-        self._plain: tuple[str, ...] = ()  # numbers without a rule of their own
-        self._values: tuple[Entry, ...] = ()
-        self._messages: tuple[Entry, ...] = ()  # absent, or a message
-        self._get_plain = self._get_values = _getter(())
+        self._fields: tuple[tuple[str, Check, bool, bool], ...] = ()  # name, check, is needed, is one message
 
     def complete(self, checkers: Mapping[str, _Checker]) -> None:
         """Makes the checks; `checkers` has one of every type."""
-        plain: list[str] = []
-        values: list[Entry] = []
-        messages: list[Entry] = []
-        for field in self._descriptor.fields:
-            rule = FIELDS.get(f"{self._descriptor.name}.{field.name}", Rule())
-            if rule == Rule() and field.type in _NUMBERS and not is_repeated(field):
-                plain.append(field.name)
-                continue
-            entry = field.name, _check_of(field, rule, checkers), rule.is_needed
-            if field.message_type is not None and not is_repeated(field):
-                messages.append(entry)
-            elif field.type != _TYPES.TYPE_BOOL:
-                values.append(entry)
-        self._plain, self._values, self._messages = tuple(plain), tuple(values), tuple(messages)
-        self._get_plain = _getter(self._plain)
-        self._get_values = _getter(tuple(name for name, _, _ in values))
+        rules = [(field, _rule_of(self._descriptor, field)) for field in self._descriptor.fields]
+        fields = [
+            (
+                field.name,
+                _check_of(field, rule, checkers),
+                rule.is_needed,
+                field.message_type is not None and not is_repeated(field),
+            )
+            for field, rule in rules
+            if field.type != _TYPES.TYPE_BOOL
+        ]
+        self._fields = tuple(sorted(fields, key=lambda field: field[3]))
 
     def fault(self, message: Any) -> str:
         """What is wrong; empty: nothing."""
-        if self._plain and min(self._get_plain(message)) < 0:
-            return next(
-                f".{name} is {number}, not 0 or more"
-                for name, number in zip(self._plain, self._get_plain(message), strict=True)
-                if number < 0
-            )
-        for entry, value in zip(self._values, self._get_values(message)):  # noqa: B905  strict costs
-            if value:  # what is empty, 0 or False keeps every rule
-                if fault := entry[1](value):
-                    return f".{entry[0]}{fault}"
-            elif entry[2]:
-                return f".{entry[0]} is missing"
-        for name, check, is_needed in self._messages:
-            if message.HasField(name):
-                if fault := check(getattr(message, name)):
+        for name, check, is_needed, is_message in self._fields:
+            value = getattr(message, name)
+            if message.HasField(name) if is_message else value:  # what is empty, 0 or False keeps every rule
+                if fault := check(value):
                     return f".{name}{fault}"
             elif is_needed:
                 return f".{name} is missing"
         return self._whole(message) if self._whole is not None else ""
 
 
-def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Reads all of these fields in one call."""
-    if len(names) == 1:
-        only = attrgetter(names[0])
-        return lambda message: (only(message),)
-    return attrgetter(*names) if names else lambda _: ()
+def _rule_of(descriptor: Descriptor, field: FieldDescriptor) -> Rule:
+    return FIELDS.get(f"{descriptor.name}.{field.name}", Rule())
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
@@ -272,12 +247,13 @@ def _of_value(field: FieldDescriptor, rule: Rule, checkers: Mapping[str, _Checke
     if field.type in (_TYPES.TYPE_STRING, _TYPES.TYPE_BYTES):
         return _of_text(rule)
     if field.type == _TYPES.TYPE_INT32:
-        return _of_number(rule.least, min(rule.most, (1 << 31) - 1))
+        return _of_number(rule.least, min(rule.most, _GREATEST_INT32))
     return _of_number(rule.least, rule.most)
 
 
 def _of_number(least: int, most: int) -> Check:
-    return lambda value: "" if least <= value <= most else f" is {value}, not in {least} … {most}"
+    wanted = f"in {least} … {most}" if most < _GREATEST_INT32 else f"{least} or more"
+    return lambda value: "" if least <= value <= most else f" is {value}, not {wanted}"
 
 
 def _of_float(rule: Rule) -> Check:
@@ -360,6 +336,58 @@ def _too_many(values: Any, rule: Rule) -> str:
 
 _CHECKERS = _made(pb.DESCRIPTOR.message_types_by_name.values())
 
+Row = tuple[int, str, bool, bool, int, int, int, int]  # of a field, as `MessageRules` takes it
+
+
+class _Rules:
+    """The same rules, held against the bytes of a message: most keep them, and are looked at no further.
+
+    Attributes:
+        places: of the types of messages among the rules.
+    """
+
+    def __init__(self, descriptors: Sequence[Descriptor]) -> None:
+        self.places: dict[str, int] = {descriptor.name: place for place, descriptor in enumerate(descriptors)}
+        self._maps: list[tuple[bool, list[Row]]] = []
+        messages = [
+            (
+                descriptor.name not in MESSAGES,
+                [self._row(field, _rule_of(descriptor, field)) for field in descriptor.fields],
+            )
+            for descriptor in descriptors
+        ]
+        self.native = _native.MessageRules(messages + self._maps)
+
+    def _row(self, field: FieldDescriptor, rule: Rule) -> Row:
+        inner = field.message_type
+        kind, least, most, place = "message", 0, 0, 0
+        if inner is not None and inner.GetOptions().map_entry:
+            place = len(self.places) + len(self._maps)
+            fields = inner.fields_by_name
+            self._maps.append((True, [self._row(fields["key"], Rule()), self._row(fields["value"], rule)]))
+        elif inner is not None:
+            place = self.places[inner.name]
+        elif field.enum_type is not None:
+            kind, most = "enum", sum(1 << number for number in field.enum_type.values_by_number)
+        elif field.type == _TYPES.TYPE_DOUBLE:
+            kind = "finite" if rule.is_finite else "double"
+        elif field.type in (_TYPES.TYPE_STRING, _TYPES.TYPE_BYTES):
+            kind, most = "text", 0 if rule.is_json or rule.is_address else rule.max_length
+        elif field.type == _TYPES.TYPE_BOOL:
+            kind = "bool"
+        else:
+            kind, least, most = ("int32" if field.type == _TYPES.TYPE_INT32 else "int64"), rule.least, rule.most
+        is_listed = is_repeated(field)
+        return field.number, kind, is_listed, rule.is_needed, least, most, rule.max_items, place
+
+
+_RULES = _Rules(list(pb.DESCRIPTOR.message_types_by_name.values()))
+
+
+def surely_keeps(name: str, data: bytes) -> bool:
+    """Whether bytes that can be read as a message of a type keep all rules; False: only `check` can say that."""
+    return _RULES.native.surely_keeps(_RULES.places[name], data)
+
 
 def check(message: Message) -> None:
     """
@@ -382,5 +410,6 @@ def parse(message_type: type[M], data: bytes) -> M:
         message = message_type.FromString(data)
     except DecodeError as error:
         raise InvalidMessage(f"{len(data)} bytes are no {message_type.__name__}") from error
-    check(message)
+    if not surely_keeps(message_type.__name__, data):
+        check(message)
     return message

@@ -98,6 +98,7 @@ inline void check(bool right, const std::string& text) {
 
 void bind_frame_io(py::module_& module);
 void bind_meshes(py::module_& module);
+void bind_message_rules(py::module_& module);
 void bind_optimizers(py::module_& module);
 void bind_record_layers(py::module_& module);
 void bind_records(py::module_& module);

@@ -158,6 +158,7 @@ PYBIND11_MODULE(_native, module) {
   bind_record_layers(module);  // which the next two take
   bind_frame_io(module);
   bind_meshes(module);
+  bind_message_rules(module);
   bind_optimizers(module);
   bind_records(module);
   bind_tables(module);
