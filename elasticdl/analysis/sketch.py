@@ -31,7 +31,7 @@ def check_library() -> Any:
     Raises:
         DataError: it is not installed.
     """
-    return need("datasketches", "Statistics", "analyze")
+    return need("datasketches", "Statistics", "datasketches")
 
 
 class Kind(IntEnum):

@@ -22,7 +22,7 @@ def engine_module() -> Any:
     except ImportError as error:
         raise ElasticDLError(
             f"The collectives of AllReduce need PyTorch, and it cannot be imported: {error}.",
-            "Install it: pip install 'elasticdl[allreduce]'.",
+            "Install it: pip install torch.",
         ) from None
     return _distributed_c10d
 

@@ -141,7 +141,7 @@ def _create(wanted: _Wanted, kind: str) -> Reader:
         case "CSV" | "Text":
             return _text_reader(wanted, kind == "CSV")
         case "Parquet" | "Arrow":
-            need("pyarrow", f"{kind} files", "arrow")
+            need("pyarrow", f"{kind} files", "pyarrow")
             from elasticdl.data import arrow_files
 
             open_files: Callable[[str, Sequence[str], Selection, int], Reader] = (

@@ -28,7 +28,7 @@ class SavedDataset:
         Raises:
             DataError: it cannot be read, or has several splits and none was named.
         """
-        datasets = need("datasets", "Hugging Face data sets", "huggingface")
+        datasets = need("datasets", "Hugging Face data sets", "datasets")
         from elasticdl.data import arrow_columns
 
         self._encode = arrow_columns.encode

@@ -40,7 +40,7 @@ class SqlTable:
         Raises:
             DataError: no such table or column, or it has no key.
         """
-        self._sql = sql = need("sqlalchemy", "SQL tables", "sql")
+        self._sql = sql = need("sqlalchemy", "SQL tables", "sqlalchemy")
         try:
             parsed = sql.engine.make_url(url)
         except sql.exc.ArgumentError as error:
@@ -54,7 +54,7 @@ class SqlTable:
             raise DataError(f"{self.where} names no table.", "Write it after the URL: ?table=NAME.")
         driver = _DRIVERS.get(parsed.drivername, parsed.drivername)
         if driver == "postgresql+psycopg":
-            need("psycopg", "PostgreSQL tables", "sql")
+            need("psycopg", "PostgreSQL tables", "psycopg[binary]")
         self._check_file(parsed)
         self._engine = sql.create_engine(parsed.set(query=query, drivername=driver), pool_pre_ping=True)
         self._file = parsed.database if parsed.get_backend_name() == "sqlite" else None

@@ -135,7 +135,7 @@ class EventFiles:
         except ImportError as error:
             raise JobError(
                 f"--tensorboard_log_dir: the master has no package tensorboard ({error})",
-                'install it where the master runs: pip install "elasticdl[tensorboard]"',
+                "install it where the master runs: pip install tensorboard",
             ) from error
         self._events, self._summaries, self._record_writer = event_pb2, summary_pb2, RecordWriter
         self._directory = directory

@@ -45,7 +45,7 @@ def format_of(wanted: PredictionFormat) -> PredictionFormat:
     if wanted is PredictionFormat.PARQUET and not has_parquet:
         raise JobError(
             "--prediction_format=parquet needs pyarrow, which is not installed.",
-            "pip install 'elasticdl[arrow]', or give --prediction_format=csv or recordio.",
+            "pip install pyarrow, or give --prediction_format=csv or recordio.",
         )
     return wanted
 

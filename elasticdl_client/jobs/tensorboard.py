@@ -49,7 +49,7 @@ def show_local(job: Job, port: int) -> int:
     if importlib.util.find_spec("tensorboard") is None:
         raise JobError(
             "TensorBoard is not installed here.",
-            'pip install tensorboard, or pip install "elasticdl-client[tensorboard]".',
+            "pip install tensorboard",
         )
     print(f"The event files of job {job.name} are in {directory}", flush=True)
     command = [sys.executable, "-m", MODULE, f"--logdir={directory}", f"--host={HOST}"]

@@ -4,7 +4,7 @@
     elasticdl train --job_command="python -m model_zoo.deepfm.deepfm_estimator …" --need_tf_config …
 
 Rows are the label, 13 counts and 26 categories in hexadecimal, separated by commas, under a header; any of them may be
-missing.  Categories are hashed.  Needs TensorFlow 2.15: pip install 'elasticdl[estimator]'.
+missing.  Categories are hashed.  Needs TensorFlow 2.15: pip install tensorflow==2.15.1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python dnn_estimator.py --training_data=iris.csv --model_dir=/tmp/iris            (alone)
     elasticdl train --job_command="python -m model_zoo.iris.dnn_estimator …" --need_tf_config …
 
-Rows are four measures and the species, without a header.  Needs TensorFlow 2.15: pip install 'elasticdl[estimator]'.
+Rows are four measures and the species, without a header.  Needs TensorFlow 2.15: pip install tensorflow==2.15.1.
 """
 
 from __future__ import annotations

@@ -90,6 +90,20 @@ def test_no_file_names_a_path_or_an_index_of_some_machine() -> None:
     assert found == []
 
 
+@pytest.mark.ci
+def test_no_advice_installs_a_stranger_from_the_index() -> None:
+    advice = re.compile(r"""pip install ['"]?elasticdl(-client)?(?![\w/.])""")
+    found = []
+    for file in files_of_the_repository():
+        if file.suffix in (".py", ".md") and file != Path(__file__).resolve():
+            found += [
+                f"{file.relative_to(ROOT)}: {line.strip()}"
+                for line in file.read_text().splitlines()
+                if advice.search(line)
+            ]
+    assert found == []  # the index has the original of 2020 and 2021 under these names
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_both_wheels_install_into_a_fresh_environment_and_bring_the_command(tmp_path: Path) -> None:

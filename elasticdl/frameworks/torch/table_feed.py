@@ -80,7 +80,7 @@ def _of_8_bits(pillow: Any, image: Any) -> Any:
 
 def _image(data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
     """As torchvision's ToTensor gives it: float32 [channels, height, width], 0 to 1; resized."""
-    pillow = need("PIL.Image", "Images", "images")
+    pillow = need("PIL.Image", "Images", "pillow")
     height, width, channels = shape
     try:
         with pillow.open(io.BytesIO(data)) as opened:
