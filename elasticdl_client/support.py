@@ -16,8 +16,6 @@ def check(spec: JobSpec) -> None:
     Raises:
         FlagError: naming the flag, and what works instead.
     """
-    if spec.log_file_path and spec.runtime is Runtime.KUBERNETES:
-        raise _missing("--log_file_path", "pods print to their log alone", "`elasticdl logs JOB` shows it.")
     if spec.distribution_strategy is DistributionStrategy.LOCAL:
         _check_local_strategy(spec)
 

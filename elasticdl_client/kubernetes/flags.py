@@ -97,7 +97,10 @@ class KubernetesFlags:
         check=parses(parse_cluster_spec_json),
     )
     log_file_path: str = flag(
-        "", "Also write each pod's output to this file in the pod.", Group.KUBERNETES, check=check_path
+        "",
+        "Also write the master's output to this file, those of others beside it: -worker-0, -ps-0 before its suffix.",
+        Group.KUBERNETES,
+        check=check_path,
     )
     yaml: str = flag(
         "", "Write the job's manifests to this file, for `kubectl apply`.", Group.KUBERNETES, check=check_path

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from elasticdl_client.job_spec import JobSpec
@@ -136,7 +137,7 @@ def _container(
         "name": pod.name[:63].rstrip("-"),
         "image": image,
         "imagePullPolicy": spec.image_pull_policy.value,
-        "command": [word.replace("$(", "$$(") for word in pod.command],  # else $(NAME) is another word there
+        "command": [word.replace("$(", "$$(") for word in _command(spec, pod)],  # else $(NAME) is another word there
         "env": env,
         "resources": _resources(spec, pod, max_memory),
         "securityContext": {
@@ -148,6 +149,18 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
+
+
+def _command(spec: JobSpec, pod: PodLike) -> tuple[str, ...]:
+    if not spec.log_file_path:
+        return pod.command
+    return ("python", "-m", "elasticdl.rpc.log_file", log_file(spec, str(pod.role), pod.index), *pod.command)
+
+
+def log_file(spec: JobSpec, role: str, index: int) -> str:
+    """Where a pod's output is copied: the master's to --log_file_path, others' beside it, as train-worker-0.log."""
+    path = PurePosixPath(spec.log_file_path)
+    return str(path if role == "master" else path.with_name(f"{path.stem}-{role}-{index}{path.suffix}"))
 
 
 def _env(spec: JobSpec, pod: PodLike, secret_envs: Mapping[str, str]) -> list[Manifest]:

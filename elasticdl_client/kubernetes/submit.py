@@ -165,7 +165,14 @@ def mount_notes(spec: JobSpec) -> list[str]:
     """
     found = []
     mounts, flags = parse_volumes(spec.volume), flag_fields(spec.job_type)
-    for name in ("checkpoint_dir", "output", "prediction_outputs", "metrics_output", "tensorboard_log_dir"):
+    for name in (
+        "checkpoint_dir",
+        "output",
+        "prediction_outputs",
+        "metrics_output",
+        "tensorboard_log_dir",
+        "log_file_path",
+    ):
         path = getattr(spec, name)
         if not path or name not in flags or is_mounted(path, mounts):
             continue

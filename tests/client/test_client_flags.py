@@ -213,7 +213,6 @@ def test_contradictions_are_refused(flags: dict[str, object], said: str) -> None
     [
         ({"distribution_strategy": "Local", "checkpoint_dir_for_init": "/c"}, "--checkpoint_dir_for_init"),
         ({"distribution_strategy": "Local", "nan_policy": "skip"}, "--nan_policy=skip"),
-        ({"runtime": "kubernetes", "image_name": "i", "log_file_path": "/tmp/log"}, "--log_file_path"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(flags: dict[str, object], named: str) -> None:

@@ -309,3 +309,14 @@ def test_quantities_are_numbers() -> None:
     assert quantity("24650412Ki") > quantity("23Gi")
     with pytest.raises(ValueError):
         quantity("lots")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("role", "index", "file"),
+    [("master", 0, "/logs/train.log"), ("ps", 1, "/logs/train-ps-1.log"), ("worker", 7, "/logs/train-worker-7.log")],
+)
+def test_each_pod_has_a_log_file_of_its_own_on_a_shared_volume(role: str, index: int, file: str) -> None:
+    plain = container(manifest(job(), role, index))["command"]
+    spec = job(log_file_path="/logs/train.log", volume="claim_name=c,mount_path=/logs")
+    assert container(manifest(spec, role, index))["command"] == ["python", "-m", "elasticdl.rpc.log_file", file, *plain]
