@@ -23,9 +23,8 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import Any
 
-from elasticdl.collective import sockets
 from elasticdl.kernels._native import RecordError, RecordLayer
-from elasticdl.rpc import handshake
+from elasticdl.rpc import addresses, handshake
 from elasticdl.rpc.handshake import RECORD_OVERHEAD, Connection, crosses_network
 from elasticdl_client.errors import ElasticDLError
 
@@ -114,15 +113,14 @@ class MeetingPlace:
 
     def __init__(self, host: str, token: str, encrypts: bool = False) -> None:
         try:
-            number = sockets.numeric_host(host)
-            family = socket.AF_INET6 if ":" in number else socket.AF_INET
-            listening = socket.create_server((number, 0), family=family, backlog=_BACKLOG)
+            number = addresses.numeric_host(host)
+            listening = addresses.listen(number, 0, _BACKLOG)
         except OSError as error:
             raise ElasticDLError(
                 f"This process cannot be reached at '{host}': {error}.", "Name an address of this machine."
             ) from None
         port = listening.getsockname()[1]
-        self.address = sockets.written(host, port)
+        self.address = addresses.written(host, port)
         self._doors = [listening, *_local_door(number, port)]
         self._token = token
         self._encrypts = encrypts
@@ -475,7 +473,7 @@ def _local_door(number: str, port: int) -> list[socket.socket]:
         return []
     door = socket.socket(socket.AF_UNIX)
     try:
-        door.bind(sockets.local_name(number, port))
+        door.bind(_local_name(number, port))
         door.listen(_BACKLOG)
     except OSError:  # the name is taken: they come by TCP
         door.close()
@@ -487,11 +485,11 @@ def _visit_nearby(address: str, token: str, timeout_s: float) -> Connection | No
     """A connection to a process of this machine; None: it is on another one."""
     if sys.platform != "linux":
         return None
-    host, port = sockets.parse(address)
+    host, port = addresses.parse(address)
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(timeout_s)
-        connection.connect(sockets.local_name(sockets.numeric_host(host), port))
+        connection.connect(_local_name(addresses.numeric_host(host), port))
         handshake.shake_hands(connection, handshake.connecting(token, _PURPOSE), min(timeout_s, handshake.TIMEOUT_S))
     except OSError:
         connection.close()
@@ -499,9 +497,17 @@ def _visit_nearby(address: str, token: str, timeout_s: float) -> Connection | No
     return Connection(connection, None)
 
 
+def _local_name(number: str, port: int) -> str:
+    """Of the Unix socket of a process that listens at this address too, in Linux's abstract namespace.
+
+    Anybody on the machine may take the name first; the handshake finds that out.
+    """
+    return f"\0elasticdl-meeting-{number}-{port}"
+
+
 def _visit(address: str, token: str, timeout_s: float, encrypts: bool) -> Connection:
     made = handshake.connected(
-        lambda left_s: socket.create_connection(sockets.parse(address), left_s), token, _PURPOSE, timeout_s, encrypts
+        lambda left_s: socket.create_connection(addresses.parse(address), left_s), token, _PURPOSE, timeout_s, encrypts
     )
     made.socket.settimeout(timeout_s)
     return made

@@ -14,6 +14,7 @@ from typing import Any
 
 from elasticdl.collective.engine import Tensor, Work
 from elasticdl.collective.torch_store import engine_module
+from elasticdl.rpc import addresses
 
 _FOR_EVER = timedelta(days=7)
 _LOOK_EVERY_S = 0.0002
@@ -61,6 +62,15 @@ class NcclLinks:
         done = torch.cuda.Event()
         done.record()
         return EventWork(done.query)
+
+
+def use_family_of(address: str) -> None:
+    """Lets NCCL's sockets be of the family of an own `host:port`: with both it would take the interface's first.
+
+    NCCL reads the variable once in a process; one that the user has set stays.
+    """
+    host, _ = addresses.parse(address)
+    os.environ.setdefault("NCCL_SOCKET_FAMILY", "AF_INET6" if ":" in host else "AF_INET")
 
 
 class EventWork:

@@ -186,9 +186,10 @@ class World:
                 self._mesh = mesh = MeshLinks(self.rank, links)
                 by_device: dict[str, Links] = {"cpu": mesh}
                 if device != "cpu":
-                    from elasticdl.collective.nccl import NcclLinks
+                    from elasticdl.collective.nccl import NcclLinks, use_family_of
 
                     store = store_of(meeting, _left(end))
+                    use_family_of(self._addresses[self.rank])
                     by_device["cuda"] = NcclLinks(store, self.rank, self.size, device)
                 self._by_device = by_device
             finally:

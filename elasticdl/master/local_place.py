@@ -21,6 +21,7 @@ from elasticdl.master.journal import Journal, Superseded
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.ports import free_ports
 from elasticdl.model_def import framework_of
+from elasticdl.rpc.addresses import written
 from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE, read_token, whole_spec
 from elasticdl_client.choices import Framework
 from elasticdl_client.errors import ElasticDLError, JobError
@@ -53,15 +54,16 @@ class LocalPlace:
     def pod_specs(self, port: int) -> PodSpecs:
         env = {TOKEN_FILE_VARIABLE: self.token_file, **shares_of_machine(self.spec, os.environ)}
         tf_addresses = self._tf_addresses() if self.spec.job_command and self.spec.need_tf_config else None
-        return PodSpecs(self.spec, sys.executable, f"{_LOOPBACK}:{port}", env, tf_addresses=tf_addresses)
+        ps_env = {"PS_HOST": self.host}
+        return PodSpecs(self.spec, sys.executable, written(self.host, port), env, ps_env, tf_addresses=tf_addresses)
 
     def _tf_addresses(self) -> dict[str, list[str]]:
         """Of TensorFlow's own servers and workers: chosen once, for all lives of the job's master and pods."""
         path = Path(self.token_file).parent / "tf_addresses.json"
         if not path.exists():
             sizes = {"ps": self.spec.num_ps_pods, "worker": self.spec.num_workers}
-            ports = iter(free_ports(_LOOPBACK, sum(sizes.values())))
-            found = {role: [f"{_LOOPBACK}:{next(ports)}" for _ in range(size)] for role, size in sizes.items()}
+            ports = iter(free_ports(self.host, sum(sizes.values())))
+            found = {role: [written(self.host, next(ports)) for _ in range(size)] for role, size in sizes.items()}
             path.write_text(json.dumps(found))
         return dict(json.loads(path.read_text()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
+from elasticdl.rpc.addresses import family_of
 from elasticdl_client.errors import JobError
 
 _PORTS = range(20_000, 30_000)  # below those that the system gives to outgoing connections
@@ -13,6 +14,9 @@ _PORTS = range(20_000, 30_000)  # below those that the system gives to outgoing 
 def free_ports(host: str, number: int) -> list[int]:
     """So many of them, each tried at this moment.
 
+    Args:
+        host: a number.
+
     Raises:
         JobError: there are not so many.
     """
@@ -20,7 +24,7 @@ def free_ports(host: str, number: int) -> list[int]:
     for port in random.sample(_PORTS, len(_PORTS)):
         if len(found) == number:
             break
-        with socket.socket() as probe:
+        with socket.socket(family_of(host)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))

@@ -16,6 +16,7 @@ import grpc
 
 from elasticdl.ps.tensor_sockets import TENSOR_ADDRESS, TensorClient
 from elasticdl.ps.wire import SERVICE
+from elasticdl.rpc import addresses
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import is_transient, open_channel, token_metadata
@@ -130,7 +131,7 @@ class PsConnection:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
             address = ""
-        host = self._address.rpartition(":")[0].strip("[]")
+        host, _ = addresses.parse(self._address)
         try:
             return TensorClient(host, address, self._token, self._timeout_s, self._encrypts) if address else None
         except OSError as error:

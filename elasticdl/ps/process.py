@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from elasticdl.collective.sockets import written
 from elasticdl.ps.departure import TERMINATED, Departure
 from elasticdl.ps.master_link import Beginning, Left, MasterLink, PsIdentity
 from elasticdl.ps.partition import even_buckets
@@ -26,6 +25,7 @@ from elasticdl.ps.service import JobBounds, PsService, register_service, serve_t
 from elasticdl.ps.settings import Updates
 from elasticdl.ps.snapshot import Buckets
 from elasticdl.ps.state import PsState
+from elasticdl.rpc import addresses
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.handshake import ENCRYPT_VARIABLE, check_encryption
 from elasticdl.rpc.job_secret import read_token, whole_spec
@@ -40,7 +40,6 @@ _log = logging.getLogger("elasticdl.ps")
 
 _MAX_THREADS = 512  # most of them wait: for a round to close, or for a name under way
 _MAX_MESSAGE_BYTES = 16 << 20  # a worker sends more than 4 MiB as a stream
-_ANY_ADDRESS = "0.0.0.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Settings:
     """What the pod was started with.
 
     Attributes:
-        host: address to listen on, and to tell others unless `advertised` names another.
+        host: address to listen on, and to tell others unless `advertised` names another; then by default all of them.
         port: 0: a free one.
         master_timeout_s: how long to go on without a master.
         encrypts: tensors that cross the network.
@@ -69,8 +68,10 @@ class Settings:
         Raises:
             JobError: something is missing.
         """
-        host = environment.get("PS_HOST", "127.0.0.1")
-        needed = ("MASTER_ADDR", "PS_ID", *(["PS_ADVERTISED_HOST"] if host == _ANY_ADDRESS else []))
+        advertised = environment.get("PS_ADVERTISED_HOST", "")
+        host = environment.get("PS_HOST", "") or (addresses.any_host() if advertised else "127.0.0.1")
+        is_any = host in (addresses.ANY, addresses.ANY_IPV4)
+        needed = ("MASTER_ADDR", "PS_ID", *(["PS_ADVERTISED_HOST"] if is_any else []))
         for name in needed:
             if not environment.get(name):
                 raise JobError(f"{name} is not set", "parameter servers are started by the master, not by hand")
@@ -80,7 +81,7 @@ class Settings:
             master_address=environment["MASTER_ADDR"],
             host=host,
             port=int(environment.get("PS_PORT", "0")),
-            advertised=environment.get("PS_ADVERTISED_HOST", ""),
+            advertised=advertised,
             master_timeout_s=read_master_timeout_s(),
             encrypts=bool(environment.get(ENCRYPT_VARIABLE)),
         )
@@ -124,7 +125,7 @@ class PsProcess:
             _MAX_MESSAGE_BYTES,
         )
         try:
-            address = written(settings.advertised or settings.host, port)
+            address = addresses.written(settings.advertised or settings.host, port)
             identity = PsIdentity(settings.ps_id, settings.pod_name, address)
             link = MasterLink(
                 settings.master_address,

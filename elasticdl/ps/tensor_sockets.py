@@ -35,7 +35,7 @@ import grpc
 
 from elasticdl.kernels import _native
 from elasticdl.kernels._native import RecordError, RecordLayer
-from elasticdl.rpc import handshake
+from elasticdl.rpc import addresses, handshake
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import MAGIC, PREFIX_BYTES, Arrived, Frame
 from elasticdl.rpc.handshake import Connection, crosses_network
@@ -122,7 +122,7 @@ class TensorServer:
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()  # each has a thread
         self._complained_at = float("-inf")
-        self._listening = [socket.create_server((host, 0), backlog=128)]
+        self._listening = [addresses.listen(host, 0, 128)]
         self.port: int = self._listening[0].getsockname()[1]
         self.name = f"elasticdl-{secrets.token_hex(16)}" if sys.platform == "linux" else ""
         if self.name:

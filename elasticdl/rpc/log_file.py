@@ -70,8 +70,8 @@ def run(path: Path, command: list[str]) -> int:
         _print(f"cannot execute {command[0]}: {error.strerror}\n".encode())
         return 127
     os.close(end)
-    for number in early:
-        child.send_signal(number)
+    for waiting in early:
+        child.send_signal(waiting)
     _copy(printed, LogFile(path), child)
     code = child.wait()
     return code if code >= 0 else 128 - code

@@ -6,12 +6,12 @@ a client that does not prove itself by it is refused before it can say anything.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
 
+from elasticdl.rpc import addresses
 from elasticdl.rpc.channels import OPTIONS
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import FrameError, announced_size, join_rest
@@ -116,12 +116,12 @@ def serve(
     server = grpc.server(ServerThreads(max_threads), interceptors=[Gate(token)], options=options)
     register(server)
     try:
-        bound = _bind(server, f"{host}:{port}")
+        bound = _bind(server, addresses.written(host, port))
     except RuntimeError:
         bound = 0
     if bound == 0:
         raise JobError(
-            f"cannot listen on {host}:{port}: {_why_not(host, port)}",
+            f"cannot listen on {addresses.written(host, port)}: {_why_not(host, port)}",
             f"choose another {port_setting}, or end the process that has it",
         )
     server.start()
@@ -138,9 +138,8 @@ def _bind(server: grpc.Server, address: str) -> int:
 
 
 def _why_not(host: str, port: int) -> str:
-    with socket.socket() as probe:
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
+    try:
+        addresses.listen(host, port, 1).close()
+    except OSError as error:
+        return error.strerror or str(error)
     return "the port was in use a moment ago"

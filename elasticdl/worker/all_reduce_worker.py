@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable
 
 from elasticdl.collective import ElasticGroup
 from elasticdl.data.reader import Shard
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.all_reduce import AllReduceLoop, compile_on
@@ -113,15 +113,6 @@ def _supply(
     tasks = stream(requests)
     feeder = Feeder(tasks, requests, framework, link.leases, Quarantine.of(spec))
     return OwnTasks(link, session, feeder, tasks, outcomes, reporter, skips)
-
-
-def own_host(master_address: str) -> str:
-    """The address of this machine at which whoever reaches the master reaches us."""
-    host, _, port = master_address.rpartition(":")
-    kind, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # a datagram socket: nothing is sent
-        return str(probe.getsockname()[0])
 
 
 def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:

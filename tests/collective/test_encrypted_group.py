@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from elasticdl.collective import ElasticGroup, GroupLost, Peer
 from elasticdl.collective.meeting import Meeting, MeetingPlace
-from elasticdl.collective.sockets import parse
 from elasticdl.kernels._native import Mesh, MeshWork, RecordLayer
+from elasticdl.rpc.addresses import parse
 from elasticdl.rpc.handshake import HandshakeError
 from elasticdl_client.errors import ElasticDLError
 from tests.rpc.tap import Fault, Tap, tap

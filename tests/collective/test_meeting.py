@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from elasticdl.collective.meeting import Meeting, MeetingPlace, link
-from elasticdl.collective.sockets import parse
 from elasticdl.rpc import handshake
+from elasticdl.rpc.addresses import parse
 from elasticdl.rpc.handshake import HandshakeError, connecting, shake_hands
 from tests.collective.members import TOKEN, until
 

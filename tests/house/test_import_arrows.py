@@ -70,7 +70,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.frameworks",
         "elasticdl.api.callbacks",
     ),
-    "elasticdl.collective": ("elasticdl_client.errors", "elasticdl.kernels", "elasticdl.rpc.handshake"),
+    "elasticdl.collective": (
+        "elasticdl_client.errors",
+        "elasticdl.kernels",
+        "elasticdl.rpc.addresses",
+        "elasticdl.rpc.handshake",
+    ),
     "elasticdl.layers": SHARED,
     "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers", "elasticdl.worker"),  # a worker inside of a user's script
     "elasticdl.api.pytorch": (  # gradients in flat buffers, as every PyTorch model's

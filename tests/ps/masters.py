@@ -102,13 +102,13 @@ class OnePsMaster(pb_grpc.MasterServicer):
 
 
 @contextmanager
-def serving(master: OnePsMaster, port: int = 0) -> Iterator[int]:
+def serving(master: OnePsMaster, port: int = 0, host: str = "127.0.0.1") -> Iterator[int]:
     """The master at a port, until the end of the block."""
 
     def register(server: grpc.Server) -> None:
         pb_grpc.add_MasterServicer_to_server(master, server)
 
-    server, bound = serve(register, "127.0.0.1", port, TOKEN, 8)
+    server, bound = serve(register, host, port, TOKEN, 8)
     try:
         yield bound
     finally:

@@ -17,6 +17,7 @@ from elasticdl.ps.service import PsService, register_service, serve_tensors
 from elasticdl.ps.settings import Updates
 from elasticdl.ps.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.addresses import written
 from elasticdl.rpc.servers import serve
 
 TOKEN = "the token of this job"
@@ -79,17 +80,19 @@ class Cluster:
 
 
 @contextmanager
-def ps_cluster(num_ps: int, initialize: bool = True, updates: Updates | None = None) -> Iterator[Cluster]:
+def ps_cluster(
+    num_ps: int, initialize: bool = True, updates: Updates | None = None, host: str = "127.0.0.1"
+) -> Iterator[Cluster]:
     services = tuple(PsService(ps_id, PsState(updates, even_buckets(ps_id, num_ps))) for ps_id in range(num_ps))
     servers = []
     partition = pb.Partition(version=1)
     for service in services:
         service.incarnation = 10 + service.ps_id
-        tensors = serve_tensors(service, "127.0.0.1", TOKEN, lambda: None)
+        tensors = serve_tensors(service, host, TOKEN, lambda: None)
         register = partial(register_service, service=service, on_damage=lambda: None, tensor_address=tensors.address)
-        server, port = serve(register, "127.0.0.1", 0, TOKEN, 8)
+        server, port = serve(register, host, 0, TOKEN, 8)
         servers.append((server, tensors))
-        partition.ps.add(ps_id=service.ps_id, address=f"127.0.0.1:{port}", incarnation=service.incarnation)
+        partition.ps.add(ps_id=service.ps_id, address=written(host, port), incarnation=service.incarnation)
     client = PsClient(partition, LAYOUT, TOKEN, timeout_s=20)
     if initialize:
         client.initialize(initial_parameters(), TABLES, ADAM, 7)

@@ -21,8 +21,8 @@ from elasticdl.api.session import Session
 from elasticdl.collective import ElasticGroup
 from elasticdl.frameworks.framework import Framework
 from elasticdl.frameworks.torch.threads import limit_threads
+from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
-from elasticdl.worker.all_reduce_worker import own_host
 from elasticdl.worker.own_model import CheckpointWriter, OwnModel
 from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints, names_depend_on
 from elasticdl.worker.termination import Termination

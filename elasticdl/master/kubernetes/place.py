@@ -20,6 +20,7 @@ from elasticdl.master.kubernetes.own_pod import OwnPod
 from elasticdl.master.kubernetes.owners import set_owners
 from elasticdl.master.kubernetes.rights import check_rights
 from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.rpc import addresses
 from elasticdl.rpc.job_secret import read_secret_flags, read_token, whole_spec
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_status import JobPhase
@@ -35,7 +36,7 @@ _LABELS = {
     JobPhase.SUCCEEDED: "Finished",
     JobPhase.FAILED: "Failed",
 }
-_PS_ENV = {"PS_HOST": "0.0.0.0", "PS_PORT": str(names.PS_PORT), "PS_ADVERTISED_HOST": "$(MY_POD_IP)"}
+_PS_ENV = {"PS_PORT": str(names.PS_PORT), "PS_ADVERTISED_HOST": "$(MY_POD_IP)"}
 
 Found = TypeVar("Found")
 logger = logging.getLogger("elasticdl.master")
@@ -44,7 +45,6 @@ logger = logging.getLogger("elasticdl.master")
 class KubernetesPlace:
     """`Place` of a job in a namespace; see the port for the attributes."""
 
-    host = "0.0.0.0"
     num_pod_threads = 16
     patience_s = PATIENCE_S
     sigterm_ends_job = False
@@ -56,6 +56,7 @@ class KubernetesPlace:
             Superseded: the job was deleted, or this pod has a successor.
             ElasticDLError: the job cannot be run here.
         """
+        self.host = addresses.any_host()
         self.port = port
         self.token = read_token()
         self._connection = connection

@@ -1,0 +1,72 @@
+"""Addresses of processes, `host:port` or, of IPv6, `[host]:port`: the one place that writes and reads them."""
+
+from __future__ import annotations
+
+import socket
+
+Address = tuple[str, int]
+
+ANY_IPV4 = "0.0.0.0"
+ANY = "::"  # of both families, where the machine has both
+
+
+def parse(address: str) -> Address:
+    """Host, without brackets, and port.
+
+    Raises:
+        ValueError: there is no port.
+    """
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def any_host() -> str:
+    """What to listen on to be reached at every address of this machine."""
+    return ANY if socket.has_dualstack_ipv6() else ANY_IPV4
+
+
+def numeric_host(host: str) -> str:
+    """One number of the host, IPv4 before IPv6.
+
+    Raises:
+        OSError: it has none.
+    """
+    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    return min((kind == socket.AF_INET6, str(address[0])) for kind, _, _, _, address in found)[1]
+
+
+def family_of(number: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in number else socket.AF_INET
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens; on `ANY`, for both families.
+
+    Raises:
+        OSError: the host is none of this machine, or the port is taken.
+    """
+    number = host if host == ANY else numeric_host(host)
+    both = number == ANY and socket.has_dualstack_ipv6()
+    return socket.create_server((number, port), family=family_of(number), backlog=backlog, dualstack_ipv6=both)
+
+
+def own_host(peer: str) -> str:
+    """The number of this machine at which whoever can be reached at an address reaches us.
+
+    Raises:
+        OSError: there is no way to that address.
+    """
+    host, port = parse(peer)
+    failure = OSError(f"{host} has no address")
+    for kind, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        try:
+            with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)  # a datagram socket: nothing is sent
+                return str(probe.getsockname()[0])
+        except OSError as error:  # a name may have addresses of a family that this machine has no way for
+            failure = error
+    raise failure
