@@ -132,9 +132,19 @@ def _import(zoo: Path, name: str) -> ModuleType:
     except Exception as error:
         raise ModelDefinitionError(
             f"{file} cannot be imported: {type(error).__name__}: {error}",
-            "Mend the module; its traceback is in the worker's log.",
+            _import_hint(error),
             details=traceback.format_exc(),
         ) from error
+
+
+def _import_hint(error: Exception) -> str:
+    top = _top(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if not top or top in sys.modules or importlib.util.find_spec(top) is not None:
+        return "Mend the module; its traceback is in the worker's log."
+    return (
+        f"Install the package that holds {top} where the job runs: in an image by the zoo's requirements.txt, on this "
+        "machine by pip."
+    )
 
 
 @contextlib.contextmanager
@@ -164,12 +174,9 @@ def _saying_where(file: Path) -> Iterator[None]:
 
 def _alias(zoo: Path) -> None:
     """Makes `import model_zoo.x` find the zoo's x, also where its directory has another name."""
-    package = sys.modules.get(ALIAS)
-    if package is None:
-        found = importlib.util.find_spec(ALIAS)
-        package = sys.modules[ALIAS] = ModuleType(ALIAS)
-        package.__path__ = list((found and found.submodule_search_locations) or ())
-    package.__path__ = [str(zoo), *(path for path in package.__path__ if path != str(zoo))]
+    package = sys.modules.setdefault(ALIAS, ModuleType(ALIAS))
+    # No place elsewhere: a directory without __init__.py would lose against a package of the same name there.
+    package.__path__ = [str(place) for place in (zoo, zoo / ALIAS) if place.is_dir()]
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
@@ -177,9 +184,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
     known = sys.modules.get(name)
     if known is not None and _file(known) == str(file):
         return known
-    top = name.partition(".")[0]
-    taken = sys.modules.get(top)
-    if (taken is None or _belongs(taken, file)) and name not in sys.modules:
+    if name not in sys.modules and _leads_to(_top(name), file):
         module = importlib.import_module(name)
         if _file(module) == str(file):
             return module
@@ -199,8 +204,16 @@ def _import_file(name: str, file: Path) -> ModuleType:
     return module
 
 
-def _belongs(package: ModuleType, file: Path) -> bool:
-    return any(file.is_relative_to(Path(path).resolve()) for path in getattr(package, "__path__", ()))
+def _leads_to(top: str, file: Path) -> bool:
+    """Whether `import top` gives what the file is or lies in: not a package of the same name elsewhere."""
+    taken = sys.modules.get(top)
+    found = None if taken is not None else importlib.util.find_spec(top)
+    places = getattr(taken, "__path__", ()) if found is None else found.submodule_search_locations or [found.origin]
+    return any(file.is_relative_to(Path(place).resolve()) for place in places if place)
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _file(module: ModuleType) -> str:

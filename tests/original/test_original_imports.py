@@ -33,7 +33,7 @@ def zoo(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        if name.partition(".")[0] in ("shop", "model_zoo"):
+        if name.partition(".")[0] in ("shop", "model_zoo", "wsgiref"):
             del sys.modules[name]
 
 
@@ -119,6 +119,34 @@ def test_modules_of_the_zoo_are_found_below_the_name_model_zoo(zoo: Path) -> Non
         },
     )
     assert framework_of(spec) is Framework.TORCH
+
+
+def test_a_directory_of_the_zoo_precedes_a_package_of_its_name(
+    zoo: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "model_zoo" / "shop").mkdir(parents=True)
+    (other / "model_zoo" / "__init__.py").touch()
+    (other / "model_zoo" / "shop" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(other))
+    for name in ("model_zoo.shop", "model_zoo"):
+        sys.modules.pop(name, None)
+    (zoo / "shop" / "model.py").write_text("from model_zoo.shop.other import width as custom_model\n")
+    (zoo / "shop" / "other.py").write_text("def width(): return 7\n")
+    assert load(str(zoo), "shop.model.custom_model", required=()).model() == 7
+
+
+def test_a_module_uses_the_package_that_its_directory_has_the_name_of(zoo: Path) -> None:
+    assert "wsgiref" not in sys.modules
+    (zoo / "wsgiref").mkdir()
+    (zoo / "wsgiref" / "model.py").write_text("from wsgiref.util import guess_scheme\ndef custom_model(): return 7\n")
+    assert load(str(zoo), "wsgiref.model.custom_model", required=()).model() == 7
+
+
+def test_a_package_that_is_not_installed_is_named(zoo: Path) -> None:
+    (zoo / "shop" / "model.py").write_text("from no_such_package.layers import Cross\n")
+    with pytest.raises(ModelDefinitionError, match=r"Install the package that holds no_such_package"):
+        load(str(zoo), "shop.model.custom_model", required=())
 
 
 def test_several_recordio_files_are_counted_through(tmp_path: Path) -> None:
