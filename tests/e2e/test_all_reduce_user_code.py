@@ -47,6 +47,10 @@ UPDATE_RAISES = {
             return Moody(model.parameters(), lr=0.1)
         """,
 }
+LOSS_RAISES = """
+        def loss(labels, predictions):
+            raise ValueError("an ugly loss")
+        """
 SULK = """
         import os
         from pathlib import Path
@@ -99,6 +103,18 @@ def test_a_feed_that_raises_on_a_record_fails_the_job_after_the_retries(
     assert "Traceback" not in text, text
     assert "an ugly seven" in text
     assert "silent for" not in running.master_log(), running.story()  # the others went on meanwhile
+
+
+@TORCH_FIRST
+def test_a_loss_that_raises_in_every_member_fails_the_job_after_the_retries(
+    framework: str, tmp_path: Path, digits: Path
+) -> None:
+    flags = {"min_workers": JOB.num_workers, "max_task_failures": 2}
+    running = all_reduce_job(framework, tmp_path, digits, LOSS_RAISES, **flags).start()
+    assert running.wait(120) == 1, running.story()
+    text = "\n".join(running.output)
+    assert "an ugly loss" in text, text
+    assert "failed 2 times" in text, text
 
 
 @KERAS_FIRST

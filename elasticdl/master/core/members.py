@@ -61,7 +61,8 @@ class Members:
     def _formed(self, event: WorldFormed, clock: float) -> None:
         is_new_model = self._worlds.has_formed(event, clock)
         if is_new_model is not None:
-            if is_new_model:
+            # A member of the last world may be left that had not taken its model over.
+            if is_new_model or (not event.steps and self._work.tasks.model_version):
                 self._work.model_was_lost()
             self._truth.told(event.applied)
             self._work.keep_workers(member.worker_id for member in self._worlds.formed_members)

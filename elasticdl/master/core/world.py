@@ -112,7 +112,7 @@ class Worlds:
         if (first.worker_id, first.incarnation) != (event.worker_id, event.incarnation):
             return None
         has_source = any(member.is_source for member in world.members)
-        is_new = not has_source or bool(event.restored_from) or not event.steps
+        is_new = not has_source or bool(event.restored_from)
         self.formed = world
         self.num_formed += 1
         for member in world.members:
