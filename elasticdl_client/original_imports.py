@@ -7,7 +7,8 @@ same table (`elasticdl.original`).
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl_client.errors import ModelDefinitionError
@@ -122,52 +123,139 @@ def hint_for(module: str, name: str) -> str:
     return "docs/original.md lists the import paths of the original ElasticDL and what they are today."
 
 
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """A place in a module that this version has no use for."""
+
+    file: Path
+    line: int
+    what: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}: {self.what}"
+
+
 def check_source(zoo: Path, module: str) -> None:
     """Looks through a module of the zoo, and those that it imports from there, without running any.
 
     Raises:
-        ModelDefinitionError: one uses what this version does not have, naming file, line and what to use instead.
+        ModelDefinitionError: some use what this version does not have, naming files, lines and what to use instead.
     """
-    for source in sources(zoo, module):
+    found: list[_Finding] = []
+    for number, source in enumerate(sources(zoo, module)):
         is_torch = any(name.partition(".")[0] == "torch" for name in source.imported)
-        _check_tree(source.file, source.tree, is_torch)
+        places = _findings(source.file, source.tree, ("loss",) if number else tuple(_SYMBOLS), is_torch)
+        # A file that is imported in two ways is one, and so is a line with several names.
+        unique = {(one.line, one.hint): one for one in reversed(places) if one not in found}
+        found += sorted(unique.values(), key=lambda one: one.line)
+    if not found:
+        return
+    first, *others = found
+    more = "".join(f"\n{one}\n  → {one.hint}" for one in others)
+    raise ModelDefinitionError(str(first), f"{first.hint}{more}")
 
 
-def _check_tree(file: Path, tree: ast.Module, is_torch: bool) -> None:
+def _findings(file: Path, tree: ast.Module, symbols: Sequence[str], is_torch: bool) -> list[_Finding]:
+    """
+    Args:
+        symbols: functions to look at; those of the model's own module are symbols of the definition.
+    """
+    found: list[_Finding] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                _check_import(file, node.lineno, node.module, alias.name)
+            named = [_of_import(node.module, alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
-            for alias in node.names:
-                _check_import(file, node.lineno, alias.name, "")
+            named = [_of_import(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.Attribute) and node.attr == "DenseFeatures":
-            raise ModelDefinitionError(f"{file}, line {node.lineno}: DenseFeatures is not part of Keras 3.", _COLUMNS)
-    for statement in tree.body:
+            named = [("DenseFeatures is not part of Keras 3.", _COLUMNS)]
+        elif isinstance(node, ast.Call) and _makes_optimizer(node) and any(one.arg == "lr" for one in node.keywords):
+            named = [("an optimizer of Keras 3 has no argument lr.", "Write learning_rate=… in the place of lr=….")]
+        else:
+            continue
+        found += [_Finding(file, node.lineno, *one) for one in named if one]
+    functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    for name in symbols:
         # A loss of PyTorch may have PyTorch's order: its arguments are given by name.
-        if isinstance(statement, ast.FunctionDef) and statement.name == "loss" and not is_torch:
-            _check_loss(file, statement)
+        if name in functions and not (is_torch and name == "loss") and (one := _SYMBOLS[name](functions[name], tree)):
+            found.append(_Finding(file, functions[name].lineno, *one))
+    return found
 
 
-def _check_import(file: Path, line: int, module: str, name: str) -> None:
-    where = f"{file}, line {line}"
+def _makes_optimizer(call: ast.Call) -> bool:
+    """Whether it is `tf.keras.optimizers.SGD(…)` or the like."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    origin = call.func.value
+    name = origin.attr if isinstance(origin, ast.Attribute) else getattr(origin, "id", "")
+    return name == "optimizers"
+
+
+def _of_import(module: str, name: str) -> tuple[str, str] | None:
     for package, (what, hint) in _REFUSED.items():
         if _lies_in(f"{module}.{name}", package):
-            raise ModelDefinitionError(f"{where}: {package} {what}.", hint)
+            return f"{package} {what}.", hint
     if not name or name == "*" or not any(_lies_in(module, root) for root in ROOTS):
-        return
+        return None
     if successor(module, name) or any(_lies_in(known, f"{module}.{name}") for known in TABLE):
-        return
-    raise ModelDefinitionError(f"{where}: {module}.{name} does not exist in this version.", hint_for(module, name))
+        return None
+    return f"{module}.{name} does not exist in this version.", hint_for(module, name)
 
 
-def _check_loss(file: Path, loss: ast.FunctionDef) -> None:
+def _of_loss(loss: ast.FunctionDef, tree: ast.Module) -> tuple[str, str] | None:
     names = [argument.arg for argument in loss.args.args]
-    if len(names) > 1 and names[1] in _LABELS and names[0] not in _LABELS:
-        raise ModelDefinitionError(
-            f"{file}, line {loss.lineno}: loss({', '.join(names)}) takes the labels second, as in 2019.",
-            f"It is called as loss(labels, predictions): write loss({names[1]}, {names[0]}).",
-        )
+    if len(names) < 2 or names[1] not in _LABELS or names[0] in _LABELS:
+        return None
+    return (
+        f"loss({', '.join(names)}) takes the labels second, as in 2019.",
+        f"It is called as loss(labels, predictions): write loss({names[1]}, {names[0]}).",
+    )
+
+
+def _of_metrics(metrics: ast.FunctionDef, tree: ast.Module) -> tuple[str, str] | None:
+    names = [argument.arg for argument in metrics.args.args]
+    if len(names) <= len(metrics.args.defaults):
+        return None
+    what = f"eval_metrics_fn({', '.join(names)}) computes the metrics, as in 2019."
+    hint = (
+        'It is called without arguments and returns functions: return {"accuracy": lambda labels, predictions: …}, '
+        "one value for each sample, or a keras.metrics.Metric."
+    )
+    return what, hint
+
+
+def _of_callbacks(callbacks: ast.FunctionDef, tree: ast.Module) -> tuple[str, str] | None:
+    waiting: list[ast.AST] = list(callbacks.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Return) and node.value is not None:
+            return None
+        if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):  # what these return is theirs
+            waiting += ast.iter_child_nodes(node)
+    return (
+        "callbacks() returns nothing, so no callback would be called.",
+        "Return them: return [LearningRateScheduler(…)].",
+    )
+
+
+def _of_scheduler(scheduler: ast.FunctionDef, tree: ast.Module) -> tuple[str, str] | None:
+    is_used = any(isinstance(node, ast.Name) and node.id == scheduler.name for node in ast.walk(tree))
+    if is_used:
+        return None
+    hint = (
+        "Make a callback of it: from elasticdl.api.tensorflow import LearningRateScheduler; "
+        f"def callbacks(): return [LearningRateScheduler({scheduler.name})]"
+    )
+    return f"{scheduler.name} is a symbol of 2020, which nothing calls.", hint
+
+
+# Function of a module → what is wrong with it and what to write.
+_SYMBOLS: Mapping[str, Callable[[ast.FunctionDef, ast.Module], tuple[str, str] | None]] = {
+    "loss": _of_loss,
+    "eval_metrics_fn": _of_metrics,
+    "callbacks": _of_callbacks,
+    "learning_rate_scheduler": _of_scheduler,
+}
 
 
 def _lies_in(module: str, package: str) -> bool:

@@ -208,7 +208,10 @@ def _leads_to(top: str, file: Path) -> bool:
     """Whether `import top` gives what the file is or lies in: not a package of the same name elsewhere."""
     taken = sys.modules.get(top)
     found = None if taken is not None else importlib.util.find_spec(top)
-    places = getattr(taken, "__path__", ()) if found is None else found.submodule_search_locations or [found.origin]
+    if found is None:
+        places = list(getattr(taken, "__path__", ()))
+    else:
+        places = list(found.submodule_search_locations or [found.origin or ""])
     return any(file.is_relative_to(Path(place).resolve()) for place in places if place)
 
 

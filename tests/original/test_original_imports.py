@@ -86,6 +86,8 @@ def test_an_import_of_the_original_is_warned_of_once_a_module(
         ("import tensorflow.python.keras.backend as K", r"tensorflow\.keras"),
         ("layer = tf.keras.layers.DenseFeatures([])", "elasticdl_preprocessing"),
         ("def loss(output, labels): return 0", r"loss\(labels, output\)"),
+        ("optimizer = tf.keras.optimizers.SGD(lr=0.1)", r"learning_rate=…"),
+        ("optimizer = optimizers.Adam(lr=0.1)", r"learning_rate=…"),
     ],
 )
 def test_what_this_version_lacks_is_refused_before_anything_runs(zoo: Path, line: str, said: str) -> None:
@@ -94,6 +96,57 @@ def test_what_this_version_lacks_is_refused_before_anything_runs(zoo: Path, line
     with pytest.raises(ModelDefinitionError, match=said) as caught:
         check_source(zoo, "shop.model")
     assert "other.py, line 2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("def eval_metrics_fn(predictions, labels): return {'accuracy': 1}", "lambda labels, predictions"),
+        ("def callbacks():\n    def rate(step): return 0.1\n    Scheduler(rate)", "Return them"),
+        (
+            "def learning_rate_scheduler(version): return 0.1",
+            r"callbacks\(\): return \[LearningRateScheduler\(learning",
+        ),
+    ],
+)
+def test_symbols_of_older_versions_are_refused_in_the_models_own_module(zoo: Path, line: str, said: str) -> None:
+    (zoo / "shop" / "model.py").write_text(f"from model_zoo.shop.other import x\n{line}\n")
+    with pytest.raises(ModelDefinitionError, match=said) as caught:
+        check_source(zoo, "shop.model")
+    assert "model.py, line 2" in str(caught.value)
+    (zoo / "shop" / "other.py").write_text(line)  # functions of the zoo's own there, whatever their names are
+    (zoo / "shop" / "model.py").write_text("from model_zoo.shop.other import x\n")
+    check_source(zoo, "shop.model")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def eval_metrics_fn(top=5): return {}",
+        "def callbacks():\n    if True:\n        return []",
+        "def learning_rate_scheduler(version): return 0.1\ndef callbacks(): return [Rate(learning_rate_scheduler)]",
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "optimizer = tf.keras.optimizers.SGD(learning_rate=0.1)",
+    ],
+)
+def test_what_looks_like_an_older_version_and_is_none_passes(zoo: Path, text: str) -> None:
+    (zoo / "shop" / "model.py").write_text(text)
+    check_source(zoo, "shop.model")
+
+
+def test_all_places_to_change_are_named_at_once(zoo: Path) -> None:
+    (zoo / "shop" / "model.py").write_text(
+        "from tensorflow.python.keras import backend, layers\nfrom model_zoo.shop.other import x\n"
+        "def loss(output, labels): return 0\n"
+    )
+    (zoo / "shop" / "other.py").write_text("from tensorflow.python.keras import layers\n")
+    with pytest.raises(ModelDefinitionError) as caught:
+        check_source(zoo, "shop.model")
+    assert re.findall(r"(\w+\.py), line (\d)", str(caught.value)) == [
+        ("model.py", "1"),
+        ("model.py", "3"),
+        ("other.py", "1"),
+    ]
 
 
 def test_a_loss_in_the_order_of_pytorch_is_fine_there(zoo: Path) -> None:

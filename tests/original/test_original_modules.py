@@ -15,6 +15,7 @@ import tensorflow as tf
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.frameworks.keras.feed import TracedFeed
 from elasticdl.layers.functions import TensorFlowFunction, accepted
 from elasticdl.model_def import load
 from elasticdl.worker.prediction import make_process
@@ -32,7 +33,7 @@ def _modules_as_they_were() -> Iterator[None]:
     yield
     sys.path[:] = path
     for name in set(sys.modules) - set(modules):
-        if name.partition(".")[0] in ("shop", "model_zoo"):
+        if name.partition(".")[0] in ("shop", "model_zoo", "feeds"):
             del sys.modules[name]
 
 
@@ -53,6 +54,39 @@ def test_a_module_of_the_original_trains_evaluates_and_predicts_as_it_is() -> No
     assert process is not None
     process({"probs": np.asarray([0.25, 0.5])}, (0, 0))
     assert sys.modules["shop.factorization"].seen == [(2, [0.25, 0.5])]
+
+
+FEEDS = """
+import tensorflow as tf
+model = loss = optimizer = print
+
+def without_metadata(dataset, mode):
+    assert mode == "training"
+    return dataset.map(lambda record: ({"x": tf.strings.to_number(record)}, 1))
+
+def without_mode(dataset):
+    return dataset.map(lambda record: ({"x": tf.strings.to_number(record)}, 1))
+
+def of_fields(dataset, mode, _):
+    return dataset.map(lambda record: ({"x": tf.strings.to_number(record[0:-1])}, tf.strings.to_number(record[-1])))
+"""
+
+
+@pytest.mark.parametrize("feed", ["without_metadata", "without_mode"])
+def test_a_feed_that_takes_fewer_arguments_is_given_the_first_ones(feed: str, tmp_path: Path) -> None:
+    (tmp_path / "feeds.py").write_text(FEEDS)
+    definition = load(str(tmp_path), "feeds.model", symbols={"feed": feed})
+    assert definition.feed is not None
+    (features, _) = TracedFeed(definition.feed, Mode.TRAINING, Metadata(seed=3), 8).probe()
+    assert features["x"].shape.as_list() == [None]
+
+
+def test_a_feed_that_takes_records_for_lists_of_fields_is_told_how_to_make_them(tmp_path: Path) -> None:
+    (tmp_path / "feeds.py").write_text(FEEDS)
+    definition = load(str(tmp_path), "feeds.model", symbols={"feed": "of_fields"})
+    assert definition.feed is not None
+    with pytest.raises(ModelDefinitionError, match=r"tf\.io\.decode_csv\(record, \[\"\"\]"):
+        TracedFeed(definition.feed, Mode.TRAINING, Metadata(seed=3), 8).probe()
 
 
 def test_tensorflow_functions_of_a_functional_model_compute_what_keras_ops_do(tmp_path: Path) -> None:

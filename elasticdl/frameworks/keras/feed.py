@@ -5,6 +5,7 @@ It patches `Dataset.shuffle` and `Dataset.map` only while `feed` is being traced
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from elasticdl_client.errors import ModelDefinitionError
 _log = logging.getLogger("elasticdl.keras")
 
 Explained = Callable[[str, bytes | None], str]
+_SLICED = "Attempting to slice scalar input"  # as TensorFlow says of `record[0]`
 _GRAPH_SEED = 87_654_321  # any constant but 0: the second half of the seed of every shuffle
 
 
@@ -49,8 +51,8 @@ class TracedFeed:
         # tf.data traces the caller without AutoGraph; functions inside `feed` are converted as they would be outside.
         autograph = tf.__internal__.autograph
         self._feed = autograph.tf_convert(feed, autograph.control_status_ctx(), convert_by_default=False)
+        self._arguments = (mode.value, metadata)[: _num_taken(feed)]
         self._mode = mode
-        self._metadata = metadata
         self._minibatch_size = minibatch_size
         self._probed: Any = None
         self.explained = explained
@@ -66,7 +68,7 @@ class TracedFeed:
         dataset = tf.data.Dataset.from_tensor_slices(records)
         patches = _Patches(seed, self._minibatch_size, dataset, records)
         with patches.applied():
-            samples = self._checked(self._feed(dataset, self._mode.value, self._metadata))
+            samples = self._checked(self._feed(dataset, *self._arguments))
         self.counting = changing_the_count(samples)
         return samples
 
@@ -91,7 +93,15 @@ class TracedFeed:
             )
 
     def _spec(self) -> Any:
-        samples = self._checked(self._feed(tf.data.Dataset.from_tensors(b""), self._mode.value, self._metadata))
+        try:
+            samples = self._checked(self._feed(tf.data.Dataset.from_tensors(b""), *self._arguments))
+        except ValueError as error:
+            if _SLICED not in str(error):
+                raise
+            raise ModelDefinitionError(
+                "feed takes a part of a record, which is one string: the row of a CSV file, say.",
+                'Make a list of its fields first: record = tf.io.decode_csv(record, [""] * NUMBER_OF_COLUMNS).',
+            ) from error
         if int(samples.cardinality()) == tf.data.INFINITE_CARDINALITY:
             raise ModelDefinitionError(
                 f"feed(dataset, {self._mode.value!r}, metadata) returns a dataset without end.",
@@ -107,6 +117,18 @@ class TracedFeed:
             )
         check_structure(self._mode, samples.element_spec)
         return samples
+
+
+def _num_taken(feed: Callable[..., Any]) -> int:
+    """How many of mode and metadata it takes: feed(dataset), feed(dataset, mode) of 2019 are good, too."""
+    try:
+        kinds = [parameter.kind for parameter in inspect.signature(feed).parameters.values()]
+    except ValueError:  # no signature to be had
+        return 2
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return 2
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return max(0, sum(kind in positional for kind in kinds) - 1)
 
 
 class _Patches:
