@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_HINT = "Fill them in, in the data or in feed; --nan_policy=skip leaves such minibatches out."
+
 
 def data_flaws(
     features: Any, labels: Any, array: Callable[[Any], npt.NDArray[Any] | None], label_column: str = ""
@@ -23,7 +25,8 @@ def data_flaws(
     found = [words for name, part in columns.items() if (words := _flaw(name, array(part)))]
     if not found:
         return ""
-    return f": the data hold NaN or infinity, {', '.join(found)} (a missing cell of a table is NaN)"
+    what = f": the data hold NaN or infinity, {', '.join(found)} (a missing cell of a table is NaN)"
+    return f"{what}\n  → {_HINT}"
 
 
 def named_parts(parts: Any, name: str) -> dict[str, Any]:

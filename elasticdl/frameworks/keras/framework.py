@@ -352,9 +352,8 @@ class KerasFramework:
         examples = take_apart(batch.data.mode, batch.data.element)
         features = self._built().inputs.named(examples.features)
         found = data_flaws(features, examples.labels, _array, self._metadata.label_column)
-        if not found and (flaw := self._label_flaw(batch)):
-            found = flaw.explained()
-        return found
+        flaw = self._label_flaw(batch)
+        return flaw.explained() if flaw is not None else found
 
     def _label_flaw(self, batch: Batch) -> LabelFlaw | None:
         loss = self._built().loss

@@ -80,6 +80,7 @@ class TotalLoss:
         total = self._added_up(examples, predictions, weights, training)
         if _num_class_losses() > before and tf.is_tensor(predictions) and predictions.shape.rank:
             self.num_classes = predictions.shape[-1]
+            total = _nan_where_missing(total, examples.labels)
         return total
 
     def _added_up(self, examples: Examples, predictions: Any, weights: Any, training: bool) -> Any:
@@ -195,6 +196,14 @@ def _wants_column(loss: Loss, of_labels: Any, of_predictions: Any) -> bool:
 def _num_class_losses() -> int:
     """Operations of the graph being traced that take numbers of classes."""
     return sum(operation.type == _OF_CLASSES for operation in tf.compat.v1.get_default_graph().get_operations())
+
+
+def _nan_where_missing(total: Any, labels: Any) -> Any:
+    """The loss, or NaN where a label is: with XLA a missing number would be class 0."""
+    for part in tf.nest.flatten(labels):
+        if tf.is_tensor(part) and part.dtype.is_floating:
+            total = tf.where(tf.reduce_any(tf.math.is_nan(part)), tf.constant(float("nan"), total.dtype), total)
+    return total
 
 
 def _configured(loss: Any) -> Any:
