@@ -6,6 +6,7 @@ values, by the rule of training.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.analysis.moments import Numbers
+from elasticdl.data.default_feed import wrong_cell
 from elasticdl.data.example_parser import parse_all
 from elasticdl.data.reader import Metadata
-from elasticdl.data.text_types import split_rows
+from elasticdl.data.text_types import common_type, split_rows
 from elasticdl_client.errors import DataError
 
 
@@ -57,7 +59,7 @@ class Columns:
         """The values of each column.
 
         Raises:
-            DataError: a record has no columns.
+            DataError: a record has no columns, or a text where the reader says that there are numbers.
         """
         if self.metadata.delimiter:
             return self._from_rows(records)
@@ -83,12 +85,14 @@ class Columns:
                 shown = self.metadata.delimiter.join(fields)[:200]
                 raise DataError(f"A row has {len(fields)} fields, the header {len(names)}: {shown}")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
-        found = {}
+        found, dtypes = {}, dict(self.metadata.column_dtypes)
         for name in self.wanted or names:
             if name not in columns:
                 raise DataError(f"The data have no column {name}, which --columns names.", f"They have {_list(names)}.")
             cells = Cells(are_texts=name in self._texts)
             self._add_texts(cells, columns[name])
+            if dtypes.get(name) in ("int64", "float64"):
+                _take_as_numbers(cells, name, dtypes[name])
             found[name] = cells
         return found
 
@@ -121,6 +125,26 @@ class Columns:
         kept = [text for text in texts if (stripped := text.strip()) and stripped not in self.missing]
         cells.texts += kept
         cells.num_missing += len(texts) - len(kept)
+
+
+def _take_as_numbers(cells: Cells, name: str, dtype: str) -> None:
+    """Make numbers of the texts of a column that holds numbers; those that are not finite are missing values.
+
+    Raises:
+        DataError: one is no number.
+    """
+    kind = common_type(cells.texts)
+    if kind == "string":
+        value = next(text for text in cells.texts if common_type((text,)) == "string")
+        error = wrong_cell(name, dtype, value)
+        raise DataError(error.what, f"{error.hint}; --missing_values={shlex.quote(value[:200])} counts it as missing.")
+    numbers: Numbers = np.array(cells.texts, np.float64)
+    if kind == "int64":
+        numbers = np.array(cells.texts, np.int64)
+    kept: Numbers = numbers[np.isfinite(numbers)]
+    cells.texts = []
+    cells.numbers.append(kept)
+    cells.num_missing += len(numbers) - len(kept)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticdl.data.reader import Metadata
+from elasticdl.data.text_types import common_type
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 _SHOWN = 200  # characters of a wrong row or field
@@ -92,7 +93,8 @@ def wrong_cell(column: str, dtype: str, value: str) -> DataError:
         what = f"A row has no value in the column {column}, which holds whole numbers"
     else:
         what = f"A row has {value[:_SHOWN]!r} in the column {column}, which is read as {dtype}"
-    wider = "float64" if dtype == "int64" and _is_fraction(value) else "string"
+    is_fraction = not value.strip() or common_type((value,)) == "float64"
+    wider = "float64" if dtype == "int64" and is_fraction else "string"
     missing = ", where a missing number is NaN" if wider == "float64" else ""
     return DataError(
         f"{what}: the types of CSV columns are those of the first rows.",
@@ -115,11 +117,3 @@ def missing_number(column: str) -> DataError:
         f"A record has no value of the column {column}, which holds whole numbers.",
         "Give it a value, or read it as float64, where missing is NaN; --max_bad_records=N leaves such records out.",
     )
-
-
-def _is_fraction(text: str) -> bool:
-    try:
-        float(text.strip() or "nan")
-    except ValueError:
-        return False
-    return True

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO
@@ -26,6 +27,7 @@ from elasticdl.data.text_rows import TextRules, rows_from
 from elasticdl.data.text_types import guess_types
 from elasticdl_client.errors import DataError
 
+_log = logging.getLogger(__name__)
 _ROWS_BETWEEN_OFFSETS = 256
 _GUESSED_FROM = 1000
 _ALL_COLUMNS = Selection()
@@ -182,12 +184,23 @@ class TextReader:
                 raise DataError(
                     f"{first} has no column {asked}, which column_dtypes names.", f"It has: {_listed(names)}."
                 )
-        self._selection.of(names, first)
+        wanted = self._selection.of(names, first)
         guessed = guess_types(self._first_rows(first), len(names), self._rules.delimiter.decode())
-        types = {
-            name: ColumnType(self._column_dtypes.get(name, dtype)) for name, dtype in zip(names, guessed, strict=True)
-        }
+        known = {name: self._column_dtypes.get(name, dtype) for name, dtype in zip(names, guessed, strict=True)}
+        self._warn_of(name for name in wanted if not known[name])
+        types = {name: ColumnType(dtype or "string") for name, dtype in known.items()}
         return describe(types, self._selection, self._seed, self._rules.delimiter.decode())
+
+    def _warn_of(self, without_values: Iterable[str]) -> None:
+        for name in without_values:
+            _log.warning(
+                "The column %s has no value in the first %s rows of %s and is read as texts: "
+                '--data_reader_params=\'column_dtypes={"%s": "float64"}\' says otherwise',
+                name,
+                f"{_GUESSED_FROM:,}",
+                self._paths[0],
+                name,
+            )
 
     def _first_rows(self, path: str) -> list[bytes]:
         return self.read(Shard(path, 0, min(_GUESSED_FROM, self._index(path).num_records)))

@@ -20,7 +20,7 @@ def split_rows(rows: Sequence[bytes], delimiter: str) -> list[list[str]]:
 
 
 def guess_types(rows: Sequence[bytes], num_columns: int, delimiter: str) -> list[str]:
-    """For each column its `common_type`; whole numbers of which some are missing are "float64", nothing is "string"."""
+    """For each column its `common_type`; whole numbers of which some are missing are "float64", nothing is ""."""
     columns: list[list[str]] = [[] for _ in range(num_columns)]
     for fields in split_rows(rows, delimiter):
         for column, field in zip(columns, fields, strict=False):
@@ -48,7 +48,7 @@ def common_type(values: Iterable[str]) -> str:
 def _guess(values: Sequence[str]) -> str:
     given = [value for value in values if value.strip()]
     if not given:
-        return "string"
+        return ""
     kind = common_type(given)
     return "float64" if kind == "int64" and len(given) < len(values) else kind
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl.data.default_feed import wrong_cell
 from elasticdl.data.factory import create_reader
 from elasticdl.frameworks.framework import FeedError, Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
@@ -72,3 +73,22 @@ def test_a_wrong_cell_is_said_with_its_column_its_value_and_the_flag(
     message = said(framework, tmp_path, row)
     for word in words:
         assert word in message, message
+
+
+def test_a_column_without_a_value_in_the_first_rows_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "rows.csv").write_text("\n".join(["a,late,y", *(f"{k},,1" for k in range(1000)), "7,2.5,1"]))
+    source = str(tmp_path / "rows.csv")
+    assert dict(create_reader(source, {}).metadata().column_dtypes)["late"] == "string"
+    assert "The column late has no value in the first 1,000 rows" in caplog.text
+    assert 'column_dtypes={"late": "float64"}' in caplog.text
+    caplog.clear()
+    create_reader(source, {"column_dtypes": {"late": "float64"}}).metadata()
+    create_reader(source, {}, columns=["a"], label_column="y").metadata()
+    assert not caplog.text
+
+
+def test_a_code_among_whole_numbers_is_to_be_read_as_text(tmp_path: Path) -> None:
+    for value in ("02134", "9" * 30):
+        assert 'column_dtypes={"zip": "string"}' in str(wrong_cell("zip", "int64", value))
