@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from world_script import standing
+from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -65,6 +65,48 @@ def test_silence_is_noticed_after_the_collective_timeout() -> None:
     assert script.members == (0, 2)
     script.forms()
     assert "worker 1 was silent for 5 s" in script.log()[-1]
+
+
+def last_holder() -> WorldScript:
+    """Worker 1 alone has the model and is silent for 6 s; then worker 2 comes."""
+    script = standing(2)
+    script.kill(0)
+    script.all_leave(1)
+    script.moment()
+    assert script.members == (1,)
+    script.forms()
+    script.silence(6, 1)
+    script.successor_starts(2)
+    return script
+
+
+def test_the_last_member_that_has_the_model_may_be_silent_for_longer() -> None:
+    script = last_holder()
+    script.silence(20, 1)
+    assert script.members == (1,)
+    assert any("Training waits for worker 1, which is silent" in line for line in script.log())
+    script.all_leave(1)
+    script.silence(1)
+    assert script.members == (1, 2)
+    assert script.planned.members[0].is_source
+    assert script.forms() == c.Accepted(0)
+
+
+def test_it_is_given_up_after_three_lease_timeouts() -> None:
+    script = last_holder()
+    script.silence(23, 1)
+    assert script.members == (1,)
+    script.silence(2, 1)
+    assert script.members == (2,)
+    assert not script.planned.members[0].is_source
+
+
+def test_its_end_is_not_waited_for() -> None:
+    script = last_holder()
+    script.silence(8, 1)
+    script.kill(1)
+    script.moment()
+    assert script.members == (2,)
 
 
 def test_the_end_of_a_silence_is_not_waited_for_until_the_next_tick() -> None:

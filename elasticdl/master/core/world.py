@@ -26,6 +26,7 @@ from elasticdl.master.core.world_suspects import Suspects
 
 SETTLE = 0.2  # seconds that a new world waits for those who may be ready a moment later
 MAX_SETTLE = 1.0  # of the first that is ready
+HOLDER_LEASES = 3  # lease timeouts of silence after which even the last member that has the model is given up
 
 
 class Worlds:
@@ -246,6 +247,8 @@ class Worlds:
         if self.stands:
             return [*sources, *joiners] if joiners and self._are_all_there(joiners, clock) else []
         if not sources:
+            if self._awaits_holder(clock):
+                return []
             return self._without_suspects(joiners, clock) if self._are_all_there(joiners, clock) else []
         called = sources + [one for one in self._alive(self.planned, clock) if one.id not in names]
         ready = [one for one in called if one.is_ready]
@@ -256,6 +259,18 @@ class Worlds:
             newest = max(one.ready_at or 0.0 for one in ready)
             return together(ready, joiners) if self._is_over(newest + SETTLE, clock) else []
         return together(called, joiners) if self._is_over(self._broken_at + SETTLE, clock) else []
+
+    def _awaits_holder(self, clock: float) -> bool:
+        """Whether a member of the last world is silent, but may come back: nobody else has the model."""
+        limit = HOLDER_LEASES * self._settings.lease_timeout
+        for member in self.formed_members:
+            worker = self._known(member)
+            if worker is None or not worker.has_joined or worker.is_leaving or worker.stuck_since is not None:
+                continue
+            if not self._is_over(worker.heard_at + limit, clock):
+                self._complain(f"Training waits for worker {worker.id}, which is silent: nobody else has the model")
+                return True
+        return False
 
     def _without_suspects(self, ready: list[Candidate], clock: float) -> list[Candidate]:
         """Leaves somebody out, if all whom the newest world was planned of live and could not form it."""
