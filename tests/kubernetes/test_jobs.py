@@ -81,9 +81,13 @@ class Jobs:
         body = {"metadata": {"labels": {names.STATUS_LABEL: status}}}
         self.core.patch_namespaced_pod("elasticdl-job-master", self.scene.namespace, body)
 
+    def start(self, command: str, *arguments: str) -> subprocess.Popen[str]:
+        """`elasticdl COMMAND job …`."""
+        words = [sys.executable, "-m", "elasticdl_client.main", command, "job", "-n", self.scene.namespace, *arguments]
+        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
     def follow(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "elasticdl_client.main", "logs", "job", "-f", "-n", self.scene.namespace]
-        return subprocess.Popen([*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        return self.start("logs", "-f", *arguments)
 
 
 def play(manifest: Manifest) -> None:
@@ -321,3 +325,26 @@ def test_a_name_that_two_runtimes_have_must_be_told_apart(
     assert commands.run("delete", ["job", "--runtime=local"]) == 0
     assert not directory.exists()
     assert commands.run("delete", ["job"]) == 0
+
+
+def test_logs_have_kubectls_options_and_status_watches_to_the_end(jobs: Jobs, run: Run) -> None:
+    jobs.make()
+    jobs.add_worker(0)
+    jobs.wait_ready()
+    jobs.wait_ready("worker-0")
+    jobs.write(STATUS)
+    watching = jobs.start("status", "--watch")
+    assert watching.stdout is not None
+    assert watching.stdout.readline() == "job: Running\n"
+    assert run("logs", "job", "--role=worker") == "[elasticdl-job-worker-0] begins\n"
+    assert run("logs", "job", "--pod=elasticdl-job-worker-0", "--since=1h") == "begins\n"
+    with pytest.raises(JobError, match="no life before this one"):
+        run("logs", "job", "--previous")
+    jobs.end_container("master", 5)
+    assert cluster_end.wait_until(lambda: shown(run)["pods"][0]["restarts"] == 1, 60)
+    jobs.wait_ready()
+    assert run("logs", "job", "--previous") == "begins\nends with 5\n"
+    jobs.write(dataclasses.replace(STATUS, phase=JobPhase.FAILED, exit_code=7, message="feed raised: broken"))
+    rest, _ = watching.communicate(timeout=60)
+    assert "feed raised: broken" in rest
+    assert watching.returncode == 7
