@@ -3,9 +3,9 @@
 ``python -m benchmarks.allreduce [--quick] [--json] [--only=collectives|training|ledger]``.  Training is in
 all_reduce_training.py, the cost of ledger and weights in all_reduce_ledger.py.  Collectives are those of two and four
 processes: sums of 1 KiB to 64 MiB of float32, by `ElasticGroup.reduce` of a numpy array and by `all_reduce` of
-torch.distributed (Gloo) of a tensor, by turns.  The header of a step is a gather of 16 int64; `reform` is a world left
-and the next one formed, its first header included; `abandon` is from one member's word to the end of a sum of another
-one that waits for it.
+torch.distributed (Gloo) of a tensor, by turns; and ours by TCP, as between machines, in clear and encrypted.  The
+header of a step is a gather of 16 int64; `reform` is a world left and the next one formed, its first header included;
+`abandon` is from one member's word to the end of a sum of another one that waits for it.
 """
 
 from __future__ import annotations
@@ -44,25 +44,50 @@ LONGEST_FORMING_S = 60.0
 WAITING_S = 0.3
 
 
-class Member:
-    """This process among the others, in a world of ours and in the default group of torch.distributed."""
+class Groups:
+    """Of one process: those that take Unix sockets here, and two that speak by TCP, in clear and encrypted."""
 
-    def __init__(self, group: ElasticGroup, rank: int, peers: Sequence[Peer], port: int) -> None:
+    def __init__(self, stack: ExitStack) -> None:
+        self.all = [stack.enter_context(ElasticGroup(HOST, TOKEN, encrypts=one)) for one in (False, False, True)]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [group.address for group in self.all]
+
+
+class Member:
+    """This process among the others, in worlds of ours and in the default group of torch.distributed."""
+
+    def __init__(self, groups: Groups, rank: int, addresses: Sequence[Sequence[str]], port: int) -> None:
+        """
+        Args:
+            addresses: of the groups of all processes.
+        """
         import torch.distributed
 
         self.rank = rank
-        self._group = group
-        self._peers = peers
+        self._group, self._clear, self._encrypted = groups.all
+        peers = [[Peer(*one) for one in enumerate(column)] for column in zip(*addresses, strict=True)]
+        self._peers = peers[0]
         self._version = 0
         self.reform()
+        for group, theirs in zip(groups.all[1:], peers[1:], strict=True):
+            group.form(1, [one if one.id == rank else by_tcp(one) for one in theirs], rank, LONGEST_FORMING_S)
         torch.distributed.init_process_group(
-            "gloo", init_method=f"tcp://{HOST}:{port}", rank=rank, world_size=len(peers)
+            "gloo", init_method=f"tcp://{HOST}:{port}", rank=rank, world_size=len(self._peers)
         )
 
     def reform(self) -> None:
         self._version += 1
         self._group.form(self._version, self._peers, self.rank, LONGEST_FORMING_S)
         self._group.gather(HEADER)
+
+    def leave(self) -> None:
+        import torch.distributed
+
+        torch.distributed.destroy_process_group()
+        for group in (self._group, self._clear, self._encrypted):
+            group.leave()
 
     def seconds_of(self, step: Callable[[], object], count: int) -> float:
         """The median of so many steps, which both processes do."""
@@ -76,7 +101,10 @@ class Member:
         return statistics.median(taken)
 
     def measure(self, is_quick: bool) -> dict[str, float]:
-        """Medians of several turns: milliseconds of each, plain divided by ours; and the same of processor time."""
+        """Medians of several turns: milliseconds of each, plain divided by ours; and the same of processor time.
+
+        `…_encrypted_speed` is what is left of the speed by TCP with encryption; also in processor time.
+        """
         import torch
         import torch.distributed
 
@@ -88,21 +116,30 @@ class Member:
             tensor = torch.zeros(size // 4)
             reduce_ours = partial(self._group.reduce, [array])
             reduce_plain = partial(torch.distributed.all_reduce, tensor)
-            ours: list[float] = []
-            plain: list[float] = []
-            processor_s = [0.0, 0.0]  # of ours, of plain
+            reduce_by_tcp = [partial(group.reduce, [array]) for group in (self._clear, self._encrypted)]
+            steps = (reduce_ours, reduce_plain, *reduce_by_tcp)
+            taken: list[list[float]] = [[] for _ in steps]
+            processor_s = [0.0] * len(steps)
             for _ in range(turns):
-                for number, (step, taken) in enumerate(((reduce_ours, ours), (reduce_plain, plain))):
+                for number, step in enumerate(steps):
                     before = time.process_time()
-                    taken.append(self.seconds_of(step, count))
+                    taken[number].append(self.seconds_of(step, count))
                     processor_s[number] += time.process_time() - before
+            ours, plain, clear, encrypted = taken
             figures[f"{name}_ms"] = statistics.median(ours) * 1e3
             figures[f"{name}_plain_ms"] = statistics.median(plain) * 1e3
-            ratios = [other / one for one, other in zip(ours, plain, strict=True)]
-            figures[f"{name}_times_plain"] = statistics.median(ratios)
+            figures[f"{name}_times_plain"] = median_ratio(plain, ours)
             figures[f"{name}_processor_times_plain"] = processor_s[1] / processor_s[0]
-        headers = [self.seconds_of(lambda: self._group.gather(HEADER), 100) for _ in range(turns)]
-        figures["header_ms"] = statistics.median(headers) * 1e3
+            figures[f"{name}_tcp_ms"] = statistics.median(clear) * 1e3
+            figures[f"{name}_encrypted_speed"] = median_ratio(clear, encrypted)
+            figures[f"{name}_encrypted_processor_speed"] = processor_s[2] / processor_s[3]
+        headers = [
+            [self.seconds_of(partial(group.gather, HEADER), 100) for _ in range(turns)]
+            for group in (self._group, self._clear, self._encrypted)
+        ]
+        figures["header_ms"] = statistics.median(headers[0]) * 1e3
+        figures["header_tcp_ms"] = statistics.median(headers[1]) * 1e3
+        figures["header_encrypted_speed"] = median_ratio(headers[1], headers[2])
         figures["reform_ms"] = self.seconds_of(self.reform, 5 * turns) * 1e3
         figures["abandon_ms"] = statistics.median([self.abandon() for _ in range(turns)]) * 1e3
         return figures
@@ -125,25 +162,30 @@ class Member:
         return float(when[-1] - when[0])
 
 
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Of each turn."""
+    return statistics.median(one / other for one, other in zip(above, below, strict=True))
+
+
+def by_tcp(peer: Peer) -> Peer:
+    """The same by a name under which nobody looks for its Unix socket."""
+    return Peer(peer.id, peer.address.replace(HOST, f"[::ffff:{HOST}]"))
+
+
 def other(rank: int, port: int, is_quick: bool) -> None:
-    """A process of another rank: tells its address, learns those of all, and does the same steps."""
-    with ElasticGroup(HOST, TOKEN) as group:
-        print(group.address, flush=True)
-        addresses = json.loads(sys.stdin.readline())
-        member = Member(group, rank, [Peer(*one) for one in enumerate(addresses)], port)
+    """A process of another rank: tells its addresses, learns those of all, and does the same steps."""
+    with ExitStack() as stack:
+        groups = Groups(stack)
+        print(json.dumps(groups.addresses), flush=True)
+        member = Member(groups, rank, json.loads(sys.stdin.readline()), port)
         member.measure(is_quick)
-        leave_plain()
-
-
-def leave_plain() -> None:
-    import torch.distributed
-
-    torch.distributed.destroy_process_group()
+        member.leave()
 
 
 def measure_collectives(num_members: int, is_quick: bool) -> dict[str, float]:
     port = free_port()
-    with ElasticGroup(HOST, TOKEN) as group, ExitStack() as running:
+    with ExitStack() as running:
+        groups = Groups(running)
         others = []
         for rank in range(1, num_members):
             argv = [sys.executable, "-m", "benchmarks.allreduce", f"--join={rank}", f"--port={port}"]
@@ -151,18 +193,19 @@ def measure_collectives(num_members: int, is_quick: bool) -> dict[str, float]:
                 argv + ["--quick"] * is_quick, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
             others.append(running.enter_context(pipes))
-        addresses = [group.address, *(one.stdout.readline().strip() for one in others if one.stdout)]
+        addresses = [groups.addresses, *(json.loads(one.stdout.readline()) for one in others if one.stdout)]
         for one in others:
             assert one.stdin is not None
             one.stdin.write(json.dumps(addresses) + "\n")
             one.stdin.flush()
         try:
-            member = Member(group, 0, [Peer(*one) for one in enumerate(addresses)], port)
+            member = Member(groups, 0, addresses, port)
             figures = member.measure(is_quick)
-            leave_plain()
+            member.leave()
             return {f"{num_members}_members_{name}": value for name, value in figures.items()}
         finally:
-            group.leave()
+            for group in groups.all:
+                group.leave()
 
 
 def main() -> None:

@@ -4,7 +4,8 @@
 table of a million rows × 16 under Adagrad.  Rows: pulls, and push + pull in one call, of 512 and 4,096 samples × 10
 ids, uniform; making ids unique, summing and gathering count.  Bulk: dense values of 16 MB pulled, and pushed + pulled.
 The peer is a Python socket on the loopback interface that sends and gets as many bytes, by turns with ours, which go by
-the Unix socket that a worker on the server's machine takes.  Control: small calls over gRPC, in clear and by TLS.
+the Unix socket that a worker on the server's machine takes.  Encrypted: the same by TCP, as from another machine, in
+clear and encrypted, by turns.  Control: small calls over gRPC, in clear and by TLS.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -60,8 +62,12 @@ class Exchange:
     received: int
 
 
-def serve_ps() -> None:
-    """A PS in this process, until its standard input ends; prints its port."""
+def serve_ps(by_tcp: bool = False, encrypts: bool = False) -> None:
+    """A PS in this process, until its standard input ends; prints its port.
+
+    Args:
+        by_tcp: its Unix socket is not told.
+    """
     from elasticdl.ps.service import PsService, register_service, serve_tensors
     from elasticdl.ps.state import PsState
     from elasticdl.rpc.servers import serve
@@ -69,10 +75,12 @@ def serve_ps() -> None:
     keep_large_buffers()
     service = PsService(0, PsState())
     service.incarnation = INCARNATION
-    tensors = serve_tensors(service, "127.0.0.1", TOKEN, lambda: None)
+    service.accept_lease(1 << 32)  # of the first life of a master
+    tensors = serve_tensors(service, "127.0.0.1", TOKEN, lambda: None, encrypts)
+    address = str(tensors.port) if by_tcp else tensors.address
 
     def register(grpc_server: grpc.Server) -> None:
-        register_service(grpc_server, service, lambda: None, tensors.address)
+        register_service(grpc_server, service, lambda: None, address)
 
     server, port = serve(register, "127.0.0.1", 0, TOKEN, 64)
     print(port, flush=True)
@@ -121,12 +129,12 @@ def process(role: str, environment: Mapping[str, str] | None = None) -> Iterator
 
 
 @contextmanager
-def client(layout: ModelReport, wire_dtype: str) -> Iterator[PsClient]:
+def client(layout: ModelReport, wire_dtype: str, role: str = "ps") -> Iterator[PsClient]:
     """A client of a PS of its own that holds the model."""
-    with process("ps") as port:
+    with process(role) as port:
         partition = pb.Partition(version=1)
         partition.ps.add(ps_id=0, address=f"127.0.0.1:{port}", incarnation=INCARNATION)
-        made = PsClient(partition, layout, TOKEN, wire_dtype=wire_dtype)
+        made = PsClient(partition, layout, TOKEN, wire_dtype=wire_dtype, encrypts=role == "encrypted")
         size = sum(int(np.prod(variable.shape)) for variable in layout.variables)
         made.initialize(Parameters(np.zeros(size, np.float32), EMPTY), layout.tables, OPTIMIZER, 1)
         yield made
@@ -250,19 +258,39 @@ def fill(ps: PsClient) -> None:
         ps.exchange(None, Pull(dense=False, ids={TABLE.name: ids}))
 
 
+def exchanges(rows: PsClient, bulk: PsClient, wire_dtype: str) -> dict[str, tuple[Exchange, int]]:
+    """All that is measured, and the samples of each; 0: dense values."""
+    found = {
+        f"{name}_{samples}": (exchange, samples)
+        for samples in (512, 4096)
+        for name, exchange in row_exchanges(rows, samples, wire_dtype).items()
+    }
+    return found | {f"{name}_bulk": (exchange, 0) for name, exchange in bulk_exchanges(bulk, wire_dtype).items()}
+
+
+def measure_encryption(seconds: float, rounds: int, wire_dtype: str) -> dict[str, float]:
+    """Medians of several turns: steps per second by TCP, and what of them is left with encryption."""
+    figures: dict[str, float] = {}
+    with ExitStack() as stack:
+        kinds = []
+        for role in ("tcp_ps", "encrypted"):
+            rows, bulk = (stack.enter_context(client(layout, wire_dtype, role)) for layout in (ROWS, BULK))
+            fill(rows)
+            kinds.append(exchanges(rows, bulk, wire_dtype))
+        for name in kinds[0]:
+            turns = [[rate_of(kind[name][0].step, seconds) for kind in kinds] for _ in range(rounds)]
+            figures[f"{name}_tcp_steps_per_s"] = statistics.median(turn[0] for turn in turns)
+            figures[f"{name}_encrypted_speed"] = statistics.median(turn[1] / turn[0] for turn in turns)
+    return figures
+
+
 def measure(seconds: float, rounds: int, wire_dtype: str) -> dict[str, float]:
     """Medians of several turns: steps per second, GB/s both ways together, ratio to TCP."""
     figures: dict[str, float] = {}
     with process("tcp") as port, client(ROWS, wire_dtype) as rows, client(BULK, wire_dtype) as bulk:
         tcp = Tcp(port)
         fill(rows)
-        cases = {
-            f"{name}_{samples}": (exchange, samples)
-            for samples in (512, 4096)
-            for name, exchange in row_exchanges(rows, samples, wire_dtype).items()
-        }
-        cases |= {f"{name}_bulk": (exchange, 0) for name, exchange in bulk_exchanges(bulk, wire_dtype).items()}
-        for name, (exchange, samples) in cases.items():
+        for name, (exchange, samples) in exchanges(rows, bulk, wire_dtype).items():
             turns = [(rate_of(exchange.step, seconds), tcp.measure(exchange, seconds)) for _ in range(rounds)]
             ours = statistics.median(turn[0] for turn in turns)
             size = exchange.sent + exchange.received
@@ -275,19 +303,29 @@ def measure(seconds: float, rounds: int, wire_dtype: str) -> dict[str, float]:
     return figures
 
 
+ROLES: Mapping[str, Callable[[], None]] = {
+    "ps": serve_ps,
+    "tcp_ps": partial(serve_ps, by_tcp=True),
+    "encrypted": partial(serve_ps, by_tcp=True, encrypts=True),
+    "tcp": serve_tcp,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="about 20 seconds; less exact")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--wire_dtype", default="float32", choices=["float32", "float16", "bfloat16"])
-    parser.add_argument("--serve", choices=["ps", "tcp"], help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=list(ROLES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        {"ps": serve_ps, "tcp": serve_tcp}[arguments.serve]()
+        ROLES[arguments.serve]()
         return
     keep_large_buffers()
     seconds, rounds = (0.5, 3) if arguments.quick else (2.0, 5)
-    figures = {**measure(seconds, rounds, arguments.wire_dtype), **measure_control(seconds, rounds)}
+    figures = measure(seconds, rounds, arguments.wire_dtype)
+    figures |= measure_encryption(seconds, rounds, arguments.wire_dtype)
+    figures |= measure_control(seconds, rounds)
     if arguments.json:
         described = {"benchmark": "wire", "quick": arguments.quick, "wire_dtype": arguments.wire_dtype}
         print(json.dumps({**described, **figures}))
