@@ -25,6 +25,7 @@ from typing import Any
 
 from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch.controller import ElasticController, ElasticLoader
+from elasticdl.api.pytorch.launchers import refuse_other_launchers, refuse_their_group
 from elasticdl.api.pytorch.wiring import Wishes, make_loop
 from elasticdl.api.session import Session
 
@@ -63,10 +64,13 @@ def create_elastic_controller(
         session: if the script has joined already.
 
     Raises:
-        JobError: the master cannot be reached.
+        JobError: the master cannot be reached, or another launcher has started this process.
     """
     _show_log()
+    refuse_other_launchers()
     joined = session or Session.join()
+    if joined.link is not None:
+        refuse_their_group()
     wishes = Wishes(
         batch_size,
         num_epochs,
