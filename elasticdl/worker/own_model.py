@@ -33,7 +33,11 @@ class OwnModel:
         self._framework = framework
         self._checkpoints = checkpoints
         self._init_from = init_from
-        self._initial = framework.state()
+        self.begin()
+
+    def begin(self) -> None:
+        """What the model holds now are its initial values."""
+        self._initial = self._framework.state()
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return self._framework.state()

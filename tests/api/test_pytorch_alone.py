@@ -131,6 +131,33 @@ def test_several_losses_add_up_without_sync() -> None:
         loop(controllers[0], dataset(), twice)
 
 
+def test_gradients_of_several_batches_are_not_added_up() -> None:
+    script, number = Script(), iter(range(100))
+
+    def accumulate(batch: Any) -> None:
+        loss_of(script.model, batch).backward()
+        if next(number) % 2:
+            script.optimizer.step()
+            script.optimizer.zero_grad()
+
+    with pytest.raises(ModelDefinitionError, match="gradient of the batch before"):
+        loop(create_elastic_controller(BATCH, EPOCHS, state=script.state), dataset(), accumulate)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_batch_may_leave_its_update_out(set_to_none: bool) -> None:
+    script, number = Script(), iter(range(100))
+
+    def skip_some(batch: Any) -> None:
+        script.optimizer.zero_grad(set_to_none)
+        loss_of(script.model, batch).backward()
+        if next(number) % 2:
+            script.optimizer.step()
+
+    loop(create_elastic_controller(BATCH, 1, state=script.state), dataset(), skip_some)
+    assert int(script.optimizer.state_dict()["state"][0]["step"]) == -(-SIZE // BATCH) // 2
+
+
 def test_evaluation_after_every_epoch_leaves_training_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     script = Script()
     data = dataset()

@@ -179,11 +179,11 @@ class ElasticLoader:
         self.dataset = dataset
 
     def __len__(self) -> int:
-        """Return the batches of an epoch in this process, as the members of its group share them now.
+        """Return the batches of the present loop in this process, or the most that the next one may give.
 
         Within a loop: those that it has given, and this process's part of what is left; so a progress of
-        `batch_index / len(loader)` ends at 1, also when workers join or are lost.  Before the first group it is the
-        most that may come: the whole epoch, and in a job the batch of the rehearsal.
+        `batch_index / len(loader)` ends at 1, also when workers join or are lost.  Before a loop: the whole epoch, and
+        in a job the batch of the rehearsal, so that a loop bounded by it does not end early.
         """
         return self._controller.num_batches
 

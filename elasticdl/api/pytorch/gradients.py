@@ -6,7 +6,8 @@ them as in a process of its own.  Changes of the modules' buffers (BatchNorm's s
 weights.
 
 `backward()` does not return where there is nothing to go on with: it ends by `PartDone` where more minibatches of
-the step are to come, and by `StepDropped` where the world is broken.
+the step are to come, and by `StepDropped` where the world is broken.  A trainer of another library may need it to
+return: it does so without any gradient, for which an optimizer does nothing, and `ended_by` holds the exception.
 """
 
 from __future__ import annotations
@@ -51,8 +52,28 @@ class Place:
     is_own: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Uncleared:
+    """A gradient that a batch has left behind.
+
+    Attributes:
+        number: of its parameter.
+        version: of the tensor, which each change in place counts.
+    """
+
+    number: int
+    gradient: Any
+    version: int
+
+
 class ScriptGradients(Buckets):
-    """See above.  One for all modules of a script."""
+    """See above.  One for all modules of a script.
+
+    Attributes:
+        is_complete: backward has gone through.
+        raises: `backward()` ends by an exception where there is nothing to go on with.
+        ended_by: it, where it is not raised.
+    """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         named = {f"{k}.{name}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
@@ -75,15 +96,22 @@ class ScriptGradients(Buckets):
         self._reductions: list[Reduction] = []
         self._is_queued = False
         self._is_local = False
+        self._uncleared: _Uncleared | None = None
+        self._versions: list[int] = []  # of the parameters when backward was through
         self.is_complete = False
+        self.raises = True
+        self.ended_by: PartDone | StepDropped | None = None
 
     def begin(self, place: Place, world: World) -> None:
         """Before the user's code runs on a minibatch."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._uncleared = self._left_over() if self.is_complete and place.is_first else None
+        self._clear()
+        if self._uncleared is not None:
+            self._parameters[self._uncleared.number].grad = self._uncleared.gradient
         self._place, self._world = place, world
         self._reductions.clear()
         self._is_queued = self.is_complete = False
+        self.ended_by = None
         if place.is_first:
             self.used = [False] * len(self._parameters)
             self._next = 0
@@ -124,6 +152,9 @@ class ScriptGradients(Buckets):
         self._ready = None
         if place is not None and not place.is_own:
             self._restore()
+        self._clear()
+
+    def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -131,7 +162,18 @@ class ScriptGradients(Buckets):
 
     def _accumulated(self, number: int, parameter: Any) -> None:
         """Backward has added to a parameter's gradient."""
+        if self.ended_by is not None:
+            parameter.grad = None
+            return
+        try:
+            self._reach(number, parameter)
+        except StepDropped as dropped:
+            self._end(dropped)
+
+    def _reach(self, number: int, parameter: Any) -> None:
         place = self._place
+        if self._uncleared is not None and self._uncleared.number == number:
+            self._check_cleared(parameter, self._uncleared)
         if place is None or self._is_local:
             return
         if self.is_complete:
@@ -182,15 +224,31 @@ class ScriptGradients(Buckets):
     def _backward_done(self) -> None:
         """Called by the engine at the end of a backward, before it returns."""
         self._is_queued = False
+        try:
+            if self.ended_by is None:
+                self._complete()
+        except (PartDone, StepDropped) as ended:
+            self._end(ended)
+
+    def _end(self, reason: PartDone | StepDropped) -> None:
+        if self.raises:
+            raise reason
+        self.ended_by = reason
+        self._clear()
+
+    def _complete(self) -> None:
         place = self._place
         if place is None:
             return
+        if self._uncleared is not None:  # backward has not reached it
+            self._parameters[self._uncleared.number].grad = None
         if not place.is_own:
             for number, parameter in enumerate(self._parameters):
                 self._take(number, parameter)
             self._add_changes(place.weight)
             self._restore()
         self.is_complete = True
+        self._versions = [parameter._version for parameter in self._parameters]
         if not place.is_last:
             raise PartDone
         if not place.is_own:
@@ -207,6 +265,28 @@ class ScriptGradients(Buckets):
             raise StepDropped from ended
         self._reductions.clear()
         self.give([bool(count) for count in self._counts.tolist()])
+
+    def _left_over(self) -> _Uncleared | None:
+        """The smallest gradient of the batch before by which no parameter was changed."""
+        numbered = enumerate(zip(self._parameters, self._versions, strict=True))
+        left = [(p.grad.numel(), k) for k, (p, version) in numbered if p.grad is not None and p._version == version]
+        if not left:
+            return None
+        _, number = min(left)
+        gradient = self._parameters[number].grad.clone()
+        return _Uncleared(number, gradient, gradient._version)
+
+    def _check_cleared(self, parameter: Any, before: _Uncleared) -> None:
+        """Where backward has begun with the gradient of the batch before, it would have been added to."""
+        self._uncleared = None
+        if parameter.grad is before.gradient and parameter.grad._version == before.version + 1:
+            raise ModelDefinitionError(
+                "backward() would add to the gradient of the batch before, which no optimizer has used. "
+                "Gradients cannot be accumulated over several batches: workers come and go between them.",
+                "Call zero_grad() and step() of the optimizer for every batch (Accelerate: "
+                "gradient_accumulation_steps=1). For updates of 256 records: --fixed_global_batch=256, alone "
+                "create_elastic_controller(fixed_global_batch=256).",
+            )
 
     def _add_changes(self, weight: float) -> None:
         if not self._places or not weight:

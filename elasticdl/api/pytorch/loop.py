@@ -10,7 +10,7 @@ from elasticdl.api.pytorch.gradients import ScriptGradients
 from elasticdl.api.pytorch.pipeline import Pipeline
 from elasticdl.api.pytorch.shares import Shares
 from elasticdl.api.pytorch.state import RegisteredState
-from elasticdl.worker.own_model import CheckpointWriter
+from elasticdl.worker.own_model import CheckpointWriter, OwnModel
 from elasticdl.worker.termination import Termination
 
 
@@ -25,6 +25,7 @@ class Loop:
         pipeline: Pipeline,
         state: RegisteredState,
         gradients: ScriptGradients,
+        model: OwnModel,
         writer: CheckpointWriter,
         termination: Termination,
         start: Callable[[], None],
@@ -36,6 +37,7 @@ class Loop:
         self.pipeline = pipeline
         self.state = state
         self.gradients = gradients
+        self.model = model
         self.writer = writer
         self.termination = termination
         self.start = start  # of the threads behind the world and the shares

@@ -20,6 +20,7 @@ from elasticdl.api.data import Minibatch
 from elasticdl.api.pytorch.alone import World
 from elasticdl.api.pytorch.evaluation import Evaluation
 from elasticdl.api.pytorch.gradients import PartDone, Place, StepDropped
+from elasticdl.api.pytorch.lightning import Trainer
 from elasticdl.api.pytorch.loop import Loop
 from elasticdl.api.pytorch.pipeline import cause_of
 from elasticdl.api.pytorch.state import Arrays, RegisteredState
@@ -75,6 +76,7 @@ class Steps:
         self._until_outside = ExitStack()
         self._has_rehearsed = self._has_entered = False
         self._num_given = 0  # batches of the script's present loop
+        self._trainer: Trainer | None = None  # it owns the loop
         self._is_over = self._is_closed = False
         self._final_ledger: pb.AppliedSet | None = None
         self._is_idle = False
@@ -90,6 +92,12 @@ class Steps:
         self._after_loop: Arrays | None = None  # what the state is to be when the present loop has ended
         self._unchanged: Arrays | None = None  # the state before a batch that comes to nothing
         self._loss: float | None = None
+
+    def __reduce__(self) -> Any:
+        raise JobError(
+            "an elastic controller belongs to its process, and this one would be copied to another",
+            "leave out what starts processes that train (Lightning: strategy='ddp_spawn')",
+        )
 
     def get_current_epoch(self) -> int:
         """Epochs that the model has seen whole, so many minibatches."""
@@ -145,10 +153,15 @@ class Steps:
     def batches(self) -> Iterator[Any]:
         """The batches of an epoch, or inside `scope()` of all of them; see `ElasticLoader`."""
         self._settle()
+        return self._loop_over()
+
+    def _loop_over(self) -> Iterator[Any]:
         if self._is_over and self._spans_epochs and self._has_stepped:
             _log.warning(_EMPTY_LOOP)
         while not self._is_through:
             if not self._prepare():
+                if self._trainer is not None:
+                    self._trainer.end()
                 return
             if self._epoch < 0 and not self.is_rehearsal and not self._spans_epochs:
                 self._epoch = self._progress.begun = self.get_current_epoch()
@@ -156,8 +169,15 @@ class Steps:
                 break
             self._has_stepped = False
             self._num_given += 1
+            if self._trainer is not None:
+                self._trainer.begin_batch(self._epoch, self._parts.world.ledger.steps)
             with self._parts.data.session.clock.during(Activity.COMPUTE):
-                yield self._batch
+                try:
+                    yield self._batch
+                except GeneratorExit:
+                    if self._trainer is not None and self._is_through:
+                        self._end_loop()  # it has counted the batches, and goes on with something else
+                    raise
             if not self._has_stepped:
                 raise JobError("a batch was not trained in `with controller.step():`", "put the loop's body in there")
             self._undo()
@@ -167,15 +187,20 @@ class Steps:
     def num_batches(self) -> int:
         """See `ElasticLoader.__len__`."""
         parts = self._parts
+        if not self._num_given or not self._has_entered:
+            return self._most_batches
         per_epoch = parts.data.get_minibatch_count_per_epoch()
-        if not self._has_entered:
-            return per_epoch + (parts.data.session.link is not None)
         at_once = min(self.size, parts.shares.num_per_step or self.size)
-        if not self._num_given:
-            return -(-per_epoch // at_once)
         end = per_epoch * (parts.data.plan.num_epochs if self._spans_epochs else self._epoch + 1)
         left = end - self._num_names - (len(self._plan.all_parts) if self._plan is not None else 0)
         return self._num_given - (-max(0, left) // at_once)
+
+    @property
+    def _most_batches(self) -> int:
+        """That a loop gives to this process while nobody is lost: in a job one more, for the rehearsal."""
+        data = self._parts.data
+        num_epochs = data.plan.num_epochs if self._spans_epochs else 1
+        return data.get_minibatch_count_per_epoch() * max(1, num_epochs) + (data.session.link is not None)
 
     @property
     def _is_through(self) -> bool:
@@ -221,6 +246,7 @@ class Steps:
         parts = self._parts
         if not self._has_rehearsed:
             self._has_rehearsed = True
+            self._meet_trainer()
             parts.pipeline.start()
             if parts.data.session.link is not None:
                 self._rehearse(parts.data.session.link.sample())
@@ -242,6 +268,20 @@ class Steps:
         parts.shares.entered()
         parts.writer.begin(parts.world.ledger)
         return True
+
+    def _meet_trainer(self) -> None:
+        """If the loop is one of Lightning's."""
+        trainer = Trainer.of(self.state.modules)
+        if trainer is None:
+            return
+        plan, link = self._parts.data.plan, self._parts.data.session.link
+        trainer.check(plan.num_epochs, is_alone=link is None)
+        for thing in trainer.state:
+            self.state.add(thing)
+        self._parts.model.begin()
+        self._parts.gradients.raises = not trainer.continues_after_backward
+        self._trainer, self._spans_epochs = trainer, False
+        trainer.begin()
 
     def _come_out(self) -> None:
         """Does not return if this process was told to end."""
@@ -360,6 +400,14 @@ class Steps:
 
     def end_batch(self, error: BaseException | None) -> bool:
         """The script's code has ended; whether its exception is ours."""
+        before = self._num_names
+        is_ours = self._end_batch(error or self._parts.gradients.ended_by)
+        if self._trainer is not None:
+            has_stepped, is_cut = self._num_names > before, self._num_given >= self._most_batches
+            self._trainer.end_batch(has_stepped, self._is_through, self.num_batches, is_cut)
+        return is_ours
+
+    def _end_batch(self, error: BaseException | None) -> bool:
         gradients = self._parts.gradients
         if isinstance(error, PartDone):
             self._todo.pop(0)

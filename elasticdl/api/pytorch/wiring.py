@@ -93,7 +93,7 @@ def make_loop(wishes: Wishes, session: Session, controller: Steps, dataset: Any,
             drawer.start()
 
     atexit.register(controller.close)
-    return Loop(data, world, shares, pipeline, controller.state, gradients, writer, termination, start, stop)
+    return Loop(data, world, shares, pipeline, controller.state, gradients, model, writer, termination, start, stop)
 
 
 def _take_over_sigterm(termination: Termination, controller: Steps) -> None:
