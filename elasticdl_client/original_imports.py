@@ -18,6 +18,8 @@ from elasticdl_client.zoo_modules import sources
 ROOTS = ("elasticdl.python", "elasticdl.callbacks", "elasticai_api")
 
 _OBJECTS = "elasticdl.original.objects"
+_SERVICES = "elasticdl.original.services"
+_CONTROLLER = "elasticdl.original.controller"
 _COLUMNS = (
     "Keras 3 has no feature columns. Use the layers of elasticdl_preprocessing, such as Hashing, Discretization and "
     "IndexLookup, and elasticdl.layers.Embedding: docs/preprocessing.md."
@@ -34,9 +36,9 @@ _CALLBACKS = {
 }
 _EMBEDDING = {"Embedding": "elasticdl.layers:Embedding"}
 _DATA_SERVICE = {
-    "DataShardService": "elasticdl.api.data:DataShardService",
-    "RecordIndexService": "elasticdl.api.data:RecordIndexService",
-    "build_data_shard_service": "elasticdl.api.data:DataShardService",
+    "DataShardService": f"{_SERVICES}:OriginalDataShardService",
+    "RecordIndexService": f"{_SERVICES}:OriginalRecordIndexService",
+    "build_data_shard_service": f"{_SERVICES}:OriginalDataShardService",
 }
 
 # Module of the original → its names, each `module:attribute` of today, or a sentence that says what to use instead.
@@ -75,12 +77,17 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         "build_master_client": "It is not needed: elasticdl.api.data.DataShardService finds the master itself.",
         "MasterClient": "It is not needed: elasticdl.api.data.DataShardService finds the master itself.",
     },
+    "elasticai_api.proto.elasticai_api_pb2": {
+        "TRAINING": "elasticdl.rpc.elasticdl_pb2:TRAINING",
+        "EVALUATION": "elasticdl.rpc.elasticdl_pb2:EVALUATION",
+        "PREDICTION": "elasticdl.rpc.elasticdl_pb2:PREDICTION",
+    },
     "elasticai_api.io.recordio_reader": {"RecordIOReader": f"{_OBJECTS}:RecordIOReader"},
     "elasticai_api.pytorch.controller": {
-        "create_elastic_controller": "elasticdl.api.pytorch:create_elastic_controller",
-        "PyTorchAllReduceController": "elasticdl.api.pytorch:ElasticController",
+        "create_elastic_controller": f"{_CONTROLLER}:elastic_controller",
+        "PyTorchAllReduceController": f"{_CONTROLLER}:all_reduce_controller",
     },
-    "elasticai_api.pytorch.optimizer": {"DistributedOptimizer": f"{_OBJECTS}:distributed_optimizer"},
+    "elasticai_api.pytorch.optimizer": {"DistributedOptimizer": f"{_CONTROLLER}:distributed_optimizer"},
     "elasticai_api.pytorch.dataset": {
         "ElasticImageFolder": "controller.loader(ImageFolder(…)) makes any map-style data set elastic: "
         "docs/pytorch_script.md."

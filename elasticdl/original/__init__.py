@@ -1,6 +1,6 @@
 """Import paths of the original ElasticDL: modules that hold nothing but what their names are today.
 
-Owns no behaviour: `elasticdl_client.original_imports` has the table, `objects` the few things that exist for it alone.
+Owns no behaviour: `elasticdl_client.original_imports` has the table, the modules here the few things that exist for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 from elasticdl_client.original_imports import TABLE, hint_for, successor
 
 _log = logging.getLogger("elasticdl")
-_OBJECTS = f"{__name__}.objects"
 _warned: set[str] = set()
 
 
@@ -30,7 +29,11 @@ class _OriginalModule(ModuleType):
         module, attribute = found
         if self.__name__ not in _warned:
             _warned.add(self.__name__)
-            now = "kept for modules of the original ElasticDL" if module == _OBJECTS else f"{module}.{attribute} now"
+            now = (
+                "kept for modules of the original ElasticDL"
+                if module.startswith(f"{__name__}.")
+                else f"{module}.{attribute} now"
+            )
             _log.warning("%s.%s is %s (docs/original.md).", self.__name__, name, now)
         return getattr(importlib.import_module(module), attribute)
 

@@ -106,23 +106,6 @@ class RecordIOReader:
             begin += size
 
 
-def distributed_optimizer(
-    optimizer: Any, named_parameters: Any = None, fixed_global_batch_size: bool = False, **keywords: Any
-) -> Any:
-    """Return the optimizer: the controller sums the gradients itself, for any optimizer.
-
-    Raises:
-        ModelDefinitionError: it should keep the global batch, which is a flag here.
-    """
-    if fixed_global_batch_size:
-        raise ModelDefinitionError(
-            "DistributedOptimizer(…, fixed_global_batch_size=True) cannot fix the global batch.",
-            "Give create_elastic_controller fixed_global_batch=N, or the job --fixed_global_batch=N: the records of a "
-            "step, for any number of workers; leave the argument out here.",
-        )
-    return optimizer
-
-
 class MaxComputeConfig:
     """Names of the environment variables for MaxCompute."""
 

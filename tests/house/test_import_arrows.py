@@ -114,7 +114,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.ps.applied",
         "elasticdl_client.trained_model",
     ),
-    "elasticdl.original": (*SHARED, "elasticdl.data", "elasticdl_client.original_imports"),
+    "elasticdl.original": (
+        *SHARED,
+        "elasticdl.api",
+        "elasticdl.data",
+        "elasticdl.rpc.elasticdl_pb2",
+        "elasticdl_client.original_imports",
+    ),
     "elasticdl.python": ("elasticdl.original",),  # import paths of the original, as the next two
     "elasticdl.callbacks": ("elasticdl.original",),
     "elasticai_api": ("elasticdl.original",),

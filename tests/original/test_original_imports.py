@@ -14,7 +14,7 @@ import pytest
 import elasticdl.original
 from elasticdl.data.recordio_writer import RecordIOWriter
 from elasticdl.model_def import framework_of, load
-from elasticdl.original.objects import RecordIOReader, distributed_optimizer
+from elasticdl.original.objects import RecordIOReader
 from elasticdl_client.choices import Framework
 from elasticdl_client.errors import DataError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
@@ -213,13 +213,6 @@ def test_several_recordio_files_are_counted_through(tmp_path: Path) -> None:
     assert list(reader.read_records(2, 9)) == [b"0.2", b"0.3", b"1.0", b"1.1", b"1.2", b"1.3", b"2.0"]
     with pytest.raises(DataError):
         RecordIOReader([str(tmp_path)])
-
-
-def test_a_distributed_optimizer_is_the_optimizer_and_the_global_batch_a_flag() -> None:
-    optimizer = object()
-    assert distributed_optimizer(optimizer) is optimizer
-    with pytest.raises(ModelDefinitionError, match="fixed_global_batch=N"):
-        distributed_optimizer(optimizer, fixed_global_batch_size=True)
 
 
 def test_the_page_names_every_import_path() -> None:

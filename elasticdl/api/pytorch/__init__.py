@@ -66,11 +66,7 @@ def create_elastic_controller(
     Raises:
         JobError: the master cannot be reached, or another launcher has started this process.
     """
-    _show_log()
-    refuse_other_launchers()
-    joined = session or Session.join()
-    if joined.link is not None:
-        refuse_their_group()
+    joined = join_job(session)
     wishes = Wishes(
         batch_size,
         num_epochs,
@@ -87,8 +83,22 @@ def create_elastic_controller(
     )
 
 
+def join_job(session: Session | None = None) -> Session:
+    """Return the script's place in its job, as a script in PyTorch takes it.
+
+    Raises:
+        JobError: the master cannot be reached, or another launcher has started this process.
+    """
+    _show_log()
+    refuse_other_launchers()
+    joined = session or Session.join()
+    if joined.link is not None:
+        refuse_their_group()
+    return joined
+
+
 def _show_log() -> None:
-    """Where the script has not said what becomes of logs, ours go to its output."""
+    """Where the script has not said what becomes of logs, send ours to its output."""
     ours = logging.getLogger("elasticdl")
     if not ours.hasHandlers():
         handler = logging.StreamHandler(sys.stdout)

@@ -61,7 +61,7 @@ class ElasticController(Steps):
             options: of `DataLoader`, such as `num_workers`.
         """
         if isinstance(dataset, torch.utils.data.DataLoader):
-            dataset, collate_fn, options = _taken_over(dataset, collate_fn, options)
+            dataset, collate_fn, options = taken_over(dataset, collate_fn, options)
         if self._loop is not None:
             raise JobError("a controller has one loader", "iterate over the same one in every epoch")
         self._loop = self._wire(self, dataset, {"collate": collate_fn, **options})
@@ -191,10 +191,10 @@ class ElasticLoader:
         return self._controller.batches()
 
 
-def _taken_over(
+def taken_over(
     loader: torch.utils.data.DataLoader[Any], collate_fn: Callable[..., Any] | None, options: dict[str, Any]
 ) -> tuple[Any, Callable[..., Any] | None, dict[str, Any]]:
-    """What of a DataLoader holds for an elastic one."""
+    """Return data set, `collate_fn` and options of a DataLoader that hold for an elastic one."""
     names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
     own = {name: getattr(loader, name) for name in names}
     if loader.num_workers:

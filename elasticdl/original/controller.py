@@ -1,0 +1,190 @@
+"""The controller of the original's training scripts in PyTorch.
+
+Such a script makes a DataLoader of a data set that asks a service for the number of each record.  Here the
+controller's loader decides which records come, so the service says the number of the record that is being fetched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from elasticdl.api.pytorch import join_job
+from elasticdl.api.pytorch.controller import ElasticController, ElasticLoader, taken_over
+from elasticdl.api.pytorch.wiring import Wishes, make_loop
+from elasticdl.api.session import Session
+from elasticdl.original.services import LOADER_HINT, CurrentRecord, OriginalRecordIndexService, own_arguments
+from elasticdl_client.errors import DataError, FlagError, JobError
+
+
+class AllReduceController(ElasticController):
+    """The controller with what the original's has besides: `data_shard_service`, and `loader` in DataLoader's place."""
+
+    def __init__(self, session: Session, wishes: Wishes, record: CurrentRecord) -> None:
+        super().__init__(
+            (), lambda controller, dataset, options: make_loop(wishes, session, controller, dataset, options)
+        )
+        self._session = session
+        self._wishes = wishes
+        self._record = record
+        self._is_asked = False
+        self._begin: Callable[[], ElasticLoader] | None = None  # what makes the loader
+
+    @property
+    def data_shard_service(self) -> CurrentRecord:
+        """For the data set: `fetch_record_index()` is the number of the record that it is asked for."""
+        self.expect_questions()
+        return self._record
+
+    def expect_questions(self) -> None:
+        """The data set asks for the number of the record that it is to give."""
+        self._is_asked = True
+
+    def loader(
+        self, dataset: Any = None, collate_fn: Callable[..., Any] | None = None, **options: Any
+    ) -> ElasticLoader:
+        """What is iterated in the place of a DataLoader, made of its arguments; the controller shuffles.
+
+        Raises:
+            DataError: the number of records is not known, or batches are of another size.
+        """
+        size = self._wishes.batch_size
+        if options.get("batch_size", size) != size:
+            raise DataError(
+                f"The loader's batch_size is {options['batch_size']}, and the controller's {size}.",
+                "Give both the same.",
+            )
+        options = {name: value for name, value in options.items() if name not in ("batch_size", "shuffle")}
+        if hasattr(dataset, "collate_fn"):  # a DataLoader
+            dataset, collate_fn, options = taken_over(dataset, collate_fn, options)
+        if not self._wishes.dataset_size and hasattr(dataset, "__len__") and len(dataset) == sys.maxsize:
+            raise DataError(
+                f"{type(dataset).__name__} does not say how many records there are.",
+                "Give create_elastic_controller the number as dataset_size.",
+            )
+        if self._begin is not None:
+            raise JobError("a controller has one loader", "iterate over the same one in every epoch")
+        is_numbered = self._is_asked and not hasattr(dataset, "__iter__")
+        given = _Numbered(dataset, self._record) if is_numbered else dataset
+        # Not now: the original's scripts name model and optimizer after it.
+        self._begin = functools.partial(super().loader, given, collate_fn, **options)
+        return ElasticLoader(self, dataset)
+
+    def batches(self) -> Iterator[Any]:
+        """The batches of an epoch, or inside `scope()` of all of them; see `ElasticLoader`."""
+        self._wire_once()
+        return super().batches()
+
+    @property
+    def num_batches(self) -> int:
+        """See `ElasticLoader.__len__`."""
+        self._wire_once()
+        return super().num_batches
+
+    def _wire_once(self) -> None:
+        if self._loop is None and self._begin is not None:
+            self._begin()
+
+    def set_broadcast_optimizer(self, optimizer: Any) -> None:
+        """Register it.
+
+        Raises:
+            FlagError: it is to keep the global batch, and the job's flag does not say so.
+        """
+        spec = self._session.spec
+        is_fixed = getattr(optimizer, "fixed_global_batch_size", False)
+        if is_fixed and not self._session.is_alone and not spec.fixed_global_batch:
+            records = spec.num_workers * (self._wishes.batch_size or spec.minibatch_size)
+            raise FlagError(
+                "DistributedOptimizer(…, fixed_global_batch_size=True) keeps the global batch, which is a flag here.",
+                f"Start the job with --fixed_global_batch={records}: the records of a step, for any number of "
+                "workers; or leave the argument out.",
+            )
+        super().set_broadcast_optimizer(optimizer)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Training stands inside; see `ElasticController.scope`.
+
+        Raises:
+            JobError: the data set asks this controller for records, and no loader of the controller's fetches them.
+        """
+        if self._is_asked and self._begin is None:
+            raise JobError("The data set asks the controller for records, and its loader is a DataLoader.", LOADER_HINT)
+        with super().scope():
+            yield
+
+
+class _Numbered:
+    """A data set of which it is known which record is being fetched."""
+
+    def __init__(self, dataset: Any, record: CurrentRecord) -> None:
+        self._dataset = dataset
+        self._record = record
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, number: int) -> Any:
+        self._record.number = number
+        try:
+            return self._dataset[number]
+        finally:
+            self._record.number = None
+
+
+def elastic_controller(
+    batch_size: int = 0,
+    num_epochs: int | None = None,
+    dataset_size: int = 0,
+    shuffle: bool | None = None,
+    **keywords: Any,
+) -> AllReduceController:
+    """As the original's `create_elastic_controller`; see `elasticdl.api.pytorch.create_elastic_controller`."""
+    wishes = _wishes(batch_size, num_epochs, dataset_size, shuffle, **own_arguments(keywords))
+    return AllReduceController(join_job(), wishes, CurrentRecord())
+
+
+def _wishes(
+    batch_size: int = 0,
+    num_epochs: int | None = None,
+    dataset_size: int = 0,
+    shuffle: bool | None = None,
+    num_minibatches_per_shard: int = 0,
+) -> Wishes:
+    """Return them; the rest is the job's."""
+    return Wishes(batch_size, num_epochs, dataset_size, shuffle, num_minibatches_per_shard, 0, "", None, 0)
+
+
+def all_reduce_controller(*arguments: Any, data_shard_service: Any = None, master_client: Any = None) -> Any:
+    """As the original's `PyTorchAllReduceController(master_client, data_shard_service)`, whose client is not needed.
+
+    Raises:
+        JobError: there is no `RecordIndexService` among the arguments.
+    """
+    service = data_shard_service or (arguments[-1] if arguments else None)
+    if not isinstance(service, OriginalRecordIndexService):
+        raise JobError(
+            "PyTorchAllReduceController is made of a RecordIndexService.",
+            "Write create_elastic_controller(batch_size, num_epochs, dataset_size, shuffle) of elasticdl.api.pytorch.",
+        )
+    service.record = CurrentRecord()
+    made = AllReduceController(join_job(service.session), _wishes(**service.wishes), service.record)
+    made.expect_questions()
+    return made
+
+
+def distributed_optimizer(
+    optimizer: Any, named_parameters: Any = None, fixed_global_batch_size: bool = False, **keywords: Any
+) -> Any:
+    """Return the optimizer: the controller sums the gradients itself, for any optimizer.
+
+    Args:
+        fixed_global_batch_size: to be checked by `AllReduceController.set_broadcast_optimizer`.
+    """
+    if fixed_global_batch_size:
+        optimizer.fixed_global_batch_size = True
+    return optimizer
