@@ -203,9 +203,9 @@ def test_only_wanted_columns_and_what_has_none() -> None:
         Analysis.load(b"other bytes")
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasketches", None)
-    with pytest.raises(DataError, match=r"Statistics need the package datasketches.*\n.*elasticdl\[analyze\]"):
+    with pytest.raises(DataError, match=r"Statistics need the package datasketches.*\n.*pip install 'datasketches'"):
         ColumnSketch()
 
 
