@@ -17,6 +17,7 @@ JOBS = {
 _PREPARATION = {
     "zoo": "make an image of a folder of models and push it: zoo init, zoo build, zoo push",
     "rbac": "print the service account and the rights that a job's master needs",
+    "completion": "print what makes a shell complete commands and flags: completion bash, zsh or fish",
 }
 _AFTERWARDS = {
     "list": "list jobs",
@@ -39,6 +40,8 @@ _MORE = {
     "job goes on in front, from its newest checkpoint.",
     "tensorboard": "Of a job with --tensorboard_log_dir. It prints its address, and ends with Ctrl-C. On Kubernetes a "
     "pod with the job's image and volumes runs it meanwhile.",
+    "completion": "bash: `source <(elasticdl completion bash)` in ~/.bashrc; zsh: `source <(elasticdl completion zsh)` "
+    "in ~/.zshrc; fish: `elasticdl completion fish > ~/.config/fish/completions/elasticdl.fish`.",
     "rbac": "For `kubectl apply -f -`. Whoever applies it needs the right to grant these rights.",
 }
 _USAGE = {
@@ -89,8 +92,11 @@ def _of_later_command(command: str, width: int) -> str:
     from elasticdl_client.jobs import options
 
     lines = [f"elasticdl {command}: {COMMANDS[command]}.", ""]
-    lines += [f"Usage: {rbac.USAGE if command == 'rbac' else options.usage_of(command)}", ""]
+    usages = {"rbac": rbac.USAGE, "completion": "elasticdl completion bash|zsh|fish"}
+    lines += [f"Usage: {usages.get(command) or options.usage_of(command)}", ""]
     lines += [*textwrap.wrap(_MORE[command], width), ""]
+    if command == "completion":
+        return "\n".join(lines)
     if command == "rbac":
         return "\n".join(
             lines + [line for name, text in rbac.FLAGS.items() for line in _of_flag(f"--{name}", text, width)]

@@ -61,6 +61,12 @@ class Commands:
 
         self._print("rbac", lambda: rbac.run(self.arguments))
 
+    def completion(self) -> NoReturn:
+        """Prints a shell's completion script."""
+        from elasticdl_client import completion
+
+        self._print("completion", lambda: completion.run(self.arguments))
+
     def list(self) -> NoReturn:
         """Lists jobs."""
         self._act("list")

@@ -1,0 +1,126 @@
+"""`elasticdl completion`: prints the script by which a shell completes commands, flags and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from elasticdl_client.errors import FlagError
+from elasticdl_client.help import COMMANDS, JOBS
+from elasticdl_client.job_spec import flag_fields
+from elasticdl_client.jobs.options import FORMATS, options_of
+from elasticdl_client.rbac import FLAGS as RBAC_FLAGS
+from elasticdl_client.zoo.arguments import COMMANDS as ZOO_COMMANDS
+
+SHELLS = ("bash", "zsh", "fish")
+USAGE = "elasticdl completion bash|zsh|fish"
+_BOOLEAN = ("true", "false")
+Flags = dict[str, tuple[str, ...]]
+"""Values by flag; none: a value of one's own, or a path."""
+
+_BASH = """\
+_elasticdl() {
+    local IFS=$'\\n' word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" flag="" prefix="" words=""
+    COMPREPLY=()
+    case "$word" in
+        =) flag="$before"; word="" ;;
+        --*=*) flag="${word%%=*}"; prefix="$flag="; word="${word#*=}" ;;
+        *) if [ "$before" = "=" ]; then flag="${COMP_WORDS[COMP_CWORD-2]}"; fi ;;
+    esac
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        words=$'@COMMANDS@'
+    elif [ -n "$flag" ]; then
+        case "${COMP_WORDS[1]} $flag" in
+@VALUES@
+        esac
+    else
+        case "${COMP_WORDS[1]}" in
+@FLAGS@
+        esac
+    fi
+    COMPREPLY=($(compgen -P "$prefix" -W "$words" -- "$word"))
+}
+complete -o default -o nospace -F _elasticdl elasticdl
+"""
+_ZSH = """\
+autoload -U +X compinit && compinit
+autoload -U +X bashcompinit && bashcompinit
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Prints the script for a shell; the exit code.
+
+    Raises:
+        FlagError: not one of the shells.
+    """
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        given = " ".join(arguments)
+        raise FlagError(f"`elasticdl completion` takes one shell, not '{given}'.", f"Write {USAGE}.")
+    shell = arguments[0]
+    print(_fish() if shell == "fish" else (_ZSH if shell == "zsh" else "") + _bash(), end="")
+    return 0
+
+
+def flags_of(command: str) -> Flags:
+    """The flags of a command, with the values that they may have."""
+    if command in JOBS:
+        return {name: _values(field.default) for name, field in flag_fields(command).items()}
+    if command in FORMATS:
+        found = {name: _values(default) for name, (_, default) in options_of(command).items()}
+        if "output" in found:
+            found["output"] = FORMATS[command]
+        return found
+    if command == "rbac":
+        return {name: _BOOLEAN if name == "print" else () for name in RBAC_FLAGS}
+    if command == "zoo":
+        return {name: _values(flag.default) for zoo in ZOO_COMMANDS.values() for name, flag in zoo.flags.items()}
+    return {}
+
+
+def _values(default: object) -> tuple[str, ...]:
+    if isinstance(default, bool):
+        return _BOOLEAN
+    return tuple(choice.value for choice in type(default)) if isinstance(default, StrEnum) else ()
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """What may follow a command without a dash."""
+    return {"zoo": tuple(ZOO_COMMANDS), "completion": SHELLS}.get(command, ())
+
+
+def _bash() -> str:
+    """A word that is whole ends with a space, a flag that wants a value with an equals sign."""
+    flags, values = [], []
+    for command in COMMANDS:
+        of_command = flags_of(command)
+        words = [f"{word} " for word in _words(command)]
+        words += [f"--{name}{' ' if known == _BOOLEAN else '='}" for name, known in of_command.items()]
+        flags.append(f"            {command}) words=$'{_lines(words)}' ;;")
+        values += [
+            f"            '{command} --{name}') words=$'{_lines([f'{value} ' for value in known])}' ;;"
+            for name, known in of_command.items()
+            if known
+        ]
+    script = _BASH.replace("@COMMANDS@", _lines([f"{command} " for command in COMMANDS]))
+    return script.replace("@VALUES@", "\n".join(values)).replace("@FLAGS@", "\n".join(flags))
+
+
+def _lines(words: Sequence[str]) -> str:
+    return "\\n".join(words)
+
+
+def _fish() -> str:
+    lines = []
+    for command, summary in COMMANDS.items():
+        lines.append(f"complete -c elasticdl -f -n __fish_use_subcommand -a {command} -d {_quoted(summary)}")
+        condition = f"-n '__fish_seen_subcommand_from {command}'"
+        lines += [f"complete -c elasticdl -f {condition} -a {word}" for word in _words(command)]
+        for name, known in flags_of(command).items():
+            wanted = "" if known == _BOOLEAN else f" -x -a '{' '.join(known)}'" if known else " -r"
+            lines.append(f"complete -c elasticdl {condition} -l {name}{wanted}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
