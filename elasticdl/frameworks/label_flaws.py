@@ -6,7 +6,8 @@ Asked only after a loss has failed or is not finite: labels cost nothing where t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.frameworks.data_flaws import named_parts
-from elasticdl.frameworks.framework import LabelError
+from elasticdl.frameworks.framework import Batch, LabelError
 
 _SHOWN = 60  # characters of a text
 _SAID = 100  # characters of a framework's error
@@ -96,6 +97,30 @@ def label_flaw(
         if classes is not None and len(named) == 1:
             return _class_flaw(values, classes, name, column)
     return None
+
+
+@contextmanager
+def labels_blamed(
+    batches: Sequence[Batch], flaw_of: Callable[[Batch], LabelFlaw | None], samples_per_batch: int | None
+) -> Iterator[None]:
+    """Where a step raises and labels are to blame, says that, of the column and in words.
+
+    Args:
+        batches: of the step.
+        flaw_of: what is wrong with the labels of one of them.
+        samples_per_batch: None: samples are not records.
+
+    Raises:
+        LabelError: they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        for batch in batches:
+            if (flaw := flaw_of(batch)) is not None:
+                first_sample = None if samples_per_batch is None else batch.n * samples_per_batch
+                raise flaw.error(first_sample, error) from error
+        raise
 
 
 def _called(column: str) -> str:

@@ -73,7 +73,7 @@ class PodSpecs:
                 "WORKER_NUM": str(self.spec.num_workers),
                 _ID_VARIABLES[role]: str(command.index),
                 **({FRAMEWORK_VARIABLE: framework} if framework else {}),
-                **({ENCRYPT_VARIABLE: "true"} if self.spec.encrypt else {}),
+                ENCRYPT_VARIABLE: "true" if self.spec.encrypt else "",  # a local pod inherits the variable of the flag
                 **self._tf_config(command),
             },
             labels=labels,

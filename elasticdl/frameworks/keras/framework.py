@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,7 @@ from elasticdl.frameworks.keras.pipeline import Pipeline
 from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.step import Steps
 from elasticdl.frameworks.keras.table_feed import traced_feed
-from elasticdl.frameworks.label_flaws import ClassLabels, LabelFlaw, label_flaw
+from elasticdl.frameworks.label_flaws import ClassLabels, LabelFlaw, label_flaw, labels_blamed
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition
@@ -363,21 +363,9 @@ class KerasFramework:
         labels = take_apart(batch.data.mode, batch.data.element).labels
         return label_flaw(labels, classes, self._metadata.label_column, _LOOKUP, _array)
 
-    @contextmanager
-    def _labels_blamed(self, *batches: Batch) -> Iterator[None]:
-        """Where a step raises and labels are to blame, says that, of the column and in words.
-
-        Raises:
-            LabelError: they are.
-        """
-        try:
-            yield
-        except Exception as error:
-            for batch in batches:
-                if (flaw := self._label_flaw(batch)) is not None:
-                    is_record = self._definition.feed is None
-                    raise flaw.error(batch.n * self._minibatch_size if is_record else None, error) from error
-            raise
+    def _labels_blamed(self, *batches: Batch) -> AbstractContextManager[None]:
+        samples_per_batch = self._minibatch_size if self._definition.feed is None else None
+        return labels_blamed(batches, self._label_flaw, samples_per_batch)
 
     def _batch_spec(self, batch: Batch) -> Any:
         return self._pipelines[batch.data.mode].spec

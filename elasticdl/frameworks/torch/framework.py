@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from elasticdl.frameworks.framework import (
     TableRows,
     TaskRecords,
 )
-from elasticdl.frameworks.label_flaws import ClassLabels, LabelFlaw, label_flaw
+from elasticdl.frameworks.label_flaws import ClassLabels, LabelFlaw, label_flaw, labels_blamed
 from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
 from elasticdl.frameworks.torch.evaluation import TorchEvaluation
@@ -318,21 +318,9 @@ class TorchFramework:
             classes = ClassLabels(outputs[1], getattr(self._definition.loss, "ignore_index", _IGNORED), False)
         return label_flaw(labels, classes, self._metadata.label_column, _LOOKUP, _array)
 
-    @contextmanager
-    def _labels_blamed(self, *batches: Batch) -> Iterator[None]:
-        """Where a step raises and labels are to blame, says that, of the column and in words.
-
-        Raises:
-            LabelError: they are.
-        """
-        try:
-            yield
-        except Exception as error:
-            for batch in batches:
-                if (flaw := self._label_flaw(batch)) is not None:
-                    is_record = self._definition.feed is None
-                    raise flaw.error(batch.n * self._minibatch_size if is_record else None, error) from error
-            raise
+    def _labels_blamed(self, *batches: Batch) -> AbstractContextManager[None]:
+        samples_per_batch = self._minibatch_size if self._definition.feed is None else None
+        return labels_blamed(batches, self._label_flaw, samples_per_batch)
 
 
 def _array(part: Any) -> npt.NDArray[Any] | None:
