@@ -92,6 +92,7 @@ define run_on_cluster
 	@kubectl version --request-timeout=10s >/dev/null || { echo "the cluster of KUBECONFIG does not answer" >&2; exit 1; }
 	$(call say,building the image of the tests (once; TensorFlow is a large download))
 	@$(BIN)/python -m tests.e2e_kubernetes.image
+	@$(BIN)/python -m tests.e2e_kubernetes.dns_records
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
 	@$(BIN)/python -m tests.again -m $(1) --ignore tests/e2e_kubernetes -n 2 --dist loadfile
 	$(call say,running whole jobs on it (about half an hour))
