@@ -105,9 +105,14 @@ def deletion_of(pod: Object) -> tuple[str, float] | None:
 
 
 def ended_before_deletion(pod: Object) -> bool:
-    """Whether its container had ended when the deletion of the pod was asked for."""
+    """Whether its container had ended for good when the deletion of the pod was asked for.
+
+    The kubelet shows a pod that was deleted between two lives as failed, with the end of the last one.
+    """
     deletion, ended = deletion_of(pod), _terminated(pod)
     if deletion is None or ended is None or not ended.get("finishedAt"):
+        return False
+    if pod["spec"].get("restartPolicy") == "OnFailure" and ended["exitCode"] and not pod["status"].get("reason"):
         return False
     asked = datetime.fromisoformat(deletion[0]) - timedelta(seconds=deletion[1])
     return datetime.fromisoformat(ended["finishedAt"]) < asked
@@ -185,6 +190,8 @@ def _phase(pod: Object) -> PodPhase:
     phase = pod["status"].get("phase") or PodPhase.PENDING
     if pod["status"].get("reason") == "NodeLost":
         return PodPhase.FAILED
+    if phase == PodPhase.RUNNING and pod["spec"].get("restartPolicy") == "Never" and (ended := _terminated(pod)):
+        return PodPhase.FAILED if ended["exitCode"] else PodPhase.SUCCEEDED  # a container beside it may go on for ever
     return PodPhase.RUNNING if phase == "Unknown" else PodPhase(phase)
 
 
@@ -228,11 +235,19 @@ def _terminated(pod: Object) -> Object | None:
     main = _main(pod)
     ended: Object | None = main.get("state", {}).get("terminated") if main else None
     if pod["status"].get("phase") == PodPhase.FAILED and (ended is None or ended["exitCode"] == 0):
+        sidecars = _sidecars(pod)
         for status in [*_statuses(pod, "initContainerStatuses"), *_statuses(pod, "containerStatuses")]:
+            if status["name"] in sidecars:
+                continue  # ended by the kubelet after the others
             other: Object | None = status.get("state", {}).get("terminated")
             if other and other["exitCode"] != 0:
                 return other
     return ended
+
+
+def _sidecars(pod: Object) -> set[str]:
+    """Its native ones, init containers that run beside the others; how they end says nothing of the pod."""
+    return {one["name"] for one in pod["spec"].get("initContainers") or [] if one.get("restartPolicy") == "Always"}
 
 
 def _code_in_words(code: int) -> str:

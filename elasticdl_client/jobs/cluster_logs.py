@@ -15,11 +15,11 @@ from typing import Any
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.jobs import pods
-from elasticdl_client.jobs.cluster_objects import Object, checked, list_objects, read_pod
+from elasticdl_client.jobs.cluster_objects import Object, list_objects, read_pod
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.jobs.store import LogLine, LogRequest
 from elasticdl_client.kubernetes import names
-from elasticdl_client.kubernetes.api import CONNECT_TIMEOUT_S, ClusterError, Connection
+from elasticdl_client.kubernetes.api import CONNECT_TIMEOUT_S, ClusterError, Connection, checked
 
 _LOOK_S = 1.0
 _SILENCE_S = 300.0  # a stream without a line for so long is opened again: its connection may be dead

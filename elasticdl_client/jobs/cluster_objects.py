@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from elasticdl_client.kubernetes import names
-from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.api import ClusterError, Connection, checked
 
 Object = Mapping[str, Any]
 KINDS = ("pod", "config_map", "secret", "service", "network_policy")
@@ -75,22 +74,6 @@ def read_pod(connection: Connection, namespace: str, name: str) -> Object | None
             raise
         return None
     return pod
-
-
-def checked(response: Any) -> Any:
-    """An answer whose body was not read yet, if it is none of an error.
-
-    Raises:
-        ApiException: it is.
-    """
-    from kubernetes.client.exceptions import ApiException
-
-    if 200 <= response.status < 300:
-        return response
-    error = ApiException(status=response.status, reason=response.reason)
-    with suppress(AttributeError, ValueError):
-        error.body = response.data.decode(errors="replace")
-    raise error
 
 
 def words(kind: str) -> str:

@@ -19,7 +19,7 @@ from elasticdl_client.jobs import cluster_end, cluster_logs, cluster_tensorboard
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
 from elasticdl_client.jobs.job import Job, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
-from elasticdl_client.kubernetes import api, names
+from elasticdl_client.kubernetes import api, events, names
 
 _SUBMISSION_S = 15.0  # a job whose ConfigMap is younger may still be getting its master
 _REPLACE_TIMEOUT_S = 60.0  # an ended master's pod gets so long to go
@@ -112,6 +112,10 @@ def _jobs(connection: api.Connection, namespace: str, name: str) -> list[Job]:
         objects[_key(config_map)].config_maps[config_map["metadata"]["name"]] = config_map
     for pod in list_objects(connection, "pod", namespace, name):
         objects[_key(pod)].pods.append(pod)
+    if name:
+        for (where, _), found in objects.items():
+            made = [pod["metadata"]["uid"] for pod in found.pods if pods.is_being_made(pod)]
+            found.told = events.newest(connection, where, made)
     jobs = [_job(where, job, found) for (where, job), found in objects.items()]
     return sorted(jobs, key=lambda job: (job.created_at, job.namespace, job.name))
 
@@ -120,6 +124,7 @@ def _jobs(connection: api.Connection, namespace: str, name: str) -> list[Job]:
 class _Found:
     config_maps: dict[str, Object] = dataclasses.field(default_factory=dict)
     pods: list[Object] = dataclasses.field(default_factory=list)
+    told: dict[str, str] = dataclasses.field(default_factory=dict)  # by Events, of pods that are being made; by uid
 
 
 def _key(thing: Object) -> tuple[str, str]:
@@ -131,7 +136,7 @@ def _job(namespace: str, name: str, found: _Found) -> Job:
     everything = [*found.config_maps.values(), *found.pods]
     created_at = min(_created_at(thing) for thing in ([owner] if owner else everything))
     written = _written(found.config_maps.get(names.state_object(name)))
-    status = _with_pods(written or JobStatus(name), sorted(found.pods, key=pods.sort_key), owner)
+    status = _with_pods(written or JobStatus(name), sorted(found.pods, key=pods.sort_key), found.told, owner)
     master = next((pod for pod in found.pods if pods.label(pod, names.ROLE_LABEL) == "master"), None)
     phase, note = _phase(name, status, owner, master, time.time() - created_at)
     return Job(name, Runtime.KUBERNETES, phase, status, note, namespace=namespace, created_at=created_at)
@@ -169,10 +174,12 @@ def _written(state: Object | None) -> JobStatus | None:
         return None
 
 
-def _with_pods(status: JobStatus, found: list[Object], owner: Object | None) -> JobStatus:
+def _with_pods(
+    status: JobStatus, found: list[Object], events_say: Mapping[str, str], owner: Object | None
+) -> JobStatus:
     """The status with the pods as the API shows them, and how many of them run."""
     told = {pod.name: pod for pod in status.pods}
-    seen = tuple(_told_more(pods.pod_status(pod), told) for pod in found)
+    seen = tuple(_told_more(pods.pod_status(pod), told, events_say.get(pod["metadata"]["uid"], "")) for pod in found)
     running = [pods.label(pod, names.ROLE_LABEL) for pod in found if _runs(pod)]
     spec = _spec(owner)
     return dataclasses.replace(
@@ -185,8 +192,10 @@ def _with_pods(status: JobStatus, found: list[Object], owner: Object | None) -> 
     )
 
 
-def _told_more(pod: PodStatus, told: Mapping[str, PodStatus]) -> PodStatus:
-    """A pod of which the API says nothing, with what the master had learned of the same phase."""
+def _told_more(pod: PodStatus, told: Mapping[str, PodStatus], event: str) -> PodStatus:
+    """A pod with what its newest Event says, or else, if the API says nothing, the master had learned of its phase."""
+    if event:
+        return dataclasses.replace(pod, message=event)
     before = told.get(pod.name)
     if pod.message or before is None or before.phase != pod.phase:
         return pod

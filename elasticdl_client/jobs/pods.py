@@ -10,6 +10,7 @@ from elasticdl_client.kubernetes import names
 
 _ROLES = ("master", "ps", "worker")
 _LONGEST_MESSAGE = 500
+IN_THE_MAKING = ("ContainerCreating", "PodInitializing")
 
 
 def label(pod: Mapping[str, Any], name: str) -> str:
@@ -36,23 +37,43 @@ def container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((status for status in statuses if status.get("name") == own), statuses[0])
 
 
+def is_being_made(pod: Mapping[str, Any]) -> bool:
+    """Whether its kubelet makes its container, or tries to: the object does not say what that waits for."""
+    state = container(pod).get("state") or {}
+    reason = (state.get("waiting") or {}).get("reason", "")
+    is_placed = _phase(pod) == "Pending" and "nodeName" in pod["spec"] and not is_going(pod)
+    return is_placed and reason in ("", *IN_THE_MAKING)
+
+
 def pod_status(pod: Mapping[str, Any]) -> PodStatus:
     """What there is to say of a pod."""
     status = pod.get("status", {})
     return PodStatus(
         name=str(pod["metadata"]["name"]),
         role=label(pod, names.ROLE_LABEL),
-        phase=str(status.get("phase", "Pending")),
+        phase=_phase(pod),
         message=_message(pod, status)[:_LONGEST_MESSAGE],
         restarts=int(container(pod).get("restartCount", 0)),
     )
+
+
+def _phase(pod: Mapping[str, Any]) -> str:
+    """Of the pod, or of its own container where that has ended for good and the pod's is still to be written."""
+    phase = str(pod.get("status", {}).get("phase", "Pending"))
+    ended = (container(pod).get("state") or {}).get("terminated")
+    if phase == "Running" and ended and pod["spec"].get("restartPolicy") == "Never":
+        return "Failed" if ended.get("exitCode") else "Succeeded"
+    return phase
 
 
 def _message(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     parts = ["Terminating"] if is_going(pod) else []
     state = container(pod).get("state") or {}
     waiting, terminated = state.get("waiting"), state.get("terminated")
-    if status.get("phase") == "Failed" and status.get("reason"):  # Evicted, NodeLost, DeadlineExceeded
+    disrupted = _condition(status, "DisruptionTarget", "True")
+    if disrupted:  # PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, TerminationByKubelet, …
+        parts.append(_joined(disrupted))
+    elif status.get("phase") == "Failed" and status.get("reason"):  # Evicted, NodeLost, DeadlineExceeded
         parts.append(_joined(status))
     elif terminated:
         parts.append(_ending(terminated))
@@ -60,15 +81,14 @@ def _message(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
         before = (container(pod).get("lastState") or {}).get("terminated")
         parts.append(_joined(waiting) + (f"; before: {_ending(before)}" if before else ""))
     elif status.get("phase") == "Pending":
-        parts.append(_unscheduled(status))
+        parts.append(_joined(_condition(status, "PodScheduled", "False")))
     return "; ".join(part for part in parts if part)
 
 
-def _unscheduled(status: Mapping[str, Any]) -> str:
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _joined(condition)
-    return ""
+def _condition(status: Mapping[str, Any], kind: str, value: str) -> Mapping[str, Any]:
+    """A condition of a pod that has this value; empty if it has another, or there is none."""
+    found = (one for one in status.get("conditions") or () if (one.get("type"), one.get("status")) == (kind, value))
+    return next(found, {})
 
 
 def _ending(terminated: Mapping[str, Any]) -> str:

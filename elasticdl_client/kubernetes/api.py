@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,22 @@ def connect(force_kube_config: bool = False) -> Connection:
     api_client = client.ApiClient(configuration)
     _bound(api_client)
     return Connection(context, namespace, str(configuration.host), api_client, client.CoreV1Api(api_client))
+
+
+def checked(response: Any) -> Any:
+    """An answer whose body was not read yet, if it is none of an error.
+
+    Raises:
+        ApiException: it is.
+    """
+    from kubernetes.client.exceptions import ApiException
+
+    if 200 <= response.status < 300:
+        return response
+    error = ApiException(status=response.status, reason=response.reason)
+    with suppress(AttributeError, ValueError):
+        error.body = response.data.decode(errors="replace")
+    raise error
 
 
 def _load_in_cluster(configuration: Any) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from elasticdl_client import progress
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
-from elasticdl_client.kubernetes import commands, names
+from elasticdl_client.kubernetes import commands, events, names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.progress import Display
 from elasticdl_client.report import print_end, written
@@ -117,7 +117,7 @@ class Follower:
             raise self._stopped("has no master: its pod was deleted")
         if master.status.phase == "Succeeded":
             return Ended(0, "", status)
-        if master.status.phase == "Failed":
+        if master.status.phase == "Failed" and master.metadata.deletion_timestamp is None:
             raise self._stopped(f"has lost its master: {_end_of(master)}")
         self._say_news(master)
         return None
@@ -144,9 +144,23 @@ class Follower:
         if master.metadata.deletion_timestamp is not None:
             self._say(self._how_it_leaves(master.metadata, master.spec.node_name))
         elif master.status.phase == "Pending":
-            self._say(f"The master's pod is pending{_why_pending(master)}")
+            self._say(f"The master's pod is pending{self._why_pending(master)}")
         else:
             self._said = ""
+
+    def _why_pending(self, pod: Any) -> str:
+        """After "pending": what the scheduler or the kubelet says, in Events while it makes the container."""
+        for condition in pod.status.conditions or []:
+            if condition.type == "PodScheduled" and condition.status == "False":
+                return f": {condition.reason}: {condition.message}"
+        for container in pod.status.container_statuses or []:
+            waiting = container.state.waiting if container.state is not None else None
+            if waiting is not None and waiting.reason not in (None, "ContainerCreating", "PodInitializing"):
+                return f": {waiting.reason}: {waiting.message or ''}".rstrip(": ")
+        if not pod.spec.node_name:
+            return "."
+        told = events.newest(self._connection, self._spec.namespace, [pod.metadata.uid])
+        return f": {told.get(pod.metadata.uid, f'its container is made on {pod.spec.node_name}.')}"
 
     def _how_it_leaves(self, master: Any, node: str | None) -> str:
         """Of a master that is being deleted; by this machine's clock, which need not agree with the cluster's."""
@@ -222,18 +236,6 @@ class Follower:
             if error.status == 404:
                 return None
             raise
-
-
-def _why_pending(pod: Any) -> str:
-    """After "pending": what the scheduler or the kubelet says."""
-    for condition in pod.status.conditions or []:
-        if condition.type == "PodScheduled" and condition.status == "False":
-            return f": {condition.reason}: {condition.message}"
-    for container in pod.status.container_statuses or []:
-        waiting = container.state.waiting if container.state is not None else None
-        if waiting is not None and waiting.reason not in (None, "ContainerCreating", "PodInitializing"):
-            return f": {waiting.reason}: {waiting.message or ''}".rstrip(": ")
-    return "." if not pod.spec.node_name else f": its container is made on {pod.spec.node_name}."
 
 
 def _end_of(pod: Any) -> str:

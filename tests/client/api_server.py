@@ -16,7 +16,7 @@ NAMESPACE = "team"
 
 
 class ApiServer:
-    """Answers lists of ConfigMaps and pods, single pods and logs; can be gone for a while.
+    """Answers lists of ConfigMaps, pods and Events, single pods and logs; can be gone for a while.
 
     Attributes:
         logs: by pod and life, of which the last is the present one.
@@ -28,6 +28,7 @@ class ApiServer:
         self.pods: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, list[list[str]]] = {}
         self.asked: list[dict[str, str]] = []
+        self.events: list[dict[str, Any]] = []
         self.has_job = True
         self._port = 0
         self.start()
@@ -69,6 +70,7 @@ class ApiServer:
         labels = {names.APP_LABEL: names.APP, names.JOB_LABEL: "job", names.ROLE_LABEL: kind}
         name = f"elasticdl-job-{role}"
         own: dict[str, Any] = {"name": "main", "containerID": f"{name}/{len(lives)}", "restartCount": len(lives) - 1}
+        own |= {"image": "image:1", "imageID": "", "ready": phase == "Running"}
         if len(lives) > 1:
             own["lastState"] = {"terminated": {"exitCode": 1}}
         self.logs[name] = [*lives]
@@ -77,6 +79,12 @@ class ApiServer:
             "spec": {"containers": [{"name": "main"}]},
             "status": {"phase": phase, "containerStatuses": [own]},
         }
+
+    def add_event(self, role: str, time: str, reason: str, message: str, kind: str = "Warning") -> None:
+        """An Event of a pod, such as worker-0."""
+        uid = self.pods[f"elasticdl-job-{role}"]["metadata"]["uid"]
+        event = {"involvedObject": {"uid": uid}, "type": kind, "reason": reason, "message": message}
+        self.events.append(event | {"lastTimestamp": f"2026-01-01T{time}Z"})
 
     def end_pods(self) -> None:
         for pod in self.pods.values():
@@ -91,6 +99,11 @@ class ApiServer:
             return 200, json.dumps({"items": self._config_maps() if self.has_job else []}).encode()
         if kind == "pods":
             return 200, json.dumps({"items": list(self.pods.values())}).encode()
+        if kind == "events":
+            return 200, json.dumps({"items": self.events}).encode()
+        if steps[0] == "configmaps":
+            found = next((one for one in self._config_maps() if one["metadata"]["name"] == kind), None)
+            return (200, json.dumps(found).encode()) if found else (404, b"{}")
         pod = self.pods.get(steps[1])
         if pod is None:
             return 404, json.dumps({"message": f"pods {steps[1]} not found"}).encode()

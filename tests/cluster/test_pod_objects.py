@@ -115,6 +115,40 @@ def test_a_pod_that_ended_before_it_was_deleted_has_ended_by_itself() -> None:
     assert not ended_before_deletion(pod)
 
 
+def test_a_pod_that_was_deleted_between_two_lives_was_deleted() -> None:
+    pod = shown("Failed", terminated(1, finishedAt="2024-01-01T00:00:09Z"))
+    pod["metadata"] |= {"deletionTimestamp": "2024-01-01T00:00:40Z", "deletionGracePeriodSeconds": 30}
+    pod["spec"]["restartPolicy"] = "OnFailure"
+    assert not ended_before_deletion(pod)
+    pod["status"]["reason"] = "DeadlineExceeded"  # there was no life to come
+    assert ended_before_deletion(pod)
+
+
+@pytest.mark.parametrize(("code", "phase"), [(0, PodPhase.SUCCEEDED), (1, PodPhase.FAILED)])
+def test_a_pod_ends_with_its_own_container_whatever_goes_on_beside_it(code: int, phase: PodPhase) -> None:
+    pod = shown("Running", terminated(code))
+    pod["spec"]["restartPolicy"] = "Never"
+    read = read_pod(pod)
+    assert read is not None
+    assert (read.phase, read.exit_code) == (phase, code)
+    pod["spec"]["restartPolicy"] = "OnFailure"
+    again = read_pod(pod)
+    assert again is not None
+    assert (again.phase, again.exit_code) == (PodPhase.RUNNING, None)
+
+
+def test_how_a_native_sidecar_ends_says_nothing_of_its_pod() -> None:
+    pod = shown("Failed", terminated(0), initContainerStatuses=[{"name": "mesh", "state": terminated(137)}])
+    pod["spec"]["initContainers"] = [{"name": "mesh", "restartPolicy": "Always"}]
+    read = read_pod(pod)
+    assert read is not None
+    assert (read.reason, read.exit_code) == (EndReason.COMPLETED, 0)
+    pod["spec"]["initContainers"] = [{"name": "mesh"}]
+    read = read_pod(pod)
+    assert read is not None
+    assert (read.reason, read.exit_code) == (EndReason.KILLED, 137)
+
+
 def test_a_node_is_silent_when_the_cluster_and_the_kubelet_disagree() -> None:
     pod = shown("Running", {"running": {}}, conditions=[{"type": "Ready", "status": "False"}])
     for status in pod["status"]["containerStatuses"]:

@@ -1,0 +1,43 @@
+"""Why a kubelet does not get on with a pod: volumes, networks and images that it waits for are told in Events alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elasticdl_client.kubernetes.api import ClusterError, Connection, checked
+
+
+def newest(connection: Connection, namespace: str, uids: Sequence[str]) -> dict[str, str]:
+    """What the newest Event of each pod says, by its uid, if it is a warning, or that an image is being pulled.
+
+    It is a help for people, never needed: a question that is refused or not answered counts as not asked.
+    """
+    if not uids:
+        return {}
+    only = f"involvedObject.uid={uids[0]}" if len(uids) == 1 else "involvedObject.kind=Pod"
+    try:
+        with connection.doing(f"list the events of the namespace {namespace}"):
+            answer = connection.core.list_namespaced_event(namespace, field_selector=only, _preload_content=False)
+            events = json.loads(checked(answer).data)["items"]
+    except ClusterError:
+        return {}
+    found = {str(event["involvedObject"].get("uid")): event for event in sorted(events, key=_age)}
+    return {uid: _said(found[uid]) for uid in uids if uid in found and _tells(found[uid])}
+
+
+def _age(event: Mapping[str, Any]) -> tuple[str, bool]:
+    """Sorts by time, to the second, and within it a warning last."""
+    series = event.get("series") or {}
+    stamp = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
+    return str(stamp)[:19], event.get("type") == "Warning"
+
+
+def _tells(event: Mapping[str, Any]) -> bool:
+    return event.get("type") == "Warning" or event.get("reason") == "Pulling"
+
+
+def _said(event: Mapping[str, Any]) -> str:
+    message = " ".join((event.get("message") or "").split())
+    return f"{event.get('reason')}: {message}" if event.get("type") == "Warning" else message

@@ -1,0 +1,111 @@
+"""What `status` and --wait say of pods, by what a scripted API server shows of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.kubernetes.api import connect
+from elasticdl_client.kubernetes.follow import Follower
+from elasticdl_client.progress import Display
+from tests.client.api_server import NAMESPACE, ApiServer
+from tests.client.test_jobs_local import Run, run  # noqa: F401
+
+pytestmark = pytest.mark.ci
+NOT_FOUND = 'MountVolume.SetUp failed for volume "data" : configmap "data" not found'
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    server = ApiServer()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "config")))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    server.status = JobStatus("job", JobPhase.RUNNING, workers_wanted=2, updated_at=1.0)
+    server.add_pod("master", [])
+    yield server
+    server.stop()
+
+
+def show(cluster: ApiServer, role: str, phase: str, state: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Adds a pod whose container is in this state."""
+    cluster.add_pod(role, [], phase=phase)
+    pod = cluster.pods[f"elasticdl-job-{role}"]
+    pod["spec"] |= {"restartPolicy": "Never", "nodeName": "n"}
+    pod["status"] |= more
+    pod["status"]["containerStatuses"][0]["state"] = state
+    return pod
+
+
+def found(run: Run) -> dict[str, Any]:  # noqa: F811
+    plain: dict[str, Any] = json.loads(run("status", "job", "-o", "json"))
+    return plain | {pod["name"].removeprefix("elasticdl-job-"): pod for pod in plain["pods"]}
+
+
+def creating(cluster: ApiServer, role: str) -> None:
+    show(cluster, role, "Pending", {"waiting": {"reason": "ContainerCreating"}})
+
+
+def test_a_pod_whose_container_is_not_made_says_what_its_newest_event_says(cluster: ApiServer, run: Run) -> None:  # noqa: F811
+    for role in ("worker-0", "worker-1", "worker-2", "ps-0"):
+        creating(cluster, role)
+    cluster.add_event("worker-0", "00:02:00", "FailedMount", NOT_FOUND)
+    cluster.add_event("worker-0", "00:00:00", "Scheduled", "Successfully assigned", "Normal")
+    cluster.add_event("worker-1", "00:00:01", "FailedCreatePodSandBox", "no address is left")
+    cluster.add_event("worker-1", "00:00:02", "Pulling", 'Pulling image "big:1"', "Normal")
+    cluster.add_event("ps-0", "00:00:01", "FailedAttachVolume", "it is attached elsewhere")
+    cluster.add_event("ps-0", "00:00:02", "SuccessfulAttachVolume", "attached", "Normal")
+    pods = found(run)
+    assert pods["worker-0"]["message"] == f"FailedMount: {NOT_FOUND}"
+    assert pods["worker-1"]["message"] == 'Pulling image "big:1"'
+    assert pods["worker-2"]["message"] == pods["ps-0"]["message"] == "ContainerCreating"
+    assert f"FailedMount: {NOT_FOUND}" in run("status", "job")
+
+
+def test_only_what_runs_is_counted_as_running(cluster: ApiServer, run: Run) -> None:  # noqa: F811
+    show(cluster, "worker-0", "Running", {"terminated": {"exitCode": 1, "reason": "Error"}})
+    show(cluster, "worker-1", "Running", {"running": {}})
+    pods = found(run)
+    assert (pods["workers_alive"], pods["worker-0"]["phase"]) == (1, "Failed")
+    assert pods["worker-0"]["message"] == "Error, exit code 1"
+    sidecar = {"name": "mesh", "state": {"running": {}}}
+    show(cluster, "worker-1", "Running", {"terminated": {"exitCode": 0}}, initContainerStatuses=[sidecar])
+    assert (found(run)["workers_alive"], found(run)["worker-1"]["phase"]) == (0, "Succeeded")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "TerminationByKubelet"],
+)
+def test_a_disrupted_pod_says_by_what(cluster: ApiServer, run: Run, reason: str) -> None:  # noqa: F811
+    target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "it had to go"}
+    show(cluster, "worker-0", "Failed", {"terminated": {"exitCode": 137}}, conditions=[target])
+    assert found(run)["worker-0"]["message"] == f"{reason}: it had to go"
+
+
+class Told(Display):
+    """Ends the following as soon as a line is said."""
+
+    def say(self, line: str) -> None:
+        raise EOFError(line)
+
+    def update(self, status: JobStatus) -> None:
+        """Of no interest here."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_who_waits_for_a_job_is_told_why_its_master_is_not_made(cluster: ApiServer) -> None:
+    creating(cluster, "master")
+    cluster.add_event("master", "00:02:00", "FailedMount", NOT_FOUND)
+    flags = {"job_name": "job", "namespace": NAMESPACE, "image_name": "i", "model_def": "m.m", "training_data": "/d"}
+    with pytest.raises(EOFError) as said:
+        Follower(connect(), JobSpec.from_flags("train", flags), Told()).follow()
+    assert str(said.value) == f"The master's pod is pending: FailedMount: {NOT_FOUND}"
