@@ -1,4 +1,4 @@
-"""Builds the runtime distribution `elasticdl`: the native kernels; what else it is made of says pyproject.toml."""
+"""Builds the runtime distribution: the native kernels; what else it is made of says pyproject.toml."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class BuildKernels(build_ext):
         compiler = getattr(self.compiler, "compiler_cxx", ["c++"])[0]
         if shutil.which(compiler) is None:
             sys.exit(
-                f"elasticdl: its native kernels need a C++17 compiler, and there is no '{compiler}' here.\n"
-                "  Install one (Debian, Ubuntu: apt-get install g++), or install the wheel of elasticdl."
+                f"elasticdl2: its native kernels need a C++17 compiler, and there is no '{compiler}' here.\n"
+                "  Install one (Debian, Ubuntu: apt-get install g++), or install the wheel of elasticdl2."
             )
         include = Path(sysconfig.get_path("include"))
         if not (include / "Python.h").exists():
             sys.exit(
-                f"elasticdl: its native kernels need the headers of Python, and there is no {include / 'Python.h'}.\n"
-                "  Install them (Debian, Ubuntu: apt-get install python3-dev), or install the wheel of elasticdl."
+                f"elasticdl2: its native kernels need the headers of Python, and there is no {include / 'Python.h'}.\n"
+                "  Install them (Debian, Ubuntu: apt-get install python3-dev), or install the wheel of elasticdl2."
             )
         super().build_extensions()
 

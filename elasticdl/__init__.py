@@ -21,7 +21,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 def __getattr__(name: str) -> str:
     if name == "__version__":
-        from importlib.metadata import version
+        from elasticdl_client.version import VERSION
 
-        return version("elasticdl")
+        return VERSION
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -158,9 +158,9 @@ def run(arguments: Sequence[str]) -> NoReturn:
         sys.exit(1)
     command = arguments[0]
     if command in ("version", "--version"):
-        from elasticdl_client.version import version
+        from elasticdl_client.version import VERSION
 
-        print(f"elasticdl {version()}")
+        print(f"elasticdl {VERSION}")
         sys.exit(0)
     if command in ("help", "--help", "-h"):
         if arguments[1:] and arguments[1] in help_text.COMMANDS and arguments[1] != "zoo":

@@ -1,14 +1,10 @@
-"""The version of this distribution."""
+"""What both distributions are called on a package index, and their version.
+
+Not `elasticdl` and `elasticdl-client`: these names on the public index are the original's, of 2020 and 2021.
+"""
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
-
-
-def version() -> str:
-    """As it is installed; "not installed" in a checkout that is only on the path."""
-    try:
-        return version_of("elasticdl-client")
-    except PackageNotFoundError:
-        return "not installed"
+RUNTIME = "elasticdl2"
+CLIENT = "elasticdl2-client"
+VERSION = "2.0.0"

@@ -12,8 +12,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+from elasticdl_client.version import CLIENT, RUNTIME
+
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("elasticdl", "elasticdl-client")
 
 
 def name_of(requirement: str) -> str:
@@ -32,7 +33,7 @@ def requirements(extra: str, tools: list[str]) -> list[str]:
     extras = runtime["optional-dependencies"]
     dev = {name_of(one): one for one in extras["dev"]}
     found = [*runtime["dependencies"], *client["dependencies"], *extras[extra], *(dev[tool] for tool in tools)]
-    return [one for one in found if name_of(one) not in OURS]
+    return [one for one in found if name_of(one) not in (CLIENT, RUNTIME)]
 
 
 if __name__ == "__main__":

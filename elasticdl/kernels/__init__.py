@@ -10,6 +10,6 @@ except ModuleNotFoundError as error:
     if error.name != "elasticdl.kernels._native":
         raise
     raise ImportError(
-        "The native kernels of elasticdl are not built for this Python.\n"
-        "  Install the wheel of elasticdl, or in a checkout: make setup (or python setup.py build_ext --inplace)."
+        "The native kernels of ElasticDL are not built for this Python.\n"
+        "  Install the wheel of elasticdl2, or in a checkout: make setup (or python setup.py build_ext --inplace)."
     ) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from elasticdl_client.errors import FlagError
+from elasticdl_client.version import RUNTIME
 from elasticdl_client.zoo import messages
 from elasticdl_client.zoo.display import shown, size_text
 from elasticdl_client.zoo.dockerfile import FOLDER
@@ -106,15 +107,11 @@ def _hint(text: str, said: str) -> str:
     both = f"{said}\n{text}"
     if f"{FOLDER}/" in text:
         return f"`elasticdl zoo init` makes the folder {FOLDER}; .dockerignore must not name it."
-    if re.search(r"No matching distribution found for elasticdl\b", both):
+    if f"No matching distribution found for {RUNTIME}" in both:  # of the client, too
         return (
-            "pip in the image finds no ElasticDL of this version. Put its wheels into the image: "
-            "`make wheels`, then `elasticdl zoo init --local_pkg_dir=dist`; or name your index with --extra_pypi_index."
-        )
-    if "is not a supported wheel on this platform" in both:
-        return (
-            "The wheels were built for another Python or another processor than the base image has: "
-            "`make wheels` with the same, then `elasticdl zoo init --local_pkg_dir=dist`."
+            "pip in the image finds no ElasticDL of this version for the image's Python and processor. Put its wheels "
+            "into the image: `make wheels`, then `elasticdl zoo init --local_pkg_dir=dist`; or name your index with "
+            "--extra_pypi_index."
         )
     if re.search(r"No matching distribution found|ResolutionImpossible", both):
         return "pip's own words are above; your packages are those in requirements.txt."

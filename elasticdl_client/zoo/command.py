@@ -6,18 +6,17 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from elasticdl_client import flags
 from elasticdl_client.errors import FlagError
+from elasticdl_client.version import RUNTIME, VERSION
 from elasticdl_client.zoo import arguments as command_line
 from elasticdl_client.zoo import folder
 from elasticdl_client.zoo.arguments import COMMANDS, Arguments, Framework
 from elasticdl_client.zoo.display import size_text
 from elasticdl_client.zoo.errors import ImageError
 
-CLIENT = "elasticdl-client"
 _HELP = ("--help", "-h", "--help=true")
 _FAILED = 1
 _INTERRUPTED = 130
@@ -63,11 +62,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _init(given: Arguments) -> None:
     wishes = _wishes(given)
-    plan = folder.plan(wishes, version(CLIENT))
+    plan = folder.plan(wishes, VERSION)
     folder.write(wishes, plan.files, _ask if sys.stdin.isatty() and sys.stderr.isatty() else None)
     origin = f"the wheels in {wishes.local_pkg_dir}" if wishes.local_pkg_dir else "pip's package index"
     print(
-        f"wrote {wishes.folder / 'Dockerfile'}: {folder.RUNTIME} {plan.recipe.version} with {wishes.framework} "
+        f"wrote {wishes.folder / 'Dockerfile'}: {RUNTIME} {plan.recipe.version} with {wishes.framework} "
         f"from {origin}, on {wishes.base_image}"
     )
     if not wishes.local_pkg_dir and not wishes.extra_pypi_index:

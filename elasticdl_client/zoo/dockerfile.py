@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticdl_client.kubernetes.names import CLUSTER_SPEC_DIRECTORY, USER_ID, ZOO_DIRECTORY
+from elasticdl_client.version import CLIENT, RUNTIME
 
 FOLDER = ".elasticdl"  # in the model zoo: what the image needs and the zoo has not
 RUNTIME_FILE = "runtime.txt"  # in FOLDER: requirements in pip's format
@@ -26,7 +27,7 @@ class Recipe:
     Attributes:
         version: of the client; the runtime has the same.
         runtime: requirements of the first layer: the runtime itself, or with `wheels` what the wheels need.
-        wheels: file names in FOLDER/WHEELS, installed last; may be empty.
+        has_wheels: whether the runtime and the client are in FOLDER/WHEELS, to be installed last.
         has_packages: whether there are wheels of others in FOLDER/PACKAGES, which pip takes in the first layer.
         extra_index: URL of one more package index; may be empty.
         has_cluster_spec: whether there is a file in FOLDER/CLUSTER_SPEC.
@@ -35,7 +36,7 @@ class Recipe:
     version: str
     base_image: str
     runtime: Sequence[str]
-    wheels: Sequence[str] = ()
+    has_wheels: bool = False
     has_packages: bool = False
     extra_index: str = ""
     has_cluster_spec: bool = False
@@ -44,8 +45,8 @@ class Recipe:
 def dockerfile(recipe: Recipe) -> str:
     """The Dockerfile, for any builder; the model zoo is the build context."""
     parts = [_base(recipe), _packages(recipe.has_packages), _requirements()]
-    if recipe.wheels:
-        parts.append(_wheels(recipe.wheels))
+    if recipe.has_wheels:
+        parts.append(_wheels(recipe.version))
     if recipe.has_cluster_spec:
         owner = f"--chown={USER_ID}:{USER_ID}"
         parts.append(f"COPY {owner} {FOLDER}/{CLUSTER_SPEC}/ {CLUSTER_SPEC_DIRECTORY}/\n")
@@ -93,13 +94,12 @@ RUN if [ -e {_SHARE}/requirements.txt ]; then \\
 """
 
 
-def _wheels(wheels: Sequence[str]) -> str:
-    files = " \\\n        ".join(f"{_SHARE}/{WHEELS}/{wheel}" for wheel in wheels)
+def _wheels(version: str) -> str:
     return f"""\
-# The runtime itself.
+# The runtime itself: of its wheels pip takes the one for this Python and processor.
 COPY {FOLDER}/{WHEELS}/ {_SHARE}/{WHEELS}/
 RUN python -m pip install --no-index --no-deps --force-reinstall \\
-        {files}
+        --find-links={_SHARE}/{WHEELS} {RUNTIME}=={version} {CLIENT}=={version}
 """
 
 

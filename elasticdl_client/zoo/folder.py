@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl_client.errors import FlagError
+from elasticdl_client.version import RUNTIME
 from elasticdl_client.zoo import dockerfile, wheels
 from elasticdl_client.zoo.arguments import ALLREDUCE, Framework
 from elasticdl_client.zoo.dockerfile import FOLDER, Recipe
@@ -22,7 +23,6 @@ from elasticdl_client.zoo.errors import ImageError
 Ask = Callable[[str], bool]
 """Puts a question to the user; whether the answer is yes."""
 
-RUNTIME = "elasticdl"
 _GITIGNORE = f"# Made by `elasticdl zoo init --local_pkg_dir`.\n{dockerfile.WHEELS}/\n{dockerfile.PACKAGES}/\n"
 
 
@@ -68,13 +68,12 @@ def plan(wishes: Wishes, version: str) -> Plan:
     files: dict[str, bytes] = {}
     extras = _extras(wishes)
     requirements: tuple[str, ...] = (f"{RUNTIME}[{','.join(extras)}]=={version}",)
-    wheel_names: tuple[str, ...] = ()
     packages: tuple[Path, ...] = ()
     if wishes.local_pkg_dir:
         python_minor = _python_minor(wishes.base_image)
         found = wheels.find(Path(wishes.local_pkg_dir), version, extras, python_minor)
         requirements = found.requirements
-        wheel_names, packages = tuple(file.name for file in found.files), found.packages
+        packages = found.packages
         files |= {f"{FOLDER}/{dockerfile.WHEELS}/{file.name}": file.read_bytes() for file in found.files}
         files |= {f"{FOLDER}/{dockerfile.PACKAGES}/{file.name}": file.read_bytes() for file in packages}
     if wishes.cluster_spec:
@@ -84,7 +83,7 @@ def plan(wishes: Wishes, version: str) -> Plan:
         version=version,
         base_image=wishes.base_image,
         runtime=requirements,
-        wheels=wheel_names,
+        has_wheels=bool(wishes.local_pkg_dir),
         has_packages=bool(packages),
         extra_index=wishes.extra_pypi_index,
         has_cluster_spec=bool(wishes.cluster_spec),

@@ -1,4 +1,4 @@
-"""The wheels of `make wheels`: exactly the two of the client's own version, and what they need of others.
+"""The wheels of `make wheels`: those of both packages in the client's own version, and what they need of others.
 
 Wheels of others may lie beside them: pip prefers them to those of an index, such as a build of PyTorch without CUDA.
 """
@@ -13,15 +13,17 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 from elasticdl_client.errors import FlagError
+from elasticdl_client.version import CLIENT, RUNTIME
 
-DISTRIBUTIONS = ("elasticdl", "elasticdl-client")
+DISTRIBUTIONS = (RUNTIME, CLIENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Wheels:
-    """The files, in the order of `DISTRIBUTIONS`, and the requirements of both that are not on each other.
+    """The files of both packages, and the requirements of both that are not on each other.
 
     Attributes:
+        files: those that fit the image's Python; of the runtime one for each Python and processor.
         packages: wheels of others.
     """
 
@@ -40,15 +42,16 @@ def find(folder: Path, version: str, extras: Sequence[str], python_minor: int | 
         python_minor: the image has Python 3.this; None: nobody knows.
 
     Raises:
-        FlagError: the folder lacks one, or holds another version, or any wheel that was built for another Python or
-            another system.
+        FlagError: the folder lacks one, or holds another version, or has none for the Python and the system of the
+            image; or a wheel of others is for another one.
     """
     if not folder.is_dir():
         raise FlagError(f"--local_pkg_dir={folder}: there is no such folder.", _HINT)
     found = {path: _name_and_version(path) for path in sorted(folder.glob("*.whl"))}
     for path, (name, wheel_version) in found.items():
         if name not in DISTRIBUTIONS:
-            _check_tags(folder, path, python_minor)
+            if misfit := _misfit(folder, path, python_minor):
+                raise misfit
         elif wheel_version != version:
             raise FlagError(
                 f"--local_pkg_dir={folder}: {path.name} is of version {wheel_version}, this client of {version}.",
@@ -57,11 +60,13 @@ def find(folder: Path, version: str, extras: Sequence[str], python_minor: int | 
     files: list[Path] = []
     for distribution in DISTRIBUTIONS:
         of_it = [path for path, (name, _) in found.items() if name == distribution]
-        if len(of_it) != 1:
-            state = "several wheels" if of_it else "no wheel"
-            raise FlagError(f"--local_pkg_dir={folder}: holds {state} of {distribution} {version}.", _HINT)
-        files += of_it
-        _check_tags(folder, of_it[0], python_minor)
+        if not of_it:
+            raise FlagError(f"--local_pkg_dir={folder}: holds no wheel of {distribution} {version}.", _HINT)
+        misfits = {path: _misfit(folder, path, python_minor) for path in of_it}
+        fitting = [path for path, misfit in misfits.items() if misfit is None]
+        if not fitting:
+            raise next(misfit for misfit in misfits.values() if misfit)
+        files += fitting
     packages = tuple(path for path, (name, _) in found.items() if name not in DISTRIBUTIONS)
     return Wheels(tuple(files), _requirements(files, extras), packages)
 
@@ -75,22 +80,21 @@ def _name_and_version(path: Path) -> tuple[str, str]:
     return re.sub(r"[-_.]+", "-", name).lower(), rest.partition("-")[0]
 
 
-def _check_tags(folder: Path, path: Path, python_minor: int | None) -> None:
+def _misfit(folder: Path, path: Path, python_minor: int | None) -> FlagError | None:
     """By PEP 425: the name ends in PYTHON-ABI-PLATFORM, each one tag or several with dots between."""
-    python, _, platform = path.stem.split("-")[-3:]
+    python, abi, platform = path.stem.split("-")[-3:]
     if "any" not in platform.split(".") and "linux" not in platform:
-        raise FlagError(
+        return FlagError(
             f"--local_pkg_dir={folder}: {path.name} was built for {platform}, and images are Linux.",
             "`make wheels` on Linux.",
         )
     minors = [int(tag[3:]) for tag in python.split(".") if re.fullmatch(r"cp3\d+", tag)]
-    if minors and python_minor is not None and python_minor not in minors:
-        raise FlagError(
-            f"--local_pkg_dir={folder}: {path.name} was built for Python 3.{minors[0]}, "
-            f"the image has 3.{python_minor}.",
-            f"--base_image=python:3.{minors[0]}-slim, or wheels for the image's; of ElasticDL: "
-            f"make wheels PYTHON=python3.{python_minor} VENV=.venv-3.{python_minor}.",
-        )
+    if not minors or python_minor is None or python_minor in minors or (abi == "abi3" and python_minor > min(minors)):
+        return None
+    return FlagError(
+        f"--local_pkg_dir={folder}: {path.name} was built for Python 3.{minors[0]}, the image has 3.{python_minor}.",
+        f"--base_image=python:3.{minors[0]}-slim, or wheels for the image's.",
+    )
 
 
 def _requirements(files: list[Path], extras: Sequence[str]) -> tuple[str, ...]:

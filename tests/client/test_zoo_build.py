@@ -249,7 +249,7 @@ def test_on_a_terminal_a_step_is_a_line_and_a_failed_one_shows_all_it_said() -> 
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
-        ("non-zero code: 1", ["No matching distribution found for elasticdl[tensorflow]==1"], "--local_pkg_dir=dist"),
+        ("non-zero code: 1", ["No matching distribution found for elasticdl2[tensorflow]==1"], "--local_pkg_dir=dist"),
         ("non-zero code: 1", ["No matching distribution found for nothing"], "requirements.txt"),
         ("COPY failed: stat .elasticdl/runtime.txt: file does not exist", [], "`elasticdl zoo init` makes the folder"),
         ("pull access denied for a, repository does not exist", [], "FROM"),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 
-VERSION = version("elasticdl-client")
-RUNTIME_METADATA = """\
+from elasticdl_client.version import VERSION
+
+RUNTIME_METADATA = f"""\
 Metadata-Version: 2.4
-Name: elasticdl
+Name: elasticdl2
 Requires-Dist: numpy<3,>=1.26
-Requires-Dist: elasticdl-client==1.0.0+elastic
+Requires-Dist: elasticdl2-client=={VERSION}
 Provides-Extra: tensorflow
 Requires-Dist: tensorflow-cpu<2.22,>=2.21; (platform_system == "Linux" and platform_machine == "x86_64") and \
 extra == "tensorflow"
@@ -24,7 +24,7 @@ Requires-Dist: torch==2.13.0; extra == "allreduce"
 """
 CLIENT_METADATA = """\
 Metadata-Version: 2.4
-Name: elasticdl-client
+Name: elasticdl2-client
 Requires-Dist: kubernetes>=29
 Requires-Dist: PyYAML>=6; python_version >= "3.11"
 """
@@ -48,6 +48,6 @@ def wheel(folder: Path, name: str, metadata: str, of_version: str = VERSION, tag
 
 def wheels(folder: Path) -> Path:
     """A folder as `make wheels` leaves it."""
-    wheel(folder, "elasticdl", RUNTIME_METADATA)
-    wheel(folder, "elasticdl_client", CLIENT_METADATA)
+    wheel(folder, "elasticdl2", RUNTIME_METADATA)
+    wheel(folder, "elasticdl2_client", CLIENT_METADATA)
     return folder

@@ -33,7 +33,7 @@ BELOW = (  # what worker, master and ps stand on; the framework's port, not its 
 ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl_client": ("elasticdl_client.local_job",),
     "elasticdl_client.local_job": ("elasticdl_client", "elasticdl.cluster"),  # starts the agent, with --runtime=local
-    "elasticdl": (),
+    "elasticdl": ("elasticdl_client.version",),
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),

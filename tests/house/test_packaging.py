@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from elasticdl_client.version import CLIENT, RUNTIME, VERSION
+
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = {"tensorflow", "tensorflow-cpu", "keras", "torch"}
 
@@ -37,9 +39,27 @@ def files_of_the_repository() -> list[Path]:
 @pytest.mark.ci
 def test_the_runtime_needs_exactly_this_client() -> None:
     runtime, client = project("pyproject.toml"), project("elasticdl_client/pyproject.toml")
-    assert runtime["version"] == client["version"]
-    assert f"elasticdl-client=={client['version']}" in runtime["dependencies"]
-    assert "+" in client["version"]  # a local label: no public index can offer it
+    assert (runtime["name"], client["name"]) == (RUNTIME, CLIENT)
+    assert f"{CLIENT}=={VERSION}" in runtime["dependencies"]
+
+
+@pytest.mark.ci
+def test_both_take_names_and_versions_that_a_public_index_takes_and_that_are_not_the_originals() -> None:
+    assert not {RUNTIME, CLIENT} & {"elasticdl", "elasticdl-client"}  # 0.2.0rc3 of 2020 and 1.0.0 of 2021
+    assert re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", VERSION)  # no local label: an index would refuse it
+    assert int(VERSION.partition(".")[0]) >= 2
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("source", ["elasticdl_client", "."])
+def test_the_version_that_is_built_is_that_of_the_command(source: str) -> None:
+    code = (
+        "from setuptools.config.pyprojecttoml import apply_configuration\n"
+        "from setuptools.dist import Distribution\n"
+        "print(apply_configuration(Distribution(), 'pyproject.toml').get_version())"
+    )
+    built = subprocess.run([sys.executable, "-c", code], cwd=ROOT / source, check=True, capture_output=True, text=True)
+    assert built.stdout.strip() == VERSION
 
 
 @pytest.mark.ci
@@ -110,8 +130,8 @@ def test_both_wheels_install_into_a_fresh_environment_and_bring_the_command(tmp_
     wheels, home = tmp_path / "wheels", tmp_path / "venv"
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
     subprocess.run([*build, "./elasticdl_client", "."], cwd=ROOT, check=True)
-    runtime = next(wheels.glob("elasticdl-1*.whl"))
-    client = next(wheels.glob("elasticdl_client-1*.whl"))
+    runtime = next(wheels.glob("elasticdl2-*.whl"))
+    client = next(wheels.glob("elasticdl2_client-*.whl"))
     names = zipfile.ZipFile(runtime).namelist()
     assert "elasticdl/py.typed" in names
     assert "elasticdl/rpc/elasticdl_pb2.pyi" in names

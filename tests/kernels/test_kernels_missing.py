@@ -22,5 +22,5 @@ sys.meta_path.insert(0, Hidden())
 def test_a_missing_native_module_says_what_to_do(statement: str) -> None:
     done = subprocess.run([sys.executable, "-c", HIDDEN + statement], capture_output=True, text=True)
     assert done.returncode != 0
-    assert "The native kernels of elasticdl are not built for this Python." in done.stderr
+    assert "The native kernels of ElasticDL are not built for this Python." in done.stderr
     assert "make setup" in done.stderr
