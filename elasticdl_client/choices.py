@@ -78,6 +78,7 @@ class LogLevel(StrEnum):
 
 
 class ImagePullPolicy(StrEnum):
+    AUTO = "auto"
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
     NEVER = "Never"

@@ -27,7 +27,7 @@ from elasticdl_client.jobs.tensorboard import HOST, MODULE, log_dir_of
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.pods import Manifest, owned
-from elasticdl_client.kubernetes.volumes import is_mounted, parse_volumes
+from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
 
 PORT = 6006
 _START_S = 180.0
@@ -47,7 +47,7 @@ def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
         JobError: the job writes no event files, or to no volume.
     """
     directory = log_dir_of(spec)
-    if not is_mounted(directory, parse_volumes(spec.volume)) and not (spec.cluster_spec or spec.cluster_spec_json):
+    if mount_of(directory, parse_volumes(spec.volume)) is None and not (spec.cluster_spec or spec.cluster_spec_json):
         raise JobError(
             f"--tensorboard_log_dir={directory} of job {spec.job_name} is on no mount of its --volume: the event files "
             "are inside of its master's pod.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         FlagError: the command line is wrong.
         ElasticDLError: the job is not found, or the runtime cannot be reached or refuses.
     """
-    options = parse(command, arguments)
+    options = parse(command, arguments, os.environ)
     actions: dict[str, Callable[[Options, Places], int]] = {
         "list": _list,
         "status": _status,

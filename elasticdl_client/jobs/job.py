@@ -33,6 +33,7 @@ class Job:
         status: what its master wrote last, with the pods as they were found; never None, at least the name is in it.
         note: what else there is to say of its phase, and what to do; may be empty.
         namespace: empty for a local job.
+        context: of the kubeconfig, if it was chosen; empty: the current one.
         directory: of a local job; empty otherwise.
         created_at: seconds since the Unix epoch; 0 if unknown.
     """
@@ -43,6 +44,7 @@ class Job:
     status: JobStatus
     note: str = ""
     namespace: str = ""
+    context: str = ""
     directory: str = ""
     created_at: float = 0.0
 
@@ -63,7 +65,8 @@ class Job:
     def command(self, verb: str) -> str:
         """`elasticdl VERB JOB`, for this job and no other."""
         where = f"--namespace={self.namespace}" if self.runtime is Runtime.KUBERNETES else "--runtime=local"
-        return f"elasticdl {verb} {self.name} {where}"
+        context = f" --context={self.context}" if self.context else ""
+        return f"elasticdl {verb} {self.name} {where}{context}"
 
     def to_plain(self) -> dict[str, Any]:
         """The object of ``--output=json``; docs/jobs.md lists its keys."""

@@ -31,19 +31,21 @@ class KubernetesJobs:
     Args:
         connection: to the cluster.
         namespace: empty: all of them.
+        context: that the user has chosen; empty: the current one.
     """
 
-    def __init__(self, connection: api.Connection, namespace: str) -> None:
+    def __init__(self, connection: api.Connection, namespace: str, context: str = "") -> None:
         self._connection = connection
         self._namespace = namespace
+        self._context = context
 
     def list(self) -> list[Job]:
         """See `JobStore`."""
-        return _jobs(self._connection, self._namespace, "")
+        return _jobs(self._connection, self._namespace, "", self._context)
 
     def find(self, name: str) -> Job | None:
         """See `JobStore`."""
-        return next(iter(_jobs(self._connection, self._namespace, name)), None)
+        return next(iter(_jobs(self._connection, self._namespace, name, self._context)), None)
 
     def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
         """See `JobStore`."""
@@ -66,7 +68,7 @@ class KubernetesJobs:
         if owner is None or pods.is_going(owner) or names.MASTER_POD_KEY not in (owner.get("data") or {}):
             raise JobError(
                 f"Job {job.name} has no ConfigMap {names.job_object(job.name)} with its master's pod any more.",
-                f"What is left of it goes with `elasticdl delete {job.name} --namespace={job.namespace}`.",
+                f"What is left of it goes with `{job.command('delete')}`.",
             )
         manifest = master_pod(owner["data"], job.name, owner["metadata"]["uid"])
         self._remove_old_master(job)
@@ -106,7 +108,7 @@ class KubernetesJobs:
             )
 
 
-def _jobs(connection: api.Connection, namespace: str, name: str) -> list[Job]:
+def _jobs(connection: api.Connection, namespace: str, name: str, context: str) -> list[Job]:
     objects: dict[tuple[str, str], _Found] = defaultdict(_Found)
     for config_map in list_objects(connection, "config_map", namespace, name):
         objects[_key(config_map)].config_maps[config_map["metadata"]["name"]] = config_map
@@ -116,7 +118,7 @@ def _jobs(connection: api.Connection, namespace: str, name: str) -> list[Job]:
         for (where, _), found in objects.items():
             made = [pod["metadata"]["uid"] for pod in found.pods if pods.is_being_made(pod)]
             found.told = events.newest(connection, where, made)
-    jobs = [_job(where, job, found) for (where, job), found in objects.items()]
+    jobs = [_job(where, job, found, context) for (where, job), found in objects.items()]
     return sorted(jobs, key=lambda job: (job.created_at, job.namespace, job.name))
 
 
@@ -131,7 +133,7 @@ def _key(thing: Object) -> tuple[str, str]:
     return str(thing["metadata"]["namespace"]), pods.label(thing, names.JOB_LABEL)
 
 
-def _job(namespace: str, name: str, found: _Found) -> Job:
+def _job(namespace: str, name: str, found: _Found, context: str) -> Job:
     owner = found.config_maps.get(names.job_object(name))
     everything = [*found.config_maps.values(), *found.pods]
     created_at = min(_created_at(thing) for thing in ([owner] if owner else everything))
@@ -139,7 +141,7 @@ def _job(namespace: str, name: str, found: _Found) -> Job:
     status = _with_pods(written or JobStatus(name), sorted(found.pods, key=pods.sort_key), found.told, owner)
     master = next((pod for pod in found.pods if pods.label(pod, names.ROLE_LABEL) == "master"), None)
     phase, note = _phase(name, status, owner, master, time.time() - created_at)
-    return Job(name, Runtime.KUBERNETES, phase, status, note, namespace=namespace, created_at=created_at)
+    return Job(name, Runtime.KUBERNETES, phase, status, note, namespace, context, created_at=created_at)
 
 
 def _phase(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from elasticdl_client import flags
 from elasticdl_client.checks import check_job_name
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError
+from elasticdl_client.flag_sources import PREFIX
 
 T = TypeVar("T")
 
@@ -48,12 +49,18 @@ def _option(default: T, help: str, commands: tuple[str, ...] = _ALL, short: str 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A job command's arguments; an empty text is an option that was not given."""
+    """A job command's arguments; an empty text is an option that was not given.
+
+    Attributes:
+        defaults: of `namespace` and `context`, from the environment. They choose no runtime.
+    """
 
     jobs: tuple[str, ...] = ()
+    defaults: Mapping[str, str] = dataclasses.field(default_factory=dict)
     namespace: str = _option(
         "", "Namespace on Kubernetes; by default the context's. Given, local jobs are left out.", short="n"
     )
+    context: str = _option("", "Context of the kubeconfig; by default the current one.")
     all_namespaces: bool = _option(False, "Jobs of all namespaces.", ("list",), "A")
     runtime: str = _option("", "kubernetes or local; by default both are searched.")
     job_dir: str = _option("", "Directory of a local job that is not in ~/.elasticdl/jobs.")
@@ -88,8 +95,11 @@ def options_of(command: str) -> dict[str, tuple[Option, object]]:
     return found
 
 
-def parse(command: str, arguments: Sequence[str]) -> Options:
+def parse(command: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Options:
     """The options of a command line, in any order.
+
+    Args:
+        environment: may have `ELASTICDL_NAMESPACE` and `ELASTICDL_CONTEXT`.
 
     Raises:
         FlagError: an unknown option, a value that does not fit, a job's name too many or too few.
@@ -97,7 +107,10 @@ def parse(command: str, arguments: Sequence[str]) -> Options:
     texts, jobs = _split(command, list(arguments))
     known = options_of(command)
     values = {name: flags.parse(name, text, known[name][1]) for name, text in texts.items()}
-    options = Options(jobs=tuple(jobs), **values)  # type: ignore[arg-type]
+    variables = {name: f"{PREFIX}{name.upper()}" for name in ("namespace", "context")}
+    found = environment or {}
+    defaults = {name: found[variable] for name, variable in variables.items() if variable in found}
+    options = Options(jobs=tuple(jobs), defaults=defaults, **values)  # type: ignore[arg-type]
     _check_jobs(command, options)
     _check_values(command, options)
     return options
@@ -174,6 +187,8 @@ def _check_values(command: str, options: Options) -> None:
         )
     if options.runtime == Runtime.LOCAL and (options.namespace or options.all_namespaces):
         raise FlagError("Local jobs have no namespace.", "Leave out --namespace, or --runtime=local.")
+    if options.runtime == Runtime.LOCAL and options.context:
+        raise FlagError("Local jobs are in no cluster.", "Leave out --context, or --runtime=local.")
     if options.job_dir and (options.runtime == Runtime.KUBERNETES or options.namespace or options.all_namespaces):
         raise FlagError("--job_dir is the directory of a local job.", "Leave it out for jobs of a cluster.")
     if options.namespace and options.all_namespaces:

@@ -12,13 +12,16 @@ from elasticdl_client.jobs.job import Job
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobStore
+from elasticdl_client.kubernetes import api
+
+_CONNECT_S = 2.0  # to a cluster that nobody asked for: who has local jobs alone should not wait for it
 
 
 @dataclass(slots=True)
 class Places:
     """Stores by runtime, with the words for them.
 
-    A cluster that nobody asked for, neither by --runtime nor by a namespace, may be out of reach.
+    A cluster that nobody asked for, by --runtime, a namespace or a context, may be out of reach, or none be configured.
 
     Attributes:
         stores: those that can be asked.
@@ -39,10 +42,11 @@ class Places:
             ElasticDLError: it means a cluster, and none is configured.
         """
         for_cluster = options.runtime == Runtime.KUBERNETES or bool(options.namespace)
-        places = cls({}, {}, for_cluster or options.all_namespaces)
+        places = cls({}, {}, for_cluster or options.all_namespaces or bool(options.context))
         if options.runtime != Runtime.LOCAL and not options.job_dir:
             try:
-                places._add_cluster(options)
+                if places.needs_cluster or api.is_configured():
+                    places._add_cluster(options)
             except ElasticDLError as error:
                 places._without_cluster(error)
         if not for_cluster:
@@ -105,11 +109,13 @@ class Places:
 
     def _add_cluster(self, options: Options) -> None:
         from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
-        from elasticdl_client.kubernetes import api
 
-        connection = api.connect(options.force_use_kube_config_file)
-        namespace = "" if options.all_namespaces else options.namespace or connection.namespace
-        self.stores[Runtime.KUBERNETES] = KubernetesJobs(connection, namespace)
+        context = options.context or options.defaults.get("context", "")
+        patience_s = api.CONNECT_TIMEOUT_S if self.needs_cluster else _CONNECT_S
+        connection = api.connect(options.force_use_kube_config_file, context, patience_s)
+        namespace = options.namespace or options.defaults.get("namespace") or connection.namespace
+        namespace = "" if options.all_namespaces else namespace
+        self.stores[Runtime.KUBERNETES] = KubernetesJobs(connection, namespace, context)
         self.words[Runtime.KUBERNETES] = f"in {namespace} namespace" if namespace else "in any namespace"
 
     def _without_cluster(self, error: ElasticDLError) -> None:

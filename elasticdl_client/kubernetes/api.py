@@ -20,6 +20,7 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 IN_CLUSTER = "in-cluster"  # the name of the context inside a pod
 DEFAULT_NAMESPACE = "default"
+_KUBECONFIG = "~/.kube/config"
 _IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -84,7 +85,7 @@ class Connection:
         return ClusterError(
             f"The cluster of context {self.context} ({self.server}) cannot be reached: {reason}.",
             "Is it running, and is that the right context? `kubectl config get-contexts` lists them, "
-            "`kubectl config use-context NAME` chooses one.",
+            "--context=NAME or `kubectl config use-context NAME` chooses one.",
         )
 
     def _refused(self, what: str, error: Any) -> ClusterError:
@@ -107,11 +108,21 @@ class Connection:
         return ClusterError(f"Cannot {what}: {said}", hints.get(status, ""), status)
 
 
-def connect(force_kube_config: bool = False) -> Connection:
-    """The cluster of the current context; inside a pod, the pod's own.  Nothing is sent yet.
+def is_configured() -> bool:
+    """Whether there is anything that could say which cluster is meant."""
+    files = os.environ.get("KUBECONFIG", _KUBECONFIG).split(os.pathsep)
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(Path(file).expanduser().exists() for file in files if file)
+
+
+def connect(
+    force_kube_config: bool = False, context: str = "", connect_timeout_s: float = CONNECT_TIMEOUT_S
+) -> Connection:
+    """The cluster of a context, by default the current one; inside a pod, the pod's own.  Nothing is sent yet.
 
     Args:
         force_kube_config: use the kubeconfig file inside a pod, too.
+        context: of the kubeconfig file, which is used inside a pod, too; empty: the current one.
+        connect_timeout_s: how long a call waits until it is connected.
 
     Raises:
         ClusterError: there is no usable configuration.
@@ -119,13 +130,13 @@ def connect(force_kube_config: bool = False) -> Connection:
     from kubernetes import client
 
     configuration = client.Configuration()
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and not force_kube_config:
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not force_kube_config and not context:
         context, namespace = _load_in_cluster(configuration)
     else:
-        context, namespace = _load_kube_config(configuration)
+        context, namespace = _load_kube_config(configuration, context)
     configuration.retries = False  # a broken connection is said at once; who wants to try again does so
     api_client = client.ApiClient(configuration)
-    _bound(api_client)
+    _bound(api_client, connect_timeout_s)
     return Connection(context, namespace, str(configuration.host), api_client, client.CoreV1Api(api_client))
 
 
@@ -159,16 +170,16 @@ def _load_in_cluster(configuration: Any) -> tuple[str, str]:
     return IN_CLUSTER, namespace or DEFAULT_NAMESPACE
 
 
-def _load_kube_config(configuration: Any) -> tuple[str, str]:
+def _load_kube_config(configuration: Any, wanted: str) -> tuple[str, str]:
     import yaml
     from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
 
-    files = os.environ.get("KUBECONFIG", "~/.kube/config")
+    files = os.environ.get("KUBECONFIG", _KUBECONFIG)
     try:
-        _, active = list_kube_config_contexts(config_file=files)
-        load_kube_config(config_file=files, client_configuration=configuration)
+        active = _context_of(files, wanted) if wanted else list_kube_config_contexts(config_file=files)[1]
+        load_kube_config(config_file=files, context=active["name"], client_configuration=configuration)
         namespace = active["context"].get("namespace")
-    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError) as error:
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ClusterError(
             f"There is no usable cluster configuration in {files}: {error}",
             "Set KUBECONFIG to the file of your cluster; `kubectl config get-contexts` shows what it holds. "
@@ -177,13 +188,26 @@ def _load_kube_config(configuration: Any) -> tuple[str, str]:
     return str(active["name"]), str(namespace or DEFAULT_NAMESPACE)
 
 
-def _bound(api_client: Any) -> None:
+def _context_of(files: str, wanted: str) -> Any:
+    """A context by its name; the current one may be none that there is."""
+    import yaml
+
+    paths = [Path(file).expanduser() for file in files.split(os.pathsep) if file]
+    found = [context for path in paths if path.exists() for context in yaml.safe_load(path.read_text())["contexts"]]
+    for context in found:
+        if context["name"] == wanted:
+            return context
+    listed = ", ".join(sorted(str(context["name"]) for context in found))
+    raise ClusterError(f"There is no context {wanted} in {files}.", f"Those that there are: {listed}.")
+
+
+def _bound(api_client: Any, connect_timeout_s: float) -> None:
     """Gives a client's calls a time-out where they have none."""
     call = api_client.call_api
 
     def bounded(*arguments: Any, **named: Any) -> Any:
         if named.get("_request_timeout") is None:
-            named["_request_timeout"] = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
+            named["_request_timeout"] = (connect_timeout_s, READ_TIMEOUT_S)
         return call(*arguments, **named)
 
     api_client.call_api = bounded

@@ -14,10 +14,11 @@ from elasticdl_client.kubernetes import commands, names
 from elasticdl_client.kubernetes.access import described, missing_of_service_account, missing_of_user
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.objects import role_pod
-from elasticdl_client.kubernetes.pods import pod_manifest
+from elasticdl_client.kubernetes.pods import image_pull_secrets, pod_manifest
 from elasticdl_client.kubernetes.priority import worker_priorities
 from elasticdl_client.kubernetes.rbac import MASTER_RIGHTS, USER_RIGHTS
 from elasticdl_client.kubernetes.resources import container_resources, quantity
+from elasticdl_client.kubernetes.security import UID_RANGE
 from elasticdl_client.kubernetes.volumes import parse_volumes
 
 
@@ -33,8 +34,24 @@ def check(connection: Connection, spec: JobSpec) -> list[str]:
     notes = _check_service_account(connection, spec)
     _check_priorities(connection, spec)
     notes += _check_claims(connection, spec)
+    _check_mounted(connection, spec)
     _check_pods(connection, spec)
     return notes + _too_large(connection, spec)
+
+
+def gives_users(connection: Connection, namespace: str) -> bool:
+    """Whether a namespace gives each pod a user of its own range, and admits no other; False if that cannot be told.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    try:
+        found = _readable(connection, f"the namespace {namespace}", lambda: connection.core.read_namespace(namespace))
+    except ClusterError as error:
+        if error.unreachable:
+            raise
+        return False
+    return found is not None and UID_RANGE in (found.metadata.annotations or {})
 
 
 def _readable(connection: Connection, what: str, read: Callable[[], Any]) -> Any:
@@ -68,7 +85,7 @@ def _check_namespace(connection: Connection, spec: JobSpec) -> None:
     if found is None:
         raise JobError(
             f"The namespace {name} does not exist in the cluster of context {connection.context}.",
-            f"kubectl create namespace {name}, or choose another --namespace.",
+            f"kubectl create namespace {name}{commands.of_context(spec)}, or choose another --namespace.",
         )
     if found is not True and found.status.phase == "Terminating":
         raise JobError(f"The namespace {name} is being deleted.", "Wait for its end, or choose another --namespace.")
@@ -97,18 +114,14 @@ def _check_name(connection: Connection, spec: JobSpec) -> None:
     if not any(config_map.metadata.name == names.job_object(spec.job_name) for config_map in config_maps):
         raise JobError(
             f"A job of the name {spec.job_name} is still being deleted in the namespace {spec.namespace}: {listed}.",
-            f"Wait for its end, choose another --job_name, or {commands.elasticdl('delete', *_job(spec))}.",
+            f"Wait for its end, choose another --job_name, or {commands.elasticdl('delete', spec)}.",
         )
     statuses = [(pod.metadata.labels or {}).get(names.STATUS_LABEL) for pod in pods if _is_master(pod)]
     status = f", status {statuses[0]}" if statuses and statuses[0] else ""
     raise JobError(
         f"A job of the name {spec.job_name} exists in the namespace {spec.namespace}{status}: {listed}.",
-        f"`{commands.elasticdl('delete', *_job(spec))}` deletes it; or choose another --job_name.",
+        f"`{commands.elasticdl('delete', spec)}` deletes it; or choose another --job_name.",
     )
-
-
-def _job(spec: JobSpec) -> tuple[str, str]:
-    return spec.job_name, spec.namespace
 
 
 def _is_master(pod: Any) -> bool:
@@ -118,23 +131,37 @@ def _is_master(pod: Any) -> bool:
 def _check_service_account(connection: Connection, spec: JobSpec) -> list[str]:
     """That it exists and may do what a master does; a note if that cannot be told."""
     account, namespace = spec.service_account, spec.namespace
-    hint = commands.grant(namespace, account)
+    hint = commands.grant(namespace, account) + commands.of_context(spec)
     what = f"the service account {account}"
-    if not _exists(connection, what, lambda: connection.core.read_namespaced_service_account(account, namespace)):
+    found = _exists(connection, what, lambda: connection.core.read_namespaced_service_account(account, namespace))
+    if not found:
         raise JobError(
             f"The service account {account} does not exist in the namespace {namespace}.",
             f"{hint} makes it with the rights that it needs; --service_account names another one.",
         )
+    notes = _pull_secret_notes(spec, found)
     missing = missing_of_service_account(connection, namespace, account, MASTER_RIGHTS)
     if missing is None:
-        return [f"whether {what} may do what a master does could not be checked; the master checks it at its start."]
+        return [
+            *notes,
+            f"whether {what} may do what a master does could not be checked; the master checks it at its start.",
+        ]
     if missing:
         raise JobError(
             f"The service account {account} of the namespace {namespace} may not do all that a master does. "
             f"Missing: {described(missing)}.",
             hint,
         )
-    return []
+    return notes
+
+
+def _pull_secret_notes(spec: JobSpec, account: Any) -> list[str]:
+    """That the master's account brings its pod credentials of a registry, and that the other pods have none."""
+    secrets = [one.name for one in (account.image_pull_secrets or [])] if account is not True else []
+    if not secrets or spec.image_pull_secret or spec.worker_service_account:
+        return []
+    note = f"the service account {spec.service_account} has image pull secrets, which only the master's pod gets: "
+    return [f"{note}--image_pull_secret={','.join(secrets)} is for all."]
 
 
 def _check_priorities(connection: Connection, spec: JobSpec) -> None:
@@ -168,11 +195,27 @@ def _check_claims(connection: Connection, spec: JobSpec) -> list[str]:
         if found is None:
             raise FlagError(
                 f"--volume: there is no PersistentVolumeClaim {name} in the namespace {spec.namespace}.",
-                f"`kubectl get pvc --namespace={spec.namespace}` lists those that there are.",
+                f"`{commands.kubectl('get pvc', spec)}` lists those that there are.",
             )
         if found is not True and found.status.phase != "Bound":
             notes.append(f"the claim {name} is {found.status.phase}: pods stay Pending until it is bound.")
     return notes
+
+
+def _check_mounted(connection: Connection, spec: JobSpec) -> None:
+    """Secrets and ConfigMaps without which no container of the job is made."""
+    core, mounts = connection.core, parse_volumes(spec.volume)
+    wanted = [("volume", "Secret", mount.secret_name, core.read_namespaced_secret) for mount in mounts]
+    wanted += [("volume", "ConfigMap", mount.config_map_name, core.read_namespaced_config_map) for mount in mounts]
+    wanted += [("image_pull_secret", "Secret", name, core.read_namespaced_secret) for name in image_pull_secrets(spec)]
+    account = spec.worker_service_account
+    wanted += [("worker_service_account", "ServiceAccount", account, core.read_namespaced_service_account)]
+    for flag, kind, name, read in wanted:
+        if name and not _exists(connection, f"the {kind} {name}", lambda: read(name, spec.namespace)):  # noqa: B023
+            raise FlagError(
+                f"--{flag}: there is no {kind} {name} in the namespace {spec.namespace}.",
+                f"`{commands.kubectl(f'get {kind}'.lower(), spec)}` lists those that there are.",
+            )
 
 
 def _check_pods(connection: Connection, spec: JobSpec) -> None:
@@ -196,10 +239,19 @@ def _too_large(connection: Connection, spec: JobSpec) -> list[str]:
     for role in ("master", "ps", "worker") if spec.num_ps_pods else ("master", "worker"):
         request, limit = getattr(spec, f"{role}_resource_request"), getattr(spec, f"{role}_resource_limit")
         wanted = container_resources(request, limit)["requests"]
-        if nodes and not any(_fits(wanted, node) for node in nodes):
-            notes.append(f"no node is large enough for a {role} ({request}): it stays Pending until one comes.")
+        lacking = min((_lacking(wanted, node) for node in nodes), key=len, default=[])
+        if lacking:
+            notes.append(
+                f"no node is large enough for a {role} ({request}): it stays Pending until one comes. "
+                f"The best one has {' and '.join(lacking)}."
+            )
     return notes
 
 
-def _fits(wanted: dict[str, str], node: dict[str, str]) -> bool:
-    return all(name in node and quantity(amount) <= quantity(node[name]) for name, amount in wanted.items())
+def _lacking(wanted: dict[str, str], node: dict[str, str]) -> list[str]:
+    """What a node has too little of: ``no nvidia.com/gpu``, ``memory 3Gi of 16Gi``."""
+    return [
+        f"{name} {node[name]} of {amount}" if name in node else f"no {name}"
+        for name, amount in wanted.items()
+        if name not in node or quantity(amount) > quantity(node[name])
+    ]

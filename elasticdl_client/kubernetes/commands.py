@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-
-def elasticdl(verb: str, job_name: str, namespace: str) -> str:
-    """`elasticdl VERB JOB` in the job's namespace."""
-    return f"elasticdl {verb} {job_name}{_in(namespace)}"
+from elasticdl_client.job_spec import JobSpec
 
 
-def kubectl_logs(pod_name: str, namespace: str) -> str:
-    """Follows a pod's log."""
-    return f"kubectl logs -f {pod_name}{_in(namespace)}"
+def elasticdl(verb: str, spec: JobSpec) -> str:
+    """`elasticdl VERB JOB` for this job and no other."""
+    return f"elasticdl {verb} {spec.job_name} --namespace={spec.namespace}{of_context(spec)}"
+
+
+def kubectl(what: str, spec: JobSpec) -> str:
+    """`kubectl WHAT` in the job's namespace."""
+    return f"kubectl {what} --namespace={spec.namespace}{of_context(spec)}"
 
 
 def grant(namespace: str, service_account: str) -> str:
     """Makes the service account and gives it the rights of a master."""
     account = "" if service_account == "elasticdl" else f" --service_account={service_account}"
-    return f"elasticdl rbac --print{_in(namespace)}{account} | kubectl apply -f -"
+    return f"elasticdl rbac --print --namespace={namespace}{account} | kubectl apply -f -"
 
 
-def _in(namespace: str) -> str:
-    return f" --namespace={namespace}"
+def of_context(spec: JobSpec) -> str:
+    """The flag of the context that was chosen, after a space; empty for the current one."""
+    return f" --context={spec.context}" if spec.context else ""

@@ -12,6 +12,7 @@ from elasticdl_client.flags import Group, flag, parses
 from elasticdl_client.kubernetes.cluster_spec import parse_cluster_spec_json
 from elasticdl_client.kubernetes.priority import worker_priorities
 from elasticdl_client.kubernetes.resources import parse_resources
+from elasticdl_client.kubernetes.security import DEFAULT_USER, parse_user
 from elasticdl_client.kubernetes.volumes import parse_volumes
 from elasticdl_client.params import parse_envs
 
@@ -23,8 +24,23 @@ class KubernetesFlags:
     image_name: str = flag("", "Image of the master, and of all pods by default.", Group.KUBERNETES)
     worker_image: str = flag("", "Image of workers and parameter servers, if another.", Group.KUBERNETES)
     namespace: str = flag("", "Namespace of the job; empty: that of the kubeconfig's context.", Group.KUBERNETES)
+    context: str = flag("", "Context of the kubeconfig; empty: the current one.", Group.KUBERNETES)
     service_account: str = flag(
         "elasticdl", "Service account of the master; `elasticdl rbac --print` shows what it needs.", Group.KUBERNETES
+    )
+    worker_service_account: str = flag(
+        "",
+        "Service account of workers and parameter servers, whose pods get no token of it; empty: the namespace's.",
+        Group.KUBERNETES,
+    )
+    image_pull_secret: str = flag(
+        "", "Secrets with the registry's credentials, with commas between; of all pods.", Group.KUBERNETES
+    )
+    run_as_user: str = flag(
+        DEFAULT_USER,
+        "User id of all pods; none: as the cluster chooses; auto: 1000, or none in a namespace of OpenShift.",
+        Group.KUBERNETES,
+        check=parses(parse_user),
     )
     master_resource_request: str = flag(
         "cpu=0.1,memory=1024Mi", "What the master asks for.", Group.KUBERNETES, check=parses(parse_resources)
@@ -63,12 +79,15 @@ class KubernetesFlags:
     ps_pod_priority: str = flag("", "PriorityClass of the parameter servers.", Group.KUBERNETES)
     volume: str = flag(
         "",
-        'Mounts of all pods: "claim_name=c,mount_path=/data;host_path=/d,mount_path=/d".',
+        'Mounts of all pods: "claim_name=c,mount_path=/data;host_path=/d,mount_path=/d"; also nfs=HOST:/PATH, '
+        "secret_name, config_map_name, empty_dir=SIZE.",
         Group.KUBERNETES,
         check=parses(parse_volumes),
     )
     image_pull_policy: ImagePullPolicy = flag(
-        ImagePullPolicy.ALWAYS, "Always, IfNotPresent or Never.", Group.KUBERNETES
+        ImagePullPolicy.AUTO,
+        "Always, IfNotPresent, Never, or auto: Always for an image without a tag or with :latest, else IfNotPresent.",
+        Group.KUBERNETES,
     )
     restart_policy: MasterRestartPolicy = flag(
         MasterRestartPolicy.ON_FAILURE,

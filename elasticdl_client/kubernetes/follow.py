@@ -36,15 +36,15 @@ def wait(connection: Connection, spec: JobSpec) -> int:
     Raises:
         ClusterError: the cluster refuses to tell.
     """
-    job, namespace = spec.job_name, spec.namespace
-    logs = commands.elasticdl("logs -f", job, namespace)
+    job = spec.job_name
+    logs = commands.elasticdl("logs -f", spec)
     display = progress.open_display(sys.stdout)
     try:
         ended = Follower(connection, spec, display).follow()
     except KeyboardInterrupt:
         display.close()
         print(f"The job {job} goes on. To follow it: {logs}", file=sys.stderr)
-        print(f"To end it: {commands.elasticdl('delete', job, namespace)}", file=sys.stderr)
+        print(f"To end it: {commands.elasticdl('delete', spec)}", file=sys.stderr)
         return _INTERRUPTED
     except JobError as error:
         display.close()
@@ -52,8 +52,8 @@ def wait(connection: Connection, spec: JobSpec) -> int:
         return 1
     finally:
         display.close()
-    hint = f"`{commands.elasticdl('logs', job, namespace)}` shows the master's log, with --all those of all pods."
-    print_end(job, ended, written=written(spec), logs=commands.elasticdl("logs", job, namespace), hint=hint)
+    hint = f"`{commands.elasticdl('logs', spec)}` shows the master's log, with --all those of all pods."
+    print_end(job, ended, written=written(spec), logs=commands.elasticdl("logs", spec), hint=hint)
     return ended.exit_code
 
 
@@ -126,11 +126,11 @@ class Follower:
         return self._status is not None and self._status.exit_code is not None
 
     def _stopped(self, why: str) -> JobError:
-        job, namespace = self._spec.job_name, self._spec.namespace
+        job = self._spec.job_name
         return JobError(
             f"The job {job} {why}. Its workers and parameter servers wait {self._spec.master_timeout:g} s for another.",
-            f"`{commands.elasticdl('resume', job, namespace)}` makes one, which goes on where this one stopped; "
-            f"`{commands.elasticdl('delete', job, namespace)}` ends the job.",
+            f"`{commands.elasticdl('resume', self._spec)}` makes one, which goes on where this one stopped; "
+            f"`{commands.elasticdl('delete', self._spec)}` ends the job.",
         )
 
     def _say_news(self, master: Any) -> None:
@@ -172,17 +172,17 @@ class Follower:
         overdue = f"The master's pod should have been gone {self._overdue_s:g} s ago, and is still being deleted:"
         if master.finalizers:
             return f"{overdue} it is kept by {', '.join(master.finalizers)}, until who set that takes it away."
+        take_away = commands.kubectl(f"delete pod {master.name} --grace-period=0 --force", self._spec)
         return (
             f"{overdue} its node {node} has not said that its container has ended. If the node is lost, "
-            f"`kubectl delete pod {master.name} --namespace={master.namespace} --grace-period=0 --force` takes the pod "
-            f"away, and `{commands.elasticdl('resume', self._spec.job_name, master.namespace)}` makes another."
+            f"`{take_away}` takes the pod away, and `{commands.elasticdl('resume', self._spec)}` makes another."
         )
 
     def _never_starts(self, why: str) -> JobError:
-        job, namespace = self._spec.job_name, self._spec.namespace
+        job = self._spec.job_name
         return JobError(
             f"The job {job} does not {'start' if self._status is None else 'go on'}; {why}",
-            f"The job is left as it is: `{commands.elasticdl('delete', job, namespace)}` deletes it.",
+            f"The job is left as it is: `{commands.elasticdl('delete', self._spec)}` deletes it.",
         )
 
     def _say(self, line: str) -> None:

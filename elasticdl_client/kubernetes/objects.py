@@ -57,6 +57,7 @@ def spec_for_pods(spec: JobSpec) -> JobSpec:
         yaml="",
         dry_run=False,
         wait=False,
+        context="",
         tls=Tls.ON if spec.uses_tls else Tls.OFF,
         force_use_kube_config_file=False,
     )

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
+from elasticdl_client.choices import ImagePullPolicy
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import cluster_plugin, names
 from elasticdl_client.kubernetes.cluster_spec import adapt_pod
 from elasticdl_client.kubernetes.priority import worker_priorities
-from elasticdl_client.kubernetes.resources import Resources, container_resources
+from elasticdl_client.kubernetes.resources import Resources, container_resources, quantity
+from elasticdl_client.kubernetes.security import parse_user, pod_security
 from elasticdl_client.kubernetes.volumes import parse_volumes, pod_volumes
 from elasticdl_client.tf_config import tf_config
 
@@ -22,6 +24,7 @@ Manifest = dict[str, Any]
 
 _NODE_LOST_TOLERATION_S = 10  # before a worker or server is given up with the node that it runs on
 _TOKEN_VOLUME = "elasticdl-token"
+_SHARED_MEMORY = "/dev/shm"  # of which a container has 64 MiB; loaders of data pass batches through it
 _WRITABLE = {"/tmp": "elasticdl-tmp", names.JOB_DIRECTORY: "elasticdl-job"}  # path → its volume
 
 
@@ -100,21 +103,15 @@ def _labels(spec: JobSpec, pod: PodLike) -> dict[str, str]:
 
 def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None, secret_envs: Mapping[str, str]) -> Manifest:
     is_master = pod.role == "master"
-    volumes, mounts = _volumes(spec, str(pod.role))
+    resources = _resources(spec, pod, max_memory)
+    volumes, mounts = _volumes(spec, str(pod.role), resources)
     found: Manifest = {
         "restartPolicy": str(pod.restart_policy),
         "terminationGracePeriodSeconds": math.ceil(pod.grace_s),
         "enableServiceLinks": False,
         "automountServiceAccountToken": is_master,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": names.USER_ID,
-            "runAsGroup": names.USER_ID,
-            "fsGroup": names.USER_ID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [_container(spec, pod, _env(spec, pod, secret_envs), mounts, max_memory)],
+        "securityContext": pod_security(parse_user(spec.run_as_user)),
+        "containers": [_container(spec, pod, _env(spec, pod, secret_envs), mounts, resources)],
         "volumes": volumes,
     }
     if is_master:
@@ -124,22 +121,32 @@ def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None, secret_envs: 
             {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_TOLERATION_S}
             for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
         ]
+        if spec.worker_service_account:
+            found["serviceAccountName"] = spec.worker_service_account
+    if secrets := image_pull_secrets(spec):
+        found["imagePullSecrets"] = [{"name": name} for name in secrets]
     if priority := _priority(spec, pod):
         found["priorityClassName"] = priority
     return found
 
 
+def image_pull_secrets(spec: JobSpec) -> list[str]:
+    """The names in --image_pull_secret."""
+    return [name.strip() for name in spec.image_pull_secret.split(",") if name.strip()]
+
+
 def _container(
-    spec: JobSpec, pod: PodLike, env: list[Manifest], mounts: list[Manifest], max_memory: int | None
+    spec: JobSpec, pod: PodLike, env: list[Manifest], mounts: list[Manifest], resources: Resources
 ) -> Manifest:
     image = spec.image_name if pod.role == "master" else spec.worker_image or spec.image_name
+    is_auto = spec.image_pull_policy is ImagePullPolicy.AUTO  # the server's own default
     return {
         "name": pod.name[:63].rstrip("-"),
         "image": image,
-        "imagePullPolicy": spec.image_pull_policy.value,
+        **({} if is_auto else {"imagePullPolicy": spec.image_pull_policy.value}),
         "command": [word.replace("$(", "$$(") for word in _command(spec, pod)],  # else $(NAME) is another word there
         "env": env,
-        "resources": _resources(spec, pod, max_memory),
+        "resources": resources,
         "securityContext": {
             "runAsNonRoot": True,
             "allowPrivilegeEscalation": False,
@@ -170,6 +177,7 @@ def _env(spec: JobSpec, pod: PodLike, secret_envs: Mapping[str, str]) -> list[Ma
         secret_envs: the variables whose values the job's Secret holds.
     """
     values = {
+        "USER": names.APP,  # for libraries that ask who they are: the image need not know the user's id
         **spec.envs_dict(),
         **pod.env,
         "HOME": names.JOB_DIRECTORY,
@@ -223,7 +231,7 @@ def _priority(spec: JobSpec, pod: PodLike) -> str:
     return worker_priorities(spec.worker_pod_priority, spec.num_workers)[min(pod.slot, spec.num_workers - 1)]
 
 
-def _volumes(spec: JobSpec, role: str) -> tuple[list[Manifest], list[Manifest]]:
+def _volumes(spec: JobSpec, role: str, resources: Resources) -> tuple[list[Manifest], list[Manifest]]:
     """The user's volumes, the writable places that they leave to us, and the token."""
     volumes, mounts = pod_volumes(role, parse_volumes(spec.volume))
     taken = {mount["mountPath"].rstrip("/") for mount in mounts}
@@ -231,10 +239,22 @@ def _volumes(spec: JobSpec, role: str) -> tuple[list[Manifest], list[Manifest]]:
         if path not in taken:
             volumes.append({"name": name, "emptyDir": {}})
             mounts.append({"name": name, "mountPath": path})
+    if role == "worker" and _SHARED_MEMORY not in taken:
+        volumes.append({"name": "elasticdl-shm", "emptyDir": _shared_memory(resources)})
+        mounts.append({"name": "elasticdl-shm", "mountPath": _SHARED_MEMORY})
     # Optional, for the objects of a job that is deleted go in any order: a kubelet that looks in vain for the Secret of
     # a running pod takes two minutes before it lets the pod end.  A process without token says so and ends.
-    # It belongs to root: our user reads it as a member of the pod's fsGroup, and could not with the mode 0400.
-    token = {"secretName": names.token_object(spec.job_name), "defaultMode": 0o440, "optional": True}
+    # It belongs to root: our user reads it as a member of the pod's fsGroup, and could not with the mode 0400; a user
+    # whom the cluster chooses need not have that group.
+    mode = 0o444 if parse_user(spec.run_as_user) is None else 0o440
+    token = {"secretName": names.token_object(spec.job_name), "defaultMode": mode, "optional": True}
     volumes.append({"name": _TOKEN_VOLUME, "secret": token})
     mounts.append({"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True})
     return volumes, mounts
+
+
+def _shared_memory(resources: Resources) -> Manifest:
+    """Half of the memory that the container may use, of which it is part."""
+    memory = resources["limits"].get("memory")
+    size = {"sizeLimit": str(int(quantity(memory)) // 2)} if memory else {}
+    return {"medium": "Memory", **size}

@@ -15,8 +15,9 @@ _ALLOWED = ["memory", "disk", "ephemeral-storage", "cpu", "gpu"]
 _MEMORY = re.compile(r"[1-9][0-9]*(E|P|T|G|M|K|Ei|Pi|Ti|Gi|Mi|Ki)")
 _MILLI_CPU = re.compile(r"[1-9][0-9]*m")
 _CPU = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)")
-_NVIDIA_TYPE = re.compile(r"nvidia\.com/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_VENDOR = re.compile(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)+[a-z]{2,}")
+_VENDOR = re.compile(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)*[a-z]{2,}")
+_DEVICE = re.compile(rf"{_VENDOR.pattern}/[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?")  # nvidia.com/gpu, rdma/hca
+_HUGE_PAGES = re.compile(r"hugepages-[1-9][0-9]*(Ki|Mi|Gi)")
 _QUANTITY = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE])|[eE]([+-]?[0-9]+))?")
 _MAX_MEMORY_FACTOR = 4.0
 _MEBIBYTE = 2**20
@@ -25,7 +26,7 @@ _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _SCALES = {suffix: Fraction(1000) ** power for power, suffix in enumerate(_DECIMAL, -3)} | {
     suffix: Fraction(1024) ** power for power, suffix in enumerate(_BINARY, 1)
 }
-_HINT = "For example cpu=1,memory=4096Mi,gpu=1."
+_HINT = "For example cpu=1,memory=4096Mi,gpu=1; devices have their vendor's name, google.com/tpu=4 or rdma/hca=1."
 
 
 def parse_resources(text: str) -> dict[str, str]:
@@ -57,7 +58,7 @@ def container_resources(
 
     Args:
         request: a resource string.
-        limit: a resource string; what cannot be shared (GPUs) is limited to the request in any case.
+        limit: a resource string; what cannot be shared (devices, huge pages) is limited to the request in any case.
         memory_factor: times the memory of both, at most 4 times.
         max_memory: bytes that a grown memory does not exceed.
 
@@ -66,7 +67,7 @@ def container_resources(
     """
     requests = parse_resources(request)
     limits = parse_resources(limit) or {name: amount for name, amount in requests.items() if name != "cpu"}
-    limits |= {name: amount for name, amount in requests.items() if "/" in name and name not in limits}
+    limits |= {name: amount for name, amount in requests.items() if _is_exclusive(name) and name not in limits}
     for quantities in (requests, limits):
         if "memory" in quantities and memory_factor > 1.0:
             quantities["memory"] = _grown(quantities["memory"], min(memory_factor, _MAX_MEMORY_FACTOR), max_memory)
@@ -109,23 +110,25 @@ def _resource_name(name: str) -> str:
         return "nvidia.com/gpu"
     if name == "disk":
         return "ephemeral-storage"
-    if name in _ALLOWED or _NVIDIA_TYPE.fullmatch(name):
+    if name in _ALLOWED or _HUGE_PAGES.fullmatch(name) or _DEVICE.fullmatch(name):
         return name
     if name.endswith("/gpu"):
-        if not _VENDOR.fullmatch(name.removesuffix("/gpu")):
-            raise FlagError(
-                f"gpu resource name does not have a valid vendor name: {name}", "For example amd.com/gpu=1."
-            )
-        return name
+        raise FlagError(f"gpu resource name does not have a valid vendor name: {name}", "For example amd.com/gpu=1.")
     raise FlagError(f"{name} is not in the allowed list of resource types: {_ALLOWED}", _HINT)
+
+
+def _is_exclusive(name: str) -> bool:
+    """The API wants as much of it as a limit as is asked for."""
+    return "/" in name or name.startswith("hugepages-")
 
 
 def _check_quantity(name: str, key: str, value: str) -> None:
     if key == "cpu":
         if not _MILLI_CPU.fullmatch(value) and not (_CPU.fullmatch(value) and float(value) > 0):
             raise FlagError(f"invalid cpu request spec: {value}", "For example cpu=1, cpu=0.5 or cpu=500m.")
-    elif key in ("memory", "ephemeral-storage"):
+    elif key in ("memory", "ephemeral-storage") or _HUGE_PAGES.fullmatch(key):
         if not _MEMORY.fullmatch(value):
             raise FlagError(f"invalid {name} request spec: {value}", f"For example {name}=4096Mi; the unit is needed.")
     elif not re.fullmatch(r"[0-9]+", value):
-        raise FlagError(f"invalid gpu request spec: {value}", f"A whole number, for example {name}=1.")
+        kind = "gpu" if name.endswith("gpu") else name
+        raise FlagError(f"invalid {kind} request spec: {value}", f"A whole number, for example {name}=1.")

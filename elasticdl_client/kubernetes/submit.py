@@ -14,10 +14,11 @@ from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.kubernetes import api, commands, follow, names, written
-from elasticdl_client.kubernetes.checks import check
+from elasticdl_client.kubernetes.checks import check, gives_users
 from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
 from elasticdl_client.kubernetes.pods import Manifest, owned
-from elasticdl_client.kubernetes.volumes import is_mounted, parse_volumes
+from elasticdl_client.kubernetes.security import CHOSEN_BY_CLUSTER, DEFAULT_USER
+from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
 
 _TOKEN_BYTES = 32
 _NO_ACCOUNT_TOKEN = "No API token found for service account"  # servers before 1.24, right after it was made
@@ -36,8 +37,8 @@ def run(spec: JobSpec) -> int:
     if spec.yaml or spec.dry_run:
         _write(spec)
         return 0
-    connection = api.connect(spec.force_use_kube_config_file)
-    spec = _placed(spec, connection.namespace)
+    connection = api.connect(spec.force_use_kube_config_file, spec.context)
+    spec = _admitted(_placed(spec, connection.namespace), connection)
     manifests = _manifests(spec)
     for note in check(connection, spec):
         _note(note)
@@ -55,12 +56,20 @@ def _placed(spec: JobSpec, namespace: str) -> JobSpec:
     return dataclasses.replace(spec, namespace=spec.namespace or namespace)
 
 
+def _admitted(spec: JobSpec, connection: api.Connection) -> JobSpec:
+    """The job with a user whom its namespace admits."""
+    if spec.run_as_user != DEFAULT_USER or not gives_users(connection, spec.namespace):
+        return spec
+    return dataclasses.replace(spec, run_as_user=CHOSEN_BY_CLUSTER)
+
+
 def _write(spec: JobSpec) -> None:
     """Writes the objects instead of creating them; what the cluster has against them is only said."""
     placed = _placed(spec, api.DEFAULT_NAMESPACE)
     try:
-        connection = api.connect(spec.force_use_kube_config_file)
+        connection = api.connect(spec.force_use_kube_config_file, spec.context)
         placed = _placed(spec, connection.namespace)
+        placed = _admitted(placed, connection)
         for note in check(connection, placed):
             _note(note)
     except api.ClusterError as error:
@@ -84,13 +93,13 @@ def _manifests(spec: JobSpec) -> list[Manifest]:
 
 
 def _say_submitted(spec: JobSpec) -> None:
-    job, namespace = spec.job_name, spec.namespace
+    job = spec.job_name
     master = names.pod_name(job, "master", 0)
     print(f"ElasticDL job {job} was successfully submitted. The master pod is: {master}.")
     if not spec.wait:
-        print(f"  {commands.kubectl_logs(master, namespace)}")
-        print(f"  {commands.elasticdl('status', job, namespace)}")
-        print(f"  {commands.elasticdl('delete', job, namespace)}")
+        print(f"  {commands.kubectl(f'logs -f {master}', spec)}")
+        print(f"  {commands.elasticdl('status', spec)}")
+        print(f"  {commands.elasticdl('delete', spec)}")
     sys.stdout.flush()
 
 
@@ -109,7 +118,7 @@ def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest])
     except api.ClusterError as error:
         if error.status != 409:
             raise
-        delete = commands.elasticdl("delete", spec.job_name, spec.namespace)
+        delete = commands.elasticdl("delete", spec)
         raise JobError(
             f"A job of the name {spec.job_name} exists in the namespace {spec.namespace}.",
             f"`{delete}` deletes it; or choose another --job_name.",
@@ -153,7 +162,7 @@ def _undo(connection: api.Connection, spec: JobSpec, uid: str) -> None:
         with connection.doing(f"delete the ConfigMap {owner} again"):
             connection.core.delete_namespaced_config_map(owner, spec.namespace, body=options)
     except api.ClusterError as error:
-        hint = f"`{commands.elasticdl('delete', spec.job_name, spec.namespace)}` does."
+        hint = f"`{commands.elasticdl('delete', spec)}` does."
         print(f"warning: the part that was created is not deleted: {error.what} {hint}", file=sys.stderr)
 
 
@@ -174,16 +183,23 @@ def mount_notes(spec: JobSpec) -> list[str]:
         "log_file_path",
     ):
         path = getattr(spec, name)
-        if not path or name not in flags or is_mounted(path, mounts):
+        if not path or name not in flags:
             continue
-        is_writable = any(PurePosixPath(path).is_relative_to(place) for place in ("/tmp", names.JOB_DIRECTORY))
+        mount = mount_of(path, mounts)
+        if mount is not None and not mount.is_writable:
+            raise FlagError(f"--{name}={path} is on {mount.mount_path}, which cannot be written to.", "Name another.")
+        if mount is not None and mount.outlives_pods:
+            continue
+        places = ("/tmp", names.JOB_DIRECTORY, *([mount.mount_path] if mount is not None else []))
+        is_writable = any(PurePosixPath(path).is_relative_to(place) for place in places)
         if not is_writable and not spec.cluster_spec:  # a cluster specification may add mounts
             raise FlagError(
                 f"--{name}={path} is on no mount of --volume, and pods cannot write to the rest of their file system.",
                 'Name a directory below a mount_path, for example --volume="claim_name=data,mount_path=/data" and '
                 f"--{name}=/data/{name}.",
             )
-        found.append(f"--{name}={path} is on no mount of --volume: what is written there is lost with the pod.")
+        where = "an empty_dir" if mount is not None else "no mount"
+        found.append(f"--{name}={path} is on {where} of --volume: what is written there is lost with the pod.")
     if spec.job_type is JobType.TRAIN and not spec.checkpoint_dir:
         lost = {
             DistributionStrategy.PARAMETER_SERVER: "state of a lost parameter server is",

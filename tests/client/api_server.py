@@ -94,6 +94,8 @@ class ApiServer:
     def answer(self, path: str) -> tuple[int, bytes]:
         """The HTTP status and the body for a request."""
         parts = urlsplit(path)
+        if f"/namespaces/{NAMESPACE}/" not in parts.path:
+            return 200, b'{"items": []}'
         *_, kind = steps = parts.path.removeprefix(f"/api/v1/namespaces/{NAMESPACE}/").split("/")
         if kind == "configmaps":
             return 200, json.dumps({"items": self._config_maps() if self.has_job else []}).encode()

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
-from elasticdl_client.kubernetes.api import connect
+from elasticdl_client.kubernetes.api import ClusterError, connect
 from elasticdl_client.kubernetes.follow import Follower
 from elasticdl_client.progress import Display
 from tests.client.api_server import NAMESPACE, ApiServer
@@ -109,3 +110,24 @@ def test_who_waits_for_a_job_is_told_why_its_master_is_not_made(cluster: ApiServ
     with pytest.raises(EOFError) as said:
         Follower(connect(), JobSpec.from_flags("train", flags), Told()).follow()
     assert str(said.value) == f"The master's pod is pending: FailedMount: {NOT_FOUND}"
+
+
+def test_the_environment_names_namespace_and_context_of_a_job_command(
+    cluster: ApiServer,
+    run: Run,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    config = json.loads((tmp_path / "config").read_text())
+    config["contexts"].append({"name": "far", "context": {"cluster": "c", "user": "u", "namespace": "elsewhere"}})
+    (tmp_path / "config").write_text(json.dumps(config | {"current-context": "far"}))
+    with pytest.raises(JobError, match="not found in elsewhere namespace"):
+        run("status", "job")
+    monkeypatch.setenv("ELASTICDL_NAMESPACE", NAMESPACE)
+    assert found(run)["logs"] == f"elasticdl logs job --namespace={NAMESPACE}"
+    monkeypatch.setenv("ELASTICDL_CONTEXT", "c")
+    assert found(run)["logs"] == f"elasticdl logs job --namespace={NAMESPACE} --context=c"
+    assert json.loads(run("list", "-o", "json", "--context=far"))[0]["namespace"] == NAMESPACE
+    assert run("list", "-o", "name", "--runtime=local") == ""
+    with pytest.raises(ClusterError, match="no context nowhere"):
+        run("list", "--context=nowhere")

@@ -59,6 +59,7 @@ def test_arguments_come_in_any_order_and_in_kubectls_spelling(command: str, argu
         ("logs", "a --tail=some", "whole number"),
         ("list", "--runtime=docker", "one of kubernetes, local"),
         ("list", "--runtime=local -n a", "no namespace"),
+        ("list", "--runtime=local --context a", "in no cluster"),
         ("list", "--job_dir=/j --runtime=kubernetes", "directory of a local job"),
         ("delete", "../etc", "not a job name"),
     ],

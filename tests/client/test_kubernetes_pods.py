@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.cluster import PodSpec, RestartPolicy, Role
+from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.pods import pod_manifest
@@ -81,9 +82,11 @@ def test_every_pod_is_restricted(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_pod_can_write_to_tmp_and_to_its_home_and_read_the_token(role: str) -> None:
     pod = manifest(job(), role)
+    shared = [{"name": "elasticdl-shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(2**31)}}]
     assert pod["spec"]["volumes"] == [
         {"name": "elasticdl-tmp", "emptyDir": {}},
         {"name": "elasticdl-job", "emptyDir": {}},
+        *(shared if role == "worker" else []),
         {
             "name": "elasticdl-token",
             "secret": {"secretName": "elasticdl-job-token", "defaultMode": 0o440, "optional": True},
@@ -92,10 +95,56 @@ def test_a_pod_can_write_to_tmp_and_to_its_home_and_read_the_token(role: str) ->
     assert container(pod)["volumeMounts"] == [
         {"name": "elasticdl-tmp", "mountPath": "/tmp"},
         {"name": "elasticdl-job", "mountPath": "/var/lib/elasticdl"},
+        *([{"name": "elasticdl-shm", "mountPath": "/dev/shm"}] if role == "worker" else []),
         {"name": "elasticdl-token", "mountPath": "/var/run/elasticdl/token", "readOnly": True},
     ]
     assert env(pod)["ELASTICDL_TOKEN_FILE"] == "/var/run/elasticdl/token/token"
     assert env(pod)["HOME"] == env(pod)["ELASTICDL_JOB_DIR"] == "/var/lib/elasticdl"
+
+
+@pytest.mark.ci
+def test_shared_memory_is_half_of_a_workers_memory_unless_the_user_mounts_it() -> None:
+    def shared(**flags: object) -> list[dict[str, Any]]:
+        pod = manifest(job(**flags))
+        [name] = [mount["name"] for mount in container(pod)["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+        return [volume["emptyDir"] for volume in pod["spec"]["volumes"] if volume["name"] == name]
+
+    assert shared(worker_resource_request="memory=1Gi", worker_resource_limit="memory=3Gi") == [
+        {"medium": "Memory", "sizeLimit": str(3 * 2**29)}
+    ]
+    assert shared(worker_resource_request="memory=1Gi", worker_resource_limit="cpu=1") == [{"medium": "Memory"}]
+    own = "empty_dir=5Gi,type=Memory,mount_path=/dev/shm"
+    assert shared(volume=own) == [{"medium": "Memory", "sizeLimit": "5Gi"}]
+
+
+@pytest.mark.ci
+def test_the_cluster_may_choose_the_user() -> None:
+    chosen = manifest(job(run_as_user="none"))
+    assert chosen["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    [token] = [volume["secret"] for volume in chosen["spec"]["volumes"] if "secret" in volume]
+    assert token["defaultMode"] == 0o444  # it need not be a member of the file's group
+    own = manifest(job(run_as_user="2000"))["spec"]["securityContext"]
+    assert (own["runAsUser"], own["runAsGroup"], own["fsGroup"]) == (2000, 2000, 2000)
+    assert env(chosen)["USER"] == "elasticdl"
+    assert env(manifest(job(envs="USER=me")))["USER"] is None  # it is in the job's Secret
+    for wrong in ("0", "root", "-1"):
+        with pytest.raises(FlagError, match="run_as_user"):
+            job(run_as_user=wrong)
+
+
+@pytest.mark.ci
+def test_all_pods_have_the_pull_secrets_and_workers_and_servers_an_account_of_their_own() -> None:
+    spec = job(image_pull_secret="registry, other", worker_service_account="cloud")
+    for role, account in (("master", "elasticdl"), ("ps", "cloud"), ("worker", "cloud")):
+        pod = manifest(spec, role)["spec"]
+        assert pod["imagePullSecrets"] == [{"name": "registry"}, {"name": "other"}]
+        assert pod["serviceAccountName"] == account
+        assert pod["automountServiceAccountToken"] is (role == "master")
+    assert "imagePullSecrets" not in manifest(job())["spec"]
 
 
 @pytest.mark.ci
@@ -170,6 +219,7 @@ def test_the_image_of_workers_and_servers_may_be_another_one() -> None:
     assert [container(manifest(spec, role))["image"] for role in ROLES] == ["image:1", "image:2", "image:2"]
     assert [container(manifest(job(), role))["image"] for role in ROLES] == ["image:1"] * 3
     assert container(manifest(spec))["imagePullPolicy"] == "Never"
+    assert "imagePullPolicy" not in container(manifest(job()))  # the server chooses by the tag
 
 
 @pytest.mark.ci
@@ -250,17 +300,36 @@ def test_volumes_are_claims_first_and_each_source_once() -> None:
 
 
 @pytest.mark.ci
+def test_volumes_of_other_kinds() -> None:
+    sources = ["nfs=server:/export", "secret_name=s", "config_map_name=c", "empty_dir=10Gi", "empty_dir=10Gi"]
+    text = ";".join(f"{source},mount_path=/{number}" for number, source in enumerate(sources))
+    volumes = manifest(job(volume=text))["spec"]["volumes"][:5]
+    assert [{kind: volume[kind] for kind in volume if kind != "name"} for volume in volumes] == [
+        {"nfs": {"server": "server", "path": "/export"}},
+        {"secret": {"secretName": "s"}},
+        {"configMap": {"name": "c"}},
+        {"emptyDir": {"sizeLimit": "10Gi"}},
+        {"emptyDir": {"sizeLimit": "10Gi"}},
+    ]
+    assert len({volume["name"] for volume in volumes}) == 5
+
+
+@pytest.mark.ci
 def test_what_has_no_limit_is_limited_to_what_it_asks_for_cpus_excepted() -> None:
     spec = job(
         worker_resource_request="cpu=500m,memory=1Gi,gpu=1,disk=2Gi",
-        ps_resource_request="cpu=1,gpu=1",
+        ps_resource_request="cpu=1,gpu=1,hugepages-2Mi=64Mi",
         ps_resource_limit="cpu=2",
     )
     same = {"memory": "1Gi", "nvidia.com/gpu": "1", "ephemeral-storage": "2Gi"}
     assert container(manifest(spec))["resources"] == {"requests": {"cpu": "500m", **same}, "limits": same}
     assert container(manifest(spec, "ps"))["resources"] == {
-        "requests": {"cpu": "1", "nvidia.com/gpu": "1"},
-        "limits": {"cpu": "2", "nvidia.com/gpu": "1"},  # the API wants both to be the same for what is not shared
+        "requests": {"cpu": "1", "nvidia.com/gpu": "1", "hugepages-2Mi": "64Mi"},
+        "limits": {
+            "cpu": "2",
+            "nvidia.com/gpu": "1",
+            "hugepages-2Mi": "64Mi",
+        },  # the API wants both to be the same for what is not shared
     }
     assert container(manifest(job(), "master"))["resources"]["requests"] == {"cpu": "0.1", "memory": "1024Mi"}
 

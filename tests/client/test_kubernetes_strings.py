@@ -20,6 +20,14 @@ def test_resources_get_their_kubernetes_names() -> None:
     }
     assert parse_resources("ephemeral-storage=1Gi,memory=64K") == {"ephemeral-storage": "1Gi", "memory": "64k"}
     assert parse_resources("amd.com/gpu=2") == {"amd.com/gpu": "2"}
+    vendors = "google.com/tpu=4,habana.ai/gaudi=8,aws.amazon.com/neuron=1,rdma/hca=1,hugepages-2Mi=512Mi"
+    assert parse_resources(vendors) == {
+        "google.com/tpu": "4",
+        "habana.ai/gaudi": "8",
+        "aws.amazon.com/neuron": "1",
+        "rdma/hca": "1",
+        "hugepages-2Mi": "512Mi",
+    }
     assert parse_resources("nvidia.com/P100-PCIE-16GB-P=1") == {"nvidia.com/P100-PCIE-16GB-P": "1"}
     assert parse_resources("cpu=0.1") == {"cpu": "0.1"}
     assert parse_resources("") == {}
@@ -35,6 +43,10 @@ def test_resources_get_their_kubernetes_names() -> None:
         ("memory=0Mi", "invalid memory request spec: 0Mi"),
         ("gpu=half", "invalid gpu request spec: half"),
         ("_bad/gpu=1", "gpu resource name does not have a valid vendor name: _bad/gpu"),
+        ("google.com/tpu=1Gi", "invalid google.com/tpu request spec: 1Gi"),
+        ("google.com/=1", "google.com/ is not in the allowed list of resource types"),
+        ("hugepages-2Mi=4", "invalid hugepages-2Mi request spec: 4"),
+        ("hugepages-2=4Mi", "hugepages-2 is not in the allowed list of resource types"),
         ("tpu=1", "tpu is not in the allowed list of resource types"),
         ("cpu=1,cpu=2", "The resource string contains duplicate resource names: cpu"),
         ("gpu=1,nvidia.com/gpu=2", "duplicate resource names"),
@@ -67,6 +79,10 @@ def test_volumes_are_claims_and_host_paths() -> None:
         ("mount_path=/a", "either claim_name or host_path"),
         ("claim_name=c,host_path=/h,mount_path=/a", "either claim_name or host_path"),
         ("claim_name=c", "no mount_path"),
+        ("nfs=/export,mount_path=/a", "not of the form nfs=HOST:/PATH"),
+        ("empty_dir=lots,mount_path=/a", "has no size"),
+        ("empty_dir=1Gi,type=Directory,mount_path=/a", "has a type, which belongs to host_path"),
+        ("secret_name=s,config_map_name=c,mount_path=/a", "or another source"),
         ("claim_name=c,mount_path=a", "not an absolute path"),
         ("claim_name=c,mount_path=/a;host_path=/h,mount_path=/a/", "given twice"),
         ("claim_name=c,mount_path=/var/run/elasticdl/token", "where the job's token is"),

@@ -226,8 +226,19 @@ def test_inside_a_pod_the_pods_cluster_counts_unless_the_file_is_forced(
     with pytest.raises(ClusterError, match="service account") as caught:
         connect()
     assert "--force_use_kube_config_file" in caught.value.hint
-    forced = connect(force_kube_config=True)
-    assert (forced.context, forced.server) == ("far-away", "https://127.0.0.1:1")
+    for forced in (connect(force_kube_config=True), connect(context="far-away")):
+        assert (forced.context, forced.server) == ("far-away", "https://127.0.0.1:1")
+
+
+@pytest.mark.ci
+def test_another_context_than_the_current_one_may_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "config"
+    kubeconfig(config, "https://127.0.0.1:1", chosen="nonesuch")
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    assert connect(context="far-away").server == "https://127.0.0.1:1"
+    with pytest.raises(ClusterError, match=r"no context near-by in .*config") as caught:
+        connect(context="near-by")
+    assert "far-away" in caught.value.hint
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +261,11 @@ def test_what_would_be_lost_with_a_pod_is_said() -> None:
         mount_notes(job(volume=volume, checkpoint_dir="/data/checkpoints", log_file_path="/var/log/job.log"))
     [note] = mount_notes(job(volume=volume, checkpoint_dir="/tmp/c"))
     assert "lost with the pod" in note
+    own = "claim_name=c,mount_path=/data;empty_dir=1Gi,mount_path=/data/here;secret_name=s,mount_path=/secret"
+    [note] = mount_notes(job(volume=own, checkpoint_dir="/data/here/c"))
+    assert "is on an empty_dir of --volume: what is written there is lost with the pod" in note
+    with pytest.raises(FlagError, match="on /secret, which cannot be written to"):
+        mount_notes(job(volume=own, checkpoint_dir="/secret/c"))
     [note] = mount_notes(job())
     assert "without --checkpoint_dir" in note
     assert "parameter server" in note
