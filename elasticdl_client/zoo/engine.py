@@ -18,10 +18,16 @@ def connected() -> Iterator[Any]:
     """A `DockerClient` by DOCKER_HOST and the like; its errors become `ImageError`.
 
     Raises:
-        ImageError: there is no engine, or it went away.
+        ImageError: the package docker is missing, there is no engine, or it went away.
     """
-    from docker.client import DockerClient
-    from docker.errors import APIError, DockerException
+    try:
+        from docker.client import DockerClient
+        from docker.errors import APIError, DockerException
+    except ImportError as error:  # `import docker` alone finds any folder of this name
+        raise ImageError(
+            f"Images are built and pushed through the package docker, which is not installed in this Python: {error}.",
+            "Install it: pip install 'docker>=7'.",
+        ) from error
     from urllib3.exceptions import HTTPError
 
     try:

@@ -23,10 +23,10 @@ def push(repository: str, tag: str, out: TextIO) -> None:
     Raises:
         ImageError: no engine, no such image, or the registry refuses.
     """
-    from docker.errors import ImageNotFound
-
     name = f"{repository}:{tag}"
     with connected() as engine:
+        from docker.errors import ImageNotFound
+
         try:
             engine.images.get(name)
         except ImageNotFound as error:

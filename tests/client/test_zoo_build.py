@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,17 @@ def test_without_an_engine_it_says_so_and_what_to_do(
     assert said.startswith(
         f"error: There is no Docker Engine at {address}: No such file or directory.\n  → Start Docker"
     )
+
+
+@pytest.mark.parametrize("arguments", [["build", "{folder}", "--image=a"], ["push", "a"]])
+def test_without_the_package_docker_it_says_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "docker.client", None)  # as where it is not installed: ImportError
+    assert zoo.run([argument.format(folder=folder) for argument in arguments]) == 1
+    said = capsys.readouterr().err
+    assert "the package docker, which is not installed" in said
+    assert "pip install 'docker>=7'" in said
 
 
 def test_a_closed_port_is_named_with_the_reason(
