@@ -26,7 +26,7 @@ help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
 	@echo "make demo       train, evaluate and export a model of real data on this machine"
 	@echo "make zoo        train every model of the zoo here (about a quarter of an hour); ZOO=\"MODULE …\" for some of them"
-	@echo "make test       the tests of every change (marked ci); test-full: the long ones, too"
+	@echo "make test       the tests of every change (without a mark); test-full: the long ones, too"
 	@echo "make test-estimator   those on TensorFlow 2.15, the last one that has Estimators"
 	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG; e2e-full: the long ones, too"
 	@echo "make chaos      kill workers, parameter servers and masters at length; count what is lost"
@@ -64,12 +64,12 @@ zoo: $(ESTIMATOR)/.installed
 	@$(BIN)/python -m tests.zoo $(ZOO) --estimator_python $(abspath $(ESTIMATOR))/bin/python
 
 test: $(NATIVE)
-	$(call say,running the tests marked ci$(comma) two at a time (about a quarter of an hour))
-	@$(BIN)/python -m pytest -m "ci and not full" -n 2 --dist loadfile --max-worker-restart 0 --durations 20 --durations-min 5
+	$(call say,running all tests that are not marked long$(comma) two at a time (about a quarter of an hour))
+	@$(BIN)/python -m pytest -m "not (full or cluster or estimator)" -n 2 --dist loadfile --max-worker-restart 0 --durations 20 --durations-min 5
 
 test-full: $(NATIVE)
 	$(call say,running all tests that need no cluster)
-	@$(BIN)/python -m pytest -m "not cluster" --timeout 1800
+	@$(BIN)/python -m pytest -m "not (cluster or estimator)" --timeout 1800
 
 # Neither the runtime nor its kernels are installed once more: the tests import both from here.
 $(ESTIMATOR)/.installed: pyproject.toml elasticdl_client/pyproject.toml scripts/requirements.py $(NATIVE)
@@ -81,7 +81,7 @@ $(ESTIMATOR)/.installed: pyproject.toml elasticdl_client/pyproject.toml scripts/
 
 test-estimator: $(ESTIMATOR)/.installed
 	$(call say,running the tests marked estimator on TensorFlow 2.15)
-	@PYTHONPATH=$(CURDIR) $(ESTIMATOR)/bin/python -m pytest -m estimator tests/estimator tests/api tests/zoo/test_zoo_tutorials.py \
+	@PYTHONPATH=$(CURDIR) $(ESTIMATOR)/bin/python -m pytest -m "estimator or estimator_too" tests/estimator tests/api tests/zoo/test_zoo_tutorials.py \
 	    --ignore-glob '*/test_pytorch_*'
 
 # The whole jobs come last: they print what happened to their pods, and stop the daemons of the cluster.

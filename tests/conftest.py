@@ -2,12 +2,28 @@
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 import elasticdl  # noqa: F401  before any test imports gRPC, which it configures
+from tests import skips
 
 settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 
 # A shell that starts the suite in the background has it ignore SIGINT, and so would the programs under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that must be whole fails if a test was skipped for a reason that is not on the list."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput"):  # a process of pytest-xdist
+        return
+    found = skips.unlisted(str(report.longrepr[2]) for report in reporter.stats.get("skipped", ()))
+    if found and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line("")
+        for reason in found:
+            reporter.write_line(f"error: skipped, and not on the list of tests/skips.py: {reason}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -23,8 +23,6 @@ from elasticdl.data.reader import Metadata
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec
 
-pytestmark = pytest.mark.ci
-
 EXAMPLES = Columns(Metadata(), missing=frozenset("?"))
 ROWS = Columns(Metadata(("n", "x", "word"), delimiter=","), missing=frozenset("?"))
 

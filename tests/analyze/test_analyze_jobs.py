@@ -65,7 +65,6 @@ def kill_a_worker(running: LocalJob, num_parts: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_a_killed_worker_changes_no_count(tmp_path: Path) -> None:
     rows = write_table(tmp_path / "table.csv")
@@ -76,7 +75,6 @@ def test_a_killed_worker_changes_no_count(tmp_path: Path) -> None:
     check(tmp_path, rows)
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_no_count_changes_however_many_workers_are_killed(tmp_path: Path) -> None:
@@ -92,7 +90,6 @@ def test_no_count_changes_however_many_workers_are_killed(tmp_path: Path) -> Non
     assert check(tmp_path / "again", rows) == undisturbed
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("kind", SOURCES)
@@ -107,7 +104,6 @@ def test_every_kind_of_table(kind: str, tmp_path: Path) -> None:
     assert columns["t"]["vocab"] == ["w0", "w1", "w2"]
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_row_that_is_none_is_named_or_set_aside(tmp_path: Path) -> None:

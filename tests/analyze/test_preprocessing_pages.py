@@ -30,7 +30,6 @@ def printed(page: Path, tmp_path: Path, **environment: str) -> str:
     )
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("page", [PAGE, TUTORIAL], ids=["page", "tutorial"])
 def test_the_flags_of_analyze_and_predict_exist(page: Path) -> None:
     for command in ("analyze", "predict"):
@@ -41,7 +40,6 @@ def test_the_flags_of_analyze_and_predict_exist(page: Path) -> None:
     assert table <= set(flag_defaults("analyze"))
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_page_works_word_for_word(tmp_path: Path) -> None:
@@ -55,7 +53,6 @@ def test_the_page_works_word_for_word(tmp_path: Path) -> None:
         assert wanted in said, said
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(1100)
 def test_the_tutorial_works_word_for_word(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from elasticdl.worker.analysis import TableInput, columns_of
 from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl_client.job_spec import JobSpec
 
-pytestmark = pytest.mark.ci
-
 
 def analysis(path: Path, row: str, quarantine: Quarantine | None = None, **flags: str) -> dict[str, Any]:
     """The statistics of 1,000 rows and one more."""

@@ -12,7 +12,7 @@ from elasticdl.master.core.epoch import permutation
 from elasticdl.worker.seeds import task_order
 from elasticdl_client.errors import DataError, JobError
 
-pytestmark = [pytest.mark.ci, pytest.mark.estimator]
+pytestmark = pytest.mark.estimator_too
 
 
 def test_every_record_of_every_epoch_comes_once() -> None:

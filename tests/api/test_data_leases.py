@@ -21,7 +21,7 @@ from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import lease
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
-pytestmark = [pytest.mark.ci, pytest.mark.estimator]
+pytestmark = pytest.mark.estimator_too
 LONG_S = 20.0
 
 

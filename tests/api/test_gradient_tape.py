@@ -12,8 +12,6 @@ import tensorflow as tf
 from elasticdl.api.data import DataShardService
 from elasticdl.api.tensorflow import dataset_of, steps
 
-pytestmark = pytest.mark.ci
-
 
 def test_a_line_is_fitted_and_every_minibatch_is_reported() -> None:
     points = np.linspace(-1, 1, 64, dtype=np.float32)

@@ -8,14 +8,11 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from script_waits import kept_from_beginning
 
 from elasticdl.cluster.cluster import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
-
-pytestmark = pytest.mark.ci
 
 SCRIPT = Path(__file__).with_name("script_of_a_user.py")
 

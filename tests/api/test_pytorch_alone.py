@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller
 from elasticdl_client.errors import DataError, FlagError, JobError, ModelDefinitionError
 
-pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("train", [Script.plainly, Script.scheduled, Script.clipped, Script.scaled])

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl_client.errors import DataError
 
-pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_processes_of_the_loader_change_nothing() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
-pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run_for(script: Script, directory: Path, num_batches: int, **changes: Any) -> list[int]:

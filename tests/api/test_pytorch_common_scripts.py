@@ -13,7 +13,7 @@ from elasticdl.api.pytorch import create_elastic_controller
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 
-pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
 CLASSIFIER, AUTOENCODER = HERE / "pytorch_classifier_script.py", HERE / "pytorch_autoencoder_script.py"
 

@@ -15,8 +15,6 @@ from elasticdl.cluster.cluster import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 
-pytestmark = pytest.mark.ci
-
 SCRIPT = Path(__file__).with_name("pytorch_script_of_a_user.py")
 RECORDS, MINIBATCHES, EPOCHS = 400, 50, 2
 

@@ -15,8 +15,6 @@ from elasticdl.api.data import Minibatch
 from elasticdl.api.pytorch.pipeline import Pipeline, cause_of
 from elasticdl.worker.termination import LIMIT_S
 
-pytestmark = pytest.mark.ci
-
 
 def test_a_loaders_process_ends_with_its_script_and_not_before() -> None:
     before = set(multiprocessing.active_children())

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-pytestmark = pytest.mark.ci
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pytorch_script.md"
 SIZE = 200
 PLAIN = """

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from elasticdl.api.drawn import Minibatch
 from elasticdl.api.pytorch.alone import AloneWorld
 from elasticdl.api.pytorch.shares import SharedShares
 from elasticdl.worker.ledger import Ledger, Restored
-
-pytestmark = pytest.mark.ci
 
 
 class Data:

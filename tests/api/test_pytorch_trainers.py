@@ -18,7 +18,6 @@ from tests.chaos.scenarios import coverage_of
 HERE = Path(__file__).parent
 ACCELERATE, LIGHTNING = HERE / "pytorch_accelerate_script.py", HERE / "pytorch_lightning_script.py"
 EPOCHS = 3
-pytestmark = pytest.mark.ci
 
 
 def job_of(tmp_path: Path, script: Path, arguments: str = "", launcher: str = "python", **flags: object) -> LocalJob:

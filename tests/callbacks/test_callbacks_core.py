@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.settings import Strategy
@@ -16,7 +14,6 @@ from elasticdl.master.core.values import Lease, Phase, Role, Shard, TaskType
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "master_core"))
 from core_script import Script
 
-pytestmark = pytest.mark.ci
 STOP = {"metric": "loss", "maximize": False, "min_delta": 0.0, "patience": 1, "baseline": None, "start_from": 0}
 SAVE = {"path": "m-{epoch}", "metric": "", "maximize": False, "min_delta": 0.0, "threshold": None, "every_steps": 0}
 LOCAL = {"strategy": Strategy.LOCAL, "num_ps": 0, "has_validation_data": True}

@@ -80,7 +80,6 @@ def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "strategy", ["Local", *(pytest.param(name, marks=pytest.mark.full) for name in STRATEGIES if name != "Local")]
@@ -130,7 +129,6 @@ TORCH = """
 """
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("strategy", ["Local", "AllReduce"])
@@ -148,7 +146,6 @@ def test_a_job_of_pytorch_does_the_same(tmp_path: Path, strategy: str) -> None:
     assert any(not torch.equal(state[name], last[name]) for name in state)
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("made", "complaint"),
@@ -186,7 +183,6 @@ KILLED = """
 """
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_killed_master_goes_on_with_what_was_decided_and_shown(tmp_path: Path) -> None:
@@ -220,7 +216,6 @@ BY_TIME = """
 """
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_job_without_end_is_evaluated_by_time_and_stops_by_what_is_found(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from elasticdl.frameworks.keras import callbacks as of_keras
 from elasticdl.frameworks.torch import callbacks as of_torch
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "callbacks.md").read_text()
 METRICS = {"accuracy": True, "loss": False}
 

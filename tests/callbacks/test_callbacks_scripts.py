@@ -5,16 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.settings import Strategy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "master_core"))
 from core_script import Script
-
-pytestmark = pytest.mark.ci
 
 
 def test_the_metrics_of_a_script_are_logged_and_shown() -> None:

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from elasticdl.master.core.stopping import EarlyStopping, SaveRule, Saving, StopRule, Watched
 
-pytestmark = pytest.mark.ci
-
 
 def stopped_at(values: list[float], **rule: Any) -> int | None:
     """The number of the evaluation that ends training."""

@@ -56,7 +56,6 @@ def assert_good(running: LocalJob, job: RealJob) -> None:
     assert "Traceback" not in worker_logs(running), running.story()
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_a_life_of_kills_a_hung_worker_and_a_new_master_costs_no_sample(tmp_path: Path) -> None:
     life: Sequence[Fault] = [
@@ -122,7 +121,6 @@ def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
     return running
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_when_all_die_at_once_the_last_checkpoint_goes_on(tmp_path: Path) -> None:
     running = killed_all(tmp_path, checkpoint_steps=50)

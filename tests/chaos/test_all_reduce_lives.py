@@ -71,7 +71,6 @@ def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
     assert "Traceback" not in worker_logs(running), running.story()
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_room_is_taken_and_given_back(tmp_path: Path) -> None:
     job = replace(SMALL, num_workers=3, num_epochs=100)  # it outlasts the start of those who come back

@@ -29,7 +29,6 @@ def assert_survives(job: RealJob, life: list[Kill | Freeze], tmp_path: Path) -> 
     assert running.metrics()[metric] >= least, running.story()
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_digits_survive_the_death_of_a_worker_a_ps_the_master_and_a_zombie(tmp_path: Path) -> None:
     life = [

@@ -11,7 +11,6 @@ from tests.chaos.jobs import DIGITS
 from tests.chaos.scenarios import coverage_of
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_a_job_goes_on_with_the_workers_for_which_there_is_room(tmp_path: Path) -> None:
     job = DIGITS.lengthened()

@@ -25,7 +25,6 @@ def told_to_end(running: LocalJob, role: Role, says: str = "") -> Pod:
     return pod
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_a_worker_gives_its_lease_back_and_a_ps_saves_what_it_holds(tmp_path: Path) -> None:
     job = replace(DIGITS, num_epochs=60)

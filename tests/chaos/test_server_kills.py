@@ -26,7 +26,6 @@ def killed(job: RealJob, life: list[Fault], tmp_path: Path, **flags: object) -> 
     return running.metrics()
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_two_servers_killed_in_turn_and_in_a_checkpoint_lose_nothing(tmp_path: Path) -> None:
     job = replace(DIGITS, num_epochs=60, num_ps_pods=2)

@@ -34,7 +34,6 @@ def has_workers(running: LocalJob, number: int) -> bool:
     return len(running.pods(Role.WORKER)) == number
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_a_round_of_three_goes_on_when_workers_and_a_server_are_killed(tmp_path: Path) -> None:
     job = replace(DIGITS, num_epochs=60, num_workers=3, num_ps_pods=2)

@@ -74,7 +74,6 @@ def refused(**flags: object) -> FlagError:
     return caught.value
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_a_flag_becomes_a_value_of_its_type_and_nothing_else(name: str) -> None:
     text, value = EXAMPLES[name]
@@ -83,7 +82,6 @@ def test_a_flag_becomes_a_value_of_its_type_and_nothing_else(name: str) -> None:
     assert type(parsed) is type(flag_fields("train")[name].default)
 
 
-@pytest.mark.ci
 def test_every_flag_has_a_line_of_help_and_is_in_a_command() -> None:
     flags = [field for field in dataclasses.fields(JobSpec) if field.name != "job_type"]
     commands = set().union(*(flag_fields(kind) for kind in JobType))
@@ -95,7 +93,6 @@ def test_every_flag_has_a_line_of_help_and_is_in_a_command() -> None:
         assert field.name in commands
 
 
-@pytest.mark.ci
 def test_image_model_data_and_job_name_are_enough() -> None:
     spec = JobSpec.from_flags(
         "train", {"image_name": "i:1", "model_def": "m.model", "training_data": "/data", "job_name": "job"}
@@ -105,7 +102,6 @@ def test_image_model_data_and_job_name_are_enough() -> None:
     assert not spec.job_command
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("name", ["AllReduceStrategy", "AllreduceStrategy"])
 def test_all_reduce_has_no_servers_by_itself(name: str) -> None:
     spec = train(distribution_strategy=name, num_workers=4, min_workers=2, fixed_global_batch=256)
@@ -113,13 +109,11 @@ def test_all_reduce_has_no_servers_by_itself(name: str) -> None:
     assert (spec.num_workers, spec.num_ps_pods, spec.collective_timeout) == (4, 0, 5.0)
 
 
-@pytest.mark.ci
 def test_the_local_strategy_has_one_worker_and_no_servers_by_itself() -> None:
     spec = train(distribution_strategy="local")
     assert (spec.num_workers, spec.num_ps_pods) == (1, 0)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -163,7 +157,6 @@ def test_a_wrong_value_is_refused_by_name(name: str, text: str, said: str) -> No
     assert said in error.what
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -207,7 +200,6 @@ def test_contradictions_are_refused(flags: dict[str, object], said: str) -> None
     assert said in str(refused(**flags))
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -219,7 +211,6 @@ def test_what_is_not_there_yet_is_refused_by_name(flags: dict[str, object], name
     assert named in refused(**flags).what
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "flags",
     [
@@ -233,7 +224,6 @@ def test_every_mode_of_the_parameter_servers_can_be_asked_for(flags: dict[str, o
     assert support.notes(train(**flags)) == []
 
 
-@pytest.mark.ci
 def test_a_round_of_more_gradients_than_workers_is_noted_and_harmless() -> None:
     spec = train(use_async=False, grads_to_wait=5, num_workers=4)
     support.check(spec)
@@ -241,7 +231,6 @@ def test_a_round_of_more_gradients_than_workers_is_noted_and_harmless() -> None:
     assert "--grads_to_wait=5 is more than --num_workers=4" in note
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("text", "size"),
     [("0", 0), ("1", 1), ("100B", 100), ("512KB", 2**19), ("2MB", 2**21), ("1.5 mb", 3 * 2**19), ("1GiB", 2**30)],
@@ -250,7 +239,6 @@ def test_a_size_is_bytes_or_has_a_unit(text: str, size: int) -> None:
     assert train(embedding_threshold=text).embedding_threshold_bytes == size
 
 
-@pytest.mark.ci
 def test_on_kubernetes_flags_without_effect_are_named() -> None:
     both = {"cluster_spec": "c.py", "cluster_spec_json": '{"pod_spec": {"labels": {"a": "b"}}}'}
     assert "--cluster_spec_json" in support.notes(train(runtime="kubernetes", image_name="i", **both))[0]
@@ -259,7 +247,6 @@ def test_on_kubernetes_flags_without_effect_are_named() -> None:
     assert support.notes(train(runtime="kubernetes", image_name="i", need_tf_config=True)) == []
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllReduceStrategy", "Local"])
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
 def test_evaluate_and_predict_go_with_every_strategy_and_need_a_model(command: str, strategy: str) -> None:
@@ -270,21 +257,18 @@ def test_evaluate_and_predict_go_with_every_strategy_and_need_a_model(command: s
     support.check(JobSpec.from_flags(command, {**flags, "checkpoint_dir_for_init": "/c"}))
 
 
-@pytest.mark.ci
 def test_an_unknown_flag_gets_the_nearest_known_one() -> None:
     assert "--num_workers" in refused(num_worker=3).hint
     assert "--minibatch_size" in refused(mini_batch_size=3).hint
     assert "--help" in refused(zzzz=3).hint
 
 
-@pytest.mark.ci
 def test_what_is_not_like_any_flag_gets_none() -> None:
     with pytest.raises(FlagError) as caught:
         JobSpec.from_flags("train", {**LOCAL, "learning_rate": "0.1"})
     assert "Did you mean" not in str(caught.value)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "name", ["output", "checkpoint_dir", "tensorboard_log_dir", "job_dir", "checkpoint_dir_for_init"]
 )
@@ -293,7 +277,6 @@ def test_a_url_is_no_path(name: str) -> None:
         JobSpec.from_flags("train", {**LOCAL, name: "s3://bucket/model"})
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "text", "hint"),
     [
@@ -313,12 +296,10 @@ def test_a_wrong_value_gets_the_hint_of_what_is_wrong(name: str, text: str, hint
     assert hint in caught.value.hint
 
 
-@pytest.mark.ci
 def test_a_flag_of_another_command_is_called_that() -> None:
     assert refused(prediction_data="/d").what == "--prediction_data is a flag of predict, not of train."
 
 
-@pytest.mark.ci
 def test_older_names_and_retired_flags_are_settled() -> None:
     assert train(dataset_fn="parse").feed == "parse"
     assert train(need_elasticdl_job_service="True", task_fault_tolerance=True) == train()
@@ -327,7 +308,6 @@ def test_older_names_and_retired_flags_are_settled() -> None:
     assert "this flag is gone" in refused(aux_params="disable_relaunch=True").what
 
 
-@pytest.mark.ci
 def test_arguments_are_split_without_being_guessed_at() -> None:
     arguments = ["--job_name=001", "--lease-timeout", "1e-3", "--shuffle", "--use_async", "False", "--envs=a=b,c=--d"]
     found = split_arguments([*arguments, "--num_epochs", "-1", "--model_params=x=1;y=[1,2]"], flag_defaults("train"))
@@ -342,7 +322,6 @@ def test_arguments_are_split_without_being_guessed_at() -> None:
     }
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -358,7 +337,6 @@ def test_stray_and_repeated_arguments_are_refused(arguments: list[str], said: st
         split_arguments(arguments, flag_defaults("train"))
 
 
-@pytest.mark.ci
 def test_params_are_literals_or_strings_and_never_run(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     command = f"__import__('os').mkdir({str(trap)!r})"
@@ -368,7 +346,6 @@ def test_params_are_literals_or_strings_and_never_run(tmp_path: Path) -> None:
     assert train(model_params="units=3").model_params_dict() == {"units": 3}
 
 
-@pytest.mark.ci
 def test_a_comma_inside_an_environment_value_stays() -> None:
     assert parse_envs("a=1,2,b=3") == {"a": "1,2", "b": "3"}
     assert parse_envs("a=b=c,d=1") == {"a": "b=c", "d": "1"}
@@ -403,7 +380,6 @@ specs = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.ci
 @given(specs)
 def test_a_job_survives_flags_json_and_yaml(flags: dict[str, object]) -> None:
     spec = JobSpec.from_flags("train", flags)
@@ -413,7 +389,6 @@ def test_a_job_survives_flags_json_and_yaml(flags: dict[str, object]) -> None:
     assert again == spec
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("document", ["[", "[]", "{}", '{"job_type": "dance"}', '{"job_type": "train", "colour": 1}'])
 def test_what_is_no_job_is_refused(document: str) -> None:
     with pytest.raises(FlagError):

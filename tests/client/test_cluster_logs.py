@@ -8,13 +8,9 @@ import queue
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from elasticdl_client.jobs.cluster_logs import _PodReader, _Position
 from elasticdl_client.jobs.store import LogLine
 from elasticdl_client.kubernetes.api import Connection
-
-pytestmark = pytest.mark.ci
 
 FIRST = ["begins", "ends with 5"]
 SECOND = ["begins", "ends with 0"]

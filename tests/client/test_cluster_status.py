@@ -18,7 +18,6 @@ from elasticdl_client.progress import Display
 from tests.client.api_server import NAMESPACE, ApiServer
 from tests.client.test_jobs_local import Run, run  # noqa: F401
 
-pytestmark = pytest.mark.ci
 NOT_FOUND = 'MountVolume.SetUp failed for volume "data" : configmap "data" not found'
 
 

@@ -27,7 +27,6 @@ def elasticdl(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.ci
 def test_without_arguments_it_prints_help_and_exits_1() -> None:
     done = elasticdl()
     assert done.returncode == 1
@@ -35,14 +34,12 @@ def test_without_arguments_it_prints_help_and_exits_1() -> None:
     assert not done.stdout
 
 
-@pytest.mark.ci
 def test_help_of_a_command_exits_0() -> None:
     done = elasticdl("train", "--job_name=x", "--help")
     assert done.returncode == 0
     assert "--minibatch_size" in done.stdout
 
 
-@pytest.mark.ci
 def test_a_reader_of_the_help_that_leaves_gets_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -59,7 +56,6 @@ def test_a_reader_of_the_help_that_leaves_gets_no_traceback() -> None:
     assert done.stderr == b""
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict", "analyze"])
 def test_help_lists_every_flag_with_its_default_in_readable_lines(command: str) -> None:
     lines = help_text.of_command(command, 100).splitlines()
@@ -71,7 +67,6 @@ def test_help_lists_every_flag_with_its_default_in_readable_lines(command: str) 
     assert ("[ParameterServerStrategy]" in text) == (command != "analyze")
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("arguments", "what", "hint"),
     [
@@ -93,7 +88,6 @@ def test_a_mistake_is_said_in_two_lines_without_traceback(arguments: list[str], 
     assert hint in second
 
 
-@pytest.mark.ci
 def test_values_reach_the_checks_as_they_were_typed(tmp_path: Path) -> None:
     zoo = str(tmp_path / "1e-3,(None)")
     done = elasticdl(
@@ -102,7 +96,6 @@ def test_values_reach_the_checks_as_they_were_typed(tmp_path: Path) -> None:
     assert f"The model zoo {zoo} does not exist." in done.stderr
 
 
-@pytest.mark.ci
 def test_flags_without_effect_are_named() -> None:
     done = elasticdl(
         *("train", "--runtime=local", "--job_name=j", "--model_def=m.f", "--training_data=/d", "--model_zoo=/nowhere"),
@@ -112,7 +105,6 @@ def test_flags_without_effect_are_named() -> None:
     assert "note: --need_task_manager is not needed any more" in done.stderr
 
 
-@pytest.mark.ci
 def test_the_client_imports_no_framework_no_numpy_and_no_grpc() -> None:
     code = (
         "import sys, elasticdl_client.main, elasticdl_client.local, elasticdl_client.progress\n"

@@ -10,8 +10,6 @@ import pytest
 from elasticdl_client import completion
 from elasticdl_client import help as help_text
 
-pytestmark = pytest.mark.ci
-
 
 def script(shell: str) -> str:
     argv = [sys.executable, "-m", "elasticdl_client.main", "completion", shell]

@@ -14,7 +14,6 @@ from elasticdl_client.flag_sources import GivenFlags, gather
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.version import VERSION
 
-pytestmark = pytest.mark.ci
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "runtime: local\nmodel_def: digits.digits_functional.custom_model\ntraining_data: data/train\nnum-workers: 4\n"
 

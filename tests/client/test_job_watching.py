@@ -24,7 +24,6 @@ from tests.client.status_writer import write
 from tests.client.test_jobs_local import Run, flags, home, run, running  # noqa: F401
 from tests.client.test_local_front import ROOT, finish
 
-pytestmark = pytest.mark.ci
 RUNNING = JobStatus(
     "job", JobPhase.RUNNING, generation=1, epoch=1, num_epochs=1, records_done=50, records_total=100, updated_at=1.0
 )

@@ -22,7 +22,6 @@ from elasticdl_client.jobs.store import LogRequest
 from elasticdl_client.kubernetes.api import ClusterError
 from tests.client.test_local_front import MODEL, ROOT, alive, assert_master_is_gone, finish, start, wait_for_line
 
-pytestmark = pytest.mark.ci
 Run = Callable[..., str]
 
 

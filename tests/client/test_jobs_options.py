@@ -8,8 +8,6 @@ from elasticdl_client import help as help_text
 from elasticdl_client.errors import FlagError
 from elasticdl_client.jobs.options import FORMATS, Options, options_of, parse
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.mark.parametrize(
     ("command", "arguments", "expected"),

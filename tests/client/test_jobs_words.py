@@ -13,8 +13,6 @@ from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodS
 from elasticdl_client.jobs import pods, words
 from elasticdl_client.jobs.job import Job, Phase, phase_of
 
-pytestmark = pytest.mark.ci
-
 NOW = 1_700_000_000.0
 STATUS = JobStatus(
     "digits",

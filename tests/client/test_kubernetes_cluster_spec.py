@@ -44,7 +44,6 @@ def pod(spec: JobSpec, role: str) -> dict[str, Any]:
     return pod_manifest(spec, role_pod(spec, role))
 
 
-@pytest.mark.ci
 def test_json_parts_reach_their_roles() -> None:
     parts = {
         "pod_spec": {
@@ -82,7 +81,6 @@ def test_json_parts_reach_their_roles() -> None:
     assert env["C"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
-@pytest.mark.ci
 def test_json_of_services_reaches_every_service() -> None:
     spec = job(cluster_spec_json='{"service_spec": {"type": "NodePort"}}', need_tf_config=True)
     services = [found for found in job_manifests(spec, "t") if found["kind"] == "Service"]
@@ -90,7 +88,6 @@ def test_json_of_services_reaches_every_service() -> None:
     assert all(service["spec"]["type"] == "NodePort" for service in services)
 
 
-@pytest.mark.ci
 def test_a_file_changes_pods_and_services(tmp_path: Path) -> None:
     file = tmp_path / "site.py"
     file.write_text(GOOD_FILE)
@@ -108,7 +105,6 @@ def test_a_file_changes_pods_and_services(tmp_path: Path) -> None:
     assert worker["metadata"]["labels"]["number"] == "2", "the file keeps its state from pod to pod"
 
 
-@pytest.mark.ci
 def test_a_file_that_changes_nothing_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "site.py"
     same = "class C:\n    def with_pod(self, x):\n        return x\n    with_service = with_pod\ncluster = C()\n"
@@ -120,7 +116,6 @@ def test_a_file_that_changes_nothing_changes_nothing(tmp_path: Path) -> None:
     assert job_manifests(changed, "t")[1:] == job_manifests(plain, "t")[1:]
 
 
-@pytest.mark.ci
 def test_in_the_jobs_own_specification_the_file_is_where_the_image_has_it(tmp_path: Path) -> None:
     file = tmp_path / "site.py"
     file.write_text(GOOD_FILE)
@@ -128,7 +123,6 @@ def test_in_the_jobs_own_specification_the_file_is_where_the_image_has_it(tmp_pa
     assert JobSpec.from_json(data["spec.json"]).cluster_spec == "/cluster_spec/site.py"
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("text", "said"),
     [

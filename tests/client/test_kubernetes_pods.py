@@ -55,7 +55,6 @@ def env(manifest: dict[str, Any]) -> dict[str, Any]:
     return {entry["name"]: entry.get("value") for entry in entries}
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("role", ROLES)
 def test_every_pod_is_restricted(role: str) -> None:
     pod = manifest(job(), role)
@@ -78,7 +77,6 @@ def test_every_pod_is_restricted(role: str) -> None:
     assert "ports" not in container(pod)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("role", ROLES)
 def test_a_pod_can_write_to_tmp_and_to_its_home_and_read_the_token(role: str) -> None:
     pod = manifest(job(), role)
@@ -102,7 +100,6 @@ def test_a_pod_can_write_to_tmp_and_to_its_home_and_read_the_token(role: str) ->
     assert env(pod)["HOME"] == env(pod)["ELASTICDL_JOB_DIR"] == "/var/lib/elasticdl"
 
 
-@pytest.mark.ci
 def test_shared_memory_is_half_of_a_workers_memory_unless_the_user_mounts_it() -> None:
     def shared(**flags: object) -> list[dict[str, Any]]:
         pod = manifest(job(**flags))
@@ -117,7 +114,6 @@ def test_shared_memory_is_half_of_a_workers_memory_unless_the_user_mounts_it() -
     assert shared(volume=own) == [{"medium": "Memory", "sizeLimit": "5Gi"}]
 
 
-@pytest.mark.ci
 def test_the_cluster_may_choose_the_user() -> None:
     chosen = manifest(job(run_as_user="none"))
     assert chosen["spec"]["securityContext"] == {
@@ -136,7 +132,6 @@ def test_the_cluster_may_choose_the_user() -> None:
             job(run_as_user=wrong)
 
 
-@pytest.mark.ci
 def test_all_pods_have_the_pull_secrets_and_workers_and_servers_an_account_of_their_own() -> None:
     spec = job(image_pull_secret="registry, other", worker_service_account="cloud")
     for role, account in (("master", "elasticdl"), ("ps", "cloud"), ("worker", "cloud")):
@@ -147,7 +142,6 @@ def test_all_pods_have_the_pull_secrets_and_workers_and_servers_an_account_of_th
     assert "imagePullSecrets" not in manifest(job())["spec"]
 
 
-@pytest.mark.ci
 def test_only_the_master_talks_to_the_api() -> None:
     master = manifest(job(service_account="me"), "master")["spec"]
     assert (master["serviceAccountName"], master["automountServiceAccountToken"]) == ("me", True)
@@ -157,7 +151,6 @@ def test_only_the_master_talks_to_the_api() -> None:
         assert "serviceAccountName" not in spec
 
 
-@pytest.mark.ci
 def test_names_labels_and_what_runs() -> None:
     pod = manifest(job(), "worker", index=5, slot=2, grace_s=9.2, labels={"mine": "1"})
     assert pod["metadata"] == {
@@ -183,7 +176,6 @@ def test_names_labels_and_what_runs() -> None:
     assert names.SLOT_LABEL not in manifest(job(), "ps")["metadata"]["labels"]
 
 
-@pytest.mark.ci
 def test_the_longest_names_fit() -> None:
     longest = "a" * 40
     spec = job(job_name=longest, volume="claim_name=c,mount_path=/d", num_workers=100_000)
@@ -195,7 +187,6 @@ def test_the_longest_names_fit() -> None:
     assert len(names.pod_name(longest, "worker", 99_999)) <= 63  # a Service's name
 
 
-@pytest.mark.ci
 def test_an_owned_pod_names_the_jobs_config_map_and_does_not_hold_it_up() -> None:
     pod = pod_manifest(job(), PodSpec(name="p", role=Role.PS, index=0, command=("python",)), owner_uid="u-1")
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "elasticdl-job", "uid": "u-1"}
@@ -203,7 +194,6 @@ def test_an_owned_pod_names_the_jobs_config_map_and_does_not_hold_it_up() -> Non
     assert "ownerReferences" not in manifest(job())["metadata"]
 
 
-@pytest.mark.ci
 def test_workers_and_servers_leave_a_lost_node_after_ten_seconds() -> None:
     for role in ("ps", "worker"):
         assert manifest(job(), role)["spec"]["tolerations"] == [
@@ -213,7 +203,6 @@ def test_workers_and_servers_leave_a_lost_node_after_ten_seconds() -> None:
     assert "tolerations" not in manifest(job(), "master")["spec"]
 
 
-@pytest.mark.ci
 def test_the_image_of_workers_and_servers_may_be_another_one() -> None:
     spec = job(worker_image="image:2", image_pull_policy="never")
     assert [container(manifest(spec, role))["image"] for role in ROLES] == ["image:1", "image:2", "image:2"]
@@ -222,7 +211,6 @@ def test_the_image_of_workers_and_servers_may_be_another_one() -> None:
     assert "imagePullPolicy" not in container(manifest(job()))  # the server chooses by the tag
 
 
-@pytest.mark.ci
 def test_priorities_are_those_of_role_and_slot() -> None:
     spec = job(master_pod_priority="high", ps_pod_priority="steady", worker_pod_priority="0.5")
     assert manifest(spec, "master")["spec"]["priorityClassName"] == "high"
@@ -232,7 +220,6 @@ def test_priorities_are_those_of_role_and_slot() -> None:
     assert "priorityClassName" not in manifest(job())["spec"]
 
 
-@pytest.mark.ci
 def test_the_environment_is_the_users_and_ours_and_ours_wins() -> None:
     pod = manifest(job(envs="A=1,2,HOME=/mine,MY_POD_IP=x"), "ps", env={"WORKER_NUM": "4", "A": "3"})
     assert container(pod)["env"][0] == {
@@ -251,7 +238,6 @@ def test_the_environment_is_the_users_and_ours_and_ours_wins() -> None:
     )
 
 
-@pytest.mark.ci
 def test_tf_config_names_services_and_the_workers_slot() -> None:
     flags = {"need_tf_config": True, "job_command": "python train.py", "validation_data": "/v", "model_def": ""}
     spec = job(**flags, num_workers=2, num_ps_pods=1)
@@ -269,7 +255,6 @@ def test_tf_config_names_services_and_the_workers_slot() -> None:
     assert "TF_CONFIG" not in env(manifest(job()))
 
 
-@pytest.mark.ci
 def test_words_of_a_command_stay_what_they_are() -> None:
     """Kubernetes would put a variable in the place of $(NAME)."""
     command = ("python", "-c", "print('$(HOME) $HOME')")
@@ -278,7 +263,6 @@ def test_words_of_a_command_stay_what_they_are() -> None:
     assert container["command"] == ["python", "-c", "print('$$(HOME) $HOME')"]
 
 
-@pytest.mark.ci
 def test_volumes_are_claims_first_and_each_source_once() -> None:
     text = (
         "host_path=/h,type=Directory,mount_path=/b;claim_name=c,mount_path=/a,sub_path=s;"
@@ -299,7 +283,6 @@ def test_volumes_are_claims_first_and_each_source_once() -> None:
     assert [mount["mountPath"] for mount in container(pod)["volumeMounts"]].count("/tmp") == 1
 
 
-@pytest.mark.ci
 def test_volumes_of_other_kinds() -> None:
     sources = ["nfs=server:/export", "secret_name=s", "config_map_name=c", "empty_dir=10Gi", "empty_dir=10Gi"]
     text = ";".join(f"{source},mount_path=/{number}" for number, source in enumerate(sources))
@@ -314,7 +297,6 @@ def test_volumes_of_other_kinds() -> None:
     assert len({volume["name"] for volume in volumes}) == 5
 
 
-@pytest.mark.ci
 def test_what_has_no_limit_is_limited_to_what_it_asks_for_cpus_excepted() -> None:
     spec = job(
         worker_resource_request="cpu=500m,memory=1Gi,gpu=1,disk=2Gi",
@@ -343,7 +325,6 @@ class Growth:
     memory: tuple[str | None, str | None] = field(default=("", ""))
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "growth",
     [
@@ -364,13 +345,11 @@ def test_memory_grows_within_its_bounds(growth: Growth) -> None:
     assert (found["requests"].get("memory"), found["limits"].get("memory")) == growth.memory
 
 
-@pytest.mark.ci
 def test_memory_of_the_pod_is_that_of_its_factor() -> None:
     pod = manifest(job(worker_resource_request="cpu=1,memory=64Mi"), memory_factor=1.5)
     assert container(pod)["resources"]["limits"] == {"memory": "96Mi"}
 
 
-@pytest.mark.ci
 def test_quantities_are_numbers() -> None:
     assert quantity("100m") * 10 == quantity("1") == quantity("1.0")
     assert quantity("1Ki") == 1024
@@ -380,7 +359,6 @@ def test_quantities_are_numbers() -> None:
         quantity("lots")
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("role", "index", "file"),
     [("master", 0, "/logs/train.log"), ("ps", 1, "/logs/train-ps-1.log"), ("worker", 7, "/logs/train-worker-7.log")],

@@ -10,7 +10,6 @@ from elasticdl_client.kubernetes.resources import parse_resources
 from elasticdl_client.kubernetes.volumes import Mount, parse_volumes
 
 
-@pytest.mark.ci
 def test_resources_get_their_kubernetes_names() -> None:
     assert parse_resources("cpu=250m, memory=32Mi,disk=64Gi,gpu=1") == {
         "cpu": "250m",
@@ -33,7 +32,6 @@ def test_resources_get_their_kubernetes_names() -> None:
     assert parse_resources("") == {}
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -61,7 +59,6 @@ def test_wrong_resources_are_refused(text: str, said: str) -> None:
     assert said in caught.value.what
 
 
-@pytest.mark.ci
 def test_volumes_are_claims_and_host_paths() -> None:
     assert parse_volumes("claim_name=c,mount_path=/a,sub_path=s; host_path=/h,type=Directory,mount_path=/b;") == [
         Mount("/a", claim_name="c", sub_path="s"),
@@ -70,7 +67,6 @@ def test_volumes_are_claims_and_host_paths() -> None:
     assert parse_volumes("") == []
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -95,7 +91,6 @@ def test_wrong_volumes_are_refused(text: str, said: str) -> None:
     assert said in caught.value.what
 
 
-@pytest.mark.ci
 def test_a_fraction_of_workers_is_high_from_both_ends() -> None:
     priorities = worker_priorities("0.5", 10)
     assert [index for index, priority in enumerate(priorities) if priority == "high"] == [0, 1, 2, 8, 9]
@@ -106,7 +101,6 @@ def test_a_fraction_of_workers_is_high_from_both_ends() -> None:
     assert worker_priorities("None", 2) == ["", ""]
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("priority", ["medium", "1.5", "-0.1", "nan"])
 def test_another_priority_is_refused(priority: str) -> None:
     with pytest.raises(FlagError, match="Not support priority"):

@@ -77,7 +77,6 @@ def named(manifests: list[dict[str, Any]]) -> list[str]:
     return [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests]
 
 
-@pytest.mark.ci
 def test_the_objects_of_a_job_in_their_order() -> None:
     manifests = job_manifests(job(), "secret-word")
     assert named(manifests) == [
@@ -97,7 +96,6 @@ def test_the_objects_of_a_job_in_their_order() -> None:
     assert "secret-word" not in json.dumps(manifests[:2] + manifests[3:])
 
 
-@pytest.mark.ci
 def test_services_lead_to_a_role_and_workers_are_found_by_their_slot() -> None:
     manifests = job_manifests(job(need_tf_config=True, num_workers=2, num_ps_pods=1), "t")
     services = {found["metadata"]["name"]: found["spec"] for found in manifests if found["kind"] == "Service"}
@@ -113,7 +111,6 @@ def test_services_lead_to_a_role_and_workers_are_found_by_their_slot() -> None:
     assert services["elasticdl-job-worker-1"]["ports"][0]["port"] == 3333
 
 
-@pytest.mark.ci
 def test_only_pods_of_the_job_reach_its_pods() -> None:
     [policy] = [found for found in job_manifests(job(), "t") if found["kind"] == "NetworkPolicy"]
     assert policy["apiVersion"] == "networking.k8s.io/v1"
@@ -124,7 +121,6 @@ def test_only_pods_of_the_job_reach_its_pods() -> None:
     }
 
 
-@pytest.mark.ci
 def test_the_jobs_specification_is_as_its_pods_see_it() -> None:
     data = job_manifests(job(wait=True, force_use_kube_config_file=True, envs="A=1"), "t")[0]["data"]
     spec = JobSpec.from_json(data["spec.json"])
@@ -139,13 +135,11 @@ def test_the_jobs_specification_is_as_its_pods_see_it() -> None:
     assert (spec.model_zoo, spec.yaml, spec.dry_run) == ("/zoo", "", False)
 
 
-@pytest.mark.ci
 def test_the_master_can_be_made_again_from_the_jobs_config_map() -> None:
     manifests = job_manifests(job(), "t")
     assert master_pod(manifests[0]["data"], "job", "u-1") == owned(manifests[-1], "job", "u-1")
 
 
-@pytest.mark.ci
 def test_yaml_holds_the_objects_and_abbreviates_nothing() -> None:
     manifests = job_manifests(job(need_tf_config=True, envs="A=ä: b\n"), "t")
     text = written.to_yaml(manifests)
@@ -154,7 +148,6 @@ def test_yaml_holds_the_objects_and_abbreviates_nothing() -> None:
     assert "*id" not in text
 
 
-@pytest.mark.ci
 def test_a_dry_run_prints_yaml_and_nothing_else_and_needs_no_cluster(tmp_path: Path, closed_server: str) -> None:
     done = elasticdl(kubeconfig(tmp_path / "config", closed_server), "--dry_run")
     assert done.returncode == 0, done.stderr
@@ -164,7 +157,6 @@ def test_a_dry_run_prints_yaml_and_nothing_else_and_needs_no_cluster(tmp_path: P
     assert "token" in done.stderr
 
 
-@pytest.mark.ci
 def test_yaml_is_written_to_a_file_for_the_user_alone(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     done = elasticdl(tmp_path / "none", f"--yaml={file}")
@@ -178,7 +170,6 @@ def test_yaml_is_written_to_a_file_for_the_user_alone(tmp_path: Path) -> None:
     assert "cannot be written" in refused.stderr
 
 
-@pytest.mark.ci
 def test_a_cluster_that_does_not_answer_is_named_with_its_context(tmp_path: Path, closed_server: str) -> None:
     done = elasticdl(kubeconfig(tmp_path / "config", closed_server))
     assert done.returncode == 2
@@ -189,7 +180,6 @@ def test_a_cluster_that_does_not_answer_is_named_with_its_context(tmp_path: Path
     assert done.stdout == ""
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -217,7 +207,6 @@ def test_an_unusable_kubeconfig_is_named(
     assert "KUBECONFIG" in caught.value.hint
 
 
-@pytest.mark.ci
 def test_inside_a_pod_the_pods_cluster_counts_unless_the_file_is_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +219,6 @@ def test_inside_a_pod_the_pods_cluster_counts_unless_the_file_is_forced(
         assert (forced.context, forced.server) == ("far-away", "https://127.0.0.1:1")
 
 
-@pytest.mark.ci
 def test_another_context_than_the_current_one_may_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config"
     kubeconfig(config, "https://127.0.0.1:1", chosen="nonesuch")
@@ -251,7 +239,6 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pyt
     assert caught.value.unreachable
 
 
-@pytest.mark.ci
 def test_what_would_be_lost_with_a_pod_is_said() -> None:
     volume = "claim_name=c,mount_path=/data"
     assert mount_notes(job(volume=volume, checkpoint_dir="/data/checkpoints", output="/data/model")) == []
@@ -276,7 +263,6 @@ def test_what_would_be_lost_with_a_pod_is_said() -> None:
     assert "worker" in note
 
 
-@pytest.mark.ci
 def test_the_manifest_of_rights_is_what_the_command_prints() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "elasticdl_client.main", "rbac", "--print"],
@@ -289,7 +275,6 @@ def test_the_manifest_of_rights_is_what_the_command_prints() -> None:
     assert list(yaml.safe_load_all(done.stdout)) == rbac.manifests("default", "elasticdl")
 
 
-@pytest.mark.ci
 def test_a_master_has_these_rights_and_no_others() -> None:
     _, role, binding = rbac.manifests("here", "me")
     rules = {(rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"]) for rule in role["rules"]}
@@ -308,7 +293,6 @@ def test_a_master_has_these_rights_and_no_others() -> None:
     assert binding["roleRef"]["kind"] == "Role"
 
 
-@pytest.mark.ci
 def test_the_manifests_are_yaml_and_name_the_priorities_that_jobs_use() -> None:
     found = {file.name: list(yaml.safe_load_all(file.read_text())) for file in (ROOT / "manifests").glob("*.yaml")}
     values = {manifest["metadata"]["name"]: manifest["value"] for manifest in found["priority_classes.yaml"]}

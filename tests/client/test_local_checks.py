@@ -40,7 +40,6 @@ def refused(spec: JobSpec, kind: type[ElasticDLError], **changes: object) -> str
     return str(caught.value)
 
 
-@pytest.mark.ci
 def test_a_good_job_gets_absolute_paths(spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     checked = check_local(dataclasses.replace(spec, model_zoo="zoo", training_data="data", output="out/model"))
@@ -49,7 +48,6 @@ def test_a_good_job_gets_absolute_paths(spec: JobSpec, tmp_path: Path, monkeypat
     assert checked.output == str(tmp_path / "out" / "model")
 
 
-@pytest.mark.ci
 def test_a_missing_zoo_module_or_symbol_is_named_with_its_file(spec: JobSpec) -> None:
     assert "/nowhere does not exist" in refused(spec, ModelDefinitionError, model_zoo="/nowhere")
     said = refused(spec, ModelDefinitionError, model_def="pkg.other.custom_model")
@@ -62,12 +60,10 @@ def test_a_missing_zoo_module_or_symbol_is_named_with_its_file(spec: JobSpec) ->
     assert "loss(labels, predictions)" in said
 
 
-@pytest.mark.ci
 def test_a_module_that_is_not_python_is_said_to_be_so(spec: JobSpec) -> None:
     assert "not valid Python" in refused(model(spec, "def custom_model(:"), ModelDefinitionError)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "text",
     [
@@ -83,14 +79,12 @@ def test_symbols_may_be_defined_in_any_way(spec: JobSpec, text: str) -> None:
     check_local(model(spec, text))
 
 
-@pytest.mark.ci
 def test_symbols_may_be_in_another_module_of_the_zoo(spec: JobSpec) -> None:
     (Path(spec.model_zoo) / "losses.py").write_text("def mse(l, p): ...")
     check_local(dataclasses.replace(spec, loss="losses.mse"))
     assert "losses.py has no mae" in refused(spec, ModelDefinitionError, loss="losses.mae")
 
 
-@pytest.mark.ci
 def test_missing_and_empty_data_are_named_unless_the_module_reads_by_itself(spec: JobSpec, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -101,18 +95,15 @@ def test_missing_and_empty_data_are_named_unless_the_module_reads_by_itself(spec
     assert check_local(dataclasses.replace(spec, training_data="table")).training_data == "table"
 
 
-@pytest.mark.ci
 def test_a_pattern_that_matches_is_data(spec: JobSpec) -> None:
     check_local(dataclasses.replace(spec, training_data=spec.training_data + "/part-*"))
     refused(spec, DataError, training_data=spec.training_data + "/other-*")
 
 
-@pytest.mark.ci
 def test_an_output_below_a_file_is_refused(spec: JobSpec) -> None:
     assert "--output" in refused(spec, ElasticDLError, output=spec.training_data + "/part-0/model")
 
 
-@pytest.mark.ci
 def test_a_checkpoint_to_start_from_is_a_version_or_a_directory_of_versions(spec: JobSpec, tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     assert "is not a directory" in refused(spec, ElasticDLError, checkpoint_dir_for_init=str(directory))
@@ -127,7 +118,6 @@ def test_a_checkpoint_to_start_from_is_a_version_or_a_directory_of_versions(spec
         assert checked.checkpoint_dir_for_init == str(path)
 
 
-@pytest.mark.ci
 def test_a_port_in_use_is_refused(spec: JobSpec) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -137,7 +127,6 @@ def test_a_port_in_use_is_refused(spec: JobSpec) -> None:
     check_local(dataclasses.replace(spec, master_port=port))
 
 
-@pytest.mark.ci
 def test_several_sources_and_tables_get_absolute_paths(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +150,6 @@ def test_several_sources_and_tables_get_absolute_paths(
     assert "s3:// is no data source" in refused(spec, DataError, training_data="s3://bucket/data")
 
 
-@pytest.mark.ci
 def test_columns_and_parameters_of_files_are_checked_where_that_is_cheap(spec: JobSpec, tmp_path: Path) -> None:
     data = tmp_path / "rows.csv"
     data.write_text('n,"a, b",y\n1,2,3\n')
@@ -176,7 +164,6 @@ def test_columns_and_parameters_of_files_are_checked_where_that_is_cheap(spec: J
     assert "reader type ODPS is not supported" in said
 
 
-@pytest.mark.ci
 def test_a_module_needs_no_feed_where_a_label_is_named(spec: JobSpec, tmp_path: Path) -> None:
     without = model(spec, "def custom_model(): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n")
     assert "has no feed" in refused(without, ModelDefinitionError)

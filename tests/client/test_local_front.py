@@ -76,7 +76,6 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"the client ended without saying {text!r}")
 
 
-@pytest.mark.ci
 def test_a_job_that_succeeds_exits_0_and_says_what_became_of_each_record(flags: dict[str, str]) -> None:
     code, output, errors = finish(flags, "succeed")
     assert code == 0, errors
@@ -85,7 +84,6 @@ def test_a_job_that_succeeds_exits_0_and_says_what_became_of_each_record(flags: 
     assert f"logs: {flags['job_dir']}/logs" in output
 
 
-@pytest.mark.ci
 def test_the_job_directory_holds_what_pods_need_and_the_token_is_private(flags: dict[str, str]) -> None:
     from elasticdl_client.job_spec import JobSpec
 
@@ -100,7 +98,6 @@ def test_the_job_directory_holds_what_pods_need_and_the_token_is_private(flags: 
     assert log == "port 0 pod elasticdl-job-master\n"  # one found here could be taken again before the master listens
 
 
-@pytest.mark.ci
 def test_a_job_that_fails_exits_with_its_code_and_its_message(flags: dict[str, str]) -> None:
     code, output, errors = finish(flags, "fail")
     assert code == 1
@@ -109,14 +106,12 @@ def test_a_job_that_fails_exits_with_its_code_and_its_message(flags: dict[str, s
     assert "succeeded" not in output
 
 
-@pytest.mark.ci
 def test_a_master_that_dies_is_started_again_and_the_job_goes_on(flags: dict[str, str]) -> None:
     code, output, errors = finish(flags, "die_once")
     assert code == 0, errors
     assert "started again" in output
 
 
-@pytest.mark.ci
 def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: Path) -> None:
     from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, Role
     from elasticdl_client.job_dir import JobDir
@@ -140,14 +135,12 @@ def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: P
     assert "started again (restart 1)" in said.getvalue()
 
 
-@pytest.mark.ci
 def test_a_master_that_never_works_fails_the_job_with_its_last_lines(flags: dict[str, str]) -> None:
     code, _, errors = finish(flags, "crash")
     assert code == 1
     assert "this master never works" in errors
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_job_and_all_its_processes(flags: dict[str, str], number: signal.Signals, code: int) -> None:
     process = start(flags, "wait")
@@ -159,7 +152,6 @@ def test_a_signal_ends_the_job_and_all_its_processes(flags: dict[str, str], numb
     assert_master_is_gone(flags)
 
 
-@pytest.mark.ci
 def test_a_killed_client_leaves_no_process_behind(flags: dict[str, str]) -> None:
     process = start(flags, "wait")
     wait_for_line(process, "records 50/100")
@@ -184,7 +176,6 @@ def assert_master_is_gone(flags: dict[str, str]) -> None:
             os.close(fd)
 
 
-@pytest.mark.ci
 def test_a_second_job_of_the_same_name_is_refused_while_the_first_runs(flags: dict[str, str]) -> None:
     first = start(flags, "wait")
     wait_for_line(first, "records 50/100")
@@ -195,7 +186,6 @@ def test_a_second_job_of_the_same_name_is_refused_while_the_first_runs(flags: di
     first.communicate(timeout=30)
 
 
-@pytest.mark.ci
 def test_an_earlier_runs_files_are_set_aside_and_the_user_is_told(flags: dict[str, str]) -> None:
     assert finish(flags, "fail")[0] == 1
     code, _, errors = finish(flags, "succeed")
@@ -204,7 +194,6 @@ def test_an_earlier_runs_files_are_set_aside_and_the_user_is_told(flags: dict[st
     assert (Path(flags["job_dir"]) / "previous" / "logs" / "elasticdl-job-master.log").exists()
 
 
-@pytest.mark.ci
 def test_a_directory_that_is_no_jobs_is_left_alone(flags: dict[str, str], tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -215,7 +204,6 @@ def test_a_directory_that_is_no_jobs_is_left_alone(flags: dict[str, str], tmp_pa
     assert (mine / "thesis.txt").read_text() == "years of work"
 
 
-@pytest.mark.ci
 def test_the_death_of_the_agent_fails_the_job(flags: dict[str, str]) -> None:
     process = start(flags, "wait")
     wait_for_line(process, "records 50/100")
@@ -227,7 +215,6 @@ def test_the_death_of_the_agent_fails_the_job(flags: dict[str, str]) -> None:
     assert_master_is_gone(flags)
 
 
-@pytest.mark.ci
 def test_a_users_error_is_shown_without_the_frames_of_its_traceback() -> None:
     from elasticdl_client.report import without_frames
 

@@ -34,7 +34,6 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.ci
 def test_the_summary_says_where_the_job_is() -> None:
     assert summary(RUNNING) == (
         "records 1,024/27,000 (4%), 2,346 records/s, workers 1/2, ps 2/2, epoch 1/3, step 16, loss 0.3457"
@@ -44,7 +43,6 @@ def test_the_summary_says_where_the_job_is() -> None:
     assert "epoch 1," in summary(endless)
 
 
-@pytest.mark.ci
 def test_plain_lines_come_when_something_changed_and_not_too_often() -> None:
     stream, now = io.StringIO(), [0.0]
     display = PlainDisplay(stream, lambda: now[0])
@@ -61,7 +59,6 @@ def test_plain_lines_come_when_something_changed_and_not_too_often() -> None:
     assert "2,048/27,000" in lines[1]
 
 
-@pytest.mark.ci
 def test_news_are_evaluations_complete_epochs_and_a_new_master() -> None:
     evaluated = dataclasses.replace(RUNNING, metrics={"accuracy": 0.91, "auc": 0.5}, metrics_step=16)
     assert news(RUNNING, evaluated) == ["evaluation at step 16: accuracy 0.91, auc 0.5"]
@@ -76,7 +73,6 @@ def test_news_are_evaluations_complete_epochs_and_a_new_master() -> None:
     assert news(RUNNING, dataclasses.replace(waiting, phase=JobPhase.FAILED)) == []
 
 
-@pytest.mark.ci
 def test_a_terminal_gets_a_bar_and_the_news_above_it() -> None:
     stream = Terminal()
     display = RichDisplay(stream)
@@ -89,7 +85,6 @@ def test_a_terminal_gets_a_bar_and_the_news_above_it() -> None:
     assert "1,024/27,000" in stream.getvalue()
 
 
-@pytest.mark.ci
 def test_the_end_of_a_job_says_what_was_left_out_and_how_stale_gradients_were(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

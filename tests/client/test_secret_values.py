@@ -18,8 +18,6 @@ from elasticdl_client.kubernetes.objects import job_manifests, master_pod, role_
 from elasticdl_client.kubernetes.pods import pod_manifest
 from elasticdl_client.secret_values import hide
 
-pytestmark = pytest.mark.ci
-
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "m4rk3r"
 FLAGS = {

@@ -19,8 +19,6 @@ from elasticdl_client.zoo.build import context_sizes, failure, prepared_folder
 from elasticdl_client.zoo.display import LineDisplay, StepDisplay, size_text
 from elasticdl_client.zoo.messages import Failure, Line, Step, Transfer
 
-pytestmark = pytest.mark.ci
-
 # As Docker Engine 20.10 says it.
 CACHED_STEP: list[dict[str, Any]] = [
     {"stream": "Step 1/3 : FROM python:3.11-slim"},

@@ -18,7 +18,6 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.zoo.dockerfile import Recipe, dockerfile
 from elasticdl_client.zoo.wheels import for_extra
 
-pytestmark = pytest.mark.ci
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -39,7 +39,7 @@ Runtime = Processes | Pods
 
 
 @pytest.fixture(
-    params=[pytest.param(Processes, marks=pytest.mark.ci), pytest.param(Pods, marks=pytest.mark.cluster)],
+    params=[Processes, pytest.param(Pods, marks=pytest.mark.cluster)],
     ids=["local", "kubernetes"],
 )
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runtime]:

@@ -19,8 +19,6 @@ from elasticdl.cluster.oom import OomKills
 from elasticdl.cluster.processes import ProcessCluster
 from elasticdl_client.errors import ElasticDLError
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[LocalAgent]:

@@ -14,8 +14,6 @@ from pod_specs import master, worker
 from elasticdl.cluster.cluster import EndReason, PodPhase, RestartPolicy, Role
 from elasticdl.cluster.processes import ProcessCluster
 
-pytestmark = pytest.mark.ci
-
 SLOTS = 2
 
 

@@ -16,8 +16,6 @@ from local_agent import TIMEOUT_S, LocalAgent, Observer, Wire, have_ended, socke
 from elasticdl.cluster.cluster import PodPhase, PodSpec, RestartPolicy, Role
 from elasticdl.cluster.processes import ProcessCluster
 
-pytestmark = pytest.mark.ci
-
 # A pod with a child and a grandchild, which ignore what can be ignored; the whole group is stopped afterwards.
 FAMILY = """
 trap '' TERM INT HUP

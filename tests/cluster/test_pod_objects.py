@@ -10,8 +10,6 @@ from elasticdl.cluster.cluster import EndReason, PodPhase, Role
 from elasticdl.cluster.kubernetes_pods import ended_before_deletion, node_is_silent, read_pod
 from elasticdl_client.kubernetes.names import pod_labels
 
-pytestmark = pytest.mark.ci
-
 
 def shown(phase: str, state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
     """A pod's object, as a server shows it."""

@@ -17,7 +17,6 @@ from local_agent import LocalAgent, Observer, Wire, have_ended
 from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, PodSpec, Role
 
 pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.ci
 
 READY_S = 120.0
 

@@ -12,7 +12,6 @@ from local_agent import LocalAgent, Observer
 from elasticdl.cluster.cluster import PodSpec, Role
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.ci
 
 READY_S = 120.0
 STEP = """

@@ -16,7 +16,6 @@ from elasticdl_client.errors import ElasticDLError
 from tests.collective import verbs
 from tests.collective.members import HOST, TOKEN, Member, all_do, form, members
 
-pytestmark = pytest.mark.ci
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [1, 2, 3, 7, 31, 0, 1023, 65537, 300_001]
 

@@ -20,7 +20,6 @@ from elasticdl.rpc.handshake import HandshakeError
 from elasticdl_client.errors import ElasticDLError
 from tests.rpc.tap import Fault, Tap, tap
 
-pytestmark = pytest.mark.ci
 HOST = "127.0.0.1"
 TOKEN = "the token of this job"
 WITHIN_S = 30.0

@@ -19,7 +19,6 @@ from elasticdl.collective.world import World, _in_short
 from tests.collective import verbs
 from tests.collective.members import ANSWER_S, HOST, TOKEN, Member, Told, all_do, begin_to_form, form, members, until
 
-pytestmark = pytest.mark.ci
 LOST_WITHIN_S = 2.0  # on a busy machine; nothing else here ends a wait sooner
 
 

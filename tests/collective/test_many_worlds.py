@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.collective import verbs
 from tests.collective.members import Member, all_do, begin_to_form, form, members, until
 
-pytestmark = pytest.mark.ci
 CHANGES = 200
 
 

@@ -16,7 +16,6 @@ from elasticdl.rpc.addresses import parse
 from elasticdl.rpc.handshake import HandshakeError, connecting, shake_hands
 from tests.collective.members import TOKEN, until
 
-pytestmark = pytest.mark.ci
 VERSIONS = itertools.count(1000)
 
 

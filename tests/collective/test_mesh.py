@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from elasticdl.kernels._native import Mesh, MeshFailure, MeshWork
 
-pytestmark = pytest.mark.ci
 WITHIN_S = 20.0
 TYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"]
 COUNTS = [1, 2, 15, 4097, 40_000, 1_200_003]  # in one hop, and in pieces

@@ -18,8 +18,6 @@ from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader, Shard
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 
 def text_files(directory: Path) -> Path:
     directory.mkdir()

@@ -13,8 +13,6 @@ from elasticdl.data.datasets.catalogue import open_dataset
 from elasticdl.data.datasets.cifar import generated
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 
 def write_batches(directory: Path) -> tuple[np.ndarray, list[int]]:
     """Ten images in each of the six files; those of the training files."""

@@ -11,8 +11,6 @@ from elasticdl.data.custom import CustomTask, adapt_reader
 from elasticdl.data.reader import Metadata, Reader, Shard
 from elasticdl_client.errors import DataError, ElasticDLError, ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 
 class Original:
     """A reader of the original's form over the numbers below 100 of table t."""

@@ -17,8 +17,6 @@ from elasticdl.data.datasets.split import Split
 from elasticdl.data.factory import create_reader
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gen_dataset.py"
 
 

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from elasticdl.data.example import encode_example, encode_examples
 
-pytestmark = pytest.mark.ci
-
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False)
 

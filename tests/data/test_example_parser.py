@@ -12,8 +12,6 @@ from elasticdl.data.example import encode_example, encode_examples
 from elasticdl.data.example_parser import parse_all
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 
 def test_columns_come_back_as_they_were_written() -> None:
     random = np.random.default_rng(0)

@@ -11,8 +11,6 @@ from elasticdl.data.recordio import RecordIOReader, RecordIOWriter
 from elasticdl.data.text import TextReader
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 
 def write_recordio(path: Path, *records: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,6 @@ import typed_sources as typed
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Shard
 
-pytestmark = pytest.mark.ci
-
 PAYLOADS = [b"record %d" % i for i in range(50)]
 
 

@@ -14,8 +14,6 @@ from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 
-pytestmark = pytest.mark.ci
-
 KERAS = """
 import keras
 

@@ -25,8 +25,6 @@ from elasticdl.data.reader import Metadata, Reader, Shard
 from elasticdl.data.recordio import Compressor, RecordIOWriter
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 
 @dataclass(frozen=True)
 class Source:

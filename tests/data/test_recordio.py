@@ -17,8 +17,6 @@ from elasticdl.data.reader import Shard
 from elasticdl.data.recordio import Compressor, RecordIOFile, RecordIOIndex, RecordIOReader, RecordIOWriter
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 GOLDEN_BODY = bytes.fromhex("03000000 616263 00000000 02000000 7a00")
 GOLDEN_RECORDS = [b"abc", b"", b"z\x00"]
 

@@ -18,8 +18,6 @@ from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Shard
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 COLUMNS = ["f", "n", "t"]
 
 

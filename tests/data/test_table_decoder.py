@@ -15,8 +15,6 @@ from elasticdl.data.table_decoder import decode
 from elasticdl.data.table_encoder import Numbers, TableColumn, TextLists, Texts, encode_table
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False)
 ROW = st.tuples(INT64, FLOAT32, st.binary(max_size=300), st.tuples(INT64, INT64), st.tuples(FLOAT32, FLOAT32))

@@ -14,8 +14,6 @@ from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader, Shard
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 
 def records_of(path: Path, **params: object) -> list[bytes]:
     reader = create_reader(str(path), params)

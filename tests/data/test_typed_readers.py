@@ -21,8 +21,6 @@ from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl_client.errors import DataError
 
-pytestmark = pytest.mark.ci
-
 
 def everything(reader: Reader) -> list[bytes]:
     return [record for shard in reader.shards() for record in reader.read(shard)]

@@ -17,8 +17,6 @@ from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.outcomes import said_of
 from elasticdl.worker.quarantine import Quarantine, inspected
 
-pytestmark = pytest.mark.ci
-
 KERAS = """
 import keras
 import tensorflow as tf

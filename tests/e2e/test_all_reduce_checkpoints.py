@@ -17,7 +17,7 @@ from tests.chaos.scenarios import assert_exact
 from tests.e2e.all_reduce_jobs import JOB, KERAS, TORCH, all_reduce_job, worker_logs
 from tests.master.small_disk import BREAKS, small_disk
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 TWO = replace(JOB, num_workers=2, num_epochs=6)
 SHORT = replace(TWO, num_epochs=1)

@@ -12,7 +12,7 @@ from tests.chaos.scenarios import assert_exact, coverage_of
 from tests.e2e.all_reduce_jobs import JOB, KERAS, TORCH, all_reduce_job, worker_logs
 from tests.e2e.ugly_sevens import NOT_FINITE, RAISES, check_some_are_skipped
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 LONG = replace(JOB, num_epochs=40)
 BOTH = pytest.mark.parametrize("framework", [KERAS, TORCH])

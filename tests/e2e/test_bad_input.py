@@ -30,7 +30,6 @@ def said(running: LocalJob) -> tuple[int, str]:
     return code, text
 
 
-@pytest.mark.ci
 def test_a_missing_model_zoo_is_named(tmp_path: Path, digits: Path) -> None:
     code, text = said(DIGITS.local_job(tmp_path / "job", digits, model_zoo=tmp_path / "nowhere"))
     assert code == 2
@@ -38,7 +37,6 @@ def test_a_missing_model_zoo_is_named(tmp_path: Path, digits: Path) -> None:
     assert "--model_zoo" in text
 
 
-@pytest.mark.ci
 def test_a_missing_symbol_names_the_file_and_the_symbol(tmp_path: Path, digits: Path) -> None:
     code, text = said(DIGITS.local_job(tmp_path / "job", digits, model_def="digits.digits_functional.my_model"))
     assert code == 2
@@ -46,14 +44,12 @@ def test_a_missing_symbol_names_the_file_and_the_symbol(tmp_path: Path, digits: 
     assert "my_model" in text
 
 
-@pytest.mark.ci
 def test_a_missing_loss_is_named(tmp_path: Path, digits: Path) -> None:
     code, text = said(DIGITS.local_job(tmp_path / "job", digits, loss="my_loss"))
     assert code != 0
     assert "my_loss" in text
 
 
-@pytest.mark.ci
 def test_an_empty_data_directory_is_named(tmp_path: Path, digits: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -62,14 +58,12 @@ def test_an_empty_data_directory_is_named(tmp_path: Path, digits: Path) -> None:
     assert str(empty) in text
 
 
-@pytest.mark.ci
 def test_an_unknown_flag_gets_a_suggestion(tmp_path: Path, digits: Path) -> None:
     code, text = said(DIGITS.local_job(tmp_path / "job", digits, num_worker=3))
     assert code == 2
     assert "--num_workers" in text
 
 
-@pytest.mark.ci
 def test_a_port_in_use_is_named(tmp_path: Path, digits: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -81,7 +75,6 @@ def test_a_port_in_use_is_named(tmp_path: Path, digits: Path) -> None:
     assert "--master_port" in text
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_a_feed_that_raises_fails_the_job_with_its_exception(tmp_path: Path, digits: Path) -> None:
     zoo = zoo_with(
@@ -96,7 +89,6 @@ def test_a_feed_that_raises_fails_the_job_with_its_exception(tmp_path: Path, dig
     assert "this feed is broken on purpose" in text
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_a_feed_that_raises_on_a_record_fails_the_job_after_retries(tmp_path: Path, digits: Path) -> None:
     zoo = zoo_with(
@@ -117,7 +109,6 @@ def test_a_feed_that_raises_on_a_record_fails_the_job_after_retries(tmp_path: Pa
     assert "records are too long on purpose" in text
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_a_corrupt_chunk_names_file_and_offset(tmp_path: Path, digits: Path) -> None:
     damaged = tmp_path / "damaged"
@@ -132,7 +123,6 @@ def test_a_corrupt_chunk_names_file_and_offset(tmp_path: Path, digits: Path) -> 
     assert "byte" in text
 
 
-@pytest.mark.ci
 def test_a_damaged_archive_ends_the_job_once_and_not_its_master(tmp_path: Path) -> None:
     """The error of the library that unpacks it is none that a reader expects."""
     archive = tmp_path / "rows.npz"
@@ -148,7 +138,6 @@ def test_a_damaged_archive_ends_the_job_once_and_not_its_master(tmp_path: Path) 
     assert "Traceback" not in running.master_log()
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_a_full_disk_costs_checkpoints_not_the_job(tmp_path: Path, digits: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=64) as disk:
@@ -162,7 +151,6 @@ def test_a_full_disk_costs_checkpoints_not_the_job(tmp_path: Path, digits: Path)
     assert str(disk) in log
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_bad_records_are_set_aside_and_counted(tmp_path: Path, digits: Path) -> None:
     zoo = zoo_with(tmp_path, RAISES[KERAS])
@@ -184,7 +172,6 @@ def test_bad_records_are_set_aside_and_counted(tmp_path: Path, digits: Path) -> 
     assert "an ugly seven" in text
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_a_loss_that_is_not_finite_fails_the_job_and_says_where(tmp_path: Path, digits: Path) -> None:
     zoo = zoo_with(

@@ -54,7 +54,6 @@ def refused(running: LocalJob) -> str:
     return text
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_gradients_that_are_not_finite_fail_the_job_and_say_where(tmp_path: Path, digits: Path) -> None:
     running = job_with(NOT_FINITE[KERAS], tmp_path, digits)
@@ -64,7 +63,6 @@ def test_gradients_that_are_not_finite_fail_the_job_and_say_where(tmp_path: Path
     assert "--nan_policy" in text
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_minibatches_that_are_not_finite_are_skipped_counted_and_reported(tmp_path: Path, digits: Path) -> None:
     running = job_with(NOT_FINITE[KERAS], tmp_path, digits, nan_policy="skip").start()
@@ -72,7 +70,6 @@ def test_minibatches_that_are_not_finite_are_skipped_counted_and_reported(tmp_pa
     check_some_are_skipped(running, DIGITS)
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("offset", "named"), [(1, "17"), (-1, "-1")], ids=["beyond", "negative"])
 def test_ids_that_no_table_has_name_the_layer(offset: int, named: str, tmp_path: Path, digits: Path) -> None:
@@ -83,7 +80,6 @@ def test_ids_that_no_table_has_name_the_layer(offset: int, named: str, tmp_path:
     assert "17" in text
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("made", "named"),
@@ -103,7 +99,6 @@ def test_an_optimizer_that_servers_do_not_know_fails_by_name_before_any_update(
     assert status.model_version == 0
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_a_train_step_that_no_worker_calls_fails_by_name_before_any_update(tmp_path: Path, digits: Path) -> None:
     running = job_with(OWN_STEP, tmp_path, digits)

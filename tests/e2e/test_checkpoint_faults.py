@@ -49,7 +49,6 @@ def frozen_workers(running: LocalJob) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(240)
 @BREAKS
 def test_checkpoints_come_back_when_the_volume_does(
@@ -77,7 +76,6 @@ def test_checkpoints_come_back_when_the_volume_does(
     assert_exact(running, LONG)
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_a_restarted_server_passes_over_a_damaged_checkpoint_and_says_so(tmp_path: Path, digits: Path) -> None:
     steps = LONG.num_steps // 3  # the third checkpoint is far away while the second one is damaged
@@ -102,7 +100,6 @@ def test_a_restarted_server_passes_over_a_damaged_checkpoint_and_says_so(tmp_pat
     assert "damaged" in running.master_log()
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_a_checkpoint_of_two_servers_is_read_by_three(tmp_path: Path) -> None:
     if not FRAPPE.available():
@@ -124,7 +121,6 @@ def test_a_checkpoint_of_two_servers_is_read_by_three(tmp_path: Path) -> None:
     assert still.metrics() == pytest.approx(trained.metrics(), abs=1e-6)
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_a_damaged_checkpoint_to_start_from_fails_the_job_and_names_the_file(tmp_path: Path, digits: Path) -> None:
     trained = DIGITS.local_job(tmp_path / "trained", digits, max_step=50).start()

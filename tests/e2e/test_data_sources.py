@@ -121,7 +121,6 @@ def assert_exact_and_good(running: LocalJob, num_quarantined: int = 0) -> None:
     assert running.metrics()["accuracy"] > 0.9, running.story()
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_a_table_trains_without_a_feed_and_its_bad_records_are_set_aside(tmp_path: Path) -> None:
     data = write_parquet(tmp_path, missing={1: 321})
@@ -135,7 +134,6 @@ def test_a_table_trains_without_a_feed_and_its_bad_records_are_set_aside(tmp_pat
     assert f"{tmp_path / 'part-1.parquet'}:321; they and their errors are in" in running.master_log()
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_pytorch_trains_on_a_table_of_sqlite_under_all_reduce(tmp_path: Path) -> None:
@@ -144,7 +142,6 @@ def test_pytorch_trains_on_a_table_of_sqlite_under_all_reduce(tmp_path: Path) ->
     assert_exact_and_good(job(tmp_path, TORCH, data, **flags).start())
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_bad_records_of_parquet_are_set_aside_under_all_reduce(tmp_path: Path) -> None:
@@ -155,7 +152,6 @@ def test_bad_records_of_parquet_are_set_aside_under_all_reduce(tmp_path: Path) -
     assert len(list((tmp_path / "job" / "bad_records").iterdir())) == 2
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_one_worker_trains_on_rows_of_csv(tmp_path: Path) -> None:
@@ -165,7 +161,6 @@ def test_one_worker_trains_on_rows_of_csv(tmp_path: Path) -> None:
     assert_exact_and_good(job(tmp_path, KERAS, str(tmp_path / "rows.csv"), distribution_strategy="Local").start())
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_page_on_data_works_word_for_word(tmp_path: Path) -> None:

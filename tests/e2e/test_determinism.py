@@ -18,7 +18,6 @@ def final_parameters(job: RealJob, job_dir: Path, data: Path, **flags: object) -
     return parts
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("job", [MNIST, FRAPPE], ids=lambda job: job.name)
 def test_two_runs_with_one_worker_are_bit_equal(job: RealJob, tmp_path: Path) -> None:

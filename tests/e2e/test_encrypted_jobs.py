@@ -53,7 +53,6 @@ def state(job_dir: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in last.iterdir() if path.suffix in (".ckpt", ".npz")}
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(400)
 def test_a_job_on_parameter_servers_ends_with_the_same_bits_encrypted(tmp_path: Path, digits: Path) -> None:
     for name, encrypt in (("clear", False), ("encrypted", True)):
@@ -63,7 +62,6 @@ def test_a_job_on_parameter_servers_ends_with_the_same_bits_encrypted(tmp_path: 
     assert not (tmp_path / "clear" / "tls.key").exists()
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -50,7 +50,6 @@ def trained(job: RealJob, job_dir: Path, file: Path, **flags: object) -> SavedMo
     return read_checkpoint(job_dir / "checkpoints" / f"version-{STEPS}")
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("job", [MNIST, FRAPPE], ids=lambda job: job.name)
 def test_a_synchronous_worker_trains_as_plain_keras_does(job: RealJob, tmp_path: Path) -> None:
@@ -71,7 +70,6 @@ def test_a_synchronous_worker_trains_as_plain_keras_does(job: RealJob, tmp_path:
     assert len(ours.tables) == len([name for name in plain.files if name.startswith("table/")])
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("use_async", [True, False], ids=["async", "sync"])
 def test_two_parameter_servers_hold_the_bits_of_one(use_async: bool, tmp_path: Path) -> None:

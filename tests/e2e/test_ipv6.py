@@ -32,10 +32,7 @@ from tests.ps.masters import OnePsMaster, connected, serving, start
 from tests.ps.scenes import ADAM, TABLES, TOKEN, assert_same_model, initial_parameters, ps_cluster, push_all
 from tests.ps.tensor_peers import echo
 
-pytestmark = [
-    pytest.mark.ci,
-    pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6"),
-]
+pytestmark = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 RUN = (
     "import sys; from elasticdl_client import local, main; from elasticdl_client.job_spec import JobSpec\n"
     "master = (sys.executable, '-m', 'tests.e2e.master_on_ipv6')\n"

@@ -30,7 +30,6 @@ assert not [name for name in sys.modules if name.startswith("elasticdl")]
 """
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_digits_train_evaluate_and_export_to_plain_tensorflow(tmp_path: Path) -> None:
     output = tmp_path / "model"
@@ -46,13 +45,11 @@ def test_digits_train_evaluate_and_export_to_plain_tensorflow(tmp_path: Path) ->
     assert float(printed.stdout.split()[-1]) == pytest.approx(metrics["accuracy"], abs=1e-6)
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(400)
 def test_mnist_reaches_its_accuracy_on_two_ps_and_two_workers(tmp_path: Path) -> None:
     assert train(MNIST, tmp_path)["accuracy"] >= 0.96
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(400)
 def test_frappe_deepfm_on_ps_is_as_good_as_plain_keras_in_one_process(tmp_path: Path) -> None:
     auc = train(FRAPPE, tmp_path)["auc"]
@@ -65,14 +62,12 @@ def test_frappe_deepfm_on_ps_is_as_good_as_plain_keras_in_one_process(tmp_path: 
     assert auc == pytest.approx(float(printed.stdout.split()[-1]), abs=0.01)
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_local_strategy_trains_with_one_worker_and_no_ps(tmp_path: Path) -> None:
     metrics = train(DIGITS, tmp_path, distribution_strategy="Local", num_workers=1, num_ps_pods=0)
     assert metrics["accuracy"] >= 0.95
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_callbacks_end_the_training_once_with_the_trained_model(tmp_path: Path) -> None:
     zoo = zoo_with(
@@ -91,7 +86,6 @@ def test_callbacks_end_the_training_once_with_the_trained_model(tmp_path: Path) 
     assert (tmp_path / "note").read_text() == "6 variables\n"
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_a_callback_that_nobody_would_call_is_refused_by_name(tmp_path: Path) -> None:
     zoo = zoo_with(

@@ -89,7 +89,6 @@ def check_counted(running: LocalJob, operation: str) -> None:
     assert "--strict_feed" in warning
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("framework", "operation", "flags"),
@@ -115,7 +114,6 @@ def test_samples_that_feed_drops_or_repeats_stand_in_the_coverage(
         assert lines_of(running, re.escape(f"feed ({operation} in it) makes "))
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flags", [{}, SYNC, ALL_REDUCE, FIXED], ids=["async", "sync", "all-reduce", "fixed"])
@@ -141,7 +139,6 @@ def _kills(has_servers: bool) -> Iterator[tuple[Role, int]]:
         yield Role.PS, 50
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("framework", "flags"),
@@ -167,7 +164,6 @@ def test_a_strict_job_fails_before_a_sample_is_trained_on(
     assert status.model_version == 0
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_strict_job_with_a_feed_of_one_sample_a_record_is_like_any_other(tmp_path: Path, digits: Path) -> None:
@@ -177,7 +173,6 @@ def test_a_strict_job_with_a_feed_of_one_sample_a_record_is_like_any_other(tmp_p
     assert not lines_of(running, r"feed(?: \(.*\))? makes ")
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_steps_that_are_planned_by_records_have_no_place_for_more_samples(tmp_path: Path, digits: Path) -> None:
@@ -189,7 +184,6 @@ def test_steps_that_are_planned_by_records_have_no_place_for_more_samples(tmp_pa
     assert "Traceback" not in text
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_an_evaluation_beside_training_says_how_many_samples_it_has_measured(tmp_path: Path, digits: Path) -> None:

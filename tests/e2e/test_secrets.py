@@ -9,8 +9,6 @@ import pytest
 
 from tests.chaos.job import LocalJob
 
-pytestmark = pytest.mark.ci
-
 SECRET = "m4rk3r"
 ZOO = """
 import os

@@ -31,7 +31,6 @@ def assert_a_stranger_with_the_token_gets_nothing(running: LocalJob) -> None:
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_a_job_by_tls_survives_the_loss_of_each_role_and_is_exact(tmp_path: Path, digits: Path) -> None:
     running = DIGITS.local_job(tmp_path / "job", digits, tls="true", checkpoint_steps=50).start()
@@ -44,7 +43,6 @@ def test_a_job_by_tls_survives_the_loss_of_each_role_and_is_exact(tmp_path: Path
         assert (running.job_dir / name).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(240)
 def test_an_all_reduce_job_by_tls_is_exact(tmp_path: Path, digits: Path) -> None:

@@ -31,7 +31,7 @@ from tests.evaluate_predict.passes import (
     records_of,
 )
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 SERVERS = {"distribution_strategy": "ParameterServerStrategy", "num_ps_pods": 2}
 
 

@@ -15,7 +15,6 @@ from tests.house.documents import REPOSITORY, bash_blocks, clone, run_page
 PAGE = REPOSITORY / "docs" / "evaluate_predict.md"
 
 
-@pytest.mark.ci
 def test_the_commands_of_the_page_are_sound_bash_and_their_flags_exist() -> None:
     script = "\n".join(bash_blocks(PAGE))
     assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
@@ -25,7 +24,6 @@ def test_the_commands_of_the_page_are_sound_bash_and_their_flags_exist() -> None
         assert set(re.findall(r"(?<![\w-])--([a-z_]+)", flags)) <= set(flag_defaults(command))
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_the_page_works_word_for_word(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.evaluate_predict.passes import (
     records_of,
 )
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 SEED = 5
 
 

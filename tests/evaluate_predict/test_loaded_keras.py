@@ -18,7 +18,7 @@ from elasticdl.frameworks.keras.loaded import LoadedKeras
 from elasticdl.model_def import ModelDefinition, load
 from elasticdl_client.errors import CheckpointError
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 ZOO = """
 import keras
 import tensorflow as tf

@@ -11,8 +11,6 @@ from elasticdl.worker.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.parts import Parts
 
-pytestmark = pytest.mark.ci
-
 
 def lease(number: int, task: int) -> HeldLease:
     return HeldLease(pb.Lease(id=number, type=pb.PREDICTION, task=task))

@@ -10,8 +10,6 @@ from elasticdl.model_def import ModelDefinition
 from elasticdl.worker.prediction import make_process
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 
 class OfTheOriginal:
     def __init__(self) -> None:

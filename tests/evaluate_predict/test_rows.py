@@ -17,7 +17,6 @@ from elasticdl.worker.evaluation import as_json
 from elasticdl.worker.rows import columns_of, open_rows
 from elasticdl_client.choices import PredictionFormat
 
-pytestmark = pytest.mark.ci
 OUTPUTS = {
     "score": np.array([[0.1], [0.2], [1 / 3]], np.float32),
     "logits": np.arange(6, dtype=np.float32).reshape(3, 2) / 7,

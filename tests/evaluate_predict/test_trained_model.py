@@ -14,8 +14,6 @@ from elasticdl_client.choices import DistributionStrategy, Framework
 from elasticdl_client.errors import CheckpointError, FlagError
 from elasticdl_client.trained_model import Kind, TrainedModel, check_unused, look_at
 
-pytestmark = pytest.mark.ci
-
 
 def write_state(directory: Path, step: int) -> Path:
     checkpoints = StateCheckpoints(str(directory), StateKind("j", "AllReduceStrategy", "model.npz", {}))

@@ -18,7 +18,6 @@ from elasticdl_client.main import USAGE_ERROR, exit_with, run
 from tests.fuzz.mutations import damage
 from tests.fuzz.scale import rounds
 
-pytestmark = pytest.mark.ci
 JOBS = tuple(JobType)
 COMMANDS = ("help", "trian", "", "--", "é", "-h", "--yes", "x" * 3000)
 VALUES = (

@@ -17,7 +17,7 @@ from tests.fuzz import damaged_files
 from tests.fuzz.damaged_files import FORMATS, Outcome
 from tests.fuzz.scale import SCALE, rounds
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(60 + 1200 * SCALE)]
+pytestmark = pytest.mark.timeout(60 + 1200 * SCALE)
 
 _HANG_S = 30.0  # a file of some kilobytes is read in milliseconds
 

@@ -13,8 +13,6 @@ from elasticdl_client.errors import JobError
 from tests.fuzz import mutations
 from tests.fuzz.scale import rounds
 
-pytestmark = pytest.mark.ci
-
 _SNAPSHOT = {
     "generation": 3,
     "pods": {f"worker-{n}": {"id": n, "uid": f"{n:032x}", "failures": [n, 2 * n]} for n in range(20)},

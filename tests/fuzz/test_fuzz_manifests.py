@@ -23,8 +23,6 @@ from tests.fuzz.mutations import damage
 from tests.fuzz.scale import rounds
 from tests.ps.parts import even_parts, write_checkpoint
 
-pytestmark = pytest.mark.ci
-
 _INDEX = b"{}"
 
 

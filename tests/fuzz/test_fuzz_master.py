@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import grpc
-import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -19,7 +18,6 @@ from tests.fuzz.scale import rounds
 from tests.master.actors import MasterJob, ScriptedWorker, running, wait_until
 from tests.master.life import TOKEN
 
-pytestmark = pytest.mark.ci
 METHODS = pb.DESCRIPTOR.services_by_name["Master"].methods
 POLLS = ("RequestLease", "Sample", "WatchWorld")
 

@@ -29,7 +29,6 @@ from tests.fuzz.mutations import damage
 from tests.fuzz.scale import rounds
 from tests.ps.scenes import ADAM, TOKEN, Cluster, make_push, ps_cluster, whole_pull
 
-pytestmark = pytest.mark.ci
 HOST = "127.0.0.1"
 METHODS = pb.DESCRIPTOR.services_by_name["ParameterServer"].methods
 HEADERS = {"Initialize": pb.InitializeHeader, "Exchange": pb.ExchangeHeader, "KnownIds": pb.KnownIdsHeader}

@@ -19,8 +19,6 @@ from tests.data import typed_sources as typed
 from tests.fuzz.mutations import damage
 from tests.fuzz.scale import rounds
 
-pytestmark = pytest.mark.ci
-
 _NAMES = ("f", "n", "t")
 _DTYPES = (("f", "float64"), ("n", "int64"), ("t", "string"))
 _EXAMPLES = Metadata(_NAMES, _DTYPES, label_column="n")

@@ -16,7 +16,6 @@ from tests.fuzz.mutations import damage
 from tests.fuzz.scale import rounds
 from tests.rpc.test_validation import wrong_values
 
-pytestmark = pytest.mark.ci
 TYPES = [GetMessageClass(descriptor) for descriptor in pb.DESCRIPTOR.message_types_by_name.values()]
 
 

@@ -215,12 +215,10 @@ def broken_arrows(root: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.ci
 def test_every_import_goes_down() -> None:
     assert broken_arrows(ROOT) == []
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("file", "line"),
     [
@@ -253,7 +251,6 @@ def test_an_arrow_that_goes_up_is_found(tmp_path: Path, file: str, line: str) ->
     assert len(broken_arrows(tmp_path)) == 1
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("file", "line"),
     [

@@ -36,21 +36,18 @@ def files_of_the_repository() -> list[Path]:
     return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
 
 
-@pytest.mark.ci
 def test_the_runtime_needs_exactly_this_client() -> None:
     runtime, client = project("pyproject.toml"), project("elasticdl_client/pyproject.toml")
     assert (runtime["name"], client["name"]) == (RUNTIME, CLIENT)
     assert f"{CLIENT}=={VERSION}" in runtime["dependencies"]
 
 
-@pytest.mark.ci
 def test_both_take_names_and_versions_that_a_public_index_takes_and_that_are_not_the_originals() -> None:
     assert not {RUNTIME, CLIENT} & {"elasticdl", "elasticdl-client"}  # 0.2.0rc3 of 2020 and 1.0.0 of 2021
     assert re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", VERSION)  # no local label: an index would refuse it
     assert int(VERSION.partition(".")[0]) >= 2
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("source", ["elasticdl_client", "."])
 def test_the_version_that_is_built_is_that_of_the_command(source: str) -> None:
     code = (
@@ -62,7 +59,6 @@ def test_the_version_that_is_built_is_that_of_the_command(source: str) -> None:
     assert built.stdout.strip() == VERSION
 
 
-@pytest.mark.ci
 def test_both_distributions_say_their_license_and_author_alike() -> None:
     runtime, client = project("pyproject.toml"), project("elasticdl_client/pyproject.toml")
     assert (ROOT / "LICENSE").read_text().startswith("MIT License")
@@ -71,21 +67,18 @@ def test_both_distributions_say_their_license_and_author_alike() -> None:
     assert runtime["license"] == "MIT"
 
 
-@pytest.mark.ci
 def test_neither_distribution_forces_a_framework_on_its_user() -> None:
     runtime, client = project("pyproject.toml"), project("elasticdl_client/pyproject.toml")
     assert not required_names(runtime["dependencies"]) & FRAMEWORKS
     assert not required_names(client["dependencies"]) & (FRAMEWORKS | {"grpcio", "numpy", "protobuf"})
 
 
-@pytest.mark.ci
 def test_every_folder_with_code_is_a_package_that_setuptools_finds() -> None:
     for package in ("elasticdl", "elasticdl_client", "elasticdl_preprocessing"):
         for folder in {file.parent for file in (ROOT / package).rglob("*.py") if "build" not in file.parts}:
             assert (folder / "__init__.py").is_file(), f"{folder.relative_to(ROOT)} would be missing from the wheel"
 
 
-@pytest.mark.ci
 def test_the_client_starts_without_framework_and_without_grpc() -> None:
     code = (
         "import sys, elasticdl_client.main\n"
@@ -95,7 +88,6 @@ def test_the_client_starts_without_framework_and_without_grpc() -> None:
     assert done.returncode == 0, f"the client imports {done.stderr}"
 
 
-@pytest.mark.ci
 def test_no_file_names_a_path_or_an_index_of_some_machine() -> None:
     wrong = re.compile(r"(?<![\w.~}$])/(?:work|opt|home|Users)/|--(?:extra-)?index-url|trusted-host|pypi\.org/simple")
     found = []
@@ -110,7 +102,6 @@ def test_no_file_names_a_path_or_an_index_of_some_machine() -> None:
     assert found == []
 
 
-@pytest.mark.ci
 def test_no_advice_installs_a_stranger_from_the_index() -> None:
     advice = re.compile(r"""pip install ['"]?elasticdl(-client)?(?![\w/.])""")
     found = []

@@ -7,11 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.stress import CGROUPS
 
-pytestmark = pytest.mark.ci
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # Each test counts its runs in a file beside it.

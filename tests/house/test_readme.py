@@ -36,7 +36,6 @@ def run(script: str, directory: Path, path: list[Path], home: Path) -> subproces
     )  # fmt: skip
 
 
-@pytest.mark.ci
 def test_the_commands_of_the_readme_are_sound_bash() -> None:
     found = blocks(ROOT / "README.md")
     assert found
@@ -44,14 +43,12 @@ def test_the_commands_of_the_readme_are_sound_bash() -> None:
         assert subprocess.run(["bash", "-n", "-c", block]).returncode == 0, block
 
 
-@pytest.mark.ci
 def test_every_link_of_our_pages_leads_to_a_file() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.ci
 def test_every_flag_that_the_readme_names_exists() -> None:
     known = (
         {f"--{name}" for name in flag_defaults("train")}
@@ -65,7 +62,6 @@ def test_every_flag_that_the_readme_names_exists() -> None:
         assert named <= known, f"{page.name}: {named - known}"
 
 
-@pytest.mark.ci
 def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page in ROOT.glob("*.md"):
@@ -73,7 +69,6 @@ def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:
             assert re.search(rf"^{verb}:", makefile, re.MULTILINE), f"{page.name}: make {verb}"
 
 
-@pytest.mark.ci
 def test_the_help_that_the_readme_shows_is_there(tmp_path: Path) -> None:
     command = tmp_path / "elasticdl"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m elasticdl_client.main "$@"\n')

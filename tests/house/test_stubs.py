@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from google.protobuf import descriptor_pb2
 
 from elasticdl.rpc import elasticdl_pb2
@@ -45,13 +44,11 @@ def described_by_the_stubs() -> Described:
     return found
 
 
-@pytest.mark.ci
 def test_the_stubs_are_up_to_date() -> None:
     proto = described_by_the_proto((ROOT / "proto" / "elasticdl.proto").read_text())
     assert proto == described_by_the_stubs(), "run scripts/gen_stubs.sh"
 
 
-@pytest.mark.ci
 def test_a_change_of_the_proto_is_seen() -> None:
     text = (ROOT / "proto" / "elasticdl.proto").read_text()
     changed = text.replace("int64 generation = 3;", "int64 generation = 9;", 1)
@@ -59,7 +56,6 @@ def test_a_change_of_the_proto_is_seen() -> None:
     assert described_by_the_proto(changed) != described_by_the_stubs()
 
 
-@pytest.mark.ci
 def test_the_stubs_need_no_newer_protobuf_than_we_declare() -> None:
     for name in ("elasticdl_pb2.py", "elasticdl_pb2_grpc.py"):
         text = (ROOT / "elasticdl" / "rpc" / name).read_text()

@@ -20,7 +20,6 @@ def commands(script: str, program: str) -> list[str]:
     return re.findall(rf"^\s*{program} .*", script.replace("\\\n", " "), re.MULTILINE)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_the_tutorials_are_sound_bash_and_their_flags_exist(page: Path) -> None:
     known = {f"--{name}" for name in flag_defaults("train")} | {"--help"}
@@ -31,7 +30,6 @@ def test_the_commands_of_the_tutorials_are_sound_bash_and_their_flags_exist(page
         assert set(re.findall(r"(?<![\w-])--[a-z_]+", command)) <= known, command
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_the_local_tutorial_works_word_for_word(tmp_path: Path) -> None:
     home = tmp_path / "home"

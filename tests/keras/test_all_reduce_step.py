@@ -10,8 +10,6 @@ import torch
 
 from elasticdl.frameworks.framework import NUM_TOLD, Batch, LocalGradient, Share
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def digits() -> Any:

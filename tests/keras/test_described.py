@@ -12,8 +12,6 @@ from elasticdl.frameworks.framework import Mode, Parameters
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def numbers() -> Any:

@@ -16,8 +16,6 @@ from elasticdl.layers import Embedding
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def numbers() -> list[list[int]]:

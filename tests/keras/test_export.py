@@ -18,8 +18,6 @@ from elasticdl.frameworks.keras.tables import describe_table
 from elasticdl.layers.placement import TableSpec
 from elasticdl.ps.initializers import build_initializer, initial_row
 
-pytestmark = pytest.mark.ci
-
 ZEROS = InitialRow()
 
 _LOAD = """

@@ -91,7 +91,6 @@ def held() -> HeldLease:
     return HeldLease(pb.Lease(id=1, type=pb.TRAIN_END))
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("symbol", ["keras_own", "ours"])
 def test_a_model_is_sent_chunk_by_chunk_and_loads_without_elasticdl(tmp_path: Path, symbol: str) -> None:
     export_elsewhere(order(tmp_path, symbol, 100, 5), parameters(5), [table(100, 5, 7)], held())
@@ -103,14 +102,12 @@ def test_a_model_is_sent_chunk_by_chunk_and_loads_without_elasticdl(tmp_path: Pa
         assert not (tmp_path / "model" / "model.keras").exists()
 
 
-@pytest.mark.ci
 def test_the_users_error_comes_back_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(ModelDefinitionError, match="the model cannot be made again") as caught:
         export_elsewhere(order(tmp_path, "broken", 100, 5), parameters(5), [table(100, 5, 7)], held())
     assert "ZeroDivisionError" in str(caught.value) + caught.value.details
 
 
-@pytest.mark.ci
 def test_a_lost_lease_ends_the_process(tmp_path: Path) -> None:
     def lost() -> Iterator[tuple[Ids, Floats]]:
         raise LeaseLost

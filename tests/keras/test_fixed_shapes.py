@@ -11,8 +11,6 @@ import pytest
 from elasticdl.frameworks.framework import FeedError, Mode
 from elasticdl.frameworks.keras.lookups import IdOutOfRange
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def records() -> list[bytes]:

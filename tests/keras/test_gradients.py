@@ -18,8 +18,6 @@ from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def digits() -> Any:

@@ -15,8 +15,6 @@ from elasticdl.frameworks.framework import Parameters
 from elasticdl.frameworks.keras.model import assign_flat, flat_values
 from elasticdl.model_def import load
 
-pytestmark = pytest.mark.ci
-
 ZOO = str(Path(__file__).resolve().parents[2] / "model_zoo")
 SIZE = 16
 STEPS = 100

@@ -20,8 +20,6 @@ from elasticdl.frameworks.keras.loaded import LoadedKeras
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 MODULE = """
 import keras
 import tensorflow as tf

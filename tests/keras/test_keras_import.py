@@ -5,10 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.ci
-
 _WORKER = """
 import sys
 from elasticdl.cluster.keras_import import import_less_with_keras

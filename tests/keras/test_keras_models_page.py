@@ -21,7 +21,6 @@ from elasticdl.frameworks.keras.overrides import NOTED, REFUSED, check_compiled,
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "keras_models.md").read_text()
 OF_KERAS_ALONE = {  # of serialization, of other backends, of tf.distribute; arguments of `compile` are a table
     *("compile", "get_compile_config", "compile_from_config", "stateless_compute_loss", "jit_compile", "run_eagerly"),

@@ -7,10 +7,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.ci
-
 _PROGRAM = """
 import json, os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -10,8 +10,6 @@ import pytest
 from elasticdl.frameworks.framework import Mode, TaskRecords
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 
 def test_a_schedule_of_epoch_and_rate_is_what_keras_makes_of_it(framework: Any) -> None:
     tested = framework("feeds.custom_model", callbacks="by_epoch")

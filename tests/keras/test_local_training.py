@@ -12,8 +12,6 @@ from elasticdl.frameworks.keras.model import assign_flat, flat_values
 from elasticdl.model_def import load
 from elasticdl_client.errors import CheckpointError
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def digits() -> Any:

@@ -12,8 +12,6 @@ import pytest
 from elasticdl.frameworks.framework import MetricState, Mode, TaskRecords
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def data() -> Any:

@@ -12,8 +12,6 @@ from elasticdl.frameworks.framework import Mode, Parameters, Share
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 RATE = 0.1
 MOVED, ORDINARY = 0, 1_000_000  # thresholds below and above every table
 MODELS = ["AddLoss", "Regularized", "ComputeLoss", "OldComputeLoss"]

@@ -16,8 +16,6 @@ from elasticdl.frameworks.framework import FeedError, Mode, Surplus, TaskRecords
 from elasticdl.frameworks.keras.elements import DISCARDING
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 
 def _task(rows_of: Any, lease: int, numbers: Any, seed: int = 0) -> TaskRecords:
     return TaskRecords(lease, seed, rows_of(np.asarray(numbers, "f4").reshape(-1, 1)))

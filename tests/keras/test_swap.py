@@ -12,8 +12,6 @@ import pytest
 from elasticdl.frameworks.framework import Parameters
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 ORDINARY = 1_000_000  # a threshold above every table here
 FEEDS = {"ragged": "ragged_feed", "looked_up": "string_feed"}
 

@@ -19,8 +19,6 @@ from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 MODULE = """
 import keras
 

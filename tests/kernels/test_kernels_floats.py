@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from elasticdl.kernels import _native
 from tests.kernels.reference import crc32c
 
-pytestmark = pytest.mark.ci
-
 EDGES = [0.0, -0.0, 1.0, 65504.0, 65519.99, 65520.0, -65520.0, 1e30, 2.0**-14, 2.0**-24, 2.0**-25, 2.0**-25 * 1.0001]
 SPECIAL = np.array([*EDGES, 1e-40, np.inf, -np.inf, np.nan, -np.nan], np.float32)
 

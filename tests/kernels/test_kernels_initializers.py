@@ -11,8 +11,6 @@ from elasticdl.kernels import _native
 from tests.kernels.quantiles import normal_quantile
 from tests.kernels.reference import initial_rows
 
-pytestmark = pytest.mark.ci
-
 KINDS = [("constant", 0.25, 0.0), ("uniform", -0.05, 0.07), ("normal", 0.5, 0.05), ("truncated_normal", -0.1, 2.0)]
 
 

@@ -17,7 +17,6 @@ sys.meta_path.insert(0, Hidden())
 """
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("statement", ["from elasticdl.kernels import _native", "import elasticdl.kernels._native"])
 def test_a_missing_native_module_says_what_to_do(statement: str) -> None:
     done = subprocess.run([sys.executable, "-c", HIDDEN + statement], capture_output=True, text=True)

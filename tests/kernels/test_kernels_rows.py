@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from elasticdl.kernels import _native
 from tests.kernels.reference import mix64, unmix64
 
-pytestmark = pytest.mark.ci
-
 INT64 = st.integers(-(2**63), 2**63 - 1)
 IDS = st.lists(INT64 | st.integers(-5, 5), max_size=60)
 SIZES = [0, 1, 7, 1000]

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from elasticdl.kernels import _native
 from tests.kernels.reference import DictionaryTable, Floats, Ids, initial_rows, unmix64
 
-pytestmark = pytest.mark.ci
-
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-20, 20), max_size=40)
 UNIFORM = ("uniform", 5, -0.05, 0.05)
 RATE = np.float32(0.1)

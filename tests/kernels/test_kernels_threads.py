@@ -12,8 +12,6 @@ import pytest
 from elasticdl.kernels import _native
 from tests.kernels.reference import Floats, Ids
 
-pytestmark = pytest.mark.ci
-
 STEP = (1.0, 0.0)
 
 

@@ -14,9 +14,6 @@ from elasticdl_client.errors import CheckpointError
 from tests.master.actors import END_OF_PART, MasterJob, running, wait_until
 from tests.master.small_disk import small_disk
 
-pytestmark = pytest.mark.ci
-
-
 PART = Part(0, "ps-0", 12 + len(END_OF_PART), 0, 1, ((0, 1024),))
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.master.actors import MasterJob, running
 from tests.master.test_checkpoint_directory import cut_the_part, write
-
-pytestmark = pytest.mark.ci
 
 
 def test_the_newest_whole_version_is_taken_and_stays_the_one(tmp_path: Path) -> None:

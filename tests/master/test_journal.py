@@ -31,7 +31,7 @@ while True:
 _RUNNING = JobStatus("digits", phase=JobPhase.RUNNING, records_done=7)
 
 
-@pytest.fixture(params=[pytest.param("file", marks=pytest.mark.ci), pytest.param("map", marks=pytest.mark.cluster)])
+@pytest.fixture(params=["file", pytest.param("map", marks=pytest.mark.cluster)])
 def journals(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journals]:
     found: Journals = FileJournals(tmp_path) if request.param == "file" else ConfigMapJournals()
     try:
@@ -118,7 +118,6 @@ def test_a_damaged_journal_is_an_error_never_a_fresh_start(journals: Journals, d
     journal.close()
 
 
-@pytest.mark.ci
 def test_a_kill_in_the_middle_of_saves_leaves_the_last_or_the_next_snapshot(tmp_path: Path) -> None:
     last = 0
     for kill_after in (1, 3, 7, 12):
@@ -139,7 +138,6 @@ def test_a_kill_in_the_middle_of_saves_leaves_the_last_or_the_next_snapshot(tmp_
         assert snapshot["filler"] == [snapshot["n"]] * 20_000
 
 
-@pytest.mark.ci
 def test_a_second_master_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     with FileJournal(tmp_path):
         with pytest.raises(Superseded, match="another master"):
@@ -147,7 +145,6 @@ def test_a_second_master_is_refused_while_the_first_lives(tmp_path: Path) -> Non
     FileJournal(tmp_path).close()
 
 
-@pytest.mark.ci
 def test_a_full_disk_keeps_the_journal_before(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=256) as disk, FileJournal(disk) as journal:
         journal.save({"n": 1})

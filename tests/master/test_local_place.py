@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from elasticdl.master.local_place import shares_of_machine
 from elasticdl_client.choices import Framework
 from elasticdl_client.job_spec import JobSpec
 
-pytestmark = pytest.mark.ci
 VARIABLE = "TF_NUM_INTRAOP_THREADS"
 MODEL = "module.custom_model"
 

@@ -17,7 +17,6 @@ from elasticdl_client.job_status import JobPhase
 from tests.master.actors import MasterJob, running, wait_until
 from tests.master.small_disk import small_disk
 
-pytestmark = pytest.mark.ci
 LOCAL: dict[str, object] = {"distribution_strategy": "Local", "num_ps_pods": 0}
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from elasticdl.master import messages, replies
 from elasticdl.master.core import commands as c
 from elasticdl.master.core.servers import owned
 from elasticdl.master.core.values import Partition, PsAddress, PsLoad
 from elasticdl.rpc import elasticdl_pb2 as pb
-
-pytestmark = pytest.mark.ci
 
 PARTITION = Partition(7, tuple(PsAddress(k, f"host-{k}:1", k + 1, owned(k, 3)) for k in range(3)))
 

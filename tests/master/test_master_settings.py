@@ -10,7 +10,6 @@ from elasticdl.master.settings import check_fixed_flags, fixed_flags, settings_o
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 
-pytestmark = pytest.mark.ci
 SPEC = JobSpec.from_flags(
     "train", {"job_name": "j", "runtime": "local", "model_def": "m.f", "training_data": "/d", "num_ps_pods": 2}
 )

@@ -12,7 +12,7 @@ import pytest
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.master.actors import MasterJob, ScriptedWorker, applied_set, running, wait_until
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 class Member(ScriptedWorker):

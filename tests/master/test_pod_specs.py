@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from elasticdl.cluster.cluster import Role
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl_client.job_spec import JobSpec
 
-pytestmark = pytest.mark.ci
 VARIABLE = "GOMP_SPINCOUNT"
 
 

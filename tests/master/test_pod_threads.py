@@ -6,12 +6,8 @@ import random
 import threading
 from collections.abc import Callable
 
-import pytest
-
 from elasticdl.master.pod_threads import PodThreads
 from tests.master.actors import wait_until
-
-pytestmark = pytest.mark.ci
 
 
 class Done:

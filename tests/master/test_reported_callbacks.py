@@ -14,7 +14,6 @@ from elasticdl.rpc.channels import connect
 from tests.master.actors import MasterJob, running
 from tests.master.life import TOKEN
 
-pytestmark = pytest.mark.ci
 STOPPING = {"metric": "auc", "maximize": True, "min_delta": 0.0, "patience": 2, "baseline": None, "start_from": 0}
 SAVING = {"path": "m-{epoch:02d}-{val_auc:.4f}", "metric": "", "maximize": False, "threshold": None, "every_steps": 0}
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import pytest
-
 from elasticdl.master.core.commands import Answer, LeaseGranted
 from elasticdl.master.core.values import Lease, Shard, TaskType
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.servicer import MasterServicer
 from elasticdl.rpc import elasticdl_pb2 as pb
-
-pytestmark = pytest.mark.ci
 
 
 class SlowInbox(Inbox):

@@ -25,7 +25,6 @@ from elasticdl_client.job_status import JobStatus
 from tests.master.actors import wait_until
 from tests.master.directory_cluster import DirectoryCluster
 
-pytestmark = pytest.mark.ci
 _NUM_PS = 50
 
 

@@ -11,8 +11,6 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.values import DataKind, Phase, Plan, Role, SessionEvent, Shard
 from tests.master_core.core_script import Like, Script
 
-pytestmark = pytest.mark.ci
-
 
 def running(num_workers: int = 2, own_epochs: int | None = 1, **settings: Any) -> Script:
     """A job whose workers have joined and whose first script has said what the data are: 40 records."""

@@ -9,7 +9,6 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Phase, Role
 
-pytestmark = pytest.mark.ci
 WORKER, PS = "elasticdl-j-worker", "elasticdl-j-ps"
 
 

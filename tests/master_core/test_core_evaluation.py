@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from array import array
 
-import pytest
 from core_script import Like, Script, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Array, Lease, MetricState, Phase, Role, TaskType
-
-pytestmark = pytest.mark.ci
 
 
 def state(*values: float, additive: bool = True) -> MetricState:

@@ -10,8 +10,6 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.servers import owned
 from elasticdl.master.core.values import BucketRange, Phase, PsAddress, Role, TaskType
 
-pytestmark = pytest.mark.ci
-
 
 def test_a_job_starts_its_pods_once_their_ids_are_written_down() -> None:
     script = Script(num_workers=2, num_ps=1)

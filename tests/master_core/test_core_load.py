@@ -11,8 +11,6 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.load import Loads
 from elasticdl.master.core.values import PsLoad, Role
 
-pytestmark = pytest.mark.ci
-
 
 def beat(script: Script, ps_id: int, incarnation: int = 1, **load: Any) -> None:
     script.ask(e.HeartbeatReceived, Role.PS, ps_id, incarnation, load=PsLoad(**load))

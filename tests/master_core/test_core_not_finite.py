@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from core_script import Like, Script, everything, running
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core.settings import NanPolicy, Strategy
-
-pytestmark = pytest.mark.ci
 
 
 def skipping(num_workers: int = 1, **settings: object) -> Script:

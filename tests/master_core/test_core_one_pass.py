@@ -13,8 +13,6 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core import planned_evaluation
 from elasticdl.master.core.values import Array, HeldLease, Lease, MetricState, Shard, TaskType
 
-pytestmark = pytest.mark.ci
-
 
 def evaluating(num_workers: int = 1, **settings: Any) -> Script:
     flags = {"has_training_data": False, "has_validation_data": True, "verb": "evaluated", "model_version": 24}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from core_script import Like, Script, everything, running
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core.values import Array, Lease, MetricState
-
-pytestmark = pytest.mark.ci
 
 
 def train_with_a_bad_record(script: Script) -> list[Lease]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import pytest
 from core_script import Like, Script, applied, everything, running, train_all
 
 from elasticdl.master.core import commands as c
@@ -14,8 +13,6 @@ from elasticdl.master.core.leases import MAX_UNWRITTEN
 from elasticdl.master.core.settings import Strategy
 from elasticdl.master.core.tasks import MAX_UNKNOWN_EPOCHS
 from elasticdl.master.core.values import HeldLease, Phase, Role
-
-pytestmark = pytest.mark.ci
 
 
 def back(script: Script, *worker_ids: int) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from core_script import Like, Script, running
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core.values import Level, Phase, Role
-
-pytestmark = pytest.mark.ci
 
 DAMAGED = "version-300 is damaged: variables-1-of-2.ckpt is shorter than its manifest says"
 

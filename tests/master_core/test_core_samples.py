@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from array import array
 
-import pytest
 from core_script import Script, everything, running
 
 from elasticdl.master.core.job import Job
@@ -13,7 +12,6 @@ from elasticdl.master.core.settings import NanPolicy, Strategy
 from elasticdl.master.core.values import Array, MetricState
 from elasticdl.master.status import to_job_status
 
-pytestmark = pytest.mark.ci
 STATE = MetricState("accuracy", (Array((1,), array("d", [1.0]).tobytes()),))
 
 

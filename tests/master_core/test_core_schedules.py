@@ -115,7 +115,6 @@ BAD = st.frozensets(st.integers(0, 35), max_size=8)
 SCHEDULES = schedules_of(ACTIONS)
 
 
-@pytest.mark.ci
 @settings(UNHURRIED, max_examples=150)
 @given(job=JOBS, schedule=SCHEDULES, filtered=st.booleans(), bad=BAD)
 def test_whatever_happens_every_record_is_committed_exactly_once(

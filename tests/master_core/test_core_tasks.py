@@ -13,8 +13,6 @@ from elasticdl.master.core.settings import JobSettings, Strategy
 from elasticdl.master.core.tasks import Tasks, cut
 from elasticdl.master.core.values import Phase, Role, Shard, TaskType
 
-pytestmark = pytest.mark.ci
-
 
 def test_tasks_cut_every_record_of_every_shard_once_in_the_order_of_names() -> None:
     slices = cut([Shard("b", 0, 5), Shard("a", 0, 25)], 10)

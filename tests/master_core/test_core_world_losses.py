@@ -9,8 +9,6 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Member, Role
 
-pytestmark = pytest.mark.ci
-
 
 def test_a_lost_worker_costs_a_moment_when_all_others_are_ready() -> None:
     script = standing(3)

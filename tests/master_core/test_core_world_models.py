@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from core_script import Like, applied
 from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import DataKind, HeldLease, Phase, Plan, Role, Shard, TaskType
-
-pytestmark = pytest.mark.ci
 
 
 def test_nothing_is_granted_before_a_world_stands() -> None:

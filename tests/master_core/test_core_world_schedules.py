@@ -137,7 +137,6 @@ JOBS = st.builds(
 SCHEDULES = schedules_of(ACTIONS)
 
 
-@pytest.mark.ci
 @settings(UNHURRIED, max_examples=100)
 @given(job=JOBS, schedule=SCHEDULES, filtered=st.booleans())
 def test_whatever_happens_to_a_world_every_minibatch_is_in_the_model_once(

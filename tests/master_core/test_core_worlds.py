@@ -10,8 +10,6 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Member
 
-pytestmark = pytest.mark.ci
-
 
 def test_the_first_world_has_all_who_are_ready_in_order_of_their_ids() -> None:
     script = WorldScript(num_workers=2)

@@ -13,8 +13,6 @@ from elasticdl.model_def import load, load_model_definition
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 
-pytestmark = pytest.mark.ci
-
 _MODULE = """
 from shop.layers import WIDTH
 

@@ -20,8 +20,6 @@ from elasticdl_client.errors import DataError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.original_imports import TABLE, check_source, successor
 
-pytestmark = pytest.mark.ci
-
 PAGE = Path(__file__).parents[2] / "docs" / "original.md"
 NAMES = [(module, name) for module, names in TABLE.items() for name in names]
 

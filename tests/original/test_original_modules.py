@@ -21,8 +21,6 @@ from elasticdl.model_def import load
 from elasticdl.worker.prediction import make_process
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 ZOO = str(Path(__file__).parent / "zoo")
 SYMBOLS = {"feed": "dataset_fn"}
 

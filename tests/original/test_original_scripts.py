@@ -18,8 +18,6 @@ from elasticdl_client.errors import DataError, JobError
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
 
-pytestmark = pytest.mark.ci
-
 RECORDS, BATCH, EPOCHS = 40, 4, 2
 SCRIPT = """
 import sys

@@ -15,8 +15,6 @@ from elasticdl.frameworks.framework import Batch, Mode, Parameters, TableRows, T
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
 
-pytestmark = pytest.mark.ci
-
 ZOO = str(Path(__file__).parent / "zoo")
 FEEDS = {"in_model": "raw_feed", "in_feed": "ready_feed"}
 ORDINARY = 1_000_000

@@ -28,8 +28,6 @@ from elasticdl_preprocessing import (
 from tests.preprocessing import oracle
 from tests.preprocessing.oracle import KINDS, kind_of, rows_of, tensor_of
 
-pytestmark = pytest.mark.ci
-
 few = settings(max_examples=15)
 floats = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
 anything = st.floats(width=32, allow_subnormal=False) | st.sampled_from([0.5, 1.5, 2.5, -0.5, 0.0, -0.0])

@@ -25,8 +25,6 @@ from elasticdl_preprocessing import (
     ToSparse,
 )
 
-pytestmark = pytest.mark.ci
-
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "divisor": (lambda: Normalizer(1, 0), "divisor not 0"),
     "boundaries": (lambda: Discretization([2, 1]), "fall"),

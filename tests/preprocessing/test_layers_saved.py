@@ -16,8 +16,6 @@ from elasticdl.frameworks.keras.inputs import ModelInputs
 from tests.preprocessing.models import examples, model_of
 from tests.preprocessing.oracle import KINDS
 
-pytestmark = pytest.mark.ci
-
 _LOAD = """
 import sys
 from pathlib import Path

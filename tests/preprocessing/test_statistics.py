@@ -17,8 +17,6 @@ from elasticdl_preprocessing import (
     get_vocabulary,
 )
 
-pytestmark = pytest.mark.ci
-
 COLUMN = {"min": 1, "max": 9.5, "avg": 4.25, "stddev": 2.0, "boundaries": [3, 1, 3.0], "distinct_count": 12,
           "vocab": ["b", "a"]}  # fmt: skip
 FUNCTIONS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +10,6 @@ from elasticdl.ps.applied import AppliedSet, Fences, MinibatchName
 NAMES = st.lists(st.builds(MinibatchName, st.integers(0, 2), st.integers(0, 3), st.integers(0, 12)), max_size=80)
 
 
-@pytest.mark.ci
 @given(names=NAMES)
 def test_an_applied_set_is_a_set(names: list[MinibatchName]) -> None:
     applied, seen = AppliedSet(), set()
@@ -23,7 +21,6 @@ def test_an_applied_set_is_a_set(names: list[MinibatchName]) -> None:
     assert applied.num_names == len(seen)
 
 
-@pytest.mark.ci
 @given(names=NAMES)
 def test_an_applied_set_survives_the_wire(names: list[MinibatchName]) -> None:
     applied = AppliedSet()
@@ -36,7 +33,6 @@ def test_an_applied_set_survives_the_wire(names: list[MinibatchName]) -> None:
     assert back.to_message() == message
 
 
-@pytest.mark.ci
 @given(names=NAMES)
 def test_extras_are_above_the_watermark(names: list[MinibatchName]) -> None:
     applied = AppliedSet()
@@ -46,7 +42,6 @@ def test_extras_are_above_the_watermark(names: list[MinibatchName]) -> None:
         assert all(n > task.watermark for n in task.extras)
 
 
-@pytest.mark.ci
 @given(leases=st.lists(st.integers(1, 9), max_size=30))
 def test_a_lease_older_than_the_newest_known_is_refused(leases: list[int]) -> None:
     fences, newest = Fences(), 0

@@ -34,8 +34,6 @@ from tests.ps.scenes import (
     push_all,
 )
 
-pytestmark = pytest.mark.ci
-
 
 def save(cluster: Cluster, directory: Path, between: Iterable[int] = ()) -> list[PartFile]:
     """All parts and the manifest, as the master would.

@@ -25,8 +25,6 @@ from elasticdl.ps.snapshot import PartSnapshot, TableChunk
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import assert_is, commit, even_parts, part, write_checkpoint
 
-pytestmark = pytest.mark.ci
-
 INCARNATION = 10
 TEMPORARY = f".variables-0-of-1.ckpt.{INCARNATION}.tmp"
 

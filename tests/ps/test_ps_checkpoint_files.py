@@ -60,7 +60,6 @@ def restore_all(directory: Path) -> None:
         snapshot.close()
 
 
-@pytest.mark.ci
 def test_what_is_written_comes_back(written: Written) -> None:
     snapshot = open_checkpoint(written.directory, ALL_BUCKETS)
     assert_is(snapshot, ALL_BUCKETS, part(ALL_BUCKETS).pieces)
@@ -69,7 +68,6 @@ def test_what_is_written_comes_back(written: Written) -> None:
     read_all(written.path, written.file)
 
 
-@pytest.mark.ci
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_damaged_byte_is_noticed(written: Written, data: st.DataObject) -> None:
@@ -82,7 +80,6 @@ def test_any_damaged_byte_is_noticed(written: Written, data: st.DataObject) -> N
             read_all(path, expected)
 
 
-@pytest.mark.ci
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_truncated_part_is_noticed(written: Written, data: st.DataObject) -> None:
@@ -93,7 +90,6 @@ def test_a_truncated_part_is_noticed(written: Written, data: st.DataObject) -> N
             read_all(path, expected)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("region", ["magic", "applied", "trainable", "slot", "rows", "index", "tail"])
 def test_damage_in_each_region_stops_a_restore(written: Written, tmp_path: Path, region: str) -> None:
     directory = tmp_path / "version-3"
@@ -115,7 +111,6 @@ def test_damage_in_each_region_stops_a_restore(written: Written, tmp_path: Path,
         restore_all(directory)
 
 
-@pytest.mark.ci
 def test_a_part_that_was_replaced_by_another_whole_one_is_noticed(written: Written, tmp_path: Path) -> None:
     other = replace(part(ALL_BUCKETS), seed=8)
     file = write_part(tmp_path, 0, 1, 10, other)
@@ -124,7 +119,6 @@ def test_a_part_that_was_replaced_by_another_whole_one_is_noticed(written: Writt
         PartReader(tmp_path / file.file, written.file)
 
 
-@pytest.mark.ci
 def test_a_part_of_the_first_format_is_refused_by_number(tmp_path: Path) -> None:
     (tmp_path / "old.ckpt").write_bytes(b"ELDLPS01" + bytes(100))
     with pytest.raises(CheckpointError, match=r"old\.ckpt has format 1; this version reads 2"):
@@ -143,7 +137,6 @@ def large_table(num_chunks: int, rows: int, dim: int) -> PartSnapshot:
     return replace(part(ALL_BUCKETS), tables=(table,), chunks={"deep": chunks})
 
 
-@pytest.mark.ci
 def test_no_more_than_some_blocks_are_in_memory_at_a_time(tmp_path: Path) -> None:
     snapshot = large_table(num_chunks=100, rows=16_000, dim=16)  # 115 MB
     tracemalloc.start()
@@ -159,7 +152,6 @@ def test_no_more_than_some_blocks_are_in_memory_at_a_time(tmp_path: Path) -> Non
     assert peak < 3 * BLOCK_BYTES
 
 
-@pytest.mark.ci
 def test_a_large_chunk_and_a_large_vector_are_cut_into_blocks(tmp_path: Path) -> None:
     snapshot = large_table(num_chunks=1, rows=600_000, dim=8)
     values = np.arange(5_000_000, dtype=np.float32)
@@ -189,7 +181,6 @@ def test_a_part_beyond_four_gibibytes_comes_back(tmp_path: Path) -> None:
     (tmp_path / file.file).unlink()
 
 
-@pytest.mark.ci
 def test_an_applied_set_of_many_tasks_comes_back(tmp_path: Path) -> None:
     applied = applied_set(*((epoch, task, 16, [20, 22]) for epoch in range(3) for task in range(1000)))
     snapshot = part(ALL_BUCKETS)

@@ -18,8 +18,6 @@ from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import applied_set, assert_is, commit, even_parts, flip, part, write_checkpoint
 
-pytestmark = pytest.mark.ci
-
 
 def clipped(parts: list[PartSnapshot], own: Buckets) -> list[Piece]:
     """What `own` keeps of each part's one piece, as ranges that lie together."""

@@ -42,8 +42,6 @@ from tests.ps.scenes import (
     whole_pull,
 )
 
-pytestmark = pytest.mark.ci
-
 
 def test_what_was_initialised_is_read_back() -> None:
     with ps_cluster(3) as cluster:

@@ -14,7 +14,6 @@ from elasticdl.ps.dense_values import DenseCopy, DenseValues
 from elasticdl.ps.optimizers import OptimizerConfig
 from tests.ps.scenes import ADAM
 
-pytestmark = pytest.mark.ci
 SIZE, OTHERS, BLOCK = 103, 11, 8
 CONFIG = OptimizerConfig.parse(ADAM)
 WHOLE = (slice(0, SIZE),), (slice(0, OTHERS),)

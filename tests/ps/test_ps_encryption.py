@@ -33,7 +33,6 @@ from tests.ps.scenes import (
 from tests.ps.tensor_peers import HOST, echo
 from tests.rpc.tap import Fault, tap
 
-pytestmark = pytest.mark.ci
 KNOWN = np.arange(1000, dtype=np.float32)
 WORDS = b"what a worker sends"
 

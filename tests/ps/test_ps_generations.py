@@ -23,7 +23,6 @@ from elasticdl.rpc.frames import Frame
 from elasticdl_client.errors import JobError
 from tests.ps.scenes import TOKEN, make_push, ps_cluster, whole_pull
 
-pytestmark = pytest.mark.ci
 FAR = (1 << 31) - 1
 
 

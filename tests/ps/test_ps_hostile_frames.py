@@ -19,7 +19,6 @@ from elasticdl.rpc.frames import Arrived, Frame, decode
 from tests.ps.scenes import TOKEN
 from tests.ps.tensor_peers import HOST, echo, head, member, reply_of, server_of, wait_for_end
 
-pytestmark = pytest.mark.ci
 NEVER = Limits(piece_s=3600.0)
 SOON = Limits(piece_s=0.2)
 

@@ -32,7 +32,6 @@ def table_of(initializer: Any, name: str = "t", dim: int = 16, input_dim: int = 
     return Table(name, dim, json.dumps(keras.saving.serialize_keras_object(initializer)), input_dim)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_distributed_as_keras_draws_them(name: str) -> None:
     initializer = getattr(keras.initializers, name)(seed=5)
@@ -47,7 +46,6 @@ def test_rows_are_distributed_as_keras_draws_them(name: str) -> None:
         assert abs(ours[-1] - theirs[-1]) < 0.02 * scale
 
 
-@pytest.mark.ci
 def test_constants() -> None:
     ids = np.array([3, -4])
     for initializer, value in [
@@ -58,7 +56,6 @@ def test_constants() -> None:
         assert (build_initializer(table_of(initializer), 0).rows(ids, 16) == value).all()
 
 
-@pytest.mark.ci
 @settings(max_examples=50, deadline=None)
 @given(ids=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=50), name=st.sampled_from(NAMES))
 def test_a_row_does_not_depend_on_its_batch(ids: list[int], name: str) -> None:
@@ -68,7 +65,6 @@ def test_a_row_does_not_depend_on_its_batch(ids: list[int], name: str) -> None:
     np.testing.assert_array_equal(together, alone)
 
 
-@pytest.mark.ci
 def test_rows_differ_by_seed_table_id_and_column() -> None:
     initializer = keras.initializers.RandomUniform()
     ids = np.arange(100)
@@ -78,7 +74,6 @@ def test_rows_differ_by_seed_table_id_and_column() -> None:
     assert not (rows == build_initializer(table_of(initializer, name="u"), 1).rows(ids, 16)).any()
 
 
-@pytest.mark.ci
 def test_the_values_are_the_same_bits_for_ever() -> None:
     """Checkpoints hold only rows that exist: the others must come back the same with every version of this code."""
     rows = build_initializer(Table("t", 2, '{"class_name": "RandomNormal", "config": {}}'), 7).rows(
@@ -90,7 +85,6 @@ def test_the_values_are_the_same_bits_for_ever() -> None:
 GOLDEN = [[3163588185, 3146538500], [3159428024, 1031044141]]
 
 
-@pytest.mark.ci
 def test_what_is_not_supported_is_refused_by_name() -> None:
     with pytest.raises(ModelDefinitionError, match="Orthogonal"):
         check_table(table_of(keras.initializers.Orthogonal()))

@@ -35,7 +35,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ftrl_power": ("Ftrl", {"learning_rate_power": -0.7}),
 }
 EACH = pytest.mark.parametrize("name", CASES)
-pytestmark = pytest.mark.ci
 
 
 def config(class_name: str, **options: Any) -> str:

@@ -60,7 +60,6 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     ),
     "ftrl_power": lambda: o.Ftrl(0.05, learning_rate_power=-0.6, initial_accumulator_value=0.5),
 }
-pytestmark = pytest.mark.ci
 
 
 def parsed(optimizer: Any) -> OptimizerConfig:

@@ -30,7 +30,6 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rows_equal_keras_on_each_touched_row_alone(name: str) -> None:
     config = OptimizerConfig.parse(json.dumps(keras.saving.serialize_keras_object(OPTIMIZERS[name]())))

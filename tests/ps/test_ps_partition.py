@@ -60,7 +60,6 @@ def message(divided: Sequence[Buckets], version: int = 1) -> pb.Partition:
     )
 
 
-@pytest.mark.ci
 @given(divided=shares(), size=st.integers(0, 5000))
 def test_dense_vectors_are_cut_and_put_together_again(divided: list[Buckets], size: int) -> None:
     partition = Partition.from_message(message([share for share in divided if share]))
@@ -70,7 +69,6 @@ def test_dense_vectors_are_cut_and_put_together_again(divided: list[Buckets], si
     np.testing.assert_array_equal(partition.dense_whole(parts, size), vector)
 
 
-@pytest.mark.ci
 @given(own=shares(), wanted=shares(), size=st.integers(0, 5000))
 def test_a_share_is_found_within_another(own: list[Buckets], wanted: list[Buckets], size: int) -> None:
     for held in own:
@@ -82,7 +80,6 @@ def test_a_share_is_found_within_another(own: list[Buckets], wanted: list[Bucket
             np.testing.assert_array_equal(np.concatenate(found), np.concatenate(expected))
 
 
-@pytest.mark.ci
 @given(divided=shares(), ids=st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=100))
 def test_every_id_has_one_owner_wherever_it_stands(divided: list[Buckets], ids: list[int]) -> None:
     partition = Partition.from_message(message([share for share in divided if share]))
@@ -97,7 +94,6 @@ def test_every_id_has_one_owner_wherever_it_stands(divided: list[Buckets], ids: 
         assert set(array[here]) == set(array[::-1][there])
 
 
-@pytest.mark.ci
 def test_buckets_are_divided_evenly_if_nothing_is_said() -> None:
     for num_ps in (1, 2, 3, 7, 1024):
         said = Partition.from_message(message([even_buckets(ps_id, num_ps) for ps_id in range(num_ps)]))
@@ -107,14 +103,12 @@ def test_buckets_are_divided_evenly_if_nothing_is_said() -> None:
     assert even_buckets(0, 1) == ALL_BUCKETS
 
 
-@pytest.mark.ci
 def test_a_bucket_with_two_owners_or_none_is_noticed() -> None:
     for wrong in ([((0, 600),), ((500, 1024),)], [((0, 500),), ((600, 1024),)], [((0, 1025),)]):
         with pytest.raises(ValueError, match="bucket"):
             owners_of(wrong)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("model", ZOO)
 @pytest.mark.parametrize("num_ps", range(2, 17))
 def test_all_ps_hold_about_the_same(model: str, num_ps: int) -> None:
@@ -128,7 +122,6 @@ def test_all_ps_hold_about_the_same(model: str, num_ps: int) -> None:
     assert sizes.max() / sizes.mean() <= 1.1
 
 
-@pytest.mark.ci
 def test_calls_by_an_old_partition_are_refused_with_the_new_one() -> None:
     fleet = Fleet.begin(1)
     service = PsService(0, fleet.states[0])
@@ -160,7 +153,6 @@ def test_calls_by_an_old_partition_are_refused_with_the_new_one() -> None:
     assert answers(11, 4) == [(pb.WRONG_INCARNATION, 0)] * 4
 
 
-@pytest.mark.ci
 def test_a_ps_that_is_not_ready_refuses_every_call() -> None:
     service = PsService(0, PsState())
     reply, _ = decode_reply(service.exchange(encode_exchange(ExchangeCall(0, None, None, 1))))

@@ -43,7 +43,6 @@ def piece(*buckets: tuple[int, int], version: int, names: list[int]) -> Piece:
     return Piece(buckets, version, applied.to_message())
 
 
-@pytest.mark.ci
 @settings(max_examples=40)
 @given(data=st.data())
 def test_after_any_restore_the_names_pushed_again_make_the_undisturbed_model(
@@ -69,7 +68,6 @@ def test_after_any_restore_the_names_pushed_again_make_the_undisturbed_model(
         snapshot.close()
 
 
-@pytest.mark.ci
 def test_every_piece_has_its_own_step_count(tmp_path: Path) -> None:
     """PS 0's part is older than PS 1's: one PS with both goes on as each would have."""
     adam = config("Adam", learning_rate=0.05)
@@ -89,7 +87,6 @@ def test_every_piece_has_its_own_step_count(tmp_path: Path) -> None:
     assert one.push(reals(3))[0].version == 8
 
 
-@pytest.mark.ci
 def test_parts_go_on_bit_by_bit_in_another_number_of_ps(tmp_path: Path) -> None:
     adam = config("Adam", learning_rate=0.05)
     three, undisturbed = Fleet.begin(3, adam), Fleet.begin(1, adam)
@@ -107,7 +104,6 @@ def test_parts_go_on_bit_by_bit_in_another_number_of_ps(tmp_path: Path) -> None:
     assert_equal(two.read(), undisturbed.read())
 
 
-@pytest.mark.ci
 def test_what_was_really_repeated_stays_seen() -> None:
     twice = piece((0, 512), version=3, names=[0, 1])
     twice.applied.num_applies += 1
@@ -117,7 +113,6 @@ def test_what_was_really_repeated_stays_seen() -> None:
     assert common.num_applies == common.num_names + 1
 
 
-@pytest.mark.ci
 def test_pieces_that_differ_in_names_or_version_stay_apart() -> None:
     pieces = Pieces(
         [
@@ -137,7 +132,6 @@ def test_pieces_that_differ_in_names_or_version_stay_apart() -> None:
     assert list(pieces.of_task(0, 0).extras) == []
 
 
-@pytest.mark.ci
 @given(
     sets=st.lists(
         st.sets(st.builds(MinibatchName, st.integers(0, 1), st.integers(0, 2), st.integers(0, 8)), max_size=30),

@@ -29,8 +29,6 @@ from tests.ps.scenes import (
     push_all,
 )
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:

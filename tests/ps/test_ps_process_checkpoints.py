@@ -24,8 +24,6 @@ from tests.ps.masters import OnePsMaster, connected, save, save_into, serving, s
 from tests.ps.parts import flip
 from tests.ps.scenes import ADAM, TABLES, TOKEN, assert_same_model, initial_parameters, make_push, ps_cluster, push_all
 
-pytestmark = pytest.mark.ci
-
 PART = "variables-0-of-1.ckpt"
 
 

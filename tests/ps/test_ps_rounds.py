@@ -62,7 +62,6 @@ def numbers(rounds: Sequence[pb.Round]) -> list[tuple[int, list[int]]]:
     return [(one.number, [name.n for name in one.names]) for one in rounds]
 
 
-@pytest.mark.ci
 def test_one_worker_alone_trains_as_without_rounds() -> None:
     fleet, oracle = Fleet.begin(2, ADAM, ALONE), Oracle(ADAM)
     for n in range(10):
@@ -75,7 +74,6 @@ def test_one_worker_alone_trains_as_without_rounds() -> None:
     assert [name.n for name in fleet.names(1)] == list(range(10))
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("num_ps", [1, 3])
 def test_a_round_is_the_mean_weighted_by_records(num_ps: int) -> None:
     fleet, oracle = Fleet.begin(num_ps, ADAM, PAIRS), Oracle(ADAM)
@@ -96,7 +94,6 @@ def test_a_round_is_the_mean_weighted_by_records(num_ps: int) -> None:
     assert [name.n for name in fleet.names(num_ps - 1)] == list(range(10))
 
 
-@pytest.mark.ci
 def test_two_ps_are_bit_equal_to_one_in_rounds() -> None:
     one, two = Fleet.begin(1, ADAM, PAIRS), Fleet.begin(2, ADAM, PAIRS)
     for n in range(0, 12, 2):
@@ -109,7 +106,6 @@ def test_two_ps_are_bit_equal_to_one_in_rounds() -> None:
     assert_equal(two.read(), one.read())
 
 
-@pytest.mark.ci
 def test_a_late_gradient_is_computed_again() -> None:
     for tolerance in (0, 1):
         updates = Updates(use_async=False, sync_version_tolerance=tolerance)
@@ -128,13 +124,11 @@ def test_a_late_gradient_is_computed_again() -> None:
         assert fleet.states[0].load_message().refused == 2 - tolerance
 
 
-@pytest.mark.ci
 def test_what_no_ps_holds_cannot_be_confirmed() -> None:
     fleet = Fleet.begin(1, updates=ALONE)
     assert fleet.confirm(integers(0)).status == pb.TOO_STALE
 
 
-@pytest.mark.ci
 def test_all_workers_of_a_round_hear_of_it_at_once() -> None:
     fleet = Fleet.begin(1, updates=Updates(use_async=False, grads_to_wait=4))
     all_pushed = threading.Barrier(4)
@@ -151,7 +145,6 @@ def test_all_workers_of_a_round_hear_of_it_at_once() -> None:
     assert fleet.states[0].load_message().pushes == 4
 
 
-@pytest.mark.ci
 def test_a_round_closes_when_fewer_workers_push() -> None:
     """A worker leaves in the middle of a round: the other goes on as soon as the master says so."""
     service = PsService(0, Fleet.begin(1, updates=PAIRS).states[0])
@@ -178,14 +171,12 @@ def test_a_round_closes_when_fewer_workers_push() -> None:
     assert (reply.rounds.coordinator, numbers(reply.rounds.rounds)) == (10, [(1, [0])])
 
 
-@pytest.mark.ci
 def test_without_any_lease_a_single_name_is_enough() -> None:
     fleet = Fleet.begin(1, updates=PAIRS)
     fleet.push(integers(0))
     assert numbers(closed(fleet.confirm(integers(0), num_pushing=0))) == [(1, [0])]
 
 
-@pytest.mark.ci
 def test_the_gradient_of_a_newer_lease_replaces_the_older() -> None:
     fleet = Fleet.begin(2, updates=PAIRS)
     fleet.push(integers(7, num_records=1), lease=1)
@@ -204,7 +195,6 @@ def test_the_gradient_of_a_newer_lease_replaces_the_older() -> None:
     assert_equal(fleet.read(), oracle.read())
 
 
-@pytest.mark.ci
 def test_a_successor_takes_over_what_was_confirmed_and_not_closed() -> None:
     fleet = Fleet.begin(2, updates=PAIRS)
     fleet.push(integers(0), lease=1)
@@ -219,7 +209,6 @@ def test_a_successor_takes_over_what_was_confirmed_and_not_closed() -> None:
     assert_equal(fleet.read(), sums([integers(0)]))
 
 
-@pytest.mark.ci
 def test_a_name_that_ps_0_has_goes_to_those_that_lack_it(tmp_path: Path) -> None:
     """PS 1 comes back without the name: the round that had it is told again, or if it is forgotten another is made."""
     fleet = Fleet.begin(2, updates=ALONE)
@@ -245,7 +234,6 @@ def test_a_name_that_ps_0_has_goes_to_those_that_lack_it(tmp_path: Path) -> None
     assert [len(later.names(ps_id)) for ps_id in (0, 1)] == [1, 1]
 
 
-@pytest.mark.ci
 def test_a_ps_that_heard_of_a_round_before_it_held_the_name_applies_it_all_the_same() -> None:
     """The lease has a successor that PS 1 knows of first; so it has dropped the gradient when the round comes."""
     fleet = Fleet.begin(2, updates=ALONE)
@@ -259,7 +247,6 @@ def test_a_ps_that_heard_of_a_round_before_it_held_the_name_applies_it_all_the_s
     assert_equal(fleet.read(), sums([integers(0)]))
 
 
-@pytest.mark.ci
 def test_rounds_of_a_coordinator_that_has_a_successor_are_ignored() -> None:
     fleet = Fleet.begin(2, updates=ALONE)
     fleet.push(integers(0))
@@ -271,7 +258,6 @@ def test_rounds_of_a_coordinator_that_has_a_successor_are_ignored() -> None:
     assert len(fleet.names(1)) == 1
 
 
-@pytest.mark.ci
 def test_confirmations_end_with_the_partition() -> None:
     fleet = Fleet.begin(1, updates=PAIRS)
     service = PsService(0, fleet.states[0])
@@ -298,7 +284,6 @@ def test_confirmations_end_with_the_partition() -> None:
     assert (reply.status, reply.partition) == (pb.OLD_PARTITION, newer)
 
 
-@pytest.mark.ci
 def test_a_skipped_minibatch_has_no_weight_in_its_round() -> None:
     fleet, oracle = Fleet.begin(2, ADAM, PAIRS), Oracle(ADAM)
     fleet.push(empty(0))
@@ -316,7 +301,6 @@ def test_a_skipped_minibatch_has_no_weight_in_its_round() -> None:
     assert len(fleet.names(1)) == 4
 
 
-@pytest.mark.ci
 def test_only_ps_0_in_synchronous_mode_closes_rounds() -> None:
     for ps_id, updates in ((1, ALONE), (0, Updates())):
         service = PsService(ps_id, Fleet.begin(1, updates=updates).states[0])
@@ -324,7 +308,6 @@ def test_only_ps_0_in_synchronous_mode_closes_rounds() -> None:
             service.close_round(pb.CloseRoundRequest())
 
 
-@pytest.mark.ci
 def test_the_log_is_bounded_and_a_forgotten_name_is_confirmed_anew() -> None:
     rounds = RoundsOfPs0(1)
     for n in range(2500):
@@ -341,7 +324,6 @@ def test_the_log_is_bounded_and_a_forgotten_name_is_confirmed_anew() -> None:
     assert numbers(rounds.told(again, 2501)) == [(2501, [5])]
 
 
-@pytest.mark.ci
 def test_the_mean_of_learning_rates() -> None:
     fleet = Fleet.begin(1)
 

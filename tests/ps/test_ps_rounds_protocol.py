@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
@@ -182,4 +181,4 @@ class Rounds(RuleBasedStateMachine):
 
 
 Rounds.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestEveryNameOnceInRounds = pytest.mark.ci(Rounds.TestCase)
+TestEveryNameOnceInRounds = Rounds.TestCase

@@ -54,7 +54,6 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("num_ps", [1, 3])
 def test_values_are_those_of_the_model_in_one_place(optimizer: str, num_ps: int) -> None:
@@ -67,7 +66,6 @@ def test_values_are_those_of_the_model_in_one_place(optimizer: str, num_ps: int)
     assert_close(fleet.read(), oracle.read())
 
 
-@pytest.mark.ci
 @given(pushed=st.lists(st.tuples(st.integers(0, 8), st.sets(st.integers(0, 2))), max_size=30))
 @settings(max_examples=40)
 def test_each_ps_holds_each_name_once_whatever_is_repeated(pushed: list[tuple[int, set[int]]]) -> None:
@@ -85,7 +83,6 @@ def test_each_ps_holds_each_name_once_whatever_is_repeated(pushed: list[tuple[in
     assert_equal(fleet.read(), sums(integers(n) for n in range(9)))
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_two_ps_are_bit_equal_to_one(optimizer: str) -> None:
     one, two, many = (Fleet.begin(num_ps, optimizer) for num_ps in (1, 2, 5))
@@ -96,7 +93,6 @@ def test_two_ps_are_bit_equal_to_one(optimizer: str) -> None:
     assert_equal(many.read(), one.read())
 
 
-@pytest.mark.ci
 def test_a_skipped_minibatch_is_applied_but_no_update() -> None:
     adam = OPTIMIZERS["adam"]
     fleet, oracle = Fleet.begin(2, adam), Oracle(adam)
@@ -110,7 +106,6 @@ def test_a_skipped_minibatch_is_applied_but_no_update() -> None:
     assert fleet.push(empty(3))[1].repeated_push
 
 
-@pytest.mark.ci
 def test_the_users_learning_rate_takes_the_optimizers_place() -> None:
     adam = OPTIMIZERS["adam"]
     fleet, oracle = Fleet.begin(2, adam), Oracle(adam)
@@ -120,7 +115,6 @@ def test_the_users_learning_rate_takes_the_optimizers_place() -> None:
     assert_close(fleet.read(), oracle.read())
 
 
-@pytest.mark.ci
 def test_staleness_divides_the_learning_rate_when_asked_to() -> None:
     optimizer = OPTIMIZERS["scheduled"]
     fleet = Fleet.begin(2, optimizer, Updates(lr_staleness_modulation=True))
@@ -131,7 +125,6 @@ def test_staleness_divides_the_learning_rate_when_asked_to() -> None:
     assert_close(fleet.read(), oracle.read())
 
 
-@pytest.mark.ci
 def test_a_gradient_that_is_too_stale_is_refused_and_counted() -> None:
     fleet = Fleet.begin(1, SUMS, Updates(max_staleness=2))
     statuses = [fleet.push(integers(n))[0].status for n in range(4)]
@@ -145,13 +138,11 @@ def test_a_gradient_that_is_too_stale_is_refused_and_counted() -> None:
     assert_equal(fleet.read(), sums(integers(n) for n in range(4)))
 
 
-@pytest.mark.ci
 def test_staleness_is_counted_in_powers_of_two() -> None:
     bins = [staleness_bin(staleness) for staleness in range(18)]
     assert bins == [0, 1, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5, 6]
 
 
-@pytest.mark.ci
 def test_load_counts_reads_and_tables() -> None:
     fleet = Fleet.begin(1)
     assert fleet.states[0].load_message().table_rows == 0
@@ -163,7 +154,6 @@ def test_load_counts_reads_and_tables() -> None:
     assert load.table_bytes > 0
 
 
-@pytest.mark.ci
 def test_load_counts_bytes_and_time_of_exchanges() -> None:
     fleet = Fleet.begin(1)
     service = PsService(0, fleet.states[0])
@@ -176,7 +166,6 @@ def test_load_counts_bytes_and_time_of_exchanges() -> None:
     assert (load.pushes, load.pulls) == (1, 1)
 
 
-@pytest.mark.ci
 def test_a_ps_whose_state_is_damaged_says_so_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = threading.Event()
     service = PsService(0, PsState())
@@ -217,7 +206,6 @@ def spoiled(minibatch: Minibatch, what: str, value: float) -> Minibatch:
     return replace(minibatch, gradient=gradient, change=change, rows=rows)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("what", ["gradient", "change", "rows"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused_and_changes_nothing(what: str, value: float) -> None:
@@ -229,7 +217,6 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(what: str, value: flo
     assert_equal(fleet.read(), sums([integers(0)]))
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("wrong", [-1, 50, 2**62])
 def test_an_id_that_the_table_cannot_have_is_refused_by_name(wrong: int) -> None:
     fleet = Fleet.begin(1)
@@ -243,7 +230,6 @@ def test_an_id_that_the_table_cannot_have_is_refused_by_name(wrong: int) -> None
     assert fleet.states[0].load_message().table_rows == 0
 
 
-@pytest.mark.ci
 def test_a_push_that_does_not_fit_is_refused() -> None:
     fleet = Fleet.begin(1)
     good = integers(0)
@@ -258,7 +244,6 @@ def test_a_push_that_does_not_fit_is_refused() -> None:
     assert fleet.names(0) == []
 
 
-@pytest.mark.ci
 def test_initial_values_must_be_what_the_ps_owns() -> None:
     fleet = Fleet.begin(2, initialized=False)
     call = fleet.initialize_call(0)
@@ -279,7 +264,6 @@ def test_initial_values_must_be_what_the_ps_owns() -> None:
         fleet.states[0].initialize(InitializeCall(header, call.trainable, call.non_trainable))
 
 
-@pytest.mark.ci
 def test_another_jobs_values_are_trained_on_by_this_jobs_optimizer() -> None:
     momentum, adam = OPTIMIZERS["momentum"], OPTIMIZERS["adam"]
     before = Fleet.begin(1, adam)
@@ -304,7 +288,6 @@ def test_another_jobs_values_are_trained_on_by_this_jobs_optimizer() -> None:
     assert [name.n for name in after.names(0)] == [0]
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(("optimizer", "is_as_before"), [("", True), (OPTIMIZERS["momentum"], False)])
 def test_rows_that_were_never_trained_are_read_as_they_were(optimizer: str, is_as_before: bool) -> None:
     def row(fleet: Fleet) -> Floats:
@@ -324,7 +307,6 @@ def test_rows_that_were_never_trained_are_read_as_they_were(optimizer: str, is_a
     assert np.array_equal(row(after), row(before)) == is_as_before
 
 
-@pytest.mark.ci
 def test_a_constraint_that_needs_other_rows_is_refused_by_name() -> None:
     for class_name, options in (("MaxNorm", {"max_value": 2, "axis": 0}), ("UnitNorm", {}), ("Mine", {"axis": 1})):
         table = Table("t", 4, config("Zeros"), 0, config(class_name, **options))
@@ -334,7 +316,6 @@ def test_a_constraint_that_needs_other_rows_is_refused_by_name() -> None:
         build_constraint(Table("t", 4, config("Zeros"), 0, config(class_name, axis=1)))
 
 
-@pytest.mark.ci
 def test_touched_rows_obey_their_constraint() -> None:
     fleet = Fleet.begin(1, initialized=False)
     call = fleet.initialize_call(0)

@@ -42,8 +42,6 @@ from tests.ps.scenes import (
 )
 from tests.ps.tensor_peers import HOST, echo, head, member, reply_of, server_of, wait_for_end
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.mark.parametrize("road", [socket.AF_INET, socket.AF_UNIX])
 def test_frames_come_back_whole_and_an_idle_connection_is_used_again(road: socket.AddressFamily) -> None:

@@ -50,7 +50,6 @@ def in_threads(work: Callable[[int], Any]) -> None:
             done.result()
 
 
-@pytest.mark.ci
 def test_names_pushed_by_many_threads_enter_once_and_snapshots_are_whole() -> None:
     """Every name is pushed by three threads, and one more takes snapshots all the time."""
     fleet = Fleet.begin(1)
@@ -82,7 +81,6 @@ def test_names_pushed_by_many_threads_enter_once_and_snapshots_are_whole() -> No
     assert sum(state.load_message().staleness) == NUM_NAMES
 
 
-@pytest.mark.ci
 def test_a_repetition_waits_for_the_name_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet.begin(1)
     entered, go_on = threading.Event(), threading.Event()
@@ -114,7 +112,6 @@ def test_a_repetition_waits_for_the_name_under_way(monkeypatch: pytest.MonkeyPat
     taken.close()
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("use_async", [True, False])
 def test_an_update_that_fails_in_its_middle_ends_the_state(monkeypatch: pytest.MonkeyPatch, use_async: bool) -> None:
     fleet = Fleet.begin(1, updates=Updates(use_async=use_async))
@@ -139,7 +136,6 @@ def test_an_update_that_fails_in_its_middle_ends_the_state(monkeypatch: pytest.M
             call()
 
 
-@pytest.mark.ci
 def test_leases_fence_while_pushes_are_under_way() -> None:
     """A successor asks where the task stands; whatever older leases push from then on is refused."""
     fleet = Fleet.begin(1)
@@ -161,7 +157,6 @@ def test_leases_fence_while_pushes_are_under_way() -> None:
     assert_equal(fleet.read(), sums(integers(n) for n in range(10)))
 
 
-@pytest.mark.ci
 def test_a_push_that_a_checkpoint_holds_up_is_refused_if_its_lease_has_a_successor_by_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -231,7 +226,6 @@ class Turnstile:
         self.release()
 
 
-@pytest.mark.ci
 def test_a_name_whose_lease_ends_while_its_round_closes_is_in_the_model_or_in_no_round() -> None:
     lock: Any = Turnstile()
     fleet, updates, load = Fleet.begin(1), Updates(use_async=False), Load()

@@ -25,8 +25,6 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import CHUNK_BYTES, Frame, FrameError, decode, encode, join
 from tests.ps.scenes import TOKEN, config, ps_cluster
 
-pytestmark = pytest.mark.ci
-
 SHORT = {pb.FLOAT16: 2.0**-11, pb.BFLOAT16: 2.0**-8}  # relative errors
 WIRE_TYPES = [pb.FLOAT32, pb.FLOAT16, pb.BFLOAT16]
 

@@ -25,7 +25,6 @@ from elasticdl.rpc.handshake import (
     shake_hands,
 )
 
-pytestmark = pytest.mark.ci
 TOKEN = "9b1f-of-the-job"
 WITHIN_S = 10.0
 ONE_KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))

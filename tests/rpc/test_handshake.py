@@ -21,7 +21,6 @@ from elasticdl.rpc.handshake import (
     shake_hands,
 )
 
-pytestmark = pytest.mark.ci
 TOKEN = "9b1f-of-the-job"
 WITHIN_S = 10.0
 Pair = tuple[socket.socket, socket.socket]

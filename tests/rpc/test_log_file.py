@@ -7,11 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.master.small_disk import small_disk
 
-pytestmark = pytest.mark.ci
 WRAPPED = [sys.executable, "-m", "elasticdl.rpc.log_file"]
 
 

@@ -22,7 +22,6 @@ from elasticdl.rpc import gate, servers
 from elasticdl.rpc.channels import OPTIONS, connect, token_metadata
 from elasticdl.rpc.servers import serve
 
-pytestmark = pytest.mark.ci
 HOST = "127.0.0.1"
 TOKEN = "the token of this job"
 METHOD = "/elasticdl.Master/FinishTask"

@@ -27,8 +27,6 @@ from elasticdl_client.kubernetes.objects import public_manifests
 from elasticdl_client.secret_values import HIDDEN
 from tests.rpc.tap import tap
 
-pytestmark = pytest.mark.ci
-
 TOKEN = "the token of this job"
 Enter = Callable[[Path | None], None]
 """Makes this process one of the job with that directory; None: of none."""

@@ -19,7 +19,6 @@ from elasticdl.rpc.channels import connect
 from elasticdl.rpc.servers import serve
 from elasticdl.rpc.validation import FIELDS, MESSAGES, InvalidMessage, check, is_repeated, parse
 
-pytestmark = pytest.mark.ci
 ALL = pb.DESCRIPTOR.message_types_by_name
 NUMBERS = (Types.TYPE_INT32, Types.TYPE_INT64)
 

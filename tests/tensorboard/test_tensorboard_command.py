@@ -21,7 +21,6 @@ from elasticdl_client.jobs.cluster_tensorboard import pod_of, pump
 from elasticdl_client.kubernetes.objects import job_manifests
 from tests.master.actors import held_port
 
-pytestmark = pytest.mark.ci
 FLAGS = {"job_name": "digits", "model_def": "a.b", "training_data": "/data/x", "image_name": "i"}
 
 

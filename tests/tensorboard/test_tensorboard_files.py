@@ -16,8 +16,6 @@ from elasticdl.master.core.status import Status
 from elasticdl.master.tensorboard import TensorBoardLog, mean_staleness, watcher
 from elasticdl_client.errors import JobError
 
-pytestmark = pytest.mark.ci
-
 
 def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
     found = EventAccumulator(str(directory)).Reload()

@@ -17,8 +17,6 @@ from elasticdl.frameworks.torch.arguments import Arguments
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 MODULE = """
 import torch
 

@@ -20,8 +20,6 @@ from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 Make = Callable[..., Any]
 
 

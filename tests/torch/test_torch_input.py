@@ -12,8 +12,6 @@ import torch
 
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 
-pytestmark = pytest.mark.ci
-
 Make = Callable[..., Any]
 KINDS = ["feed", "as_columns", "as_dataset", "as_tensor_dataset", "as_generator", "as_iterable", "as_list"]
 

@@ -42,7 +42,6 @@ def exported_accuracy(output: Path, data: Path) -> float:
     return float(found.float().mean())
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_mnist_trains_with_the_local_strategy_and_is_exported(tmp_path: Path) -> None:
     output = tmp_path / "model"
@@ -52,7 +51,6 @@ def test_mnist_trains_with_the_local_strategy_and_is_exported(tmp_path: Path) ->
     assert (output / "model.pt2").exists()
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_mnist_trains_with_all_reduce_on_three_workers(tmp_path: Path) -> None:
     output = tmp_path / "model"
@@ -79,7 +77,6 @@ print(*sorted({"tensorflow", "keras", "torch"} & set(sys.modules)))
 """
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("model_def", "framework", "imported"),
     [
@@ -97,7 +94,6 @@ def test_a_worker_imports_the_framework_of_its_job_alone(
     assert printed.stdout.split("\n")[-2] == imported
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -125,7 +121,6 @@ def test_the_framework_is_read_off_the_imports(tmp_path: Path, text: str, expect
     assert framework_of(named) is Framework.TORCH
 
 
-@pytest.mark.ci
 def test_parameter_servers_are_refused_before_anything_starts() -> None:
     zoo = str(REPOSITORY / "model_zoo")
     with pytest.raises(ElasticDLError, match="written for PyTorch"):

@@ -13,8 +13,6 @@ from torch.nn import functional
 from elasticdl.frameworks.framework import Batch, Mode, Share
 from elasticdl_client.errors import CheckpointError
 
-pytestmark = pytest.mark.ci
-
 Make = Callable[..., Any]
 
 

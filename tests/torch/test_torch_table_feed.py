@@ -19,8 +19,6 @@ from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 MODULE = """
 import torch
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from elasticdl.worker.activity import Activity, ActivityClock
-
-pytestmark = pytest.mark.ci
 
 
 def test_who_waits_for_input_while_there_is_no_task_is_idle() -> None:

@@ -15,8 +15,6 @@ from elasticdl.worker.export_plan import ExportPlan, announce_export, needed_byt
 from elasticdl.worker.export_stream import ExportReader, ExportWriter, StreamEnded
 from elasticdl_client.errors import ModelDefinitionError
 
-pytestmark = pytest.mark.ci
-
 GB = 10**9
 TABLES = (Table("small", 1, "", 1000), Table("large", 250, "", 10_000_000), Table("endless", 16, ""))  # 10 GB
 

@@ -24,7 +24,6 @@ from elasticdl.worker.tasks import TaskStream
 from tests.worker.counting import Counting, Numbers, lease
 from tests.worker.scripted_master import ScriptedMaster
 
-pytestmark = pytest.mark.ci
 LONG_S = 20.0
 
 

@@ -7,8 +7,6 @@ import pytest
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.headers import Header, Part, StepPlan, Wish
 
-pytestmark = pytest.mark.ci
-
 
 def part(n: int, num_records: int = 10) -> Part:
     return Part(MinibatchName(2, 3, n), num_records)

@@ -67,7 +67,6 @@ def train(local: LocalStrategy, number: int, num_minibatches: int) -> list[int]:
     return computed
 
 
-@pytest.mark.ci
 def test_a_successor_computes_only_what_the_checkpoint_lacks(tmp_path: Path) -> None:
     first = Adder()
     assert train(strategy(first, tmp_path), 3, 5) == [0, 1, 2, 3, 4]
@@ -80,7 +79,6 @@ def test_a_successor_computes_only_what_the_checkpoint_lacks(tmp_path: Path) -> 
     assert second.total == first.total
 
 
-@pytest.mark.ci
 def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,7 +91,6 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(
     assert str(damaged) in caplog.text
 
 
-@pytest.mark.ci
 def test_another_jobs_checkpoint_is_not_taken(tmp_path: Path) -> None:
     train(strategy(Adder(), tmp_path), 0, 4)
     restored = Adder()
@@ -101,7 +98,6 @@ def test_another_jobs_checkpoint_is_not_taken(tmp_path: Path) -> None:
     assert restored.total == 0.0
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("change", [{"shuffle": True}, {"minibatch_size": 7}, {"seed": 5}], ids=str)
 def test_a_ledger_of_other_minibatches_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
     train(strategy(Adder(), tmp_path), 0, 4)
@@ -109,13 +105,11 @@ def test_a_ledger_of_other_minibatches_is_refused_by_name(tmp_path: Path, change
         strategy(Adder(), tmp_path, **change).restore()
 
 
-@pytest.mark.ci
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     train(strategy(Adder(), tmp_path, keep_checkpoint_max=2), 0, 9)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-6", "version-8"]
 
 
-@pytest.mark.ci
 def test_a_full_disk_is_said_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)], capture_output=True)
     if mounted.returncode != 0:
@@ -128,7 +122,6 @@ def test_a_full_disk_is_said_and_training_goes_on(tmp_path: Path, caplog: pytest
     assert "No space left on device" in caplog.text
 
 
-@pytest.mark.ci
 def test_a_lost_lease_stops_the_task() -> None:
     held, batches = task(0, 3)
     assert next(batches).n == 0
@@ -137,7 +130,6 @@ def test_a_lost_lease_stops_the_task() -> None:
         next(batches)
 
 
-@pytest.mark.ci
 def test_minibatches_that_the_model_holds_are_passed_over() -> None:
     held, batches = task(0, 4)
     held.committed.update((0, 2))

@@ -60,14 +60,12 @@ def master() -> Iterator[ScriptedMaster]:
     scripted.stop()
 
 
-@pytest.mark.ci
 def test_a_call_without_the_token_is_refused(master: ScriptedMaster) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         link(master, token="another").register()
     assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.ci
 def test_a_master_that_stays_away_is_given_up(master: ScriptedMaster) -> None:
     worker = link(master, timeout_s=0.5)
     master.stop()
@@ -75,7 +73,6 @@ def test_a_master_that_stays_away_is_given_up(master: ScriptedMaster) -> None:
         worker.register()
 
 
-@pytest.mark.ci
 def test_a_report_waits_for_the_masters_next_life(master: ScriptedMaster) -> None:
     worker = link(master)
     worker.register()
@@ -92,7 +89,6 @@ def test_a_report_waits_for_the_masters_next_life(master: ScriptedMaster) -> Non
         next_life.stop()
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(("call", "method", "limit_s"), [(["lease"], "RequestLease", 1.5), ([], "Heartbeat", 2.5)])
 def test_the_masters_next_life_is_found_at_once(call: list[str], method: str, limit_s: float) -> None:
     master = ScriptedMaster(ends=False)
@@ -112,7 +108,6 @@ def test_the_masters_next_life_is_found_at_once(call: list[str], method: str, li
             worker.kill()
 
 
-@pytest.mark.ci
 def test_an_unknown_worker_registers_again_with_what_it_holds(master: ScriptedMaster) -> None:
     worker = link(master)
     worker.register()
@@ -125,7 +120,6 @@ def test_an_unknown_worker_registers_again_with_what_it_holds(master: ScriptedMa
     assert [(held.lease.id, list(held.committed)) for held in again.held] == [(100, [0, 2])]
 
 
-@pytest.mark.ci
 def test_a_revoked_lease_is_marked_and_forgotten(master: ScriptedMaster) -> None:
     worker = link(master)
     held = worker.leases.add(lease(0))
@@ -136,7 +130,6 @@ def test_a_revoked_lease_is_marked_and_forgotten(master: ScriptedMaster) -> None
     assert worker.leases.held() == []
 
 
-@pytest.mark.ci
 def test_records_come_in_order_of_grant_and_stop_at_another_type(master: ScriptedMaster) -> None:
     begun: list[int] = []
     tasks = stream(link(master), begun)
@@ -145,7 +138,6 @@ def test_records_come_in_order_of_grant_and_stop_at_another_type(master: Scripte
     assert tasks.peek().id == 100  # type: ignore[union-attr]
 
 
-@pytest.mark.ci
 def test_what_a_thrown_away_pipeline_had_drawn_is_drawn_again(master: ScriptedMaster) -> None:
     tasks = stream(link(master), [])
     thrown_away = tasks.records(pb.TRAINING)
@@ -156,7 +148,6 @@ def test_what_a_thrown_away_pipeline_had_drawn_is_drawn_again(master: ScriptedMa
     assert [task.lease for task in tasks.records(pb.TRAINING)] == [101]
 
 
-@pytest.mark.ci
 def test_shuffled_records_depend_on_the_name_of_the_task_alone(master: ScriptedMaster) -> None:
     one = next(stream(link(master), [], shuffle=True).records(pb.TRAINING))
     other_master = ScriptedMaster(lease(0))
@@ -166,7 +157,6 @@ def test_shuffled_records_depend_on_the_name_of_the_task_alone(master: ScriptedM
     assert sorted(one.records) == [str(number).encode() for number in range(10)]
 
 
-@pytest.mark.ci
 def test_a_lease_lost_before_its_first_minibatch_gets_no_records(master: ScriptedMaster) -> None:
     def begin(held: HeldLease) -> None:
         raise LeaseLost
@@ -177,7 +167,6 @@ def test_a_lease_lost_before_its_first_minibatch_gets_no_records(master: Scripte
     assert worker.leases.held() == []
 
 
-@pytest.mark.ci
 def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:
     worker = link(master)
     held = worker.leases.add(lease(0))
@@ -188,7 +177,6 @@ def test_a_refused_report_ends_the_lease(master: ScriptedMaster) -> None:
     assert held.revoked
 
 
-@pytest.mark.ci
 def test_a_report_that_comes_before_the_worker_to_the_masters_next_life_ends_no_lease(master: ScriptedMaster) -> None:
     """A master that was killed has forgotten what it granted in its last second, until the holder brings it."""
     worker = link(master)
@@ -205,7 +193,6 @@ def test_a_report_that_comes_before_the_worker_to_the_masters_next_life_ends_no_
     assert [(one.lease.id, list(one.committed)) for one in brought] == [(held.id, [0])]
 
 
-@pytest.mark.ci
 def test_a_new_channel_is_not_held_back_by_one_to_a_server_that_had_the_same_port(master: ScriptedMaster) -> None:
     old = pb_grpc.MasterStub(connect(master.address, TOKEN))
     master.stop()
@@ -217,7 +204,6 @@ def test_a_new_channel_is_not_held_back_by_one_to_a_server_that_had_the_same_por
     successor.stop()
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("method", "tell"),
     [

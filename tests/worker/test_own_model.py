@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
 from elasticdl.worker.own_model import CheckpointWriter, OwnModel
 from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
 
-pytestmark = pytest.mark.ci
 EVERY = 10
 
 

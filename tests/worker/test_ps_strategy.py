@@ -23,7 +23,7 @@ from tests.ps.masters import OnePsMaster, serving, start_ps
 from tests.ps.scenes import TOKEN as PS_TOKEN
 from tests.worker.ps_job import NUM_NAMES, NUM_TRAINABLE, PsJob, Worker, name_of, ps_job
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 def push_of(task: int, minibatch: int, lease: int, version: int = 10**9) -> Push:

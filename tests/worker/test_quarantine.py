@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 from elasticdl.worker.quarantine import Quarantine, inspected
 
-pytestmark = pytest.mark.ci
-
 
 class Picky:
     """A framework whose `feed` raises on records that say so, and drops others; minibatches of four."""

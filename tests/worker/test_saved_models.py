@@ -13,8 +13,6 @@ from elasticdl.worker.export import Exporter
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 
-pytestmark = pytest.mark.ci
-
 
 class Model:
     """A framework and a strategy of nothing: an export is an empty directory."""

@@ -26,7 +26,6 @@ from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Counting, Numbers, lease
 from tests.worker.world_master import ANSWER_S, SessionMember, WorldMaster, ended
 
-pytestmark = pytest.mark.ci
 MINIBATCH, PER_STEP = 2, 3
 Steps = list[list[list[int]]]
 """Of one member: of each step, the records of each of its own minibatches."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.local_leases import LocalLeases
 from elasticdl.worker.tasks import TaskStream
 from tests.worker.counting import Numbers
-
-pytestmark = pytest.mark.ci
 
 
 class OneAfterAnother(LocalLeases):

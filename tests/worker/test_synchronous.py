@@ -17,7 +17,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.batches import LeaseLost
 from tests.worker.ps_job import NUM_TRAINABLE, PsJob, Worker, name_of, ps_job
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 def rounds_of(number: int, tolerance: int = 0) -> Updates:

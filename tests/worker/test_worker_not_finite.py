@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
@@ -21,8 +19,6 @@ from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
 from tests.worker.counting import Numbers
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
-
-pytestmark = pytest.mark.ci
 
 
 class OneByOne:

@@ -19,7 +19,7 @@ import pytest
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 8.0
 

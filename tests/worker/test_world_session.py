@@ -26,8 +26,6 @@ from tests.worker.world_master import (
     summed,
 )
 
-pytestmark = pytest.mark.ci
-
 
 @pytest.fixture
 def master() -> Iterator[WorldMaster]:

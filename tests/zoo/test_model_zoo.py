@@ -78,7 +78,7 @@ def batches(module: ModuleType, records: list[bytes], mode: str, size: int) -> t
 
 def examples() -> Iterator[object]:
     for name, (dataset, params) in {**ZOO, **AT_LENGTH}.items():
-        marks = [pytest.mark.ci] if name in ZOO else [pytest.mark.ci, pytest.mark.full]
+        marks = [] if name in ZOO else [pytest.mark.full]
         yield pytest.param(name, dataset, params, id=name, marks=marks)
 
 
@@ -129,7 +129,6 @@ def test_the_zoo_reaches_its_quality_in_plain_keras(job: RealJob, model_def: str
     assert by_name[metric] >= least
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "num_parameters"),

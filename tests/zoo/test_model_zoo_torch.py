@@ -13,8 +13,6 @@ import torch
 from elasticdl.data.datasets.cifar import generated
 from elasticdl.data.example import encode_examples
 
-pytestmark = pytest.mark.ci
-
 ROOT = Path(__file__).resolve().parents[2]
 NUM_RECORDS = 70
 ZOO = {"mnist.mnist_pytorch": {}, "cifar10.resnet20_pytorch": {"num_blocks": 1, "width": 4}}

@@ -16,8 +16,6 @@ from elasticdl_client.errors import DataError
 from model_zoo.imagenet import imagenet_resnet50
 from tests.zoo.entries import SOURCES
 
-pytestmark = pytest.mark.ci
-
 
 def records_of(split: Split) -> list[bytes]:
     records = [record for block in split.blocks for record in block]

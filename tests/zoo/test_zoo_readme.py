@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from elasticdl.data.datasets.catalogue import NAMES
 from elasticdl_client.job_spec import flag_defaults
 from tests.zoo.entries import DATA, ENTRIES, REPOSITORY
 from tests.zoo.readme import readme
-
-pytestmark = pytest.mark.ci
 
 ZOO = REPOSITORY / "model_zoo"
 

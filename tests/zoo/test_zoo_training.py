@@ -14,7 +14,7 @@ from tests.zoo.training import make_data, train
 
 
 def marked(entry: Entry) -> object:
-    marks = [pytest.mark.ci] if entry.every_change else [pytest.mark.ci, pytest.mark.full]
+    marks = [] if entry.every_change else [pytest.mark.full]
     return pytest.param(entry, id=entry.module, marks=[pytest.mark.timeout(1500), *marks])
 
 

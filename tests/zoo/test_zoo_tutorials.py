@@ -70,7 +70,6 @@ def run(name: str, tmp_path: Path) -> None:
     assert not list(home.glob(".elasticdl/jobs/*")), "the page cleans up"
 
 
-@pytest.mark.ci
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["keras", "pytorch", "bring_your_own_model"])
