@@ -12,6 +12,7 @@ NATIVE := $(VENV)/.native
 ESTIMATOR ?= $(VENV)-estimator
 DEMO := build/demo
 CHAOS ?=
+JOBS ?= 4
 FUZZ ?= 1
 TEST ?=
 N ?= 20
@@ -28,7 +29,7 @@ help:
 	@echo "make zoo        train every model of the zoo here (about a quarter of an hour); ZOO=\"MODULE …\" for some of them"
 	@echo "make test       the tests of every change (without a mark); test-full: the long ones, too"
 	@echo "make test-estimator   those on TensorFlow 2.15, the last one that has Estimators"
-	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG; e2e-full: the long ones, too"
+	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG, JOBS=4 at a time; e2e-full: the long ones, too"
 	@echo "make chaos      kill workers, parameter servers and masters at length; count what is lost"
 	@echo "make fuzz       read damaged files, calls and command lines at length; FUZZ=2: twice as many of them"
 	@echo "make stress     find flaky tests: TEST=FILE runs N=20 times with every processor busy, CPUS=0.5 of them its own"
@@ -94,16 +95,18 @@ define run_on_cluster
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 	@$(BIN)/python -m tests.e2e_kubernetes.dns_records
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
-	@$(BIN)/python -m tests.again -m $(1) --ignore tests/e2e_kubernetes -n 2 --dist loadfile
-	$(call say,running whole jobs on it (about half an hour))
-	@$(BIN)/python -m tests.again -m $(1) -s --durations 0 --durations-min 1 tests/e2e_kubernetes
+	@$(BIN)/python -m tests.again -m "$(1)" --ignore tests/e2e_kubernetes -n 2 --dist loadfile
+	$(call say,running whole jobs on it$(comma) $(JOBS) at a time)
+	@$(BIN)/python -m tests.again -m "($(1)) and not alone" -n $(JOBS) --dist loadgroup --durations 0 --durations-min 1 tests/e2e_kubernetes
+	$(call say,running those that need it for themselves)
+	@$(BIN)/python -m tests.again -m "($(1)) and alone" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 endef
 
 e2e: $(NATIVE)
-	$(call run_on_cluster,"cluster and not full")
+	$(call run_on_cluster,cluster and not full)
 
 e2e-full: $(NATIVE)
-	$(call run_on_cluster,"cluster")
+	$(call run_on_cluster,cluster)
 
 chaos: $(NATIVE)
 	$(call say,killing workers$(comma) parameter servers and masters of real jobs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -20,6 +22,21 @@ from tests.e2e_kubernetes.space import Space
 OpenSpace = Callable[..., Space]
 
 
+@contextlib.contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Among the processes that run these tests side by side."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / f"{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Shows, at its end, what a test in a process of pytest-xdist has printed; with -s it is on the screen already."""
+    if report.when == "teardown" and hasattr(report, "node") and report.capstdout:
+        print(f"\n--- {report.nodeid} ({report.node.gateway.id})\n{report.capstdout}", flush=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> None:
     """The cluster of KUBECONFIG, with the PriorityClasses high and low."""
@@ -27,23 +44,26 @@ def cluster() -> None:
         pytest.fail('KUBECONFIG is not set: ../shared/cluster/up && eval "$(../shared/cluster/env)"', pytrace=False)
     if shutil.which("kubectl") is None:
         pytest.fail("kubectl is not on PATH", pytrace=False)
-    apply(priority_class("high", 1_000_000), priority_class("low", 1_000))
+    with one_at_a_time("priorities"):
+        apply(priority_class("high", 1_000_000), priority_class("low", 1_000))
 
 
 @pytest.fixture(scope="session")
 def image(cluster: None) -> str:
-    return ready_image()
+    with one_at_a_time("image"):
+        return ready_image()
 
 
 @pytest.fixture(scope="session")
 def data() -> Path:
     """scikit-learn's digits, generated once; on this machine, which is the node."""
     output = BUILD / "data"
-    if not (output / "digits" / "validation").exists():
-        subprocess.run(
-            [sys.executable, "scripts/gen_dataset.py", "digits", "--output", str(output / "digits")],
-            cwd=REPOSITORY, check=True, capture_output=True,
-        )  # fmt: skip
+    with one_at_a_time("data"):
+        if not (output / "digits" / "validation").exists():
+            subprocess.run(
+                [sys.executable, "scripts/gen_dataset.py", "digits", "--output", str(output / "digits")],
+                cwd=REPOSITORY, check=True, capture_output=True,
+            )  # fmt: skip
     return output
 
 

@@ -42,7 +42,17 @@ def _build(image: str, framework: str) -> None:
     shutil.copytree(REPOSITORY / "tests" / "e2e_kubernetes" / "zoo", zoo, dirs_exist_ok=True, ignore=ignored)
     wheels = BUILD / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(wheels),
+    ]
     _run(*pip, "./elasticdl_client", ".")
     if framework == "tensorflow":
         torch = f"torch=={version('torch').partition('+')[0]}"  # as pip here finds it: without CUDA, if it may choose

@@ -142,7 +142,7 @@ class KubernetesJob:
 
     # --- What it waits for ------------------------------------------------------------------------------------------
 
-    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
+    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 120.0) -> float:
         """Seconds until the condition held; a failed job ends the wait, too."""
 
         has_held = False
@@ -160,20 +160,20 @@ class KubernetesJob:
         status = self.status()
         return status is not None and status.phase is JobPhase.FAILED
 
-    def wait_for_running(self, role: str, count: int, timeout_s: float = 90.0) -> float:
+    def wait_for_running(self, role: str, count: int, timeout_s: float = 180.0) -> float:
         return self.wait_until(
             f"{count} running pods of role {role}", lambda: len(self.running(role)) == count, timeout_s
         )
 
-    def wait_for_pod(self, name: str, timeout_s: float = 60.0) -> float:
+    def wait_for_pod(self, name: str, timeout_s: float = 120.0) -> float:
         return self.wait_until(f"{name} to run", lambda: name in self.running(""), timeout_s)
 
-    def wait_for_progress(self, minibatches: int = 8, timeout_s: float = 90.0) -> float:
+    def wait_for_progress(self, minibatches: int = 8, timeout_s: float = 180.0) -> float:
         """Until so many more minibatches are committed than now."""
         goal = self.version() + minibatches
         return self.wait_until(f"model version {goal}", lambda: self.version() >= goal, timeout_s)
 
-    def wait_for_loss(self, pod_name: str, timeout_s: float = 90.0) -> float:
+    def wait_for_loss(self, pod_name: str, timeout_s: float = 180.0) -> float:
         """Until a worker has computed something."""
         return self.wait_until(f"a loss in the log of {pod_name}", lambda: "Loss = " in self.log(pod_name), timeout_s)
 
@@ -181,7 +181,7 @@ class KubernetesJob:
         """Until servers are writing one, which takes them some milliseconds."""
         wait_until("a checkpoint being written", self.has_open_checkpoint, 60, self.story, look_s=0.001)
 
-    def wait_for_end(self, timeout_s: float = 180.0) -> JobStatus:
+    def wait_for_end(self, timeout_s: float = 300.0) -> JobStatus:
         def ended() -> bool:
             status, master = self.status(), self.pod(self.master)
             return status is not None and status.phase in ENDED and (master is None or not master.running)
@@ -191,7 +191,7 @@ class KubernetesJob:
         assert status is not None
         return status
 
-    def assert_ends_exactly(self, timeout_s: float = 180.0) -> None:
+    def assert_ends_exactly(self, timeout_s: float = 300.0) -> None:
         """Lets the job finish: exit code 0, and each record of each epoch in the model exactly once."""
         self.hurry()
         status = self.wait_for_end(timeout_s)

@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from tests.e2e_kubernetes.kubectl import core, the_node
 from tests.e2e_kubernetes.waiting import wait_until
 
 ROOM = "example.com/gpu"
+one_room = pytest.mark.xdist_group("room")  # tests that share the node's room run one after the other
 
 
 def make_room(places: int, node: str = "") -> None:

@@ -81,11 +81,11 @@ class Space:
             "log_loss_steps": 1,
             "num_workers": 2,
             "num_ps_pods": 2,
-            "master_resource_request": "cpu=0.05,memory=256Mi",
+            "master_resource_request": "cpu=0.02,memory=128Mi",
             "master_resource_limit": "memory=512Mi",
-            "ps_resource_request": "cpu=0.05,memory=256Mi",
+            "ps_resource_request": "cpu=0.02,memory=128Mi",
             "ps_resource_limit": "memory=512Mi",
-            "worker_resource_request": "cpu=0.1,memory=1Gi",
+            "worker_resource_request": "cpu=0.02,memory=256Mi",
             "worker_resource_limit": "memory=2Gi",
         }
         job = KubernetesJob(self.namespace, name, {**defaults, **flags}, directory, self.recorder, NUM_DIGITS)

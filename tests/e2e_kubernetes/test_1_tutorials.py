@@ -55,6 +55,7 @@ def told_in_full(recorder: Recorder) -> Iterator[None]:
         raise AssertionError(f"{error}\n{story}") from error
 
 
+@pytest.mark.alone  # its pods take the room of each other by what they ask of the node
 def test_the_tutorial_of_a_new_user_works_word_for_word(tmp_path: Path, tutorial_namespace: Recorder) -> None:
     if not (TEST_DATA / "mnist").is_dir():
         pytest.skip("the data of mnist is not here")
@@ -88,6 +89,7 @@ def assert_serves(model: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.xdist_group("tutorial")  # their namespace
 @pytest.mark.parametrize("page", ["minikube_kind", "on_prem", "gke"])
 def test_what_the_other_pages_say_works_as_far_as_it_can_be_done_here(
     page: str, tmp_path: Path, tutorial_namespace: Recorder, image: str

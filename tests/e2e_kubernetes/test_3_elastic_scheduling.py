@@ -6,14 +6,15 @@ import pytest
 
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.kubectl import kubectl
-from tests.e2e_kubernetes.room import ROOM, room, tenant
+from tests.e2e_kubernetes.room import ROOM, one_room, room, tenant
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
+@one_room
 def test_a_job_gives_way_to_a_service_of_high_priority_and_grows_again(open_space: OpenSpace) -> None:
     space = open_space("elastic")
-    one_place = f"cpu=0.1,memory=1Gi,{ROOM}=1"
+    one_place = f"cpu=0.02,memory=256Mi,{ROOM}=1"
     job = space.job(
         "digits",
         num_workers=4,

@@ -11,7 +11,7 @@ from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob, elasticdl
 from tests.e2e_kubernetes.kubectl import kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 def assert_is_restricted(pod: dict[str, Any]) -> None:

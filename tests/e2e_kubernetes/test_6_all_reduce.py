@@ -12,7 +12,7 @@ from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.space import Space
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _ALL_REDUCE: dict[str, object] = {"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 0}
 
 

@@ -10,9 +10,9 @@ import pytest
 from tests.cluster.hollow_node import HollowNode
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
-from tests.e2e_kubernetes.room import ROOM, make_room, room
+from tests.e2e_kubernetes.room import ROOM, make_room, one_room, room
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400), pytest.mark.usefixtures("owned_cluster")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("owned_cluster")]
 
 WORKERS = 100
 LOST_AT_ONCE = 30
@@ -29,6 +29,7 @@ def must_run_on(node: HollowNode) -> dict[str, Any]:
     return {**may_run_on(node), "affinity": {"nodeAffinity": required}}
 
 
+@one_room
 def test_the_worker_of_a_lost_node_is_replaced(open_space: OpenSpace) -> None:
     with HollowNode() as node, room(2):
         make_room(1, node.name)
@@ -36,7 +37,7 @@ def test_the_worker_of_a_lost_node_is_replaced(open_space: OpenSpace) -> None:
             "digits",
             num_workers=3,
             num_epochs=16,
-            worker_resource_request=f"cpu=0.1,memory=1Gi,{ROOM}=1",
+            worker_resource_request=f"cpu=0.02,memory=256Mi,{ROOM}=1",
             worker_resource_limit=f"memory=2Gi,{ROOM}=1",
             image_pull_policy="IfNotPresent",  # a hollow node has no image, and pulls any
             cluster_spec_json=json.dumps({"worker_pod_spec": may_run_on(node)}),
@@ -59,6 +60,7 @@ def running_there(job: KubernetesJob, node: HollowNode) -> set[str]:
     return {pod.name for pod in job.pods("worker") if pod.running and pod.node == node.name}
 
 
+@pytest.mark.alone  # it measures
 def test_a_hundred_workers_are_created_and_thirty_lost_at_once_are_replaced_within_30_s(open_space: OpenSpace) -> None:
     with HollowNode() as node:
         job = open_space("hundred").job(

@@ -20,7 +20,7 @@ from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.kubectl import REPOSITORY, list_pods
 from tests.e2e_kubernetes.space import Space
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _NUM_RECORDS = 360
 _OF_TRAINING = (
     "training_data", "validation_data", "checkpoint_dir", "checkpoint_steps", "num_epochs", "log_loss_steps",

@@ -9,7 +9,12 @@ from tests.e2e_kubernetes.host import stopped
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.waiting import stay_so_for, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.usefixtures("owned_cluster")]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.alone,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("owned_cluster"),
+]
 
 CHECKPOINTS = {"checkpoint_steps": 10, "keep_checkpoint_max": 0}
 
