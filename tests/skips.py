@@ -1,7 +1,7 @@
-"""The skips that CI accepts, each with its reason.  Any other skipped test fails the run where ELASTICDL_SKIPS=listed is set.
+"""The skips that CI accepts, each with its reason.
 
-A test that is skipped proves nothing, and a machine without the data of a test shows green all the same.  `.ci/run` sets
-the variable; elsewhere every skip is a line of pytest's summary.
+A skipped test proves nothing, and a machine without the data of a test shows green all the same.  Where ELASTICDL_SKIPS
+is `listed`, which `.ci/run` sets, any other skip fails the run; elsewhere it is a line of pytest's summary.
 """
 
 from __future__ import annotations
