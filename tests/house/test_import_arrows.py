@@ -1,4 +1,4 @@
-"""Who may know whom (README, architecture): every import of ours is read and held against the table below."""
+"""Who may know whom (docs/architecture.md): every import of ours is read and held against the table below."""
 
 from __future__ import annotations
 

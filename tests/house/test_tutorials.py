@@ -12,7 +12,10 @@ import pytest
 from elasticdl_client.job_spec import flag_defaults
 from tests.house.documents import REPOSITORY, bash_blocks, clone, run_page
 
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs" / "tutorials").glob("*.md"))]
+PAGES = [
+    *(REPOSITORY / name for name in ("README.md", "docs/install.md", "docs/monitor.md")),
+    *sorted((REPOSITORY / "docs" / "tutorials").glob("*.md")),
+]
 
 
 def commands(script: str, program: str) -> list[str]:

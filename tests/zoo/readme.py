@@ -25,7 +25,7 @@ import, too. The folder of a data set has what its models share, features first;
 All commands are for the root of a checkout. `SOURCES` is a directory with the original files; a data set that names
 none is generated. On Kubernetes leave `--runtime=local` out and name an image:
 [the tutorial](../docs/tutorials/kubernetes.md). `--distribution_strategy` can be any that the
-[framework](../README.md#what-there-is) has; where a command names none, it is `ParameterServerStrategy`.
+[framework](../docs/features.md#strategies) has; where a command names none, it is `ParameterServerStrategy`.
 """
 WIDTH = 116
 
