@@ -26,6 +26,7 @@ from elasticdl.cluster.cluster import (
     Role,
     check_spec,
 )
+from elasticdl.cluster.last_words import explained
 from elasticdl.cluster.oom import OomKills
 from elasticdl.cluster.pods import Ending, LocalPod, PodLog
 from elasticdl.cluster.process_group import Leash, guard, start
@@ -360,6 +361,4 @@ class Kubelet:
 
 
 def _explain(pod: LocalPod, ending: Ending) -> str:
-    if ending.reason is EndReason.ERROR and (tail := pod.log.tail()):
-        return f"{ending.text}; its last lines:\n{tail}"
-    return ending.text
+    return explained(ending.text, pod.log.tail()) if ending.reason is EndReason.ERROR else ending.text

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, Role
+from elasticdl.cluster.last_words import explained
 from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL
 
 Object = dict[str, Any]
@@ -40,7 +41,6 @@ _KUBELETS_WORDS = {
     "DeadlineExceeded": EndReason.ERROR,
 }
 _KILLED = {128 + signal.SIGKILL, 128 + signal.SIGTERM}
-_TAIL_LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def why_ended(pod: Object) -> Cause:
         return Cause(EndReason.OOM_KILLED, f"killed because memory ran out{_limit_in_words(pod)}")
     if code in _KILLED:
         return Cause(EndReason.KILLED, text)
-    return Cause(EndReason.ERROR, text + _last_lines(ended))
+    return Cause(EndReason.ERROR, explained(text, ended.get("message") or ""))
 
 
 def waiting(pod: Object) -> Waiting:
@@ -212,7 +212,7 @@ def _why_paused(pod: Object) -> str:
     if not wait:
         return ""
     last = status.get("lastState", {}).get("terminated")
-    said = f"; {_code_in_words(int(last['exitCode']))}{_last_lines(last)}" if last else ""
+    said = f"; {explained(_code_in_words(int(last['exitCode'])), last.get('message') or '')}" if last else ""
     return f"{Waiting(wait.get('reason') or '', wait.get('message') or '')}{said}"
 
 
@@ -257,11 +257,6 @@ def _code_in_words(code: int) -> str:
         except ValueError:  # no signal has that number
             return f"exit code {code}"
     return f"exit code {code}"
-
-
-def _last_lines(ended: Object) -> str:
-    lines = (ended.get("message") or "").rstrip().splitlines()[-_TAIL_LINES:]
-    return "; its last lines:\n" + "\n".join(lines) if lines else ""
 
 
 def _limit_in_words(pod: Object) -> str:

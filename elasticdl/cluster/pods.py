@@ -13,13 +13,12 @@ from datetime import datetime
 from pathlib import Path
 
 from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, PodSpec, Role
+from elasticdl.cluster.last_words import MAX_LOG_BYTES
 from elasticdl.cluster.process_group import ProcessGroup
 from elasticdl.cluster.standby_process import Fork
 
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _TOLD_TO_END = {128 + signal.SIGKILL, 128 + signal.SIGTERM}  # who heeds SIGTERM, or whose child was killed, exits so
-_TAIL_BYTES = 4096
-_TAIL_LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +130,11 @@ class PodLog:
         return fd
 
     def tail(self) -> str:
-        """The last lines of the present life."""
+        """The end of what the present life has printed."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._life_begins, size - _TAIL_BYTES))
-                text = file.read().decode(errors="replace")
+                file.seek(max(self._life_begins, size - MAX_LOG_BYTES))
+                return file.read().decode(errors="replace")
         except OSError:
             return ""
-        return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])

@@ -101,8 +101,20 @@ def test_a_command_that_fails_ends_the_job_with_its_log(tmp_path: Path) -> None:
     command = "python -c \"import sys; sys.exit('the rate is wrong')\""
     job = job_of(tmp_path, command, max_task_failures=2).start()
     assert job.wait(60) == 1, job.story()
-    assert "the rate is wrong" in "\n".join(job.output)
+    assert "\n".join(job.output).count("the rate is wrong") == 1
     assert "2 pods in a row ended by their own fault" in "\n".join(job.output)
+
+
+def test_an_error_of_the_script_is_told_once_with_its_line_and_not_tried_a_third_time(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import json\n\n\ndef read() -> object:\n    return json.loads(1)\n\n\nread()\n")
+    job = job_of(tmp_path, f"python {script}", num_workers=1, max_task_failures=5).start()
+    assert job.wait(60) == 1, job.story()
+    output = "\n".join(job.output)
+    assert output.count("TypeError: the JSON object must be") == 1, output
+    assert f'File "{script}", line 5, in read\n    return json.loads(1)\n' in output
+    assert "json/__init__.py" not in output
+    assert not job.log("elasticdl-script-worker-2"), job.story()
 
 
 def test_a_script_that_ends_before_the_data_has_failed_unless_it_says_so(tmp_path: Path) -> None:

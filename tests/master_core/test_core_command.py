@@ -267,3 +267,82 @@ def _pods(script: Script) -> list[e.PodChanged]:
         name = script.settings.pod_name(role, index)
         found.append(e.PodChanged(name, role, index, f"{name}/1", Phase.RUNNING))
     return found
+
+
+# Commands that fail --------------------------------------------------------------------------------------------------
+
+ERROR = "exit code 1: AttributeError: no zero_gradd\n  File \"train.py\", line 3, in train\n    zero_gradd()"
+
+
+def fails(script: Script, worker_id: int, message: str) -> None:
+    script.pod(Role.WORKER, worker_id, Phase.FAILED, "Error", message=message)
+
+
+def successor(script: Script) -> int:
+    """The id of the newest worker, after the pause before it is created."""
+    script.pass_time(10)
+    return script.last(c.CreatePod).index
+
+
+def test_the_same_error_of_the_script_before_the_first_step_is_not_tried_a_third_time() -> None:
+    script = Script(num_ps=0, runs_command=True, num_workers=1)
+    fails(script, 0, ERROR)
+    assert script.job.status().phase != "Failed"
+    script.restart_master()
+    script.tell(e.PodsListed(()))
+    fails(script, successor(script), ERROR)
+    assert script.job.status().phase == "Failed"
+    error, *frames, end = script.job.status().message.splitlines()
+    assert error == "AttributeError: no zero_gradd"
+    assert frames == ['  File "train.py", line 3, in train', "    zero_gradd()"]
+    assert "last in elasticdl-j-worker-" in end
+
+
+def test_two_workers_of_a_job_that_fail_alike_end_it_at_once() -> None:
+    script = Script(num_ps=0, runs_command=True, num_workers=2)
+    for worker_id in range(2):
+        fails(script, worker_id, f"{ERROR} <object at 0x7f{worker_id}>")
+    assert script.job.status().phase == "Failed"
+
+
+def test_arguments_that_the_script_refuses_twice_end_the_job() -> None:
+    script = Script(num_ps=0, runs_command=True, num_workers=2)
+    for worker_id in range(2):
+        fails(script, worker_id, "exit code 2; its last lines:\nusage: train.py\ntrain.py: error: no --fast")
+    assert script.job.status().message.startswith("usage: train.py\ntrain.py: error: no --fast\n")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        ["exit code 1: ConnectionRefusedError: [Errno 111]"] * 3,
+        ["exit code 1: RuntimeError: CUDA error: device is busy"] * 3,
+        ["exit code 1; its last lines:\nthe rate is wrong"] * 3,
+        [f"exit code 1: KeyError: {number}" for number in range(3)],
+        ["killed by SIGSEGV"] * 3,
+    ],
+)
+def test_other_failures_are_tried_as_often_as_the_flag_says(messages: list[str]) -> None:
+    script = Script(num_ps=0, runs_command=True, num_workers=1)
+    worker_id = 0
+    for message in messages:
+        fails(script, worker_id, message)
+        worker_id = successor(script)
+    assert script.job.status().message.startswith("3 pods in a row ended by their own fault")
+
+
+def test_what_was_committed_between_two_equal_errors_forgives_the_first() -> None:
+    script = running(num_workers=2)
+    fails(script, 0, ERROR)
+    script.finish(script.lease(1), 1)
+    fails(script, successor(script), ERROR)
+    assert script.job.status().phase != "Failed"
+
+
+def test_the_end_of_a_log_is_told_once() -> None:
+    script = Script(num_ps=0, runs_command=True, num_workers=1, max_task_failures=1)
+    fails(script, 0, "exit code 1; its last lines:\nthe rate is wrong")
+    assert script.last(c.EndJob).pod == ""
+    silent = Script(num_ps=0, runs_command=True, num_workers=1, max_task_failures=1)
+    fails(silent, 0, "killed by SIGSEGV")
+    assert silent.last(c.EndJob).pod == "elasticdl-j-worker-0"

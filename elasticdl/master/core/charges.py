@@ -6,6 +6,7 @@ successor waits; it ends nothing itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,17 @@ from elasticdl.master.core.values import TaskType
 
 MAX_DELAY = 60.0
 OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it left although the job goes on
+
+# Errors of code, which another life meets again; what surroundings cause (files, connections, memory) has other names.
+_OF_CODE = re.compile(
+    r"exit code \d+: (?:AssertionError|AttributeError|ImportError|IndentationError|IndexError|KeyError"
+    r"|ModuleNotFoundError|NameError|NotImplementedError|RecursionError|RuntimeError|SyntaxError|TabError|TypeError"
+    r"|UnboundLocalError|ValueError|ZeroDivisionError)(?::|$)",
+    re.MULTILINE,
+)
+_OF_ARGUMENTS = re.compile(r"exit code 2; its last lines:\n(?:.*\n)*\S+: error: .*$")  # argparse
+_OF_SURROUNDINGS = re.compile(r"CUDA|cuDNN|NCCL|gloo|memory|connect|timed? ?out|unavailable|killed by", re.IGNORECASE)
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 class Charges:
@@ -29,6 +41,7 @@ class Charges:
         self._failures: dict[TaskKey, int] = {}
         self._avoided: dict[TaskKey, int] = {}
         self.num_faults = 0  # pods in a row that ended by their own fault before a commit
+        self._errors: set[str] = set()  # of code, since the last commit
         self._num_fruitless: dict[Place, int] = {}  # pods of a slot in a row that ended, whatever the reason
 
     def task_failed(self, key: TaskKey, worker_id: int) -> int:
@@ -51,6 +64,7 @@ class Charges:
     def committed(self) -> None:
         """Something is done: what went before is forgiven."""
         self.num_faults = 0
+        self._errors.clear()
         self._num_fruitless.clear()
 
     def pod_ended(self, reason: str, place: Place, has_committed: bool) -> float:
@@ -64,12 +78,27 @@ class Charges:
             return 0.0
         return min(MAX_DELAY, 2.0 ** min(10, num_fruitless - 1))
 
+    def is_known_error(self, message: str) -> bool:
+        """Return whether a pod ended with the same error of the user's code before, since the last commit.
+
+        Args:
+            message: how a pod ended, as the cluster says; an error that another life may not meet is not remembered.
+        """
+        is_of_code = _OF_CODE.match(message) and not _OF_SURROUNDINGS.search(message.partition("\n")[0])
+        if not is_of_code and not _OF_ARGUMENTS.match(message):
+            return False
+        error = _ADDRESS.sub("", message)
+        is_known = error in self._errors
+        self._errors.add(error)
+        return is_known
+
     def snapshot(self) -> dict[str, Any]:
         failures = [[*key, count, self._avoided[key]] for key, count in self._failures.items()]
-        return {"failures": failures, "num_faults": self.num_faults}
+        return {"failures": failures, "num_faults": self.num_faults, "errors": sorted(self._errors)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         for task_type, epoch, task, count, worker_id in saved["failures"]:
             key = (TaskType(task_type), epoch, task)
             self._failures[key], self._avoided[key] = count, worker_id
         self.num_faults = saved["num_faults"]
+        self._errors = set(saved.get("errors", ()))

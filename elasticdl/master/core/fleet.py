@@ -6,6 +6,8 @@ task that it had.
 
 from __future__ import annotations
 
+import re
+
 from elasticdl.master.core.charges import Charges
 from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import Accepted, DeletePod, HeartbeatAnswer, PsAdmitted, Refused
@@ -255,7 +257,7 @@ class Fleet:
         delay = 0.0
         if not was_leaving and not self._gets_more_memory(record, event):
             delay = self._charges.pod_ended(event.reason, record.place, has_committed)
-            if self._fail_if_enough(record, event):
+            if self._fail_if_certain(record, event, has_committed) or self._fail_if_enough(record, event):
                 return
         self.pods.succeed(record, clock + delay)
 
@@ -266,11 +268,22 @@ class Fleet:
         self._out.log(f"{record.role}-{record.index} ran out of memory (OOMKilled); {times}", Level.WARNING)
         return True
 
+    def _fail_if_certain(self, record: PodRecord, event: PodChanged, has_committed: bool) -> bool:
+        """A command that fails twice with the same error of its own code fails a third time, too."""
+        if not self._settings.runs_command or has_committed:
+            return False
+        if self._charges.is_known_error(event.message):
+            code, error = re.split(r": |; its last lines:\n", event.message, maxsplit=1)
+            twice = f"The command has ended so twice before anything was committed, last in {record.name} ({code})"
+            self._ending.fail(f"{error}\n{twice}. It is not tried again.")
+        return self._ending.is_decided
+
     def _fail_if_enough(self, record: PodRecord, event: PodChanged) -> bool:
         faults = self._charges.num_faults
         if self._charges.is_enough(faults):
             text = f"{faults} pods in a row ended by their own fault before anything was committed"
-            self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", record.name)
+            log_of = "" if "\n" in event.message else record.name  # else the end of its log is told already
+            self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", log_of)
         return self._ending.is_decided
 
     def lose_worker(self, worker_id: int, why: str, clock: float) -> bool:
@@ -362,7 +375,7 @@ class Fleet:
 
 def _why(event: PodChanged) -> str:
     parts = [event.reason or event.phase]
-    if event.exit_code is not None:
+    if event.exit_code is not None and not event.message.startswith("exit code"):
         parts.append(f"exit code {event.exit_code}")
     if event.message:
         parts.append(event.message)

@@ -1,0 +1,101 @@
+"""What the end of a pod's log says of why it ended: a script's own error, or simply its last lines.
+
+A Python error is told as the user needs it: the error, and the frames of the user's own files, without those of ours and
+of libraries.  The log keeps the whole traceback.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_LOG_BYTES = 16 << 10  # of a log that are looked at: a traceback through a framework is long
+_NUM_LINES = 10  # shown of a log that does not end with an error of a script
+_NUM_FRAMES = 4  # the innermost ones
+_MAX_LINES_AFTER = 10  # of an error's own text; what is further from the end is not why the process ended
+_HEADER = "Traceback (most recent call last):"
+_FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+(, in .*)?$')
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
+_NOT_THE_END = ("Exception ignored ", "Error in atexit.")  # said while a process ends, whyever it does
+_OUR_OWN = "elasticdl_client.errors."
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_OURS = tuple(
+    f"{_REPOSITORY / package}/" for package in ("elasticdl", "elasticdl_client", "elasticdl_preprocessing", "elasticai_api")
+)
+
+
+def explained(code: str, log: str) -> str:
+    """How a process ended: its exit code in words, with the error of the user's script, or the last lines of its log."""
+    lines = log.rstrip().splitlines()
+    error = _error_of_script(lines)
+    if error:
+        return f"{code}: {error}"
+    tail = "\n".join(lines[-_NUM_LINES:])
+    return f"{code}; its last lines:\n{tail}" if tail else code
+
+
+@dataclass(frozen=True, slots=True)
+class _Traceback:
+    """Where one stands in a log: its first frame, and the line of its error."""
+
+    first: int
+    error: int
+
+
+def _error_of_script(lines: list[str]) -> str:
+    """The error that has ended a script, with the frames in the user's files; empty if there is none."""
+    found = _last_traceback(lines)
+    if found is None:
+        return ""
+    frames = _frames_of_user(lines[found.first : found.error])
+    if not frames:
+        return ""
+    text = [lines[found.error].removeprefix(_OUR_OWN)]
+    if text[0] != lines[found.error]:
+        text[0] = text[0].partition(": ")[2] or text[0]
+    for line in lines[found.error + 1 :]:
+        if line.startswith(_NOT_THE_END) or line.strip() == _HEADER:
+            break
+        text.append(line)
+    return "\n".join([*text, *frames])
+
+
+def _last_traceback(lines: list[str]) -> _Traceback | None:
+    """The newest one that is why a process ended; of a chain the error that was raised last."""
+    found, first, is_why = None, None, True
+    for number, line in enumerate(lines):
+        if line.startswith(_NOT_THE_END):
+            is_why = False
+        elif line.endswith(_HEADER):
+            first = None
+        elif _FRAME.match(line):
+            first = number if first is None else first
+        elif first is not None and _ERROR.match(line):
+            if is_why:
+                found = _Traceback(first, number)
+            first, is_why = None, True
+    if found is None:
+        return None
+    after = next((n for n, line in enumerate(lines) if n > found.error and line.startswith(_NOT_THE_END)), len(lines))
+    return found if after - found.error <= _MAX_LINES_AFTER else None
+
+
+def _frames_of_user(lines: list[str]) -> list[str]:
+    """The frames in files that are neither ours nor a library's, each with its line of code, and no marks below it."""
+    frames: list[list[str]] = []
+    for line in lines:
+        match = _FRAME.match(line)
+        if match:
+            frames.append([match["path"], line])
+        elif frames and len(frames[-1]) == 2 and line.strip(" ^~"):
+            frames[-1].append(line)
+    users = [lines_of for path, *lines_of in frames if _is_users(path)]
+    return [line for lines_of in users[-_NUM_FRAMES:] for line in lines_of]
+
+
+def _is_users(path: str) -> bool:
+    is_library = "site-packages" in path or "dist-packages" in path or path.startswith(_LIBRARIES)
+    return not (is_library or path.startswith("<frozen ") or path.startswith(_OURS))
