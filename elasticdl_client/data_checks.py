@@ -1,6 +1,7 @@
 """What can be known of a data source before a local job starts: that it is there, its kind, parameters and columns.
 
-Columns are looked up where that takes no package: in the header of CSV files, in tables of SQLite.  Writes nothing.
+Columns are looked up where that is cheap: in the header of CSV files, in tables of SQLite, in the schema of Parquet and
+Arrow files where pyarrow is installed.  Writes nothing.
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
         return  # what is in a directory decides: images, a saved data set, RecordIO
     kind = known_type(given) if given is not None else type_by_ending(files)
     check_params(kind, params, source)
+    if kind in ("Parquet", "Arrow") and files and _wanted_columns(spec):
+        columns = _schema(kind, files[0])
+        if columns:
+            _check_columns(name, spec, files[0], columns)
     header = str(params.get("header", True)).lower() != "false"
     if kind == "CSV" and header and files:
         delimiter = str(params.get("delimiter", "\t" if files[0].lower().endswith(".tsv") else ","))
@@ -97,6 +102,27 @@ def _header(path: str, delimiter: str) -> list[str]:
     with open(path, "rb") as file:
         text = file.read(_LONGEST_HEADER).decode("utf-8-sig", errors="replace")
     return [field.strip() for field in next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])]
+
+
+def _schema(kind: str, path: str) -> list[str]:
+    """The columns of a Parquet or Arrow file, those of structs as `outer.inner`; none where they cannot be read."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:  # the reader names the package
+        return []
+    try:
+        if kind == "Parquet":
+            schema = pq.read_schema(path)
+        else:
+            with pa.memory_map(path) as file:
+                schema = pa.ipc.open_file(file).schema
+    except (pa.ArrowException, OSError):  # the reader says what is wrong, or the file is an Arrow stream
+        return []
+    table = schema.empty_table()
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return [str(name) for name in table.column_names]
 
 
 def _check_table(name: str, spec: JobSpec, url: str) -> None:
@@ -126,14 +152,19 @@ def _check_table(name: str, spec: JobSpec, url: str) -> None:
     _check_columns(name, spec, f"the table {table} of {path}", columns)
 
 
-def _check_columns(name: str, spec: JobSpec, where: str, columns: Sequence[str]) -> None:
+def _wanted_columns(spec: JobSpec) -> list[tuple[str, str]]:
+    """Columns that flags name, each with the flag."""
     params: Mapping[str, object] = spec.data_reader_params_dict()
     wanted = [("--columns", column) for column in split_columns(spec.columns)]
     if spec.label_column and spec.job_type is not JobType.PREDICT:
         wanted.append(("--label_column", spec.label_column))
     dtypes = params.get("column_dtypes", {})
     wanted += [("column_dtypes", str(column)) for column in dtypes] if isinstance(dtypes, dict) else []
-    for flag, column in wanted:
+    return wanted
+
+
+def _check_columns(name: str, spec: JobSpec, where: str, columns: Sequence[str]) -> None:
+    for flag, column in _wanted_columns(spec):
         if column not in columns:
             raise DataError(
                 f"--{name}: {where} has no column {column}, which {flag} names.", f"It has: {', '.join(columns)}."

@@ -2,16 +2,19 @@
 
 Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, the job's certificate if
 it has one, ``agent.json`` (the agent's socket), ``status.json`` and ``journal.json`` (written by the master),
-``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.  Only the user can enter it.
+``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.  Only the user can enter it.  A directory that
+--job_dir names has a link in ``~/.elasticdl/elsewhere``, by which the job commands find it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +27,45 @@ from elasticdl_client.kubernetes import names
 _KEPT = ("lock", "previous")
 
 
+def home() -> Path:
+    """Where the directories of jobs are, unless --job_dir names another one."""
+    return Path.home() / ".elasticdl" / "jobs"
+
+
 def path_of(spec: JobSpec) -> Path:
     """Where a job's directory is."""
-    chosen = Path(spec.job_dir).expanduser() if spec.job_dir else Path.home() / ".elasticdl" / "jobs" / spec.job_name
+    chosen = Path(spec.job_dir).expanduser() if spec.job_dir else home() / spec.job_name
     return Path(os.path.abspath(chosen))
+
+
+def is_elsewhere(path: Path) -> bool:
+    """Return whether a directory is one that --job_dir has named."""
+    return path.parent != Path(os.path.abspath(home()))
+
+
+def register(path: Path) -> None:
+    """Let the job commands find a directory that is elsewhere; links to directories that are gone are removed.
+
+    Raises:
+        OSError: the link cannot be written.
+    """
+    links = _links()
+    links.mkdir(parents=True, exist_ok=True)
+    for link in links.iterdir():
+        if not link.exists():
+            link.unlink(missing_ok=True)
+    with suppress(FileExistsError):
+        (links / hashlib.sha256(os.fsencode(path)).hexdigest()[:16]).symlink_to(path)
+
+
+def registered() -> list[Path]:
+    """Return the directories elsewhere in which jobs were started."""
+    links = _links()
+    return sorted(Path(os.readlink(link)) for link in links.iterdir() if link.is_symlink()) if links.is_dir() else []
+
+
+def _links() -> Path:
+    return Path.home() / ".elasticdl" / "elsewhere"
 
 
 def read_whole_spec(directory: Path) -> JobSpec:

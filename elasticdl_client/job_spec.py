@@ -225,8 +225,8 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     # Faults
     max_task_failures: int = flag(
         3,
-        "A task may raise this often, and so many workers in a row die by their own fault; of one error in the code of a "
-        "--job_command, before the first step, two.",
+        "A task may raise this often, and so many workers in a row die by their own fault; of one error in the code of "
+        "a --job_command, before the first step, two.",
         Group.FAULTS,
         check=at_least(1),
     )

@@ -19,7 +19,7 @@ from elasticdl_client import progress, report
 from elasticdl_client.agent_process import AgentProcess
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import JobError
-from elasticdl_client.job_dir import JobDir, path_of
+from elasticdl_client.job_dir import JobDir, is_elsewhere, path_of, register
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended
 from elasticdl_client.local_checks import check_local
@@ -53,6 +53,12 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
     job_dir = JobDir.take(path)
     if job_dir.prepare(spec):
         print(f"note: an earlier run's logs and checkpoints are now in {path / 'previous'}.", file=sys.stderr)
+    if is_elsewhere(path):
+        try:
+            register(path)
+        except OSError as error:
+            note = f"`elasticdl list` does not show this job: {error.filename} cannot be written ({error.strerror})"
+            print(f"note: {note}; give --job_dir={path}.", file=sys.stderr)
     print(f"Job {spec.job_name} starts on this machine; its directory is {path}", flush=True)
     return _run_to_its_end(spec, job_dir, master_command)
 

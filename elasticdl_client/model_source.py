@@ -17,7 +17,7 @@ from elasticdl_client.model_framework import check_framework
 from elasticdl_client.original_imports import check_source
 
 _EXPECTED = {
-    "feed": "a function feed(dataset, mode, metadata)",
+    "feed": "a function feed(dataset, mode, metadata), or give --label_column for a table (CSV, Parquet, SQL, …)",
     "loss": "a function loss(labels, predictions)",
     "eval_metrics_fn": "a function eval_metrics_fn() that returns a dictionary of metrics",
     "prediction_outputs_processor": "a class with a method process(predictions, worker_id); or --prediction_outputs",

@@ -1,6 +1,6 @@
 """What the end of a pod's log says of why it ended: a script's own error, or simply its last lines.
 
-A Python error is told as the user needs it: the error, and the frames of the user's own files, without those of ours and
+A Python error is shown as the user needs it: the error, and the frames of the user's own files, without ours and those
 of libraries.  The log keeps the whole traceback.
 """
 
@@ -23,12 +23,13 @@ _OUR_OWN = "elasticdl_client.errors."
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _OURS = tuple(
-    f"{_REPOSITORY / package}/" for package in ("elasticdl", "elasticdl_client", "elasticdl_preprocessing", "elasticai_api")
+    f"{_REPOSITORY / package}/"
+    for package in ("elasticdl", "elasticdl_client", "elasticdl_preprocessing", "elasticai_api")
 )
 
 
 def explained(code: str, log: str) -> str:
-    """How a process ended: its exit code in words, with the error of the user's script, or the last lines of its log."""
+    """Return how a process ended: its exit code with the error of the user's script, or the last lines of its log."""
     lines = log.rstrip().splitlines()
     error = _error_of_script(lines)
     if error:

@@ -70,10 +70,12 @@ class PodView:
 def _why(event: PodChanged) -> str:
     """Why it is pending, or why it ended; in one line."""
     details = [event.reason] if event.reason else []
-    if event.exit_code is not None:
+    lines = event.message.strip().splitlines() if event.phase in _EXPLAINED else []
+    is_error = bool(lines) and lines[0].startswith("exit code") and not lines[0].endswith("its last lines:")
+    if event.exit_code is not None and not is_error:
         details.append(f"exit code {event.exit_code}")
     if event.blocked:
         details.append(event.blocked)
-    elif event.message and event.phase in _EXPLAINED:
-        details.append(event.message.strip().splitlines()[-1])
+    elif lines:
+        details.append(lines[0] if is_error else lines[-1])
     return ", ".join(details)

@@ -1,15 +1,14 @@
-"""From a JobSpec to what the core needs to know of it, and to the lines that show all of it in the log."""
+"""From a JobSpec to what the core needs to know of it, and to the lines that show it in the log."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 
 from elasticdl.master.core.settings import JobSettings, NanPolicy, Strategy
 from elasticdl.master.core.values import DataKind
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import JobError
-from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_spec import JobSpec, changed_flags
 from elasticdl_client.secret_values import hide_in_flag
 from elasticdl_client.tf_config import has_evaluator
 
@@ -126,13 +125,7 @@ def check_fixed_flags(before: Mapping[str, object], spec: JobSpec) -> None:
 
 
 def describe(spec: JobSpec) -> Iterator[str]:
-    """All flags with their values, one line each, under the headings of ``--help``."""
-    heading = ""
-    for field in dataclasses.fields(spec):
-        flag = field.metadata.get("flag")
-        if flag is None:
-            continue
-        if str(flag.group) != heading:
-            heading = str(flag.group)
-            yield f"{heading}:"
-        yield f"  --{field.name}={hide_in_flag(field.name, getattr(spec, field.name))}"
+    """The flags that differ from their defaults, one line each, in the order of ``--help``."""
+    yield f"Flags of this job ({spec.job_type}); all others have their defaults:"
+    for name in changed_flags(spec):
+        yield f"  --{name}={hide_in_flag(name, getattr(spec, name))}"

@@ -7,10 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
+from elasticdl_client.job_dir import is_elsewhere
 from elasticdl_client.jobs import words
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
@@ -94,10 +96,15 @@ def _delete(options: Options, places: Places) -> int:
 def _clean(options: Options, places: Places) -> int:
     jobs = places.list()
     _say_unreachable(places)
-    ended = [job for job in jobs if job.has_ended]
+    ended = []
     for job in jobs:
         if job.phase is Phase.STOPPED:
             print(f'note: job "{job.name}" {job.where} has stopped, not ended: kept.', file=sys.stderr)
+        elif job.has_ended and job.directory and not options.job_dir and is_elsewhere(Path(job.directory)):
+            kept = f'note: job "{job.name}" is in a directory of its own, {job.directory}: kept'
+            print(f"{kept}; `elasticdl delete {job.name}` removes it.", file=sys.stderr)
+        elif job.has_ended:
+            ended.append(job)
     if not ended and not options.output:
         print(f"No ended jobs found {places.where}.", file=sys.stderr)
     _print_deleted([_delete_one(job, options, places) for job in ended if _has_still_ended(job, places)], options)
@@ -106,8 +113,9 @@ def _clean(options: Options, places: Places) -> int:
 
 def _has_still_ended(job: Job, places: Places) -> bool:
     """It may take minutes to delete others, and by then a new job may have its name."""
-    found = places.store(job).find(job.name)
-    return found is not None and found.has_ended
+    place = (job.name, job.namespace, job.directory)
+    jobs = places.store(job).list()
+    return any(one.has_ended and (one.name, one.namespace, one.directory) == place for one in jobs)
 
 
 def _delete_one(job: Job, options: Options, places: Places) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elasticdl_client.choices import Runtime
-from elasticdl_client.errors import ElasticDLError, JobError
-from elasticdl_client.job_dir import JobDir, read_whole_spec
+from elasticdl_client.errors import ElasticDLError, FlagError, JobError
+from elasticdl_client.job_dir import JobDir, home, read_whole_spec, registered
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import holders, log_files, tensorboard
@@ -31,7 +31,8 @@ class LocalJobs:
     """A job store (see `JobStore`).
 
     Args:
-        job_dir: only the job in this directory; None: those in ~/.elasticdl/jobs.
+        job_dir: only the job in this directory; None: those in ~/.elasticdl/jobs, and in directories that were named
+            when a job was started.
     """
 
     def __init__(self, job_dir: Path | None = None) -> None:
@@ -44,11 +45,16 @@ class LocalJobs:
         return sorted(jobs, key=lambda job: (job.created_at, job.name))
 
     def find(self, name: str) -> Job | None:
-        """See `JobStore`."""
-        if self._job_dir is None:
-            job = _read(_home() / name)
-            return job if job is not None and job.name == name else None
-        return next((job for job in self.list() if job.name == name), None)
+        """See `JobStore`.
+
+        Raises:
+            FlagError: there are two, in different directories.
+        """
+        found = [job for job in self.list() if job.name == name]
+        if len(found) > 1:
+            listed = " and ".join(job.directory for job in found)
+            raise FlagError(f'There are {len(found)} jobs "{name}": in {listed}.', "Say which with --job_dir.")
+        return found[0] if found else None
 
     def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
         """See `JobStore`."""
@@ -99,12 +105,8 @@ class LocalJobs:
 
 
 def _directories() -> list[Path]:
-    home = _home()
-    return sorted(home.iterdir()) if home.is_dir() else []
-
-
-def _home() -> Path:
-    return Path.home() / ".elasticdl" / "jobs"
+    own = sorted(home().iterdir()) if home().is_dir() else []
+    return own + registered()
 
 
 def _read(directory: Path) -> Job | None:
@@ -113,7 +115,7 @@ def _read(directory: Path) -> Job | None:
     try:
         created_at = spec.stat().st_mtime
         name = str(json.loads(spec.read_text())["job_name"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError):
         created_at, name = directory.stat().st_mtime, directory.name

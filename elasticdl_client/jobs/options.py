@@ -63,7 +63,7 @@ class Options:
     context: str = _option("", "Context of the kubeconfig; by default the current one.")
     all_namespaces: bool = _option(False, "Jobs of all namespaces.", ("list",), "A")
     runtime: str = _option("", "kubernetes or local; by default both are searched.")
-    job_dir: str = _option("", "Directory of a local job that is not in ~/.elasticdl/jobs.")
+    job_dir: str = _option("", "Directory of a local job: only the one in it.")
     output: str = _option("", "Instead of text for people: {formats}.", _PRINTING, "o")
     port: int = _option(0, "Port of this machine; 0: the first free one from 6006 on.", ("tensorboard",))
     follow: bool = _option(False, "Go on to the job's end, through restarts of its pods.", ("logs",), "f")

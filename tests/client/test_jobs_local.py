@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from elasticdl_client.choices import Runtime
-from elasticdl_client.errors import JobError
+from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import commands, holders, log_files
 from elasticdl_client.jobs.job import Job, Phase
@@ -235,10 +235,42 @@ def test_clean_leaves_a_job_that_was_started_again_meanwhile(
     assert run("list", "-o", "name") == "job/other\n"
 
 
+def test_a_job_elsewhere_is_found_like_any_other(
+    home: Path, flags: dict[str, str], run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = home / "elsewhere"
+    for _ in range(2):
+        finish(flags | {"job_dir": str(elsewhere)}, "succeed")
+    assert run("list", "-o", "name") == "job/job\n"
+    assert json.loads(run("status", "job", "-o", "json"))["directory"] == str(elsewhere)
+    assert commands.run("clean", []) == 0
+    assert f"{elsewhere}: kept; `elasticdl delete job` removes it" in capsys.readouterr().err
+    run("delete", "job")
+    assert not elsewhere.exists()
+    assert run("list", "-o", "name") == ""
+
+
+def test_of_two_jobs_with_one_name_the_directory_says_which(home: Path, flags: dict[str, str], run: Run) -> None:
+    elsewhere = home / "elsewhere"
+    finish(flags, "succeed")
+    finish(flags | {"job_dir": str(elsewhere)}, "fail")
+    with pytest.raises(FlagError, match='There are 2 jobs "job"') as caught:
+        run("status", "job")
+    assert "--job_dir" in caught.value.hint
+    assert run("clean", "-o", "name") == "job/job\n"
+    assert "Failed" in run("status", "job")
+
+
+def test_a_home_that_cannot_be_written_does_not_keep_a_job_from_starting(home: Path, flags: dict[str, str]) -> None:
+    (home / ".elasticdl").write_text("a file, where a directory is wanted")
+    code, _, errors = finish(flags | {"job_dir": str(home / "elsewhere")}, "succeed")
+    assert code == 0
+    assert "`elasticdl list` does not show this job" in errors
+
+
 def test_a_job_elsewhere_is_found_by_its_directory(home: Path, flags: dict[str, str], run: Run) -> None:
     elsewhere = home / "elsewhere"
     finish(flags | {"job_dir": str(elsewhere)}, "succeed")
-    assert run("list", "--runtime=local") == ""
     assert "Succeeded" in run("status", "job", f"--job_dir={elsewhere}")
     with pytest.raises(JobError, match='"other" not found'):
         run("status", "other", f"--job_dir={elsewhere}")

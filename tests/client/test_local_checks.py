@@ -7,7 +7,10 @@ import socket
 import sqlite3
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from elasticdl_client.errors import DataError, ElasticDLError, JobError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
@@ -164,8 +167,26 @@ def test_columns_and_parameters_of_files_are_checked_where_that_is_cheap(spec: J
     assert "reader type ODPS is not supported" in said
 
 
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_columns_of_parquet_and_arrow_files_are_read_off_their_schema(
+    ending: str, spec: JobSpec, tmp_path: Path
+) -> None:
+    rows = pa.table({"length": [1.0], "kind": [1], "place": [{"x": 1}]})
+    path = tmp_path / f"rows.{ending}"
+    if ending == "parquet":
+        pq.write_table(rows, path)
+    else:
+        feather.write_feather(rows, path)
+    check_local(dataclasses.replace(spec, training_data=str(path), columns="length,place.x", label_column="kind"))
+    said = refused(spec, DataError, training_data=str(path), label_column="sort")
+    assert f"rows.{ending} has no column sort, which --label_column names" in said
+    assert "It has: length, kind, place.x." in said
+
+
 def test_a_module_needs_no_feed_where_a_label_is_named(spec: JobSpec, tmp_path: Path) -> None:
     without = model(spec, "def custom_model(): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n")
-    assert "has no feed" in refused(without, ModelDefinitionError)
+    said = refused(without, ModelDefinitionError)
+    assert "has no feed" in said
+    assert "or give --label_column" in said
     (tmp_path / "rows.csv").write_text("a,y\n1,2\n")
     check_local(dataclasses.replace(without, training_data=str(tmp_path / "rows.csv"), label_column="y"))

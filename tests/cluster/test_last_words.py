@@ -10,6 +10,17 @@ import pytest
 
 from elasticdl.cluster.last_words import explained
 
+_HANDLED = """
+import sys, traceback
+try:
+    int("x")
+except ValueError:
+    traceback.print_exc()
+for n in range(20):
+    print(n, file=sys.stderr)
+sys.exit("the rate is wrong")
+"""
+
 
 def end_of(tmp_path: Path, code: str) -> str:
     """How a script's end is told."""
@@ -20,10 +31,10 @@ def end_of(tmp_path: Path, code: str) -> str:
 
 
 def test_an_error_is_told_with_the_lines_of_the_user_and_without_those_of_libraries(tmp_path: Path) -> None:
+    error = "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
     code = "import json\n\ndef read(text):\n    return json.loads(text)\n\nprint('begin')\nread('{')\n"
     assert end_of(tmp_path, code).splitlines() == [
-        "exit code 1: json.decoder.JSONDecodeError: "
-        "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        f"exit code 1: json.decoder.JSONDecodeError: {error}",
         '  File "/script.py", line 7, in <module>',
         "    read('{')",
         '  File "/script.py", line 4, in read',
@@ -33,7 +44,10 @@ def test_an_error_is_told_with_the_lines_of_the_user_and_without_those_of_librar
 
 def test_frames_of_ours_are_left_out_and_our_errors_have_no_name(tmp_path: Path) -> None:
     code = "from elasticdl.rpc.job_secret import whole_spec\nwhole_spec('{')\n"
-    assert end_of(tmp_path, code).splitlines()[1:] == ['  File "/script.py", line 2, in <module>', "    whole_spec('{')"]
+    assert end_of(tmp_path, code).splitlines()[1:] == [
+        '  File "/script.py", line 2, in <module>',
+        "    whole_spec('{')",
+    ]
     code = "from elasticdl_client.errors import JobError\nraise JobError('what', 'do')\n"
     told = end_of(tmp_path, code)
     assert told.startswith("exit code 1: what\n  → do\n")
@@ -67,8 +81,7 @@ def test_what_is_said_while_the_process_ends_is_not_why_it_ended(tmp_path: Path)
     "code",
     [
         "import sys; sys.exit('the rate is wrong')",
-        "import traceback, sys\ntry:\n    int('x')\nexcept ValueError:\n    traceback.print_exc()\n"
-        "for n in range(20):\n    print(n, file=sys.stderr)\nsys.exit('the rate is wrong')",
+        _HANDLED,
     ],
 )
 def test_without_an_error_the_last_lines_are_told(code: str, tmp_path: Path) -> None:

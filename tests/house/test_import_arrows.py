@@ -148,7 +148,8 @@ CONFINED: dict[str, tuple[str, ...]] = {
 
 # Room → the only packages of others that it may import.
 FRUGAL: dict[str, tuple[str, ...]] = {
-    "elasticdl_client": ("cryptography", "fire", "kubernetes", "urllib3", "docker", "yaml", "rich"),
+    # pyarrow: the schema of local files, where it is installed
+    "elasticdl_client": ("cryptography", "fire", "kubernetes", "urllib3", "docker", "yaml", "rich", "pyarrow"),
     "elasticdl.master.core": (),
 }
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from elasticdl.master.settings import check_fixed_flags, fixed_flags, settings_of
+from elasticdl.master.settings import check_fixed_flags, describe, fixed_flags, settings_of
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -39,3 +39,15 @@ def test_what_changes_the_records_of_a_minibatch_is_fixed() -> None:
 def test_the_core_is_told_the_policy_and_the_servers() -> None:
     settings = settings_of(dataclasses.replace(SPEC, nan_policy="skip"))
     assert (settings.num_ps, settings.nan_policy) == (2, "skip")
+
+
+def test_the_log_begins_with_the_flags_that_were_given_and_hides_what_is_secret() -> None:
+    heading, *lines = describe(dataclasses.replace(SPEC, training_data="postgresql://me:secret@host/db?table=t"))
+    assert "train" in heading
+    assert {line.split("=")[0].strip(): line.split("=", 1)[1] for line in lines} == {
+        "--job_name": "j",
+        "--runtime": "local",
+        "--model_def": "m.f",
+        "--num_ps_pods": "2",
+        "--training_data": "postgresql://me:***@host/db?table=t",
+    }

@@ -271,7 +271,7 @@ def _pods(script: Script) -> list[e.PodChanged]:
 
 # Commands that fail --------------------------------------------------------------------------------------------------
 
-ERROR = "exit code 1: AttributeError: no zero_gradd\n  File \"train.py\", line 3, in train\n    zero_gradd()"
+ERROR = 'exit code 1: AttributeError: no zero_gradd\n  File "train.py", line 3, in train\n    zero_gradd()'
 
 
 def fails(script: Script, worker_id: int, message: str) -> None:
