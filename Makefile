@@ -21,7 +21,7 @@ ZOO ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo zoo test test-full test-estimator e2e e2e-full chaos fuzz stress lint format bench wheels clean
+.PHONY: help setup demo zoo test test-full test-estimator e2e e2e-full chaos fuzz stress lint format bench wheels docs clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
@@ -35,6 +35,7 @@ help:
 	@echo "make stress     find flaky tests: TEST=FILE runs N=20 times with every processor busy, CPUS=0.5 of them its own"
 	@echo "make lint       ruff and mypy; make format: mend what can be mended"
 	@echo "make bench      every benchmark, at full length"
+	@echo "make docs       the documentation site into build/site; a broken link is an error"
 	@echo "make wheels     both wheels into dist/"
 	@echo "make clean      remove what the other verbs have made"
 
@@ -134,6 +135,11 @@ format: $(STAMP)
 bench: $(NATIVE)
 	@for benchmark in recordio readers kernels local_train ps_training frappe large_table allreduce; do \
 	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
+
+docs: $(STAMP)
+	$(call say,building the documentation site)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+	@echo "build/site/index.html"
 
 $(VENV)/.builder: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12,<4'

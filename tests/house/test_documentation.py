@@ -1,0 +1,101 @@
+"""The documentation site: every page has its place in it, every link and anchor resolves, and it builds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticdl_client.flags import flag_of
+from elasticdl_client.help import JOBS
+from elasticdl_client.job_spec import flag_fields
+from scripts import documentation
+from scripts.documentation import DOCS, LINK, ROOT
+
+GENERATED = documentation.generated()
+SITE = {"index.md": documentation.front_page(), **GENERATED, **documentation.repository_pages()}
+SITE |= {
+    path.relative_to(DOCS).as_posix(): documentation.relink(path.read_text(), path, path.relative_to(DOCS).as_posix())
+    for path in DOCS.rglob("*.md")
+}
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT).glob("*/README.md")), *sorted(DOCS.rglob("*.md"))]
+
+
+def anchors(markdown: str) -> set[str]:
+    """What GitHub, and the site, make of the headings."""
+    headings = re.findall(r"^#{1,6} +(.+?) *$", re.sub(r"^```.*?^```$", "", markdown, flags=re.M | re.S), re.MULTILINE)
+    texts = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}
+
+
+def navigated(entries: list[Any]) -> Iterator[str]:
+    for entry in entries:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        if isinstance(value, list):
+            yield from navigated(value)
+        else:
+            yield value
+
+
+def test_the_navigation_names_each_page_once_and_no_other() -> None:
+    named = list(navigated(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert len(named) == len(set(named))
+    assert set(named) <= set(SITE)
+    assert {page for page in SITE if not page.startswith("repository/")} <= set(named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_anchors_of_a_page_resolve(page: Path) -> None:
+    text = documentation.without_code(page.read_text())
+    for target, anchor in LINK.findall(text):
+        file = (page.parent / target).resolve()
+        assert file.exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor[1:] in anchors(file.read_text()), f"{page}: {target}{anchor}"
+    for anchor in re.findall(r"\]\(#([^)\s]+)\)", text):
+        assert anchor in anchors(page.read_text()), f"{page}: #{anchor}"
+
+
+def test_links_of_the_site_lead_to_pages_of_the_site() -> None:
+    for place, markdown in SITE.items():
+        for target, anchor in LINK.findall(documentation.without_code(markdown)):
+            found = Path(place).parent.joinpath(target)
+            parts: list[str] = []
+            for part in found.parts:
+                parts = parts[:-1] if part == ".." else [*parts, part]
+            name = "/".join(parts)
+            assert name in SITE or (DOCS / name).is_file(), f"{place}: {target}"
+            if anchor:
+                assert anchor[1:] in anchors(SITE[name]), f"{place}: {target}{anchor}"
+
+
+def test_the_reference_has_every_flag_of_every_command() -> None:
+    page = GENERATED["reference/flags.md"]
+    for command in JOBS:
+        for name, field in flag_fields(command).items():
+            assert flag_of(field) is None or f"| `--{name}` |" in page, name
+
+
+def test_the_reference_has_errors_with_their_hints() -> None:
+    page = GENERATED["reference/errors.md"]
+    assert "- --‹name› takes true or false, not '‹text›'.<br>→ Write --‹name› or --‹name›=false." in page
+    for title in documentation.ERRORS.values():
+        assert f"\n## {title}\n\n- " in page
+    assert page.count("\n- ") > 400
+    assert page.count("<br>→ ") > 250
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "create_elastic_controller" in (tmp_path / "site" / "reference" / "api.html").read_text()
