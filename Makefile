@@ -98,7 +98,7 @@ define run_on_cluster
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
 	@$(BIN)/python -m tests.again -m "$(1)" --ignore tests/e2e_kubernetes -n 2 --dist loadfile
 	$(call say,running whole jobs on it$(comma) $(JOBS) at a time)
-	@$(BIN)/python -m tests.again -m "($(1)) and not alone" -n $(JOBS) --dist loadgroup --durations 0 --durations-min 1 tests/e2e_kubernetes
+	@$(BIN)/python -m tests.again -m "($(1)) and not alone" -n $(JOBS) --dist load --durations 0 --durations-min 1 tests/e2e_kubernetes
 	$(call say,running those that need it for themselves)
 	@$(BIN)/python -m tests.again -m "($(1)) and alone" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 endef

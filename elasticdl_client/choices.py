@@ -35,6 +35,7 @@ class Framework(StrEnum):
     AUTO = "auto"
     TENSORFLOW = "tensorflow"
     TORCH = "torch"
+    CUSTOM = "custom"
 
 
 class NanPolicy(StrEnum):

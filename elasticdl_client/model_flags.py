@@ -39,7 +39,7 @@ class ModelFlags:
     )
     framework: Framework = flag(
         Framework.AUTO,
-        "tensorflow or torch; auto: the one that the model definition imports.",
+        "tensorflow, torch, or custom: the module's own adapter; auto: what the model definition imports.",
         Group.MODEL,
         jobs=WITH_MODEL,
     )

@@ -25,6 +25,7 @@ _TELLING = {
     "torch": Framework.TORCH,
     "torchvision": Framework.TORCH,
     "elasticdl.api.pytorch": Framework.TORCH,
+    "elasticdl.frameworks.framework": Framework.CUSTOM,
 }
 
 
@@ -32,14 +33,15 @@ def framework_of(spec: JobSpec) -> Framework:
     """The framework of a job: `--framework`, or what the model definition imports.
 
     The module that `--model_def` names counts first, then those of the zoo that it imports, nearest first.  The first
-    one that imports a framework decides; one that imports both, or none at all, means TensorFlow.
+    one that imports a framework, or the port for an adapter of its own, decides; one that imports several, or none at
+    all, means TensorFlow.
     """
     if spec.framework is not Framework.AUTO:
         return spec.framework
     for source in sources(Path(spec.model_zoo or "."), spec.model_def.rpartition(".")[0]):
         told = {_TELLING[root] for one in source.imported for root in within(one) if root in _TELLING}
         if told:
-            return Framework.TORCH if told == {Framework.TORCH} else Framework.TENSORFLOW
+            return told.pop() if len(told) == 1 else Framework.TENSORFLOW
     return Framework.TENSORFLOW
 
 

@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from elasticdl_client.choices import JobType
+from elasticdl_client.choices import Framework, JobType
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import check_framework
+from elasticdl_client.model_framework import check_framework, framework_of
 from elasticdl_client.original_imports import check_source
 
 _EXPECTED = {
@@ -23,6 +23,12 @@ _EXPECTED = {
     "prediction_outputs_processor": "a class with a method process(predictions, worker_id); or --prediction_outputs",
     "optimizer": "a function that returns an optimizer: optimizer() of Keras, optimizer(model) of PyTorch",
 }
+ADAPTER = "framework"
+"""The symbol of a module with an adapter of its own."""
+ADAPTER_HINT = (
+    "Define framework(definition, minibatch_size, seed, metadata, on_parameter_server, mode), which returns an "
+    "elasticdl.frameworks.framework.Framework."
+)
 _REQUIRED = {
     JobType.TRAIN: ("feed", "loss", "optimizer"),
     JobType.EVALUATE: ("feed", "eval_metrics_fn"),
@@ -47,12 +53,17 @@ def check_model_source(spec: JobSpec, zoo: Path) -> None:
             f"Define {symbol}: a function that returns a model, or a model class.",
         )
     check_source(zoo, module)
+    spec = dataclasses.replace(spec, model_zoo=str(zoo))
+    check_framework(spec)
+    if framework_of(spec) is Framework.CUSTOM:
+        if not _defines(file, ADAPTER):
+            raise ModelDefinitionError(f"{file} has no {ADAPTER}, and --framework is custom.", ADAPTER_HINT)
+        return
     needed = [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
     if spec.job_type is JobType.PREDICT and not spec.prediction_outputs:
         needed.append("prediction_outputs_processor")
     for name in needed:
         _check_symbol(zoo, file, name, getattr(spec, name))
-    check_framework(dataclasses.replace(spec, model_zoo=str(zoo)))
 
 
 def reads_data_itself(spec: JobSpec, zoo: Path) -> bool:

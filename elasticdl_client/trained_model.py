@@ -71,13 +71,13 @@ class TrainedModel:
         Raises:
             FlagError: naming both.
         """
-        needed = {
-            Kind.SERVERS: Framework.TENSORFLOW,
-            Kind.SAVED_MODEL: Framework.TENSORFLOW,
-            Kind.KERAS_FILE: Framework.TENSORFLOW,
-            Kind.TORCH_STATE: Framework.TORCH,
-        }.get(self.kind, framework)
-        if needed is not framework:
+        takes = {
+            Kind.SERVERS: (Framework.TENSORFLOW, Framework.CUSTOM),
+            Kind.SAVED_MODEL: (Framework.TENSORFLOW,),
+            Kind.KERAS_FILE: (Framework.TENSORFLOW,),
+            Kind.TORCH_STATE: (Framework.TORCH,),
+        }.get(self.kind, (framework,))
+        if framework not in takes:
             raise FlagError(
                 f"{_FLAG}={self.path} is {self.kind}, and the --model_def is written for {framework}.",
                 "Name the module that the model was trained with, or another model.",

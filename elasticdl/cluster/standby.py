@@ -32,11 +32,15 @@ PRELOADED = {
     "tensorflow": ("tensorflow", "keras"),
     f"tensorflow{ENGINE}": ("tensorflow", "keras", "torch"),
     "torch": ("torch",),
+    "custom": ("numpy",),
+    f"custom{ENGINE}": ("numpy", "torch"),
 }
 PRELOADED_PACKAGES = {
     "tensorflow": ("elasticdl.frameworks.keras", "elasticdl.worker"),
     f"tensorflow{ENGINE}": ("elasticdl.frameworks.keras", "elasticdl.worker", "elasticdl.collective"),
     "torch": ("elasticdl.frameworks.torch", "elasticdl.worker", "elasticdl.collective"),
+    "custom": ("elasticdl.worker",),
+    f"custom{ENGINE}": ("elasticdl.worker", "elasticdl.collective"),
 }
 _MAX_REQUEST_BYTES = 1 << 18
 

@@ -84,7 +84,8 @@ def shares_of_machine(spec: JobSpec, environment: Mapping[str, str]) -> dict[str
     twice the time for the same step.
     """
     known = _THREADS_VARIABLES
-    wanted = list(known.values()) if not spec.model_def else [known[framework_of(spec)]]
+    own = known.get(framework_of(spec)) if spec.model_def else None
+    wanted = [own] if own else list(known.values())
     num_cores = len(os.sched_getaffinity(0))
     share = str(max(1, num_cores // (spec.num_workers + spec.num_ps_pods)))
     return {name: share for name in wanted if name not in environment and name not in spec.envs_dict()}

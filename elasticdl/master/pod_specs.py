@@ -101,9 +101,9 @@ class PodSpecs:
         return "" if not self.spec.model_def else framework_of(self.spec).value
 
     def _preloaded(self, framework: str) -> str:
-        """What a standby process for its pods imports: the collectives of Keras jobs are those of torch, too."""
+        """What a standby process for its pods imports: collectives are those of torch, whatever the framework."""
         is_all_reduce = self.spec.distribution_strategy is DistributionStrategy.ALL_REDUCE
-        uses_engine = is_all_reduce and framework == Framework.TENSORFLOW.value
+        uses_engine = is_all_reduce and framework in (Framework.TENSORFLOW, Framework.CUSTOM)
         return framework + ENGINE if uses_engine else framework
 
     def _populated(self, environment: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,8 @@ class ModelDefinition:
         prediction_outputs_processor: class whose ``process(predictions, worker_id)`` takes predictions.
         collate_fn: of PyTorch alone: ``collate_fn(samples)`` makes a minibatch.
         lr_scheduler: of PyTorch alone: ``lr_scheduler(optimizer)``.
+        framework: of an adapter of the module's own: ``framework(definition, minibatch_size, seed, metadata,
+            on_parameter_server, mode)`` makes an `elasticdl.frameworks.framework.Framework`.
     """
 
     path: str
@@ -39,3 +41,4 @@ class ModelDefinition:
     prediction_outputs_processor: Callable[..., Any] | None = None
     collate_fn: Callable[..., Any] | None = None
     lr_scheduler: Callable[..., Any] | None = None
+    framework: Callable[..., Any] | None = None

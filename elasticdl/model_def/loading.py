@@ -22,8 +22,11 @@ from types import ModuleType
 from typing import Any
 
 from elasticdl.model_def.definition import ModelDefinition
+from elasticdl_client.choices import Framework
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.model_framework import framework_of
+from elasticdl_client.model_source import ADAPTER
 from elasticdl_client.original_imports import check_source
 from elasticdl_client.zoo_modules import ALIAS
 
@@ -39,9 +42,10 @@ _SIGNATURES = {
     "custom_data_reader": "a function custom_data_reader(data_origin, records_per_task=None, **params)",
     "prediction_outputs_processor": "a class with a method process(predictions, worker_id)",
 }
-_OF_TORCH = {  # symbols that no flag names
+_WITHOUT_FLAG = {
     "collate_fn": "a function collate_fn(samples) that makes a minibatch",
     "lr_scheduler": "a function lr_scheduler(optimizer) that returns a scheduler of torch.optim",
+    ADAPTER: "a function framework(definition, …) that returns a Framework",
 }
 _DESCRIBED = ("loss", "optimizer")  # Keras takes their names and configs, too
 _OTHER_NAMES = {"feed": ("dataset_fn", "dataset")}  # the older name, and that of PyTorch
@@ -64,8 +68,14 @@ def load_model_definition(spec: JobSpec) -> ModelDefinition:
         spec.model_def,
         spec.model_params_dict(),
         {name: getattr(spec, name) for name in _SIGNATURES},
-        required=[name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed],
+        required=_required(spec),
     )
+
+
+def _required(spec: JobSpec) -> list[str]:
+    if framework_of(spec) is Framework.CUSTOM:
+        return [ADAPTER]
+    return [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
 
 
 def load(
@@ -99,9 +109,9 @@ def load(
     for name, default in _DEFAULTS.items():
         wanted = (symbols or {}).get(name) or default
         found[name] = _symbol(zoo, module, name, wanted, name in required or wanted != default)
-    for name in _OF_TORCH:
+    for name in _WITHOUT_FLAG:
         wanted = (symbols or {}).get(name) or name
-        found[name] = _symbol(zoo, module, name, wanted, required=wanted != name)
+        found[name] = _symbol(zoo, module, name, wanted, required=wanted != name or name in required)
     return ModelDefinition(path=_file(module), symbol=symbol, model=model, **found)
 
 
@@ -249,7 +259,7 @@ def _symbol(zoo: Path, module: ModuleType, name: str, wanted: str, required: boo
     value = getattr(module, attribute, None)
     for other in _OTHER_NAMES.get(wanted, ()):
         value = getattr(module, other, None) if value is None else value
-    expected = _SIGNATURES.get(name) or _OF_TORCH[name]
+    expected = _SIGNATURES.get(name) or _WITHOUT_FLAG[name]
     if value is None:
         if required:
             raise _missing(module, attribute, expected)

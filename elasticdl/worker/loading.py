@@ -82,6 +82,16 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
             on_parameter_server=on_parameter_servers(spec),
             overlaps=spec.nan_policy is NanPolicy.FAIL,
         )
+    if definition.framework is not None:
+        own: Framework = definition.framework(
+            definition=definition,
+            minibatch_size=spec.minibatch_size,
+            seed=spec.seed,
+            metadata=metadata,
+            on_parameter_server=on_parameter_servers(spec),
+            mode=MODES[spec.job_type],
+        )
+        return own
     from elasticdl.frameworks.keras import KerasFramework
 
     return KerasFramework(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
@@ -16,19 +14,11 @@ import pytest
 from tests.e2e_kubernetes import host
 from tests.e2e_kubernetes.image import BUILD, ready_image
 from tests.e2e_kubernetes.kubectl import REPOSITORY, apply
+from tests.e2e_kubernetes.locks import one_at_a_time
 from tests.e2e_kubernetes.room import priority_class
 from tests.e2e_kubernetes.space import Space
 
 OpenSpace = Callable[..., Space]
-
-
-@contextlib.contextmanager
-def one_at_a_time(what: str) -> Iterator[None]:
-    """Among the processes that run these tests side by side."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / f"{what}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

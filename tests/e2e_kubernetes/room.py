@@ -6,13 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from tests.e2e_kubernetes.kubectl import core, the_node
+from tests.e2e_kubernetes.locks import one_at_a_time
 from tests.e2e_kubernetes.waiting import wait_until
 
 ROOM = "example.com/gpu"
-one_room = pytest.mark.xdist_group("room")  # tests that share the node's room run one after the other
 
 
 def make_room(places: int, node: str = "") -> None:
@@ -29,11 +27,13 @@ def make_room(places: int, node: str = "") -> None:
 
 @contextlib.contextmanager
 def room(places: int) -> Iterator[None]:
-    make_room(places)
-    try:
-        yield
-    finally:
-        make_room(0)
+    """While the node has it; tests that share it wait for each other."""
+    with one_at_a_time("room"):
+        make_room(places)
+        try:
+            yield
+        finally:
+            make_room(0)
 
 
 def tenant(replicas: int, image: str) -> dict[str, Any]:

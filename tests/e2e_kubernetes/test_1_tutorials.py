@@ -15,6 +15,7 @@ import pytest
 
 from tests.chaos.jobs import TEST_DATA
 from tests.e2e_kubernetes.kubectl import REPOSITORY, kubectl
+from tests.e2e_kubernetes.locks import one_at_a_time
 from tests.e2e_kubernetes.recorder import Recorder, describe_events
 from tests.house.documents import clone, run_page
 
@@ -28,13 +29,14 @@ NODE_DIRECTORY = "/srv/elasticdl-data"  # of manifests/volume.yaml; the node's c
 @pytest.fixture
 def tutorial_namespace(tmp_path: Path) -> Iterator[Recorder]:
     """The pages' own namespace, watched; gone before and after, and the volume with it."""
-    remove_what_the_pages_make()
-    recorder = Recorder("tutorial", tmp_path / "logs").start()
-    yield recorder
-    recorder.close()
-    if any(recorder.directory.glob("*.log")):
-        print(recorder.timeline(lambda name: name.startswith("elasticdl-mnist")), flush=True)
-    remove_what_the_pages_make()
+    with one_at_a_time("tutorial"):
+        remove_what_the_pages_make()
+        recorder = Recorder("tutorial", tmp_path / "logs").start()
+        yield recorder
+        recorder.close()
+        if any(recorder.directory.glob("*.log")):
+            print(recorder.timeline(lambda name: name.startswith("elasticdl-mnist")), flush=True)
+        remove_what_the_pages_make()
 
 
 def remove_what_the_pages_make() -> None:
@@ -89,7 +91,6 @@ def assert_serves(model: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.xdist_group("tutorial")  # their namespace
 @pytest.mark.parametrize("page", ["minikube_kind", "on_prem", "gke"])
 def test_what_the_other_pages_say_works_as_far_as_it_can_be_done_here(
     page: str, tmp_path: Path, tutorial_namespace: Recorder, image: str

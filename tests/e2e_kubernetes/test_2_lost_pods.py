@@ -27,7 +27,7 @@ def lives(job: KubernetesJob) -> dict[str, tuple[str, int]]:
 
 def test_a_worker_deleted_evicted_or_killed_gets_a_successor_and_the_others_never_stop(open_space: OpenSpace) -> None:
     job = open_space("workers").job("digits", num_workers=4)
-    job.set_pace(0.06)  # three successors, one after the other, import TensorFlow before the others have done it all
+    job.set_pace(0.06)  # three successors, one after the other, come before the others have done it all
     job.submit()
     job.wait_for_running("worker", 4)
     for index in range(4):
@@ -71,7 +71,7 @@ def test_a_deleted_parameter_server_comes_back_under_its_id_with_its_checkpoint(
 
 
 def test_ten_kills_of_parameter_servers_lose_nothing(open_space: OpenSpace) -> None:
-    job = open_space("kills").job("digits", num_epochs=12, checkpoint_steps=10).submit()
+    job = open_space("kills").job("digits", checkpoint_steps=10).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     for number in range(10):
         server = job.server(number % 2)
@@ -91,7 +91,7 @@ def test_ten_kills_of_parameter_servers_lose_nothing(open_space: OpenSpace) -> N
 
 
 def test_a_killed_master_restarts_in_place_and_a_deleted_one_is_resumed(open_space: OpenSpace) -> None:
-    job = open_space("master").job("digits", num_epochs=10).submit()
+    job = open_space("master").job("digits").submit()
     job.wait_for_progress(20, 120)
     before = lives(job)
 

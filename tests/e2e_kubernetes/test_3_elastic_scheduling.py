@@ -6,19 +6,17 @@ import pytest
 
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.kubectl import kubectl
-from tests.e2e_kubernetes.room import ROOM, one_room, room, tenant
+from tests.e2e_kubernetes.room import ROOM, room, tenant
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
-@one_room
 def test_a_job_gives_way_to_a_service_of_high_priority_and_grows_again(open_space: OpenSpace) -> None:
     space = open_space("elastic")
     one_place = f"cpu=0.02,memory=256Mi,{ROOM}=1"
     job = space.job(
         "digits",
         num_workers=4,
-        num_epochs=10,
         master_pod_priority="high",
         ps_pod_priority="high",
         worker_pod_priority="low",

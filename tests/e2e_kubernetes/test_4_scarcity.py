@@ -10,7 +10,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.kubectl import kubectl
-from tests.e2e_kubernetes.room import ROOM, make_room, one_room, room
+from tests.e2e_kubernetes.room import ROOM, make_room, room
 from tests.e2e_kubernetes.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -18,11 +18,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "pods"}, "spec": {"hard": {"pods": "5"}}}
 
 
-@one_room
 def test_a_job_without_room_for_a_single_worker_waits_and_says_why(open_space: OpenSpace) -> None:
     one_place = {"worker_resource_request": f"cpu=0.02,memory=256Mi,{ROOM}=1", "worker_resource_limit": f"{ROOM}=1"}
     with room(0):
-        job = open_space("room").job("digits", num_epochs=3, **one_place).submit()
+        job = open_space("room").job("digits", **one_place).submit()
         job.wait_until("the reason in the status", lambda: f"Insufficient {ROOM}" in job.client("status").stdout, 90)
         assert [pod.state for pod in job.pods("worker")] == ["Pending", "Pending"]
         assert job.version() == 0

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob, elasticdl
 from tests.e2e_kubernetes.kubectl import kubectl
+from tests.e2e_kubernetes.space import KERAS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -48,7 +49,7 @@ def objects_of(job: KubernetesJob) -> list[str]:
 
 def test_two_jobs_in_one_namespace_train_at_once_in_restricted_pods(open_space: OpenSpace) -> None:
     space = open_space("two")
-    jobs = [space.job(name, num_epochs=4, num_ps_pods=1).submit() for name in ("first", "second")]
+    jobs = [space.job(name, model_def=KERAS, num_epochs=4, num_ps_pods=1).submit() for name in ("first", "second")]
     for job in jobs:
         job.wait_for_running("worker", 2, 120)
         job.wait_for_progress()

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e_kubernetes import host
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
-from tests.e2e_kubernetes.space import Space
+from tests.e2e_kubernetes.space import KERAS, Space
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _ALL_REDUCE: dict[str, object] = {"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 0}
@@ -33,7 +33,7 @@ def wait_for_world(job: KubernetesJob, size: int) -> None:
 
 
 def test_ten_kills_of_members_lose_nothing(open_space: OpenSpace) -> None:
-    job = all_reduce_job(open_space("kills"), num_workers=3, num_epochs=30).submit()
+    job = all_reduce_job(open_space("kills"), num_workers=3).submit()
     wait_for_world(job, 3)
     for number in range(10):
         job.wait_for_pod(job.worker(number + 2))
@@ -44,7 +44,7 @@ def test_ten_kills_of_members_lose_nothing(open_space: OpenSpace) -> None:
 
 
 def test_a_member_that_hangs_or_is_cut_off_is_left_behind(open_space: OpenSpace) -> None:
-    job = all_reduce_job(open_space("silence"), num_workers=3, num_epochs=20).submit()
+    job = all_reduce_job(open_space("silence"), num_workers=3).submit()
     wait_for_world(job, 3)
     job.wait_for_progress(4)
     hung = job.the_pod(job.worker(1))
@@ -62,7 +62,7 @@ def test_a_member_that_hangs_or_is_cut_off_is_left_behind(open_space: OpenSpace)
 
 
 def test_all_members_and_the_master_are_lost_and_the_checkpoint_goes_on(open_space: OpenSpace) -> None:
-    job = all_reduce_job(open_space("all"), num_workers=2, num_epochs=12).submit()
+    job = all_reduce_job(open_space("all"), model_def=KERAS, num_workers=2, num_epochs=12).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     for worker in (pod for pod in job.pods("worker") if pod.running):
         host.kill(worker.uid, signal.SIGKILL)

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.hollow_node import HollowNode
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
-from tests.e2e_kubernetes.room import ROOM, make_room, one_room, room
+from tests.e2e_kubernetes.room import ROOM, make_room, room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.usefixtures("owned_cluster")]
 
@@ -29,14 +29,12 @@ def must_run_on(node: HollowNode) -> dict[str, Any]:
     return {**may_run_on(node), "affinity": {"nodeAffinity": required}}
 
 
-@one_room
 def test_the_worker_of_a_lost_node_is_replaced(open_space: OpenSpace) -> None:
     with HollowNode() as node, room(2):
         make_room(1, node.name)
         job = open_space("nodelost").job(
             "digits",
             num_workers=3,
-            num_epochs=16,
             worker_resource_request=f"cpu=0.02,memory=256Mi,{ROOM}=1",
             worker_resource_limit=f"memory=2Gi,{ROOM}=1",
             image_pull_policy="IfNotPresent",  # a hollow node has no image, and pulls any

@@ -27,7 +27,7 @@ def trains_on_for(job: KubernetesJob, seconds: float) -> None:
 
 
 def test_training_goes_on_while_the_api_server_is_away_for_20_seconds(open_space: OpenSpace) -> None:
-    job = open_space("apiserver").job("digits", num_epochs=12, **CHECKPOINTS).submit()
+    job = open_space("apiserver").job("digits", **CHECKPOINTS).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     with stopped("kube-apiserver"):
         trains_on_for(job, 20)
@@ -37,7 +37,7 @@ def test_training_goes_on_while_the_api_server_is_away_for_20_seconds(open_space
 
 
 def test_training_goes_on_while_the_kubelet_is_away_for_60_seconds(open_space: OpenSpace) -> None:
-    job = open_space("kubelet").job("digits", num_epochs=16, **CHECKPOINTS).submit()
+    job = open_space("kubelet").job("digits", **CHECKPOINTS).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     with stopped("kubelet"):
         trains_on_for(job, 60)

@@ -1,0 +1,60 @@
+"""A model definition with an adapter of its own, in whole jobs on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elasticdl_client.choices import Framework
+from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.model_framework import framework_of
+from elasticdl_client.model_source import check_model_source
+
+ROOT = Path(__file__).resolve().parents[2]
+ZOO = ROOT / "tests" / "e2e_kubernetes" / "zoo"
+MODEL = "paced.numpy_digits.custom_model"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("digits")
+    subprocess.run([sys.executable, "scripts/gen_dataset.py", "digits", "--output", str(output)], cwd=ROOT, check=True)
+    return output
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"num_workers": 2, "num_ps_pods": 2}, {"num_workers": 2, "distribution_strategy": "AllReduceStrategy"}]
+)
+def test_a_module_with_an_adapter_of_its_own_trains_and_is_counted_exactly(
+    digits: Path, tmp_path: Path, strategy: dict[str, object]
+) -> None:
+    flags = {
+        "runtime": "local", "job_name": "own", "job_dir": tmp_path / "job", "model_zoo": ZOO, "model_def": MODEL,
+        "training_data": digits / "train", "validation_data": digits / "validation", "num_epochs": 8,
+        "minibatch_size": 32, "output": tmp_path / "out", **strategy,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "elasticdl_client.main", "train"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 8: records 1437, committed 1437, repeated 0, lost 0" in done.stdout
+    assert float(done.stdout.rpartition("final evaluation at step ")[2].split()[2]) >= 0.9
+    assert np.load(tmp_path / "out" / "weights.npy").shape == (65, 10)
+
+
+def test_a_module_that_imports_the_port_must_define_framework(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from elasticdl.frameworks.framework import Framework\n\ndef custom_model(): ...\n"
+    )
+    spec = JobSpec(model_zoo=str(tmp_path), model_def="own.custom_model")
+    assert framework_of(spec) is Framework.CUSTOM
+    with pytest.raises(ModelDefinitionError, match="has no framework"):
+        check_model_source(spec, tmp_path)
+    with (tmp_path / "own.py").open("a") as file:
+        file.write("def framework(**arguments): ...\n")
+    check_model_source(spec, tmp_path)
