@@ -13,6 +13,7 @@ from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.zoo_modules import sources, within
 
+ADAPTER = "framework"  # the symbol of a module that brings an adapter of its own
 _TELLING = {
     "tensorflow": Framework.TENSORFLOW,
     "keras": Framework.TENSORFLOW,

@@ -13,7 +13,7 @@ from pathlib import Path
 from elasticdl_client.choices import Framework, JobType
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import check_framework, framework_of
+from elasticdl_client.model_framework import ADAPTER, check_framework, framework_of
 from elasticdl_client.original_imports import check_source
 
 _EXPECTED = {
@@ -23,8 +23,6 @@ _EXPECTED = {
     "prediction_outputs_processor": "a class with a method process(predictions, worker_id); or --prediction_outputs",
     "optimizer": "a function that returns an optimizer: optimizer() of Keras, optimizer(model) of PyTorch",
 }
-ADAPTER = "framework"
-"""The symbol of a module with an adapter of its own."""
 ADAPTER_HINT = (
     "Define framework(definition, minibatch_size, seed, metadata, on_parameter_server, mode), which returns an "
     "elasticdl.frameworks.framework.Framework."

@@ -25,8 +25,7 @@ from elasticdl.model_def.definition import ModelDefinition
 from elasticdl_client.choices import Framework
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.model_framework import framework_of
-from elasticdl_client.model_source import ADAPTER
+from elasticdl_client.model_framework import ADAPTER, framework_of
 from elasticdl_client.original_imports import check_source
 from elasticdl_client.zoo_modules import ALIAS
 

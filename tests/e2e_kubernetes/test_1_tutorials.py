@@ -96,13 +96,13 @@ def test_what_the_other_pages_say_works_as_far_as_it_can_be_done_here(
     page: str, tmp_path: Path, tutorial_namespace: Recorder, image: str
 ) -> None:
     directory = clone(tmp_path / "elasticdl")
-    (directory / "build").mkdir()
+    (directory / "build").mkdir(exist_ok=True)
     namespace = f"e2e-page-{secrets.token_hex(3)}"
     kubectl("create", "namespace", namespace)
     try:
         # What the pages' cloud blocks leave behind: an image's name and a namespace.
         given = {"NAMESPACE": namespace, "IMAGE": f"{image}-gke"}
-        said = run_page(PAGES / f"{page}.md", directory, Path(sys.executable).parent, 300, **given)
+        said = run_page(PAGES / f"{page}.md", directory, Path(sys.executable).parent, 900, **given)
     finally:
         kubectl("delete", "namespace", namespace, "--wait=false")
         subprocess.run(["docker", "rmi", f"{image}-gke"], capture_output=True)

@@ -30,6 +30,8 @@ def clone(directory: Path) -> Path:
     subprocess.run(["bash", "-c", copy], cwd=REPOSITORY, input=present, check=True)
     for native in (REPOSITORY / "elasticdl" / "kernels").glob("_native.*.so"):
         shutil.copy2(native, directory / "elasticdl" / "kernels")
+    for objects in (REPOSITORY / "build").glob("temp.*"):  # of the kernels: a wheel is built from them
+        shutil.copytree(objects, directory / "build" / objects.name)
     return directory
 
 
