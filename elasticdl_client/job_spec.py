@@ -377,6 +377,11 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         return dataclasses.replace(self, **secrets)  # type: ignore[arg-type]
 
     @property
+    def expires(self) -> bool:
+        """Whether its master deletes the job some time after its end."""
+        return self.ttl_after_finished >= 0
+
+    @property
     def uses_tls(self) -> bool:
         """What `tls` comes to."""
         return self.tls is Tls.ON or (self.tls is Tls.AUTO and (self.encrypt or self.runtime is Runtime.KUBERNETES))

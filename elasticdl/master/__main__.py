@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 
 from elasticdl.master import local_place
@@ -59,7 +60,7 @@ class Life:
             return _EXIT_SUPERSEDED
         except ElasticDLError as error:
             logger.error("%s", error)
-            fail(place, error)
+            fail(place, error, self._master.stopped if self._master is not None else threading.Event())
             return 1
         except Exception:
             crash(place, "the master's log")

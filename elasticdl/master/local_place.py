@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ class LocalPlace:
     def is_transient(self, error: ElasticDLError) -> bool:
         return False
 
-    def end(self, exit_code: int) -> None:
+    def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
         """The client reads the status and ends the agent."""
 
     def close(self) -> None:

@@ -81,6 +81,11 @@ class Master:
             shell.request_leave()
 
     @property
+    def stopped(self) -> threading.Event:
+        """Set by `request_stop`."""
+        return self._stop
+
+    @property
     def _is_leaving(self) -> bool:
         return self._stop.is_set() and not self._place.sigterm_ends_job
 
@@ -141,7 +146,7 @@ class Master:
         shell.write_end(dataclasses.replace(shell.status(), message=message, exit_code=outcome.exit_code))
         log = logger.info if outcome.exit_code == 0 else logger.error
         log("The job has ended with exit code %d%s", outcome.exit_code, f": {message}" if message else "")
-        self._place.end(outcome.exit_code)
+        self._place.end(outcome.exit_code, time.time(), self._stop)
         return outcome.exit_code
 
     def _left(self) -> int:
@@ -154,7 +159,7 @@ class Master:
         if status is not None:
             self._journal.write_status(status)
         logger.info("The job has ended before with exit code %d%s", exit_code, f": {message}" if message else "")
-        self._place.end(exit_code)
+        self._place.end(exit_code, status.updated_at if status is not None else time.time(), self._stop)
         return exit_code
 
     def _make_job(self, state: dict[str, Any]) -> Job:
@@ -215,12 +220,16 @@ class Master:
                 effects.list_shards(kind)
 
 
-def fail(place: Place, error: ElasticDLError) -> None:
-    """Ends a job that cannot be run; one that the next life may run is left to it."""
+def fail(place: Place, error: ElasticDLError, stop: threading.Event) -> None:
+    """Ends a job that cannot be run; one that the next life may run is left to it.
+
+    Args:
+        stop: see `Place.end`.
+    """
     if place.is_transient(error):
         return
     _change_status(place, phase=JobPhase.FAILED, message=str(error), exit_code=1)
-    place.end(1)
+    place.end(1, time.time(), stop)
 
 
 def crash(place: Place, log: str) -> None:

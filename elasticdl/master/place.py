@@ -5,6 +5,7 @@ Adapters: local_place.py and kubernetes/place.py.
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 from elasticdl.cluster.cluster import Cluster
@@ -66,8 +67,13 @@ class Place(Protocol):
         """Whether the next life may do better, so that the job goes on."""
         ...
 
-    def end(self, exit_code: int) -> None:
-        """The job has ended and its status is written: there must be no further life."""
+    def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
+        """The job has ended and its status is written: there must be no further life.
+
+        Args:
+            ended_at: in seconds since the Unix epoch, maybe in an earlier life.
+            stop: set when this life is told to end; it may wait until the job is to be deleted.
+        """
         ...
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.objects import role_pod
 from elasticdl_client.kubernetes.pods import image_pull_secrets, pod_manifest
 from elasticdl_client.kubernetes.priority import worker_priorities
-from elasticdl_client.kubernetes.rbac import MASTER_RIGHTS, USER_RIGHTS
+from elasticdl_client.kubernetes.rbac import EXPIRY_RIGHTS, MASTER_RIGHTS, USER_RIGHTS
 from elasticdl_client.kubernetes.resources import container_resources, quantity
 from elasticdl_client.kubernetes.security import UID_RANGE
 from elasticdl_client.kubernetes.volumes import parse_volumes
@@ -97,7 +97,8 @@ def _check_user(connection: Connection, spec: JobSpec) -> None:
         raise JobError(
             f"You may not do all that a submission needs in the namespace {spec.namespace} of the cluster of context "
             f"{connection.context}. Missing: {described(missing)}.",
-            "Ask the administrator for these rights, or choose another --namespace.",
+            f"The administrator grants them: `{commands.grant_user(spec.namespace)}`, with the NAME that "
+            "`kubectl auth whoami` shows you. Or choose another --namespace.",
         )
 
 
@@ -140,7 +141,8 @@ def _check_service_account(connection: Connection, spec: JobSpec) -> list[str]:
             f"{hint} makes it with the rights that it needs; --service_account names another one.",
         )
     notes = _pull_secret_notes(spec, found)
-    missing = missing_of_service_account(connection, namespace, account, MASTER_RIGHTS)
+    rights = (*MASTER_RIGHTS, *(EXPIRY_RIGHTS if spec.expires else ()))
+    missing = missing_of_service_account(connection, namespace, account, rights)
     if missing is None:
         return [
             *notes,

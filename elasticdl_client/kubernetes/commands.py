@@ -21,6 +21,11 @@ def grant(namespace: str, service_account: str) -> str:
     return f"elasticdl rbac --print --namespace={namespace}{account} | kubectl apply -f -"
 
 
+def grant_user(namespace: str) -> str:
+    """Give a user the rights to submit jobs and look after them."""
+    return f"elasticdl rbac --print --for=user --user=NAME --namespace={namespace} | kubectl apply -f -"
+
+
 def of_context(spec: JobSpec) -> str:
     """The flag of the context that was chosen, after a space; empty for the current one."""
     return f" --context={spec.context}" if spec.context else ""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from elasticdl_client.checks import check_path, regular_expression
+from elasticdl_client.checks import at_least, check_path, regular_expression
 from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
 from elasticdl_client.flags import Group, flag, parses
 from elasticdl_client.kubernetes.cluster_spec import parse_cluster_spec_json
@@ -27,6 +27,12 @@ class KubernetesFlags:
     context: str = flag("", "Context of the kubeconfig; empty: the current one.", Group.KUBERNETES)
     service_account: str = flag(
         "elasticdl", "Service account of the master; `elasticdl rbac --print` shows what it needs.", Group.KUBERNETES
+    )
+    ttl_after_finished: int = flag(
+        -1,
+        "Seconds after its end in which a job stays, with pods and logs; then its master deletes it. -1: it stays.",
+        Group.KUBERNETES,
+        check=at_least(-1),
     )
     worker_service_account: str = flag(
         "",

@@ -1,7 +1,8 @@
-"""What a namespace must grant so that masters can run in it: a service account, a Role and its binding."""
+"""What a namespace must grant: to masters, so that they can run in it, and to users, so that they can submit jobs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,9 @@ MASTER_RIGHTS = (
 )
 """All that a master does with the API, nothing of it outside its namespace."""
 
+EXPIRY_RIGHTS = (Right("", "configmaps", ("delete",)),)
+"""What a master with --ttl_after_finished does besides."""
+
 USER_RIGHTS = (
     Right("", "configmaps", ("create", "delete", "get", "list")),
     Right("", "secrets", ("create",)),
@@ -41,26 +45,62 @@ USER_RIGHTS = (
 )
 """What who submits a job does with the API."""
 
+COMMAND_RIGHTS = (
+    Right("", "pods", ("delete",)),
+    Right("", "pods/log", ("get",)),
+    Right("", "pods/portforward", ("create", "get")),  # `elasticdl tensorboard`
+    Right("", "events", ("list",)),  # why a pod stays pending
+    Right("", "services", ("list",)),
+    Right("networking.k8s.io", "networkpolicies", ("list",)),
+    Right("", "serviceaccounts", ("get",)),
+    Right("", "persistentvolumeclaims", ("get",)),
+    Right("authorization.k8s.io", "localsubjectaccessreviews", ("create",)),  # whether the master has its rights
+)
+"""What checks before a submission, and status, logs, delete, resume and tensorboard do besides."""
+
 
 def manifests(namespace: str, service_account: str) -> list[Manifest]:
-    """Service account, Role and RoleBinding."""
-    metadata = {"name": service_account, "namespace": namespace, "labels": {names.APP_LABEL: names.APP}}
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": dict(metadata)},
-        {
-            "apiVersion": f"{RBAC_GROUP}/v1",
-            "kind": "Role",
-            "metadata": dict(metadata),
-            "rules": [
-                {"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
-                for right in MASTER_RIGHTS
-            ],
-        },
-        {
-            "apiVersion": f"{RBAC_GROUP}/v1",
-            "kind": "RoleBinding",
-            "metadata": dict(metadata),
-            "roleRef": {"apiGroup": RBAC_GROUP, "kind": "Role", "name": service_account},
-            "subjects": [{"kind": "ServiceAccount", "name": service_account, "namespace": namespace}],
-        },
-    ]
+    """Return service account, Role and RoleBinding of a master."""
+    metadata = _metadata(service_account, namespace)
+    account = {"kind": "ServiceAccount", "name": service_account, "namespace": namespace}
+    role = _role(service_account, namespace, (*MASTER_RIGHTS, *EXPIRY_RIGHTS))
+    return [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}, role, _binding(role, account)]
+
+
+def user_manifests(namespace: str, kind: str, name: str) -> list[Manifest]:
+    """Return Role and RoleBinding of who submits jobs.
+
+    Args:
+        kind: User or Group.
+        name: as the cluster knows it.
+    """
+    role = _role("elasticdl-user", namespace, (*USER_RIGHTS, *COMMAND_RIGHTS))
+    return [role, _binding(role, {"kind": kind, "name": name, "apiGroup": RBAC_GROUP})]
+
+
+def _role(name: str, namespace: str, rights: Sequence[Right]) -> Manifest:
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for right in rights:
+        verbs.setdefault((right.group, right.resource), []).extend(right.verbs)
+    rules = [{"apiGroups": [group], "resources": [resource], "verbs": v} for (group, resource), v in verbs.items()]
+    return {
+        "apiVersion": f"{RBAC_GROUP}/v1",
+        "kind": "Role",
+        "metadata": _metadata(name, namespace),
+        "rules": rules,
+    }
+
+
+def _binding(role: Manifest, subject: dict[str, str]) -> Manifest:
+    name, namespace = role["metadata"]["name"], role["metadata"]["namespace"]
+    return {
+        "apiVersion": f"{RBAC_GROUP}/v1",
+        "kind": "RoleBinding",
+        "metadata": _metadata(name, namespace),
+        "roleRef": {"apiGroup": RBAC_GROUP, "kind": "Role", "name": name},
+        "subjects": [subject],
+    }
+
+
+def _metadata(name: str, namespace: str) -> dict[str, Any]:
+    return {"name": name, "namespace": namespace, "labels": {names.APP_LABEL: names.APP}}

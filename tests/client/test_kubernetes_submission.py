@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from elasticdl_client import rbac as rbac_command
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import rbac, written
@@ -281,7 +282,7 @@ def test_a_master_has_these_rights_and_no_others() -> None:
     assert rules == {
         ("", "pods"): {"create", "delete", "get", "list", "watch", "patch"},
         ("", "pods/log"): {"get"},
-        ("", "configmaps"): {"get", "update", "patch"},
+        ("", "configmaps"): {"get", "update", "patch", "delete"},
         ("", "secrets"): {"patch"},
         ("", "services"): {"patch"},
         ("networking.k8s.io", "networkpolicies"): {"patch"},
@@ -291,6 +292,40 @@ def test_a_master_has_these_rights_and_no_others() -> None:
     assert role["kind"] == "Role"
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "me", "namespace": "here"}]
     assert binding["roleRef"]["kind"] == "Role"
+
+
+def test_the_rights_of_a_user_are_printed_for_the_one_who_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", "rbac", "--for=user", "--group=team", "-n", "here"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    role, binding = yaml.safe_load_all(done.stdout)
+    rules = {(rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"]) for rule in role["rules"]}
+    for right in rbac.USER_RIGHTS:
+        assert rules[right.group, right.resource] >= set(right.verbs)
+    assert "get" in rules["", "pods/log"]
+    assert "get" not in rules["", "secrets"]
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "here"
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "Group", "name": "team", "apiGroup": rbac.RBAC_GROUP}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--for=user"], "needs the name of one user or group"),
+        (["--for=user", "--user=me", "--group=us"], "needs the name of one user or group"),
+        (["--user=me"], "Give --for=user"),
+        (["--for=guest"], "--for is master or user"),
+    ],
+)
+def test_rights_for_nobody_are_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        rbac_command.run(["--print", *arguments])
+    assert said in str(caught.value)
 
 
 def test_the_manifests_are_yaml_and_name_the_priorities_that_jobs_use() -> None:

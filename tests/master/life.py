@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 
 from elasticdl.master.file_journal import FileJournal
@@ -42,7 +43,7 @@ def main() -> int:
         return 3
     except ElasticDLError as error:
         print(error)
-        fail(place, error)
+        fail(place, error, threading.Event())
         return 1
 
 

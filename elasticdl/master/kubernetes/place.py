@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.kubernetes import KubernetesCluster
 from elasticdl.master.journal import JournalWriteError, Superseded
+from elasticdl.master.kubernetes.expiry import Expiry
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl.master.kubernetes.own_pod import OwnPod
 from elasticdl.master.kubernetes.owners import set_owners
@@ -76,7 +77,9 @@ class KubernetesPlace:
         job = _patiently(lambda: self._read_job(job_name))
         owner_uid: str = job.metadata.uid
         self.spec = whole_spec(job.data[names.SPEC_KEY])
-        _patiently(lambda: check_rights(self._connection, self._namespace, self.spec.service_account))
+        account = self.spec.service_account
+        self._expiry = Expiry(self._connection, self._namespace, job_name, owner_uid, account)
+        _patiently(self._check_rights)
         is_owned = _patiently(lambda: self._own_pod.look(owner_uid))
         if not is_owned:
             _patiently(lambda: set_owners(self._connection, self.spec, self._namespace, owner_uid))
@@ -92,6 +95,9 @@ class KubernetesPlace:
 
         self.cluster = KubernetesCluster(self._namespace, job_name, manifest, self._connection.client)
 
+    def _check_rights(self) -> None:
+        check_rights(self._connection, self._namespace, self.spec.service_account, self.spec.expires)
+
     def pod_specs(self, port: int) -> PodSpecs:
         address = names.master_address(self.spec.job_name, self._namespace)
         return PodSpecs(self.spec, "python", address, ps_env=_PS_ENV)
@@ -99,8 +105,10 @@ class KubernetesPlace:
     def is_transient(self, error: ElasticDLError) -> bool:
         return isinstance(error, JournalWriteError) or (isinstance(error, ClusterError) and error.unreachable)
 
-    def end(self, exit_code: int) -> None:
-        """A pod that may be restarted after a failure is told to the kubelet to be over."""
+    def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
+        """A job with a time to live is deleted after it; else a pod that failed is told to the kubelet to be over."""
+        if self.spec.expires and self._expiry.wait(ended_at, self.spec.ttl_after_finished, stop):
+            return
         if exit_code != 0:
             self._own_pod.end()
 
