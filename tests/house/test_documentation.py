@@ -15,7 +15,7 @@ import yaml
 from elasticdl_client.flags import flag_of
 from elasticdl_client.help import JOBS
 from elasticdl_client.job_spec import flag_fields
-from scripts import documentation
+from scripts import documentation, performance_graphs
 from scripts.documentation import DOCS, LINK, ROOT
 
 GENERATED = documentation.generated()
@@ -89,6 +89,12 @@ def test_the_reference_has_errors_with_their_hints() -> None:
         assert f"\n## {title}\n\n- " in page
     assert page.count("\n- ") > 400
     assert page.count("<br>→ ") > 250
+
+
+def test_the_graphs_show_the_figures_of_the_benchmarks() -> None:
+    drawn = {path.name: path.read_text() for path in DOCS.glob("performance_*.svg")}
+    assert drawn == performance_graphs.pictures(), "run: python -m scripts.performance_graphs"
+    assert "0.21 s" in drawn["performance_recovery.svg"]
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ import pytest
 from elasticdl_client.job_spec import flag_defaults
 from tests.house.documents import REPOSITORY, bash_blocks, clone, run_page
 
+STARTS = sorted((REPOSITORY / "docs" / "start").glob("*.md"))
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "docs/install.md", "docs/monitor.md")),
     *sorted((REPOSITORY / "docs" / "tutorials").glob("*.md")),
+    *STARTS,
 ]
 
 
@@ -44,3 +46,14 @@ def test_the_local_tutorial_works_word_for_word(tmp_path: Path) -> None:
     assert "Evaluation metrics[step=450]: {'accuracy': 0.9" in said, said
     assert "Job tutorial succeeded." in said, said
     assert not list(home.glob(".elasticdl/jobs/*")), "the page cleans up"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [page for page in STARTS if bash_blocks(page)], ids=lambda page: page.stem)
+def test_the_start_pages_work_word_for_word(page: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    said = run_page(page, clone(tmp_path / "elasticdl"), Path(sys.executable).parent, 500, HOME=str(home))
+    assert f"Job start-{page.stem} succeeded." in said, said
+    assert ", repeated 0, lost 0" in said, said
