@@ -21,11 +21,11 @@ _PREPARATION = {
 }
 _AFTERWARDS = {
     "list": "list jobs",
-    "status": "show how far a job is, its pods, and why it waits or failed",
+    "status": "show a job's progress, its pods, and why it waits or failed",
     "logs": "print what a job's pods have printed",
-    "delete": "end a job and remove all that there is of it",
+    "delete": "end a job and remove all its objects",
     "clean": "remove the jobs that have ended",
-    "resume": "give a job whose master is gone a new one; it goes on where it was",
+    "resume": "start a new master for a job whose master is gone; the job continues where it was",
     "tensorboard": "show a job's losses and metrics in TensorBoard",
 }
 COMMANDS = {**JOBS, **_PREPARATION, **_AFTERWARDS}
@@ -34,12 +34,12 @@ _MORE = {
     "status": "WORKERS and PS count pods that run. --output=json has the keys that docs/jobs.md lists.",
     "logs": "With --output=json each line is an object: pod and line.",
     "delete": "On Kubernetes: pods, ConfigMaps, Secret and Services. Local: all its processes, then its directory with "
-    "the logs and checkpoints in it; an exported model in it stays. It does not ask.",
-    "clean": "Jobs that succeeded or failed go, as `delete` does it; running and stopped ones stay.",
-    "resume": "On Kubernetes it makes the master's pod again; the other pods wait for it for --master_timeout. A local "
-    "job goes on in front, from its newest checkpoint.",
-    "tensorboard": "Of a job with --tensorboard_log_dir. It prints its address, and ends with Ctrl-C. On Kubernetes a "
-    "pod with the job's image and volumes runs it meanwhile.",
+    "the logs and checkpoints in it; an exported model in it stays. Deletes without asking for confirmation.",
+    "clean": "Removes jobs that succeeded or failed, as `delete` does; running and stopped jobs stay.",
+    "resume": "On Kubernetes it creates the master's pod again; the other pods wait for it for --master_timeout. A "
+    "local job continues in the foreground, from its newest checkpoint.",
+    "tensorboard": "For a job with --tensorboard_log_dir. Prints its address; Ctrl-C ends it. On Kubernetes it runs "
+    "in a pod with the job's image and volumes.",
     "completion": "bash: `source <(elasticdl completion bash)` in ~/.bashrc; zsh: `source <(elasticdl completion zsh)` "
     "in ~/.zshrc; fish: `elasticdl completion fish > ~/.config/fish/completions/elasticdl.fish`.",
     "rbac": "For `kubectl apply -f -`. Whoever applies it needs the right to grant these rights.",
@@ -52,17 +52,17 @@ _USAGE = {
 }
 _FLAGS = (
     "--flag=value and --flag value are the same; a boolean flag alone means true. -f FILE takes flags from a YAML "
-    "file, one a line; ELASTICDL_NUM_WORKERS=4 in the environment is the default of --num_workers, and so on. The "
-    "command line goes before the file, the file before the environment. [Defaults in brackets.]"
+    "file, one per line; ELASTICDL_NUM_WORKERS=4 in the environment is the default of --num_workers, and so on. The "
+    "command line overrides the file, the file the environment. [Defaults in brackets.]"
 )
 _INDENT = 30
 
 
 def overview() -> str:
     """The help of `elasticdl` itself."""
-    lines = ["ElasticDL trains deep-learning models with as many workers as can be had at the moment.", ""]
+    lines = ["ElasticDL trains deep-learning models with however many workers are available right now.", ""]
     lines += ["Usage: elasticdl COMMAND --flag=value …, or elasticdl --version", ""]
-    for title, commands in (("Jobs", JOBS), ("Preparation", _PREPARATION), ("Jobs that there are", _AFTERWARDS)):
+    for title, commands in (("Run", JOBS), ("Prepare", _PREPARATION), ("Manage jobs", _AFTERWARDS)):
         lines += [f"{title}:", *(f"  {name:<11} {text}" for name, text in commands.items()), ""]
     lines += ["`elasticdl COMMAND --help` lists a command's flags. To try it on this machine:", ""]
     lines += ["  elasticdl train --runtime=local --job_name=digits --model_zoo=model_zoo \\"]

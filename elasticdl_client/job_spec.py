@@ -69,7 +69,7 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     )
     num_workers: int = flag(
         2,
-        "Workers wanted; the job goes on with those it gets. 1 with the Local strategy.",
+        "Number of workers; the job runs with those that are available. 1 with the Local strategy.",
         Group.JOB,
         check=between(1, 100_000),
     )
@@ -104,8 +104,10 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "Also encrypt what --tls does not: tensors to and from parameter servers, and the sums of AllReduce.",
         Group.JOB,
     )
-    seed: int = flag(0, "Of initial values, task order, shuffles and dropout.", Group.JOB, check=between(0, 2**31 - 1))
-    log_level: LogLevel = flag(LogLevel.INFO, "Least severe log lines that pods print.", Group.JOB)
+    seed: int = flag(
+        0, "Seed of initial values, task order, shuffles and dropout.", Group.JOB, check=between(0, 2**31 - 1)
+    )
+    log_level: LogLevel = flag(LogLevel.INFO, "Log level of all pods.", Group.JOB)
 
     # Data
     training_data: str = flag(
@@ -133,7 +135,10 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "", "The column that is the label, where the module has no feed.", Group.DATA, jobs=WITH_MODEL
     )
     records_per_shard: int = flag(
-        0, "Cut files and tables into shards of at most so many records; 0: not at all.", Group.DATA, check=at_least(0)
+        0,
+        "Cut files and tables into shards of at most this many records; 0: do not cut.",
+        Group.DATA,
+        check=at_least(0),
     )
     minibatch_size: int = flag(
         64, "Records per minibatch of a worker.", Group.DATA, check=between(1, 2**31 - 1), jobs=WITH_MODEL
@@ -156,14 +161,14 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     )
     evaluation_steps: int = flag(
         0,
-        "Also evaluate every N model versions; 0: at the end alone.",
+        "Also evaluate every N model versions; 0: only at the end.",
         Group.TRAINING,
         jobs=TRAIN_ONLY,
         check=at_least(0),
     )
     evaluation_throttle_secs: float = flag(
         0.0,
-        "Also evaluate every so many seconds; 0: never by time.",
+        "Also evaluate every N seconds; 0: never by time.",
         Group.TRAINING,
         jobs=TRAIN_ONLY,
         check=at_least(0),
@@ -187,7 +192,7 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     )
     nan_policy: NanPolicy = flag(
         NanPolicy.FAIL,
-        "On a loss or gradient that is not finite: fail the job, or skip the minibatch.",
+        "What to do if a loss or gradient is not finite: fail the job, or skip the minibatch.",
         Group.TRAINING,
         jobs=TRAIN_ONLY,
     )
@@ -211,12 +216,12 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         0, "Checkpoint every N model versions; 0: every 60 s.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
     )
     keep_checkpoint_max: int = flag(
-        3, "Checkpoints kept, the newest ones; 0: all.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
+        3, "Number of most recent checkpoints to keep; 0: all.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
     )
     checkpoint_dir_for_init: str = flag(
         "",
-        "The model to begin with: a checkpoint (a version directory, or a directory of versions); evaluate and predict "
-        "also load what --output has written, a .keras file, a .pt file with a state_dict.",
+        "Initial model: a checkpoint (a version directory, or a directory of versions); evaluate and predict "
+        "also load what --output wrote, a .keras file, a .pt file with a state_dict.",
         Group.CHECKPOINTS,
         jobs=WITH_MODEL,
         check=check_path,
@@ -225,17 +230,17 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     # Faults
     max_task_failures: int = flag(
         3,
-        "A task may raise this often, and so many workers in a row die by their own fault; of one error in the code of "
-        "a --job_command, before the first step, two.",
+        "Fail the job after this many failures of one task, or this many consecutive worker crashes; after two, if "
+        "both are the same error in the code of a --job_command before the first step.",
         Group.FAULTS,
         check=at_least(1),
     )
     max_bad_records: int = flag(
-        0, "Records that may be set aside because feed raises on them.", Group.FAULTS, check=at_least(0)
+        0, "Number of records that may be excluded because feed raises on them.", Group.FAULTS, check=at_least(0)
     )
     bad_records_dir: str = flag(
         "",
-        "Where these records are written with their errors; local runtime: in the job's directory by default.",
+        "Directory for these records and their errors; local runtime: in the job's directory by default.",
         Group.FAULTS,
         check=check_path,
     )
@@ -246,20 +251,26 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         jobs=WITH_MODEL,
     )
     lease_timeout: float = flag(
-        10.0, "Seconds without a heartbeat after which a worker's task is handed on.", Group.FAULTS, check=above(0)
+        10.0,
+        "Seconds without a heartbeat after which a worker's task is given to another worker.",
+        Group.FAULTS,
+        check=above(0),
     )
     step_timeout: float = flag(
-        600.0, "Seconds in one minibatch after which the task is handed on.", Group.FAULTS, check=above(0)
+        600.0, "Seconds in one minibatch after which the task is given to another worker.", Group.FAULTS, check=above(0)
     )
     master_timeout: float = flag(
-        300.0, "Seconds that workers and parameter servers go on without a master.", Group.FAULTS, check=above(0)
+        300.0,
+        "Seconds that workers and parameter servers run without a master before they end.",
+        Group.FAULTS,
+        check=above(0),
     )
 
     # Local runtime
     job_dir: str = flag("", "Directory of logs and state; empty: ~/.elasticdl/jobs/JOB.", Group.LOCAL, check=check_path)
     local_slots: int = flag(
         0,
-        "Parameter servers and workers that run at once, others stay pending; 0: no limit.",
+        "Maximum number of parameter servers and workers that run at once, others stay pending; 0: no limit.",
         Group.LOCAL,
         check=at_least(0),
     )

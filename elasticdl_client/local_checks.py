@@ -92,7 +92,7 @@ def _check_command(spec: JobSpec, zoo: Path) -> None:
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])  # as in a pod
     if shutil.which(str(zoo / program) if "/" in program else program, path=path) is None:
         raise FlagError(
-            f"--job_command: {program} is no program that can be run.",
+            f"--job_command: {program} is not executable, or not on PATH.",
             f"It is looked for on PATH, or with a slash in it from the directory {zoo} (--model_zoo).",
         )
 
@@ -134,6 +134,6 @@ def _check_port(port: int) -> None:
             wanted.bind(("", port))
         except OSError as error:
             raise JobError(
-                f"--master_port={port} cannot be had: {error.strerror}.",
-                "Leave --master_port out: a free one is taken.",
+                f"--master_port={port} cannot be used: {error.strerror}.",
+                "Leave --master_port out to use a free port.",
             ) from error

@@ -21,7 +21,7 @@ class OnePassFlags:
 
     metrics_output: str = flag(
         "",
-        "File that the metrics are written to as JSON; empty: none.",
+        "File to write the metrics to, as JSON; empty: none.",
         Group.CHECKPOINTS,
         jobs=_EVALUATE,
         check=check_path,
@@ -51,15 +51,15 @@ class OnePassFlags:
     )
     missing_values: str = flag(
         "",
-        "Texts that stand for a missing value, beside the empty one, with commas between.",
+        "Texts that mean a missing value, besides the empty one, separated by commas.",
         Group.DATA,
         jobs=_ANALYZE,
     )
     num_buckets: int = flag(
-        10, "Buckets that the boundaries of a column of numbers make.", Group.DATA, jobs=_ANALYZE, check=at_least(2)
+        10, "Number of buckets for the boundaries of a numeric column.", Group.DATA, jobs=_ANALYZE, check=at_least(2)
     )
     vocabulary_size: int = flag(
-        100_000, "Values of a column that are listed at most.", Group.DATA, jobs=_ANALYZE, check=at_least(1)
+        100_000, "Maximum number of values to list per column.", Group.DATA, jobs=_ANALYZE, check=at_least(1)
     )
 
 

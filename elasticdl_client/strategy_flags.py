@@ -18,11 +18,14 @@ class StrategyFlags:
 
     # Parameter servers
     use_async: bool = flag(
-        True, "Apply each gradient as it comes; false: in rounds.", Group.PARAMETER_SERVER, jobs=TRAIN_ONLY
+        True,
+        "Asynchronous: apply each gradient when it arrives; false: synchronous, in rounds.",
+        Group.PARAMETER_SERVER,
+        jobs=TRAIN_ONLY,
     )
     grads_to_wait: int = flag(
         1,
-        "Synchronous: gradients in a round; fewer when fewer workers train.",
+        "Synchronous: number of gradients in a round; fewer if fewer workers train.",
         Group.PARAMETER_SERVER,
         jobs=TRAIN_ONLY,
         check=at_least(1),
@@ -43,20 +46,20 @@ class StrategyFlags:
     )
     max_staleness: int = flag(
         0,
-        "Asynchronous: a gradient that misses more than N updates is computed again; 0: no bound.",
+        "Asynchronous: maximum staleness; a gradient that misses more than N updates is computed again; 0: no limit.",
         Group.PARAMETER_SERVER,
         jobs=TRAIN_ONLY,
         check=at_least(0),
     )
     lr_staleness_modulation: bool = flag(
         False,
-        "Asynchronous: divide the learning rate by the updates that a gradient misses.",
+        "Asynchronous: divide the learning rate by the gradient's staleness.",
         Group.PARAMETER_SERVER,
         jobs=TRAIN_ONLY,
     )
     wire_dtype: WireDtype = flag(
         WireDtype.FLOAT32,
-        "Gradients, parameters and rows on the network: float32, float16 or bfloat16.",
+        "Data type of gradients, parameters and rows on the network: float32, float16 or bfloat16.",
         Group.PARAMETER_SERVER,
         jobs=WITH_MODEL,
     )
@@ -71,22 +74,22 @@ class StrategyFlags:
     # AllReduce
     min_workers: int = flag(
         1,
-        "Training waits for so many workers.",
+        "Minimum number of workers; below it training waits.",
         Group.ALL_REDUCE,
         jobs=TRAIN_ONLY,
         check=between(1, 100_000),
     )
     fixed_global_batch: int = flag(
         0,
-        "Records of a step of all workers together, however many they are: a multiple of --minibatch_size; "
-        "0: each worker brings a minibatch.",
+        "Global batch size: records per step of all workers together, however many they are; a multiple of "
+        "--minibatch_size; 0: one minibatch per worker.",
         Group.ALL_REDUCE,
         jobs=TRAIN_ONLY,
         check=at_least(0),
     )
     collective_timeout: float = flag(
         5.0,
-        "Seconds of silence after which a worker is left out; a slow worker that is heard is waited for.",
+        "Seconds without a heartbeat after which a worker leaves the group; slow ones that send them are waited for.",
         Group.ALL_REDUCE,
         jobs=TRAIN_ONLY,
         check=above(0),

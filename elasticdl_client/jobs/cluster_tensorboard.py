@@ -101,7 +101,9 @@ def _listener(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
-        raise JobError(f"--port={port} cannot be had: {error.strerror}.", "Leave it out for a free one.") from error
+        raise JobError(
+            f"--port={port} cannot be used: {error.strerror}.", "Leave it out to use a free port."
+        ) from error
 
 
 def _wait_until_ready(connection: Connection, namespace: str, name: str) -> None:

@@ -133,7 +133,7 @@ def page(job: Job, now: float) -> str:
     head += [("Workers", f"{status.workers_alive}/{status.workers_wanted} running")]
     head += [("PS", f"{status.ps_alive}/{status.ps_wanted} running" if status.ps_wanted else "")]
     head += [("Staleness", progress.staleness_text(status))]
-    head += [("Generation", f"{status.generation} (lives of the master)" if status.generation else "")]
+    head += [("Restarts", f"{status.generation - 1} (of the master)" if status.generation > 1 else "")]
     head += [("Exit code", "" if status.exit_code is None else str(status.exit_code))]
     head += [("Started", _ago(status.started_at or job.created_at, now)), ("Updated", _ago(status.updated_at, now))]
     head += [("Logs", job.logs)]

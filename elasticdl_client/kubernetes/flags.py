@@ -39,9 +39,7 @@ class KubernetesFlags:
         "Service account of workers and parameter servers, whose pods get no token of it; empty: the namespace's.",
         Group.KUBERNETES,
     )
-    image_pull_secret: str = flag(
-        "", "Secrets with the registry's credentials, with commas between; of all pods.", Group.KUBERNETES
-    )
+    image_pull_secret: str = flag("", "Image pull secrets of all pods, separated by commas.", Group.KUBERNETES)
     run_as_user: str = flag(
         DEFAULT_USER,
         "User id of all pods; none: as the cluster chooses; auto: 1000, or none in a namespace of OpenShift.",
@@ -49,29 +47,29 @@ class KubernetesFlags:
         check=parses(parse_user),
     )
     master_resource_request: str = flag(
-        "cpu=0.1,memory=1024Mi", "What the master asks for.", Group.KUBERNETES, check=parses(parse_resources)
+        "cpu=0.1,memory=1024Mi", "Resource request of the master.", Group.KUBERNETES, check=parses(parse_resources)
     )
     master_resource_limit: str = flag(
         "",
-        "What the master may use; empty: what it asks for, CPUs excepted.",
+        "Resource limit of the master; empty: its request, without the CPUs.",
         Group.KUBERNETES,
         check=parses(parse_resources),
     )
     worker_resource_request: str = flag(
-        "cpu=1,memory=4096Mi", "What a worker asks for.", Group.KUBERNETES, check=parses(parse_resources)
+        "cpu=1,memory=4096Mi", "Resource request per worker.", Group.KUBERNETES, check=parses(parse_resources)
     )
     worker_resource_limit: str = flag(
         "",
-        "What a worker may use; empty: what it asks for, CPUs excepted.",
+        "Resource limit per worker; empty: its request, without the CPUs.",
         Group.KUBERNETES,
         check=parses(parse_resources),
     )
     ps_resource_request: str = flag(
-        "cpu=1,memory=4096Mi", "What a parameter server asks for.", Group.KUBERNETES, check=parses(parse_resources)
+        "cpu=1,memory=4096Mi", "Resource request per parameter server.", Group.KUBERNETES, check=parses(parse_resources)
     )
     ps_resource_limit: str = flag(
         "",
-        "What a parameter server may use; empty: what it asks for, CPUs excepted.",
+        "Resource limit per parameter server; empty: its request, without the CPUs.",
         Group.KUBERNETES,
         check=parses(parse_resources),
     )
@@ -108,7 +106,7 @@ class KubernetesFlags:
     )
     populate_env_names: str = flag(
         "",
-        "Regular expression: variables of the master that other pods get.",
+        "Regular expression: environment variables of the master to copy to the other pods.",
         Group.KUBERNETES,
         check=regular_expression,
     )
@@ -123,7 +121,7 @@ class KubernetesFlags:
     )
     log_file_path: str = flag(
         "",
-        "Also write the master's output to this file, those of others beside it: -worker-0, -ps-0 before its suffix.",
+        "Also write the master's log to this file, and other pods' logs beside it: -worker-0, -ps-0 before its suffix.",
         Group.KUBERNETES,
         check=check_path,
     )

@@ -146,4 +146,4 @@ def test_a_command_that_takes_none_of_the_data_that_the_flags_name_has_failed(tm
 def test_what_cannot_be_run_is_refused_before_the_job_starts(tmp_path: Path) -> None:
     job = job_of(tmp_path, "no-such-program --fast").start()
     assert job.wait(60) != 0
-    assert "no-such-program is no program that can be run" in "\n".join(job.output)
+    assert "no-such-program is not executable, or not on PATH" in "\n".join(job.output)

@@ -82,7 +82,7 @@ def test_the_page_of_a_job_says_all_that_is_known() -> None:
         "Epoch:        2/3",
         "Model:        step 70, loss 0.3457",
         "Evaluation:   accuracy 0.91 at step 64",
-        "Generation:   2 (lives of the master)",
+        "Restarts:     1 (of the master)",
         "Logs:         elasticdl logs digits --namespace=team",
         "  epoch 1: records 3334, committed 3334, repeated 0, lost 0",
         "  elasticdl-digits-master     Running   1",
