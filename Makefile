@@ -21,13 +21,14 @@ ZOO ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo zoo test test-full test-estimator e2e e2e-full chaos fuzz stress lint format bench wheels docs clean
+.PHONY: help setup demo zoo test test-full coverage test-estimator e2e e2e-full chaos fuzz stress lint format bench wheels docs clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
 	@echo "make demo       train, evaluate and export a model of real data on this machine"
 	@echo "make zoo        train every model of the zoo here (about a quarter of an hour); ZOO=\"MODULE …\" for some of them"
 	@echo "make test       the tests of every change (without a mark); test-full: the long ones, too"
+	@echo "make coverage   which lines and branches the tests run, for each package; TEST=tests/rpc: those of some tests"
 	@echo "make test-estimator   those on TensorFlow 2.15, the last one that has Estimators"
 	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG, JOBS=4 at a time; e2e-full: the long ones, too"
 	@echo "make chaos      kill workers, parameter servers and masters at length; count what is lost"
@@ -72,6 +73,14 @@ test: $(NATIVE)
 test-full: $(NATIVE)
 	$(call say,running all tests that need no cluster)
 	@$(BIN)/python -m pytest -m "not (cluster or estimator)" --timeout 1800
+
+coverage: $(NATIVE)
+	$(call say,running the tests of `make test` and counting the lines that they run (about half an hour))
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(BIN)/python -m coverage run -m pytest -m "not (full or cluster or estimator)" -n 2 --dist loadfile $(TEST) \
+	    --max-worker-restart 0 --timeout 900
+	@$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o build/coverage/report.json
+	@$(BIN)/python -m tests.coverage build/coverage/report.json
 
 # Neither the runtime nor its kernels are installed once more: the tests import both from here.
 $(ESTIMATOR)/.installed: pyproject.toml elasticdl_client/pyproject.toml scripts/requirements.py $(NATIVE)

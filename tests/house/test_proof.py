@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.coverage import by_package
 from tests.stress import CGROUPS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -79,3 +83,27 @@ def test_stress_counts_what_fails_in_many_runs(tmp_path: Path) -> None:
     assert output.splitlines()[-1] == "2 runs under load: 1 passed, 1 failed"
     assert "test_suite.py::test_shaky" in output
     assert not list(group.glob("elasticdl-stress-*"))
+
+
+@pytest.mark.full
+def test_coverage_is_counted_for_each_package_subprocesses_included(tmp_path: Path) -> None:
+    """A run of one test that only starts a process: what that process runs is counted."""
+    (tmp_path / "test_one.py").write_text(
+        "import subprocess, sys\n\ndef test_one():\n"
+        '    code = \'from elasticdl_client.kubernetes.names import pod_name; pod_name("a", "worker", 0)\'\n'
+        "    subprocess.run([sys.executable, '-c', code], check=True)\n"
+    )
+    data, report = f"--data-file={tmp_path}/data", tmp_path / "report.json"
+    for arguments in (
+        ["run", data, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        ["combine", data, "--quiet"],
+        ["json", data, "--quiet", "-o", str(report)],
+    ):
+        subprocess.run([sys.executable, "-m", "coverage", *arguments], cwd=REPOSITORY, check=True, capture_output=True)
+    counted = by_package(json.loads(report.read_text()))
+    assert counted["elasticdl_client/kubernetes"]["covered_lines"] > 0
+    assert counted["total"]["num_branches"] > counted["elasticdl_client/kubernetes"]["num_branches"] > 0
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.coverage", report], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert said.stdout.splitlines()[-1].startswith("total ")
