@@ -105,7 +105,7 @@ define run_on_cluster
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 	@$(BIN)/python -m tests.e2e_kubernetes.dns_records
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
-	@$(BIN)/python -m tests.again -m "$(1)" --ignore tests/e2e_kubernetes -n 2 --dist loadfile
+	@$(BIN)/python -m tests.again -m "$(1)" --ignore tests/e2e_kubernetes -n $(JOBS) --dist loadfile
 	$(call say,running whole jobs on it$(comma) $(JOBS) at a time)
 	@$(BIN)/python -m tests.again -m "($(1)) and not alone" -n $(JOBS) --dist load --durations 0 --durations-min 1 tests/e2e_kubernetes
 	$(call say,running those that need it for themselves)
