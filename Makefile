@@ -11,6 +11,9 @@ STAMP := $(VENV)/.installed
 NATIVE := $(VENV)/.native
 ESTIMATOR ?= $(VENV)-estimator
 DEMO := build/demo
+DEMO_VENV := build/demo-venv
+DESCRIBED := setup.py pyproject.toml elasticdl_client/pyproject.toml
+KERNELS := $(wildcard elasticdl/kernels/src/*)
 CHAOS ?=
 JOBS ?= 4
 FUZZ ?= 1
@@ -40,18 +43,18 @@ help:
 	@echo "make wheels     both wheels into dist/"
 	@echo "make clean      remove what the other verbs have made"
 
-$(BIN)/python:
+%/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=…")'
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $*
 
-$(STAMP): setup.py pyproject.toml elasticdl_client/pyproject.toml | $(BIN)/python
+$(STAMP): $(DESCRIBED) | $(BIN)/python
 	$(call say,filling $(VENV) (once; TensorFlow and PyTorch are large downloads, so this takes a few minutes))
 	$(call say,installing the client$(comma) the runtime$(comma) TensorFlow$(comma) PyTorch and the tools of the developer)
 	@$(BIN)/python -m pip install --quiet --editable ./elasticdl_client --editable '.[tensorflow,allreduce,dev]'
 	@touch $@ $(NATIVE)
 comma := ,
 
-$(NATIVE): $(wildcard elasticdl/kernels/src/*) | $(STAMP)
+$(NATIVE): $(KERNELS) | $(STAMP)
 	$(call say,building the native kernels)
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
@@ -59,8 +62,23 @@ $(NATIVE): $(wildcard elasticdl/kernels/src/*) | $(STAMP)
 setup: $(NATIVE)
 	$(call say,ready: $(BIN)/elasticdl --help)
 
-demo: $(NATIVE)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo.sh $(DEMO)
+# The demo needs no PyTorch and no tools: it waits for them only where `make setup` has installed them already.
+is_set_up := $(shell [[ -e $(STAMP) && -z "$$(find $(DESCRIBED) -newer $(STAMP))" ]] && echo yes)
+
+# Two processors at once: pip on one, the compiler on the other.
+$(DEMO_VENV)/.installed: $(DESCRIBED) $(KERNELS) | $(DEMO_VENV)/bin/python
+	$(call say,filling $(@D) with what the demo needs (once: one to two minutes$(comma) and a download of 0.4 GB))
+	@$(@D)/bin/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12,<4'
+	@$(@D)/bin/python setup.py --quiet build_ext --inplace & kernels=$$!; \
+	    trap 'kill $$kernels 2>/dev/null || true' EXIT; \
+	    PYTHONPATH=. $(@D)/bin/python scripts/requirements.py tensorflow scikit-learn > $(@D)/requirements.txt; \
+	    $(@D)/bin/python -m pip install --quiet --requirement $(@D)/requirements.txt; \
+	    wait $$kernels; trap - EXIT
+	@$(@D)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable ./elasticdl_client --editable .
+	@touch $@
+
+demo: $(if $(is_set_up),$(NATIVE),$(DEMO_VENV)/.installed)
+	@PATH="$(abspath $(<D))/bin:$$PATH" scripts/demo.sh $(DEMO)
 
 zoo: $(ESTIMATOR)/.installed
 	$(call say,training every model of the zoo on this machine (about a quarter of an hour; two of them on TensorFlow 2.15))
