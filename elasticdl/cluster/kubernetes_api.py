@@ -16,11 +16,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kubernetes import client
-from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from elasticdl_client.errors import ElasticDLError
-from elasticdl_client.kubernetes.api import ClusterError
+from elasticdl_client.kubernetes.api import ClusterError, send
 
 Object = dict[str, Any]
 Query = dict[str, str | int]
@@ -173,20 +172,15 @@ class ApiServer:
         """The server's answer with its head read; of a refusal, whole."""
         if self.closed:
             raise Closed
-        headers = {"Accept": "application/json, */*"}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
         parameters = list((query or {}).items())
-        request = self._client.param_serialize(
-            method, path, {}, parameters, headers, body, auth_settings=["BearerToken"]
-        )
+        bounds = (min(_CONNECT_S, timeout_s), timeout_s)
         try:
-            answer = self._client.call_api(*request, _request_timeout=(min(_CONNECT_S, timeout_s), timeout_s))
+            answer = send(self._client, method, path, parameters, body, timeout_s=bounds)
             if not 200 <= answer.status <= 299:
-                raise self._refused(answer.status, answer.read(), answer.headers.get("Retry-After", ""))
-        except (ApiException, HTTPError, OSError) as error:  # ApiException: TLS has failed
+                raise self._refused(answer.status, answer.data, answer.headers.get("Retry-After", ""))
+        except (HTTPError, OSError) as error:
             raise self._unreachable(error) from error
-        return answer.response
+        return answer
 
     def _lines(self, response: Any) -> Iterator[Object]:
         rest = b""

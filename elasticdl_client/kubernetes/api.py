@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from elasticdl_client.errors import ElasticDLError
 
@@ -58,6 +59,26 @@ class Connection:
     server: str
     client: Any = field(repr=False)
     core: Any = field(repr=False)
+
+    def patch(self, path: str, body: dict[str, Any], content_type: str, **options: Any) -> Any:
+        """Changes an object; the answer, parsed.
+
+        The kind of a patch cannot be said to the methods of older versions of the package.
+
+        Args:
+            path: of the object, as `/api/v1/namespaces/x/pods/y`.
+            body: the patch.
+            content_type: its kind.
+            options: `accept`, `timeout_s` of `send`.
+
+        Raises:
+            ApiException: the server refuses.
+        """
+        response = send(self.client, "PATCH", path, body=body, content_type=content_type, **options)
+        try:
+            return json.loads(checked(response).data)
+        finally:
+            response.release_conn()
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -138,6 +159,55 @@ def connect(
     api_client = client.ApiClient(configuration)
     _bound(api_client, connect_timeout_s)
     return Connection(context, namespace, str(configuration.host), api_client, client.CoreV1Api(api_client))
+
+
+def send(
+    api_client: Any,
+    method: str,
+    path: str,
+    query: Sequence[tuple[str, str | int]] = (),
+    body: dict[str, Any] | None = None,
+    content_type: str = "application/json",
+    accept: str = "application/json, */*",
+    timeout_s: tuple[float, float] = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
+) -> Any:
+    """A request of our own with the server, the credentials and the TLS settings of the kubernetes package's client.
+
+    Only what all its versions have is used: the signatures of its own calls differ.
+
+    Args:
+        api_client: a `kubernetes.client.ApiClient`.
+        method: of HTTP.
+        path: of the URL, with a leading slash.
+        query: its parameters.
+        body: of the request, to be sent as JSON.
+        content_type: what the body is.
+        accept: what the answer may be.
+        timeout_s: to connect, and between two reads.
+
+    Returns:
+        The `urllib3.HTTPResponse`, of any status, with its body unread.
+
+    Raises:
+        HTTPError: of urllib3: there is no answer.
+    """
+    from urllib3 import Timeout
+
+    configuration = api_client.configuration
+    headers = {"User-Agent": api_client.user_agent, "Accept": accept}
+    for setting in configuration.auth_settings().values():
+        if setting["in"] == "header" and setting["value"]:
+            headers[setting["key"]] = setting["value"]
+    if body is not None:
+        headers["Content-Type"] = content_type
+    return api_client.rest_client.pool_manager.request(
+        method,
+        configuration.host + path + (f"?{urlencode(query)}" if query else ""),
+        body=None if body is None else json.dumps(body),
+        headers=headers,
+        preload_content=False,
+        timeout=Timeout(connect=timeout_s[0], read=timeout_s[1]),
+    )
 
 
 def checked(response: Any) -> Any:

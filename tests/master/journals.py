@@ -67,9 +67,8 @@ class ConfigMapJournals:
 
     def patch(self, body: dict[str, object]) -> None:
         """Somebody else changes the object."""
-        self.namespace.core.patch_namespaced_config_map(
-            self.name, self.namespace.name, body, _content_type="application/merge-patch+json"
-        )
+        path = f"/api/v1/namespaces/{self.namespace.name}/configmaps/{self.name}"
+        self.namespace.connection.patch(path, body, "application/merge-patch+json")
 
     def close(self) -> None:
         self.namespace.delete()

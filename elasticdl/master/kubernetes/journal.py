@@ -8,7 +8,6 @@ own hand.  A thread of its own writes what may be written later; `save` waits.
 from __future__ import annotations
 
 import base64
-import json
 import logging
 import secrets
 import threading
@@ -258,16 +257,14 @@ class ConfigMapJournal:
     def _patch(self, body: dict[str, Any]) -> None:
         metadata = {"resourceVersion": self._version, "annotations": {WRITER: self._writer}}
         with self._connection.doing(f"write the journal {self._where}"):
-            answer = self._connection.core.patch_namespaced_config_map(
-                self._name,
-                self._namespace,
+            answer = self._connection.patch(
+                f"/api/v1/namespaces/{self._namespace}/configmaps/{self._name}",
                 {**body, "metadata": metadata},
-                _content_type="application/merge-patch+json",
-                _headers={"Accept": _METADATA},
-                _preload_content=False,
-                _request_timeout=TIMEOUT_S,
+                "application/merge-patch+json",
+                accept=_METADATA,
+                timeout_s=TIMEOUT_S,
             )
-            self._version = json.loads(answer.data)["metadata"]["resourceVersion"]
+            self._version = answer["metadata"]["resourceVersion"]
 
     def _say_phase(self) -> None:
         """Tells the newest phase that is written, in whichever thread; so the last one told is the last one written."""

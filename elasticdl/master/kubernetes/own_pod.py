@@ -80,13 +80,7 @@ class OwnPod:
     def _patch(self, body: dict[str, Any], what: str) -> None:
         try:
             with self._connection.doing(f"change pod {self._name}"):
-                self._connection.core.patch_namespaced_pod(
-                    self._name,
-                    self._namespace,
-                    body,
-                    _content_type=_MERGE,
-                    _preload_content=False,
-                    _request_timeout=_TIMEOUT_S,
-                )
+                path = f"/api/v1/namespaces/{self._namespace}/pods/{self._name}"
+                self._connection.patch(path, body, _MERGE, timeout_s=_TIMEOUT_S)
         except ClusterError as error:
             logger.warning("Pod %s could not %s: %s", self._name, what, error.what)

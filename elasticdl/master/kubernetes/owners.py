@@ -6,14 +6,20 @@ The client does so when it submits a job; objects that came by `kubectl apply` h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 
 _STRATEGIC = "application/strategic-merge-patch+json"  # owner references are merged by their uid
+_PATHS = {
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+    "Secret": "/api/v1/namespaces/{namespace}/secrets",
+    "Service": "/api/v1/namespaces/{namespace}/services",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+    "Pod": "/api/v1/namespaces/{namespace}/pods",
+}
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -26,16 +32,11 @@ def set_owners(connection: Connection, spec: JobSpec, namespace: str, owner_uid:
     """
     job = names.job_object(spec.job_name)
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": job, "uid": owner_uid}
-    for kind, name, patch in _objects(connection, spec):
+    for kind, name in _objects(spec):
         try:
             with connection.doing(f"make the job the owner of {kind} {name}"):
-                patch(
-                    name,
-                    namespace,
-                    {"metadata": {"ownerReferences": [owner]}},
-                    _content_type=_STRATEGIC,
-                    _preload_content=False,
-                )
+                path = f"{_PATHS[kind].format(namespace=namespace)}/{name}"
+                connection.patch(path, {"metadata": {"ownerReferences": [owner]}}, _STRATEGIC)
         except ClusterError as error:
             if error.status != 404:
                 raise
@@ -43,16 +44,14 @@ def set_owners(connection: Connection, spec: JobSpec, namespace: str, owner_uid:
     logger.info("ConfigMap %s owns all objects of the job now", job)
 
 
-def _objects(connection: Connection, spec: JobSpec) -> Iterator[tuple[str, str, Callable[..., Any]]]:
-    from kubernetes.client import NetworkingV1Api
-
-    job, core = spec.job_name, connection.core
-    yield "ConfigMap", names.state_object(job), core.patch_namespaced_config_map
-    yield "Secret", names.token_object(job), core.patch_namespaced_secret
-    yield "Service", names.master_service(job), core.patch_namespaced_service
+def _objects(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    job = spec.job_name
+    yield "ConfigMap", names.state_object(job)
+    yield "Secret", names.token_object(job)
+    yield "Service", names.master_service(job)
     if spec.need_tf_config:
         for role, size in (("ps", spec.num_ps_pods), ("worker", spec.num_workers)):
             for number in range(size):
-                yield "Service", names.pod_name(job, role, number), core.patch_namespaced_service
-    yield "NetworkPolicy", names.job_object(job), NetworkingV1Api(connection.client).patch_namespaced_network_policy
-    yield "Pod", names.pod_name(job, "master", 0), core.patch_namespaced_pod
+                yield "Service", names.pod_name(job, role, number)
+    yield "NetworkPolicy", names.job_object(job)
+    yield "Pod", names.pod_name(job, "master", 0)

@@ -1,0 +1,101 @@
+"""Requests of our own beside the calls of the kubernetes package, whose signatures differ between its versions."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from kubernetes.client import ApiClient, Configuration, CoreV1Api
+from kubernetes.client.exceptions import ApiException
+
+from elasticdl.cluster.kubernetes_api import ApiServer, Refusal
+from elasticdl_client.kubernetes.api import ClusterError, Connection, send
+
+MERGE = "application/merge-patch+json"
+
+
+class Recorder:
+    """Keeps the one request that it gets and sends an answer of the test's."""
+
+    def __init__(self) -> None:
+        self.request: dict[str, Any] = {}
+        self.status, self.answer, self.retry_after = 200, b'{"metadata": {"resourceVersion": "7"}}', ""
+        recorder = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PATCH(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                recorder.request = {"path": self.path, "headers": self.headers, "body": body}
+                self.send_response(recorder.status)
+                self.send_header("Content-Length", str(len(recorder.answer)))
+                self.send_header("Retry-After", recorder.retry_after)
+                self.end_headers()
+                self.wfile.write(recorder.answer)
+
+            do_GET = do_POST = do_PATCH  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                """Tests look at the request."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def connection(self) -> Connection:
+        configuration = Configuration()
+        configuration.host = f"http://127.0.0.1:{self.server.server_address[1]}"
+        configuration.api_key = {"authorization": "Bearer secret"}
+        configuration.retries = False
+        client = ApiClient(configuration)
+        return Connection("here", "x", configuration.host, client, CoreV1Api(client))
+
+
+@pytest.fixture
+def server() -> Iterator[Recorder]:
+    recorder = Recorder()
+    yield recorder
+    recorder.server.shutdown()
+    recorder.server.server_close()
+
+
+def test_a_patch_says_its_kind_what_it_takes_and_who_sends_it(server: Recorder) -> None:
+    answer = server.connection().patch("/api/v1/namespaces/x/pods/y", {"a": "ü"}, MERGE, accept="application/x")
+    assert answer["metadata"]["resourceVersion"] == "7"
+    headers = server.request["headers"]
+    assert server.request["path"] == "/api/v1/namespaces/x/pods/y"
+    assert (headers["Content-Type"], headers["Accept"]) == (MERGE, "application/x")
+    assert headers["Authorization"] == "Bearer secret"
+    assert json.loads(server.request["body"]) == {"a": "ü"}
+
+
+def test_a_refused_patch_is_an_error_with_the_servers_words(server: Recorder) -> None:
+    server.status, server.answer = 409, b'{"message": "it has changed"}'
+    connection = server.connection()
+    with pytest.raises(ClusterError, match="it has changed") as caught, connection.doing("write"):
+        connection.patch("/api/v1/namespaces/x/configmaps/y", {}, MERGE)
+    assert caught.value.status == 409
+    assert isinstance(caught.value.__cause__, ApiException)
+
+
+def test_a_query_is_quoted(server: Recorder) -> None:
+    send(server.connection().client, "GET", "/api", [("labelSelector", "a=b,c"), ("limit", 3)]).release_conn()
+    assert server.request["path"] == "/api?labelSelector=a%3Db%2Cc&limit=3"
+
+
+def test_the_masters_calls_carry_the_same_credentials(server: Recorder) -> None:
+    api = ApiServer(server.connection().client, "x")
+    api.call("POST", api.namespaced("pods"), {"dryRun": "All"}, {"kind": "Pod"})
+    assert server.request["path"] == "/api/v1/namespaces/x/pods?dryRun=All"
+    assert server.request["headers"]["Authorization"] == "Bearer secret"
+    assert json.loads(server.request["body"]) == {"kind": "Pod"}
+
+
+def test_the_masters_refused_calls_say_why_and_when_to_come_again(server: Recorder) -> None:
+    server.status, server.answer, server.retry_after = 422, b'{"reason": "Invalid", "message": "no"}', "3"
+    api = ApiServer(server.connection().client, "x")
+    with pytest.raises(Refusal) as caught:
+        api.call("GET", api.namespaced("pods"))
+    assert (caught.value.status, caught.value.reason, caught.value.retry_after_s) == (422, "Invalid", 3.0)
