@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from elasticdl.cluster.keras_import import import_less_with_keras
 from elasticdl.cluster.process_group import die_with_parent, pass_gate, redirect_output
+from elasticdl.cluster.process_title import name_process
 
 READY_VARIABLE = "ELASTICDL_READY_FD"
 FRAMEWORK_VARIABLE = "ELASTICDL_FRAMEWORK"  # of a worker pod: what it will import
@@ -143,6 +144,7 @@ def _become(request: ForkRequest, agent: int) -> None:
     os.environ.update(request.env)
     os.environ[READY_VARIABLE] = str(request.ready_fd)
     sys.argv = [request.module, *request.arguments]
+    name_process()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()  # else every child would draw the same numbers

@@ -12,6 +12,7 @@ import sys
 import threading
 from types import FrameType
 
+from elasticdl.cluster.process_title import name_process
 from elasticdl.master import local_place
 from elasticdl.master.journal import Superseded
 from elasticdl.master.master import Master, crash, fail
@@ -89,6 +90,7 @@ def _open_place() -> Place:
 
 
 if __name__ == "__main__":
+    name_process()
     exit_code = main()
     logging.shutdown()
     sys.stdout.flush()

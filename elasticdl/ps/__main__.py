@@ -4,9 +4,11 @@ import logging
 import os
 import sys
 
+from elasticdl.cluster.process_title import name_process
 from elasticdl.ps.process import main
 
 if __name__ == "__main__":
+    name_process()
     exit_code = main()
     logging.shutdown()
     sys.stdout.flush()

@@ -5,10 +5,12 @@ import os
 import sys
 
 from elasticdl.cluster.keras_import import import_less_with_keras
+from elasticdl.cluster.process_title import name_process
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.termination import Termination
 
 if __name__ == "__main__":
+    name_process()
     clock = ActivityClock()
     termination = Termination(clock)
     termination.install()

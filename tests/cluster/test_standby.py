@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -97,9 +98,9 @@ class Forks:
         self.cluster.create(spec)
         return name
 
-    def create_staying(self) -> Pod:
+    def create_staying(self, **more: Any) -> Pod:
         """A pod that has reported progress and goes on for ever."""
-        name = self.create("stay", self._wire.path)
+        name = self.create("stay", self._wire.path, **more)
         assert self._wire.read() == ["staying"]
         return self.observer.phase(name, PodPhase.RUNNING)
 
@@ -170,6 +171,21 @@ def test_a_forked_pod_finds_itself_as_a_plain_one_would(ready: Forks) -> None:
     assert "ready False" in log
     assert "group True nice 0 stdin \n" in log
     assert log.endswith("thread\n")
+
+
+@pytest.mark.parametrize("job", ["digits", "a-job-with-a-name-that-has-no-room-" * 6])
+def test_a_forked_pod_is_found_by_its_name_among_the_processes(ready: Forks, job: str) -> None:
+    pod = ready.create_staying(env={"ELASTICDL_POD_NAME": f"elasticdl-{job}-worker-1"})
+    shown = Path(f"/proc/{pod.pid}/cmdline").read_bytes()
+    assert shown.endswith(b"\0")
+    assert f"elasticdl worker-1 of {job}".startswith(shown[:-1].decode())
+    assert shown.startswith(b"elasticdl worker-1 of ")
+    assert Path(f"/proc/{pod.pid}/comm").read_text() == f"worker-1 {job}"[:15] + "\n"
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "args=", "-p", str(pod.pid)], capture_output=True, text=True, check=True
+    )
+    assert listed.stdout == shown[:-1].decode() + "\n"
+    assert ready.standby() != pod.pid
 
 
 def test_an_exception_is_an_exit_code_and_a_traceback(ready: Forks) -> None:

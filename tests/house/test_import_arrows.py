@@ -98,6 +98,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.master.__main__": (  # chooses the runtime
         *SHARED,
         "elasticdl.rpc.logs",
+        "elasticdl.cluster.process_title",
         "elasticdl.master",
         "elasticdl.master.kubernetes",
     ),
