@@ -182,7 +182,7 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     )
     tensorboard_log_dir: str = flag(
         "",
-        "Directory of event files for TensorBoard; empty: none.",
+        "Directory of event files for TensorBoard; empty: none, on the local runtime in the job's directory.",
         Group.TRAINING,
         jobs=TRAIN_ONLY,
         check=check_path,

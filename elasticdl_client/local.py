@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -49,6 +50,7 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
         spec,
         job_dir=str(path),
         checkpoint_dir=spec.checkpoint_dir or (str(path / "checkpoints") if spec.job_type is JobType.TRAIN else ""),
+        tensorboard_log_dir=spec.tensorboard_log_dir or _event_files(spec, path),
     )
     job_dir = JobDir.take(path)
     if job_dir.prepare(spec):
@@ -103,6 +105,12 @@ def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str]) -> int:
         agent.end()
     _report(spec, job_dir, ended)
     return ended.exit_code
+
+
+def _event_files(spec: JobSpec, path: Path) -> str:
+    """Where a job that does not say writes TensorBoard's files; empty where nothing could write them."""
+    is_written = spec.job_type is JobType.TRAIN and importlib.util.find_spec("tensorboard") is not None
+    return str(path / "tensorboard") if is_written else ""
 
 
 def _require_runtime() -> None:

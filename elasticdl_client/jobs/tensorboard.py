@@ -27,7 +27,8 @@ def log_dir_of(spec: JobSpec) -> str:
     if not spec.tensorboard_log_dir:
         raise JobError(
             f"Job {spec.job_name} writes no event files.",
-            "Start it with --tensorboard_log_dir=DIRECTORY; `elasticdl resume` cannot add it.",
+            "Start it with --tensorboard_log_dir=DIRECTORY (local jobs that train: install tensorboard before); "
+            "`elasticdl resume` cannot add it.",
         )
     return spec.tensorboard_log_dir
 

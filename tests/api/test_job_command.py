@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from script_waits import kept_from_beginning
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from elasticdl.cluster.cluster import Role
 from tests.chaos.job import LocalJob
@@ -52,6 +53,10 @@ def test_two_scripts_share_the_data_and_each_ends_by_itself(tmp_path: Path) -> N
     assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(100, 100, 0, 0)] * 2
     assert {path.name for path in (tmp_path / "notes").glob("done-*")} == {"done-0", "done-1"}
     assert "of 2: 13 minibatches" in job.log("elasticdl-script-worker-0")
+    found = EventAccumulator(
+        str(tmp_path / "job" / "tensorboard")
+    ).Reload()  # a local job is watched without being asked
+    assert "workers" in found.Tags()["scalars"]
 
 
 def test_a_killed_script_loses_nothing_and_has_a_successor(tmp_path: Path) -> None:
