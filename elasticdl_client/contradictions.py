@@ -46,6 +46,7 @@ def check(spec: JobSpec) -> None:
     _check_encryption(spec)
     _check_strategy(spec)
     _check_training(spec)
+    _check_prediction(spec)
     _check_parameter_server(spec)
     _check_all_reduce(spec)
     _check_runtime(spec)
@@ -146,6 +147,14 @@ def _check_training(spec: JobSpec) -> None:
         )
     if spec.model_params and spec.job_command:
         raise FlagError("--model_params is not passed to --job_command.", "Put it into the command.")
+
+
+def _check_prediction(spec: JobSpec) -> None:
+    if spec.prediction_columns and not spec.prediction_outputs:
+        raise FlagError(
+            "--prediction_columns are written beside the predictions, and there is no --prediction_outputs.",
+            "Name a directory with --prediction_outputs, or leave --prediction_columns out.",
+        )
 
 
 def _check_parameter_server(spec: JobSpec) -> None:

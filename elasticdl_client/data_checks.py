@@ -156,6 +156,7 @@ def _wanted_columns(spec: JobSpec) -> list[tuple[str, str]]:
     """Columns that flags name, each with the flag."""
     params: Mapping[str, object] = spec.data_reader_params_dict()
     wanted = [("--columns", column) for column in split_columns(spec.columns)]
+    wanted += [("--prediction_columns", column) for column in split_columns(spec.prediction_columns)]
     if spec.label_column and spec.job_type is not JobType.PREDICT:
         wanted.append(("--label_column", spec.label_column))
     dtypes = params.get("column_dtypes", {})

@@ -40,6 +40,12 @@ class OnePassFlags:
         Group.CHECKPOINTS,
         jobs=_PREDICT,
     )
+    prediction_columns: str = flag(
+        "",
+        "Columns of the data that are written there before the predictions, such as an id; with commas between.",
+        Group.CHECKPOINTS,
+        jobs=_PREDICT,
+    )
     data: str = flag(
         "",
         "What to analyze: a table: files, a directory, a pattern, or a database's (sqlite:///…?table=…).",

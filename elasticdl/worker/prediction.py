@@ -9,15 +9,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from elasticdl.frameworks.framework import FeedError, Inference, Surplus
+from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.batches import TaskBatches
+from elasticdl.worker.carried_columns import CarriedColumns
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.parts import Parts
-from elasticdl.worker.rows import RowWriter, columns_of, format_of, open_rows
+from elasticdl.worker.rows import Columns, RowWriter, columns_of, format_of, open_rows
 from elasticdl.worker.strategy import Values
 from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.errors import ModelDefinitionError
@@ -44,10 +45,12 @@ class PredictionWork:
         self._clock = clock
         self._process = make_process(definition, link.worker_id)
         self._parts: Parts | None = None
+        self._carried: CarriedColumns | None = None
         self._done = Path(spec.prediction_outputs) / _DONE_FILE
         if spec.prediction_outputs:
             self._format: PredictionFormat = format_of(spec.prediction_format)
             self._parts = Parts(Path(spec.prediction_outputs), self._format.value, link.confirm)
+            self._carried = CarriedColumns(spec, definition) if spec.prediction_columns else None
         elif self._process is None:
             raise ModelDefinitionError(
                 f"{definition.path} has no {spec.prediction_outputs_processor}, and there is no --prediction_outputs.",
@@ -62,7 +65,7 @@ class PredictionWork:
                     held.minibatch = batch.n
                     with self._clock.during(Activity.COMPUTE):
                         outputs = self._model.predict(batch, values.parameters, values.rows(batch))
-                    self._give(outputs, batch.size, (held.lease.task, batch.n), writer)
+                    self._give(outputs, batch, held, writer)
                 check()
                 self._check_count(held, batches.surplus)
             finally:
@@ -84,15 +87,29 @@ class PredictionWork:
             parts = [part.name for part in self._parts.finished()]
             path.write_text(json.dumps({"model_version": held.lease.model_version, "parts": parts}) + "\n")
 
-    def _give(self, outputs: Any, size: int, name: Name, writer: RowWriter | None) -> None:
+    def _give(self, outputs: Any, batch: Batch, held: HeldLease, writer: RowWriter | None) -> None:
         if self._process is not None:
-            self._process(outputs, name)
+            self._process(outputs, (held.lease.task, batch.n))
         if writer is not None:
             columns = columns_of(outputs)
-            wrong = {name: len(values) for name, values in columns.items() if len(values) != size}
+            wrong = {name: len(values) for name, values in columns.items() if len(values) != batch.size}
             if wrong:
-                raise TypeError(f"the model makes {wrong} rows of a minibatch of {size} samples")
-            writer.write(columns)
+                raise TypeError(f"the model makes {wrong} rows of a minibatch of {batch.size} samples")
+            writer.write({**self._columns_beside(columns, batch, held), **columns})
+
+    def _columns_beside(self, outputs: Columns, batch: Batch, held: HeldLease) -> Columns:
+        if self._carried is None:
+            return {}
+        both = next((name for name in self._carried.names if name in outputs), None)
+        if both is not None:
+            raise TypeError(f"the model has an output {both!r}, and --prediction_columns names a column of that name")
+        with self._clock.during(Activity.INPUT):
+            columns = self._carried.of(held, batch.n)
+        count = len(next(iter(columns.values())))
+        if count != batch.size:
+            what = f"feed makes {batch.size} samples of {count} records"
+            raise FeedError(held.id, batch.n, f"{what}. A prediction has one row for each record. {_ONE_A_RECORD}")
+        return columns
 
 
 def make_process(definition: ModelDefinition, worker_id: int) -> Process | None:

@@ -113,6 +113,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.frameworks",
         "elasticdl.ps.client",
         "elasticdl.ps.applied",
+        "elasticdl_client.data_sources",
         "elasticdl_client.trained_model",
     ),
     "elasticdl.original": (

@@ -1,0 +1,130 @@
+"""Columns of the data in the rows of predictions: the right ones, of every source, though they are no features."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from elasticdl.data.example import encode_example
+from elasticdl.data.recordio_writer import RecordIOWriter
+from elasticdl.model_def import load
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.carried_columns import CarriedColumns
+from elasticdl.worker.leases import HeldLease
+from elasticdl_client.errors import DataError, FlagError
+from elasticdl_client.job_spec import JobSpec
+from tests.chaos.job import LocalJob
+
+MODULE = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, features):
+        return self.factor * features["x"]
+
+def custom_model():
+    return Model()
+"""
+NUM_RECORDS = 30
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    directory = tmp_path / "zoo"
+    directory.mkdir()
+    (directory / "scaled.py").write_text(MODULE)
+    return directory
+
+
+def write(kind: str, directory: Path) -> Path:
+    """Rows with an id, a name and x, which is twice the number of the record."""
+    ids, names = [1000 + k for k in range(NUM_RECORDS)], [f"é {k}" for k in range(NUM_RECORDS)]
+    values = [2.0 * k for k in range(NUM_RECORDS)]
+    path = directory / f"rows.{kind}"
+    if kind == "csv":
+        rows = [f"{i},{n},{x}\n" for i, n, x in zip(ids, names, values, strict=True)]
+        path.write_text("".join(["id,name,x\n", *rows]))
+    elif kind == "parquet":
+        pq.write_table(pa.table({"id": ids, "name": names, "x": values}), path, row_group_size=7)
+    else:
+        writer = RecordIOWriter(str(path))
+        for i, n, x in zip(ids, names, values, strict=True):
+            writer.write(encode_example({"id": i, "name": n, "x": x}))
+        writer.close()
+    return path
+
+
+def spec(data: Path, zoo: Path, **flags: object) -> JobSpec:
+    given = {"job_name": "j", "runtime": "local", "model_zoo": zoo, "model_def": "scaled.custom_model"}
+    given |= {
+        "prediction_data": data,
+        "prediction_outputs": "/out",
+        "minibatch_size": 4,
+        "checkpoint_dir_for_init": "m",
+    }
+    return JobSpec.from_flags("predict", {**given, **flags})
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "recordio"])
+def test_the_columns_of_a_minibatch_are_those_of_its_records(kind: str, tmp_path: Path, zoo: Path) -> None:
+    data = write(kind, tmp_path)
+    flags = {"columns": "x"} if kind != "recordio" else {}
+    definition = load(str(zoo), "scaled.custom_model", required=())
+    carried = CarriedColumns(spec(data, zoo, prediction_columns="name,id", **flags), definition)
+    lease = pb.Lease(shard=pb.ShardMessage(name=str(data), start=10, end=20))
+    held = HeldLease(lease, record_numbers=[10, 11, 13, 14, 15, 16, 18, 19])  # two are quarantined
+    found = carried.of(held, 0)
+    assert list(found) == ["name", "id"]
+    assert found["id"].tolist() == [1010, 1011, 1013, 1014]
+    assert found["name"].tolist() == ["é 10", "é 11", "é 13", "é 14"]
+    assert carried.of(held, 1)["id"].tolist() == [1015, 1016, 1018, 1019]
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path, zoo: Path) -> None:
+    definition = load(str(zoo), "scaled.custom_model", required=())
+    wanted = spec(write("csv", tmp_path), zoo, prediction_columns="key")
+    with pytest.raises(DataError, match="no column key, which --prediction_columns names") as caught:
+        CarriedColumns(wanted, definition)
+    assert caught.value.hint == "It has: id, name, x."
+
+
+def test_columns_without_a_place_for_them_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FlagError, match="there is no --prediction_outputs"):
+        spec(tmp_path, tmp_path, prediction_columns="id", prediction_outputs="")
+
+
+def test_predictions_have_the_key_of_their_record(tmp_path: Path, zoo: Path) -> None:
+    torch.save({"factor": torch.tensor(0.5)}, tmp_path / "model.pt")
+    flags = {
+        "job_name": "keys",
+        "model_zoo": zoo,
+        "model_def": "scaled.custom_model",
+        "prediction_data": write("csv", tmp_path),
+        "columns": "x",
+        "prediction_columns": "id,name",
+        "prediction_outputs": tmp_path / "out",
+        "prediction_format": "csv",
+        "checkpoint_dir_for_init": tmp_path / "model.pt",
+        "distribution_strategy": "Local",
+        "num_workers": 1,
+        "minibatch_size": 4,
+        "num_minibatches_per_task": 2,
+    }
+    job = LocalJob(tmp_path / "job", flags, "predict").start()
+    assert job.wait(120) == 0, job.story()
+    rows = []
+    for part in sorted((tmp_path / "out").glob("part-*.csv")):
+        with part.open(newline="") as file:
+            rows += list(csv.DictReader(file))
+    assert [(row["id"], row["name"], float(row["prediction"])) for row in rows] == [
+        (str(1000 + k), f"é {k}", float(k)) for k in range(NUM_RECORDS)
+    ]
