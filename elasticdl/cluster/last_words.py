@@ -38,6 +38,14 @@ def explained(code: str, log: str) -> str:
     return f"{code}; its last lines:\n{tail}" if tail else code
 
 
+def frames_of_user(traceback: str) -> str:
+    """Return the frames in the user's own files of a formatted exception; all of it if there are none."""
+    lines = traceback.rstrip().splitlines()
+    found = _last_traceback(lines)
+    frames = [] if found is None else _frames_of_user(lines[found.first : found.error])
+    return "\n".join(frames) or traceback
+
+
 @dataclass(frozen=True, slots=True)
 class _Traceback:
     """Where one stands in a log: its first frame, and the line of its error."""

@@ -151,7 +151,10 @@ def test_a_worker_that_comes_when_all_is_trained_ends_well(tmp_path: Path) -> No
 def test_a_script_that_raises_ends_the_job_with_its_error(tmp_path: Path) -> None:
     job = job_of(tmp_path, "--raise-at 2 --loaders 0", num_workers=1, max_task_failures=1).start()
     assert job.wait(90) == 1, job.story()
-    assert "ValueError: the script is wrong" in "\n".join(job.output), job.story()
+    output = "\n".join(job.output)
+    assert output.count("ValueError: the script is wrong") == 1, job.story()
+    assert f'File "{SCRIPT}", line ' in output
+    assert "elasticdl/api" not in output
 
 
 @pytest.mark.full

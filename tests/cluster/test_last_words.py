@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.last_words import explained
+import elasticdl
+from elasticdl.cluster.last_words import explained, frames_of_user
 
 _HANDLED = """
 import sys, traceback
@@ -91,10 +92,22 @@ def test_without_an_error_the_last_lines_are_told(code: str, tmp_path: Path) -> 
     assert len(told.splitlines()) <= 11
 
 
-def test_a_bug_of_ours_keeps_its_traceback() -> None:
-    import elasticdl.cluster
+def test_of_an_error_in_a_process_of_a_loader_the_users_frame_is_kept() -> None:
+    path = f"{elasticdl.__path__[0]}/api/pytorch/pipeline.py"
+    outer = f'Traceback (most recent call last):\n  File "{path}", line 1, in get\n    next(self._batches)\n'
+    inner = f'  File "{path}", line 2, in _sample\n    return source[index]\n'
+    inner += (
+        '  File "/home/me/train.py", line 7, in __getitem__\n    raise ValueError("no")\n    ^^^^^\nValueError: no\n'
+    )
+    text = f"{outer}ValueError: Caught ValueError in process 0.\nOriginal Traceback (most recent call last):\n{inner}"
+    frame = '  File "/home/me/train.py", line 7, in __getitem__\n    raise ValueError("no")'
+    assert frames_of_user(text) == frame
+    assert explained("exit code 1", text) == f"exit code 1: ValueError: no\n{frame}"
 
-    path = f"{elasticdl.cluster.__path__[0]}/agent.py"
+
+def test_a_bug_of_ours_keeps_its_traceback() -> None:
+    path = f"{elasticdl.__path__[0]}/cluster/agent.py"
     log = f'Traceback (most recent call last):\n  File "{path}", line 1, in main\n    main()\nKeyError: 1\n'
     assert explained("exit code 1", log) == f"exit code 1; its last lines:\n{log.rstrip()}"
+    assert frames_of_user(log) == log
     assert explained("exit code 1", "") == "exit code 1"

@@ -24,6 +24,7 @@ from elasticdl.api.pytorch.lightning import Trainer
 from elasticdl.api.pytorch.loop import Loop
 from elasticdl.api.pytorch.pipeline import cause_of
 from elasticdl.api.pytorch.state import Arrays, RegisteredState
+from elasticdl.cluster.last_words import frames_of_user
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.headers import Part, StepPlan, Wish
@@ -459,5 +460,5 @@ class Steps:
             parts.world.abandon("the script raised")
             self._come_out()
         if part is not None and parts.data.session.link is not None and parts.data.holds(minibatch):
-            details = "".join(traceback.format_exception(error))
+            details = frames_of_user("".join(traceback.format_exception(error)))
             parts.data.failed(minibatch, cause_of(error), details)
