@@ -113,8 +113,8 @@ class Connection:
         status = int(error.status or 0)
         said = _message(error)
         where = f"context {self.context}"
-        if status == 0:
-            return self._unreachable(said)
+        if status == 0:  # the client's own word for a TLS connection that fails, on two lines
+            return self._unreachable(": ".join(str(error.reason).splitlines()).rstrip("."))
         if status == 401:
             return ClusterError(
                 f"The cluster of {where} ({self.server}) does not accept who you are (401 Unauthorized).",

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,25 @@ def test_another_context_than_the_current_one_may_be_chosen(tmp_path: Path, monk
     with pytest.raises(ClusterError, match=r"no context near-by in .*config") as caught:
         connect(context="near-by")
     assert "far-away" in caught.value.hint
+
+
+def test_a_server_without_tls_is_said_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+
+        def answer() -> None:
+            caller, _ = plain.accept()
+            with caller:
+                caller.recv(1)
+                caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        done = elasticdl(kubeconfig(tmp_path / "config", f"https://127.0.0.1:{plain.getsockname()[1]}"))
+        thread.join()
+    *_, error, hint = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert "cannot be reached: SSLError: [SSL: " in error
+    assert hint.startswith("  → ")
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
