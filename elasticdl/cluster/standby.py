@@ -99,7 +99,7 @@ def _preload(framework: str) -> None:
             try:
                 if not module.name.endswith("__main__"):
                     importlib.import_module(module.name)
-            except ImportError as error:
+            except (ImportError, AttributeError) as error:  # or a framework of a version that cannot be used
                 sys.stderr.write(f"standby: {module.name} is not preloaded: {error}\n")
 
 

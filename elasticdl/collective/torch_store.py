@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 from elasticdl.collective.meeting import Meeting
 from elasticdl_client.errors import ElasticDLError
+
+STORE = ("Store.get", "Store.set", "Store.wait", "PrefixStore")
+NCCL = (
+    "ProcessGroupNCCL.Options._timeout",
+    "ProcessGroupNCCL.abort",
+    "ProcessGroupNCCL.allgather",
+    "ProcessGroupNCCL.allreduce",
+    "ProcessGroupNCCL.broadcast",
+    "ProcessGroupNCCL.eager_connect_single_device",
+)
 
 
 def engine_module() -> Any:
     """The engines of torch.
 
     Raises:
-        ElasticDLError: torch is not installed.
+        ElasticDLError: torch is not installed, or of a version without the names that are used here.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are of connections that we end ourselves
     try:
@@ -24,7 +35,30 @@ def engine_module() -> Any:
             f"The collectives of AllReduce need PyTorch, and it cannot be imported: {error}.",
             "Install it: pip install torch.",
         ) from None
+    check_engines(_distributed_c10d)
     return _distributed_c10d
+
+
+def check_engines(engines: Any) -> None:
+    """Raise ElasticDLError if torch's module of engines lacks a non-public name that is used; NCCL only where it is."""
+    needed = STORE + (NCCL if hasattr(engines, "ProcessGroupNCCL") else ())
+    absent = [name for name in needed if not _has(engines, name)]
+    if absent:
+        import torch
+
+        raise ElasticDLError(
+            f"The collectives of AllReduce cannot work with the installed torch {torch.__version__}: "
+            f"its torch._C._distributed_c10d has no {', '.join(absent)}.",
+            "Install a version that they work with: pip install 'torch>=2.6,<3'.",
+        )
+
+
+def _has(engines: Any, name: str) -> bool:
+    try:
+        attrgetter(name)(engines)
+    except AttributeError:
+        return False
+    return True
 
 
 def check_device(device: str) -> None:

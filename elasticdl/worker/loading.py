@@ -6,6 +6,7 @@ from elasticdl.data.custom import adapt_reader
 from elasticdl.data.factory import open_source
 from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import Framework, Mode
+from elasticdl.frameworks.internals import check_internals
 from elasticdl.model_def import ModelDefinition, framework_of
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
@@ -54,7 +55,13 @@ def on_parameter_servers(spec: JobSpec) -> bool:
 
 
 def first_op(framework: str) -> None:
-    """Executes an op of a pod's framework, if it is known yet: from here on that works in this process."""
+    """Executes an op of a pod's framework, if it is known yet: from here on that works in this process.
+
+    Raises:
+        ElasticDLError: the installed version of the framework cannot be used.
+    """
+    if framework:
+        check_internals(FrameworkChoice(framework))
     if framework == FrameworkChoice.TORCH:
         from elasticdl.frameworks.torch import first_op as first_torch_op
 

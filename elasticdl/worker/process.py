@@ -9,12 +9,14 @@ import logging
 import os
 import threading
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elasticdl.cluster.standby import FRAMEWORK_VARIABLE, report_ready
 from elasticdl.frameworks.callback_rules import check_job
 from elasticdl.frameworks.framework import ModelReport
-from elasticdl.model_def import load_model_definition
+from elasticdl.frameworks.internals import check_internals
+from elasticdl.model_def import framework_of, load_model_definition
 from elasticdl.ps.client import check_model
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.job_secret import read_token, whole_spec
@@ -84,6 +86,7 @@ class Worker:
         """Evaluates or predicts with a trained model."""
         spec = self._spec
         try:
+            check_internals(framework_of(self._spec))
             self._definition = load_model_definition(spec)
             self._readers = Readers(spec, self._definition)
             model = load_trained(spec, self._definition, self._readers)
@@ -118,6 +121,7 @@ class Worker:
 
     def _train(self) -> None:
         try:
+            check_internals(framework_of(self._spec))
             self._definition = load_model_definition(self._spec)
             self._readers = Readers(self._spec, self._definition)
             self._framework = load_framework(self._spec, self._definition, self._readers)
@@ -257,7 +261,8 @@ def main(clock: ActivityClock, termination: Termination) -> int:
     log_to_stdout()
     threading.excepthook = _end_on_thread_error
     keep_large_buffers()
-    first_op(os.environ.get(FRAMEWORK_VARIABLE, ""))
+    with suppress(ElasticDLError):  # the worker reports it to the master, which fails the job: `check_internals`
+        first_op(os.environ.get(FRAMEWORK_VARIABLE, ""))
     report_ready()
     try:
         Worker(clock, termination).run()

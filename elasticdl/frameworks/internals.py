@@ -1,0 +1,67 @@
+"""Checks that the installed TensorFlow and Keras have the non-public names that the adapter uses.
+
+Imports neither until a check is asked for.  The names of PyTorch are checked in `elasticdl.collective.torch_store`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from importlib.util import find_spec
+from operator import attrgetter
+
+from elasticdl_client.choices import Framework
+from elasticdl_client.errors import ElasticDLError
+
+Name = tuple[str, str]  # a module, and an attribute of it with dots
+
+KERAS: tuple[Name, ...] = (
+    ("keras", "Model._compute_loss"),
+    ("keras.src.backend.common.global_state", "set_global_attribute"),
+    ("keras.src.models.functional", "Functional.call"),
+    ("keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR"),
+    ("keras.src.trainers.compile_utils", "CompileLoss"),
+    ("keras.src.trainers.compile_utils", "get_metric"),
+)
+TENSORFLOW: tuple[Name, ...] = (
+    ("tensorflow", "__internal__.autograph.control_status_ctx"),
+    ("tensorflow", "__internal__.autograph.tf_convert"),
+    ("tensorflow", "__internal__.dispatch.GlobalOpDispatcher"),
+    ("tensorflow.python.data.ops.map_op", "_MapDataset"),
+)
+
+
+def missing(names: Iterable[Name]) -> list[str]:
+    """Those of the names that the installed packages do not have, as `module.attribute`."""
+    absent = []
+    for module, attribute in names:
+        try:
+            attrgetter(attribute)(importlib.import_module(module))
+        except (ImportError, AttributeError):
+            absent.append(f"{module}.{attribute}")
+    return absent
+
+
+def check_names(package: str, names: Iterable[Name], known_to_work: str) -> None:
+    """Raise ElasticDLError if an installed package lacks one of the names.
+
+    Args:
+        package: what the names are of; importable.
+        names: that are needed.
+        known_to_work: the requirement that installs a version that has them.
+    """
+    absent = missing(names)
+    if absent:
+        version = getattr(importlib.import_module(package), "__version__", "of an unknown version")
+        raise ElasticDLError(
+            f"ElasticDL cannot work with the installed {package} {version}: it has no {', '.join(absent)}.",
+            f"Install a version that it works with: pip install '{known_to_work}'.",
+        )
+
+
+def check_internals(framework: Framework) -> None:
+    """Raise ElasticDLError if the installed version of a framework lacks what its adapter uses."""
+    if framework is not Framework.TENSORFLOW or find_spec("tensorflow") is None or find_spec("keras") is None:
+        return  # what is not installed, the adapter reports
+    check_names("tensorflow", TENSORFLOW, "tensorflow>=2.17,<3")
+    check_names("keras", KERAS, "keras>=3.5,<4")
