@@ -12,7 +12,8 @@ NATIVE := $(VENV)/.native
 ESTIMATOR ?= $(VENV)-estimator
 DEMO := build/demo
 DEMO_VENV := build/demo-venv
-DESCRIBED := setup.py pyproject.toml elasticdl_client/pyproject.toml
+LOCK := requirements.lock
+DESCRIBED := setup.py pyproject.toml elasticdl_client/pyproject.toml $(LOCK)
 KERNELS := $(wildcard elasticdl/kernels/src/*)
 CHAOS ?=
 JOBS ?= 4
@@ -50,7 +51,7 @@ help:
 $(STAMP): $(DESCRIBED) | $(BIN)/python
 	$(call say,filling $(VENV) (once; TensorFlow and PyTorch are large downloads, so this takes a few minutes))
 	$(call say,installing the client$(comma) the runtime$(comma) TensorFlow$(comma) PyTorch and the tools of the developer)
-	@$(BIN)/python -m pip install --quiet --editable ./elasticdl_client --editable '.[tensorflow,allreduce,dev]'
+	@$(BIN)/python -m pip install --quiet --constraint $(LOCK) --editable ./elasticdl_client --editable '.[tensorflow,allreduce,dev]'
 	@touch $@ $(NATIVE)
 comma := ,
 
@@ -72,7 +73,7 @@ $(DEMO_VENV)/.installed: $(DESCRIBED) $(KERNELS) | $(DEMO_VENV)/bin/python
 	@$(@D)/bin/python setup.py --quiet build_ext --inplace & kernels=$$!; \
 	    trap 'kill $$kernels 2>/dev/null || true' EXIT; \
 	    PYTHONPATH=. $(@D)/bin/python scripts/requirements.py tensorflow scikit-learn > $(@D)/requirements.txt; \
-	    $(@D)/bin/python -m pip install --quiet --requirement $(@D)/requirements.txt; \
+	    $(@D)/bin/python -m pip install --quiet --constraint $(LOCK) --requirement $(@D)/requirements.txt; \
 	    wait $$kernels; trap - EXIT
 	@$(@D)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable ./elasticdl_client --editable .
 	@touch $@

@@ -67,8 +67,9 @@ def find(folder: Path, version: str, extras: Sequence[str], python_minor: int | 
         if not fitting:
             raise next(misfit for misfit in misfits.values() if misfit)
         files += fitting
-    packages = tuple(path for path, (name, _) in found.items() if name not in DISTRIBUTIONS)
-    return Wheels(tuple(files), _requirements(files, extras), packages)
+    packages = {path: described for path, described in found.items() if described[0] not in DISTRIBUTIONS}
+    requirements = _pinned(_requirements(files, extras), dict(packages.values()))
+    return Wheels(tuple(files), requirements, tuple(packages))
 
 
 _HINT = "`make wheels` in a checkout of this version makes both into dist/: --local_pkg_dir=dist."
@@ -105,6 +106,16 @@ def _requirements(files: list[Path], extras: Sequence[str]) -> tuple[str, ...]:
             if requirement and re.split(r"[^\w.-]", requirement)[0].lower() not in DISTRIBUTIONS:
                 found.add(requirement)
     return tuple(sorted(found, key=str.lower))
+
+
+def _pinned(requirements: tuple[str, ...], versions: dict[str, str]) -> tuple[str, ...]:
+    """With a wheel of a package in the folder the image gets that version, not the index's newest of the range."""
+    pinned = []
+    for requirement in requirements:
+        name, (_, marked, marker) = re.split(r"[^\w.-]", requirement)[0], requirement.partition(";")
+        version = versions.get(re.sub(r"[-_.]+", "-", name).lower())
+        pinned.append(f"{name}=={version}{marked}{marker}" if version else requirement)
+    return tuple(pinned)
 
 
 def _required(file: Path) -> list[str]:

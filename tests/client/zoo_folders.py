@@ -13,12 +13,12 @@ Name: elasticdl2
 Requires-Dist: numpy<3,>=1.26
 Requires-Dist: elasticdl2-client=={VERSION}
 Provides-Extra: tensorflow
-Requires-Dist: tensorflow-cpu<2.22,>=2.21; (platform_system == "Linux" and platform_machine == "x86_64") and \
+Requires-Dist: tensorflow-cpu<3,>=2.17; (platform_system == "Linux" and platform_machine == "x86_64") and \
 extra == "tensorflow"
 Provides-Extra: torch
-Requires-Dist: torch==2.13.0; extra == "torch"
+Requires-Dist: torch<3,>=2.6; extra == "torch"
 Provides-Extra: allreduce
-Requires-Dist: torch==2.13.0; extra == "allreduce"
+Requires-Dist: torch<3,>=2.6; extra == "allreduce"
 
 # A description; Requires-Dist: none-of-it
 """
