@@ -114,6 +114,9 @@ test-estimator: $(ESTIMATOR)/.installed
 	@PYTHONPATH=$(CURDIR) $(ESTIMATOR)/bin/python -m pytest -m "estimator or estimator_too" tests/estimator tests/api tests/zoo/test_zoo_tutorials.py \
 	    --ignore-glob '*/test_pytorch_*'
 
+# Other files are not even imported: four processes would each import TensorFlow and PyTorch for nothing.
+ON_CLUSTER = $(filter-out tests/e2e_kubernetes/%,$(shell grep -rl --include="test_*.py" "mark\.cluster" tests))
+
 # The whole jobs come last: they print what happened to their pods, and stop the daemons of the cluster.
 define run_on_cluster
 	@[[ -n "$${KUBECONFIG:-}" ]] || { echo "KUBECONFIG is not set. A cluster for these tests is made by" \
@@ -124,7 +127,7 @@ define run_on_cluster
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 	@$(BIN)/python -m tests.e2e_kubernetes.dns_records
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
-	@$(BIN)/python -m tests.again -m "$(1)" --ignore tests/e2e_kubernetes -n $(JOBS) --dist loadfile
+	@$(BIN)/python -m tests.again -m "$(1)" -n $(JOBS) --dist loadfile $(ON_CLUSTER)
 	$(call say,running whole jobs on it$(comma) $(JOBS) at a time)
 	@$(BIN)/python -m tests.again -m "($(1)) and not alone" -n $(JOBS) --dist load --durations 0 --durations-min 1 tests/e2e_kubernetes
 	$(call say,running those that need it for themselves)
