@@ -36,7 +36,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}", _HINT) from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} is damaged: it is no JSON object", _HINT)
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object", _HINT)
     checksum = values.pop(_key_of(values), None)
     if checksum not in (None, _checksum(values)):
         raise CheckpointError(f"{path} is damaged: its checksum is wrong", _HINT)

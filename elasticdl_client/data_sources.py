@@ -62,7 +62,7 @@ def is_url(source: str) -> bool:
         return False
     if scheme.partition("+")[0] not in SQL_SCHEMES:
         raise DataError(
-            f"{scheme}:// is no data source.",
+            f"{scheme}:// is not a data source.",
             "Name files or directories, or a table: sqlite:///PATH?table=NAME, postgresql://USER@HOST/DB?table=NAME.",
         )
     return True

@@ -28,14 +28,14 @@ class JobPhase(StrEnum):
 class EpochCoverage:
     """What became of the records of one epoch; ``records`` is the sum of all others but `repeated` and `augmented`."""
 
-    epoch: int
-    records: int
-    committed: int
-    repeated: int = 0
-    lost: int = 0
-    quarantined: int = 0
-    skipped: int = 0
-    unplanned: int = 0
+    epoch: int  # from 1
+    records: int  # planned
+    committed: int  # in the model
+    repeated: int = 0  # in the model more than once
+    lost: int = 0  # in no model
+    quarantined: int = 0  # excluded by --max_bad_records
+    skipped: int = 0  # left out by --nan_policy=skip
+    unplanned: int = 0  # left out because training ended early
     filtered: int = 0  # records of which `feed` made no sample
     augmented: int = 0  # samples that `feed` made beyond one a record
     verb: str = "committed"  # what was done to them; one of `_PASSES` in a job that makes one pass
@@ -58,7 +58,7 @@ class EpochCoverage:
 class PodStatus:
     """One pod of the job, as the cluster last showed it."""
 
-    name: str
+    name: str  # of the pod
     role: str  # master, ps or worker
     phase: str  # Pending, Running, Succeeded, Failed
     message: str = ""  # why it is pending, or why it ended
@@ -69,11 +69,11 @@ class PodStatus:
 class PsStatus:
     """What one parameter server did in the last seconds; rates are per second."""
 
-    id: int
-    pushes_per_second: float = 0.0
-    pulls_per_second: float = 0.0
+    id: int  # from 0
+    pushes_per_second: float = 0.0  # gradients received
+    pulls_per_second: float = 0.0  # values sent
     received_per_second: float = 0.0  # bytes
-    sent_per_second: float = 0.0
+    sent_per_second: float = 0.0  # bytes
     busy: float = 0.0  # seconds of its threads in calls, per second: 1.5 are one and a half threads
     rows: int = 0  # of all its embedding tables
     table_bytes: int = 0  # that those take
@@ -86,33 +86,33 @@ class JobStatus:
     job_name: str
     phase: JobPhase = JobPhase.PENDING
     message: str = ""  # why it waits or failed; one paragraph
-    generation: int = 0
+    generation: int = 0  # how often the master has started
     epoch: int = 0  # the newest that has begun, from 1; 0 before the first
-    num_epochs: int = 0
+    num_epochs: int = 0  # how many there are; 0 or less: endless
     records_done: int = 0  # committed, skipped or filtered, over all epochs
     records_skipped: int = 0  # left out by --nan_policy=skip
     records_total: int = 0  # planned, over all epochs; 0 while unknown or endless
-    records_per_second: float = 0.0
-    workers_alive: int = 0
-    workers_wanted: int = 0
-    ps_alive: int = 0
-    ps_wanted: int = 0
-    model_version: int = 0
-    loss: float | None = None
+    records_per_second: float = 0.0  # throughput, of all workers
+    workers_alive: int = 0  # pods that run
+    workers_wanted: int = 0  # --num_workers
+    ps_alive: int = 0  # pods that run
+    ps_wanted: int = 0  # --num_ps_pods
+    model_version: int = 0  # steps: minibatches in the model, in every mode
+    loss: float | None = None  # the newest finite one
     metrics: dict[str, float] = field(default_factory=dict)  # of the newest evaluation
-    metrics_step: int = 0
-    coverage: tuple[EpochCoverage, ...] = ()
+    metrics_step: int = 0  # of the model that was evaluated
+    coverage: tuple[EpochCoverage, ...] = ()  # of each complete epoch
     tasks_done: int = 0  # committed, over all epochs
     tasks_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     pods: tuple[PodStatus, ...] = ()  # master, servers, workers; those that have ended too while the cluster shows them
-    ps: tuple[PsStatus, ...] = ()
+    ps: tuple[PsStatus, ...] = ()  # each parameter server
     world: tuple[int, ...] = ()  # AllReduce: the workers of the group that stands, by rank
     num_worlds: int = 0  # AllReduce: how many groups have formed
     staleness: tuple[int, ...] = ()  # gradients by the updates that they missed: 0, 1, 2, 3-4, 5-8, … over all servers
     gradients_refused: int = 0  # too stale, or too late for their round: computed again
-    exit_code: int | None = None
-    started_at: float = 0.0
-    updated_at: float = 0.0
+    exit_code: int | None = None  # null until the job has ended
+    started_at: float = 0.0  # first start of the master
+    updated_at: float = 0.0  # last status of the master
 
     def to_json(self) -> str:
         """One line of JSON."""

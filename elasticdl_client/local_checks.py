@@ -117,7 +117,7 @@ def _check_checkpoint(path: Path) -> None:
         return
     incomplete = len(versions) - 1
     found = f"its {incomplete} versions were never completed" if incomplete else "it holds no version"
-    raise FlagError(f"--checkpoint_dir_for_init={path} is no checkpoint: {found}.", hint)
+    raise FlagError(f"--checkpoint_dir_for_init={path} is not a checkpoint: {found}.", hint)
 
 
 def _check_trained(spec: JobSpec, path: Path) -> None:

@@ -112,7 +112,7 @@ def look_at(path: Path) -> TrainedModel:
         raise CheckpointError(f"{_FLAG}={path} holds no whole checkpoint: {errors[0]}", _HINT)
     incomplete = sum(1 for _ in path.glob("version-*"))
     found = f"its {incomplete} versions were never completed" if incomplete else "it holds no version"
-    raise CheckpointError(f"{_FLAG}={path} is no trained model: {found}.", _HINT)
+    raise CheckpointError(f"{_FLAG}={path} is not a trained model: {found}.", _HINT)
 
 
 def check_unused(prediction_outputs: Path) -> None:

@@ -62,7 +62,7 @@ class PodMemory:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def read(self, shown: Object) -> Pod | None:
-        """The pod; None if the object is no pod of a job's."""
+        """The pod; None if the object is not a pod of a job's."""
         pod = read_pod(shown)
         if pod is None:
             return None

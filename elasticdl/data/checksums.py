@@ -98,7 +98,7 @@ def read_manifest(directory: str) -> Mapping[str, str] | None:
         match = _LINE.fullmatch(line)
         if match is None:
             raise DataError(
-                f"{path}, line {number}: {line[:80]!r} is no checksum and name.",
+                f"{path}, line {number}: {line[:80]!r} is not a checksum and a name.",
                 f"Make it with sha256sum * > {MANIFEST}.",
             )
         found[os.path.normpath(match[2])] = match[1].lower()

@@ -60,7 +60,7 @@ def adapt_reader(
         return _CheckedReader(cast(Reader, reader), data_origin, seed)
     if _has(reader, "create_shards", "read_records"):
         return _CheckedReader(_OriginalReader(reader), data_origin, seed)
-    raise ModelDefinitionError(f"custom_data_reader returned a {type(reader).__name__}, which is no reader.", _HINT)
+    raise ModelDefinitionError(f"custom_data_reader returned a {type(reader).__name__}, which is not a reader.", _HINT)
 
 
 def _has(reader: object, *verbs: str) -> bool:

@@ -98,7 +98,7 @@ def wrong_cell(column: str, dtype: str, value: str) -> DataError:
     missing = ", where a missing number is NaN" if wider == "float64" else ""
     return DataError(
         f"{what}: the types of CSV columns are those of the first rows.",
-        f'Say --data_reader_params=\'column_dtypes={{"{column}": "{wider}"}}\'{missing}; or mend the row; '
+        f'Say --data_reader_params=\'column_dtypes={{"{column}": "{wider}"}}\'{missing}; or repair the row; '
         "--max_bad_records=N leaves such rows out.",
     )
 

@@ -30,7 +30,7 @@ def parse_examples(records: Sequence[bytes], features: Mapping[str, tuple[int, .
         Name to array [records, *shape]: float32, int64, or objects that are bytes.
 
     Raises:
-        DataError: a record is no tf.train.Example, lacks a feature, or has another number of values.
+        DataError: a record is not a tf.train.Example, lacks a feature, or has another number of values.
     """
     found: dict[str, list[tuple[list[int], Column]]] = {name: [] for name in features}
     for rows in _by_layout(records).values():
@@ -49,7 +49,7 @@ def parse_all(records: Sequence[bytes]) -> dict[str, list[tuple[list[int], Colum
         Name to parts: numbers of records, and their values [records, values]: float32, int64, or bytes objects.
 
     Raises:
-        DataError: a record is no tf.train.Example.
+        DataError: a record is not a tf.train.Example.
     """
     found: dict[str, list[tuple[list[int], Column]]] = {}
     for rows in _by_layout(records).values():
@@ -183,7 +183,7 @@ def _varint(record: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def _broken(why: str) -> DataError:
-    return DataError(f"A record is no tf.train.Example: {why}.", "Was it written for another feed?")
+    return DataError(f"A record is not a tf.train.Example: {why}.", "Was it written for another feed?")
 
 
 def _joined(num_records: int, shape: tuple[int, ...], parts: list[tuple[list[int], Column]]) -> Column:

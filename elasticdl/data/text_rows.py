@@ -55,7 +55,7 @@ def _join_quoted(file: BinaryIO, line: bytes, rules: TextRules, path: str, start
         if not line:
             raise DataError(
                 f"{path}, byte {start}: the row that begins here has a quoted field that is never closed.",
-                "Double each quote inside a quoted field; for text that is no CSV pass reader_type=Text.",
+                "Double each quote inside a quoted field; for text that is not CSV pass reader_type=Text.",
             )
         lines.append(line)
         inside = b'"' not in line or ends_inside_quotes(line, True, rules.delimiter)

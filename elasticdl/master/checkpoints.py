@@ -156,7 +156,7 @@ def initial(path: Path) -> Path:
         return path
     found = newest(path)
     if found is None:
-        raise CheckpointError(f"no checkpoint in {path} is whole", "name a whole one with --checkpoint_dir_for_init")
+        raise CheckpointError(f"no checkpoint in {path} is whole", "name a complete one with --checkpoint_dir_for_init")
     logger.info("The newest whole checkpoint in %s is %s", path, found.name)
     return found
 

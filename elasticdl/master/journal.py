@@ -102,7 +102,7 @@ def decode(data: bytes, where: str, remedy: str) -> dict[str, Any]:
         raise JobError(
             f"the journal {where} was written by another version of ElasticDL: "
             f"its format is {document.get('format')!r}, this one reads {FORMAT}",
-            f"let the job go on with the version that began it, or {remedy} to train from the beginning",
+            f"continue the job with the version that began it, or {remedy} to train from the beginning",
         )
     head = _HEAD.match(data)
     if head is None and list(document) != ["format", "snapshot"]:

@@ -119,7 +119,7 @@ def check_fixed_flags(before: Mapping[str, object], spec: JobSpec) -> None:
     if changed:
         raise JobError(
             f"the journal was written for a job with {', and '.join(changed)}",
-            "a job goes on with the flags that it began with; start a new one under another --job_name: with "
+            "a job continues with the flags that it began with; start a new one under another --job_name: with "
             "--checkpoint_dir_for_init it begins with this one's model, on any number of parameter servers",
         )
 

@@ -45,7 +45,7 @@ class NoneIsWhole(CheckpointError):
     def __init__(self, checkpoint_dir: Path, damaged: Sequence[str]) -> None:
         super().__init__(
             f"no checkpoint in {checkpoint_dir} can be restored",
-            "mend or put back one of them, or begin again in another --checkpoint_dir",
+            "repair or restore one of them, or start again in another --checkpoint_dir",
         )
         self.damaged = tuple(damaged)
 

@@ -163,7 +163,7 @@ class _Options:
         if isinstance(values, list | tuple) and all(isinstance(value, int | float) for value in values):
             return [float(value) for value in values]
         raise ModelDefinitionError(
-            f"the option {name}={values!r} of the schedule {self._schedule} is no list of numbers"
+            f"the option {name}={values!r} of the schedule {self._schedule} is not a list of numbers"
         )
 
     def flag(self, name: str) -> bool:

@@ -291,7 +291,7 @@ def _is_address(text: str) -> bool:
 
 def _fault_of_json(value: str | bytes) -> str:
     try:
-        return "" if isinstance(json.loads(value), dict) else " is no JSON object"
+        return "" if isinstance(json.loads(value), dict) else " is not a JSON object"
     except (ValueError, RecursionError):
         return " is no JSON"
 

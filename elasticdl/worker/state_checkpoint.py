@@ -181,7 +181,7 @@ class StateCheckpoints:
                 errors.append(error.what)
         raise CheckpointError(
             errors[0] if errors else f"there is no checkpoint of the strategy {self._kind.strategy} in {named}",
-            "name a whole one with --checkpoint_dir_for_init, or a directory of them",
+            "name a complete one with --checkpoint_dir_for_init, or a directory of them",
         )
 
     def _versions(self) -> list[Path]:

@@ -83,7 +83,7 @@ def _with_life_before(found: list[Object], request: LogRequest) -> list[Object]:
     if not again:
         which = "No pod of these" if request.is_of_many else f"Pod {found[0]['metadata']['name']} never"
         raise JobError(
-            f"{which} was started again: there is no life before this one.",
+            f"{which} was started again: there is no earlier log.",
             "A lost worker's or server's successor is another pod, and the log of a pod goes with it; "
             "--log_file_path keeps them on a volume.",
         )

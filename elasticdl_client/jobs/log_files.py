@@ -102,7 +102,7 @@ def _lives_before(job: Job, request: LogRequest, paths: Sequence[Path]) -> Itera
             found += [LogLine(path.stem, line) for line in part]
     if not found:
         raise JobError(
-            f"No pod of these was started again, so there is no life before this one: {request.role or 'all pods'}.",
+            f"No pod of these was started again, so there is no earlier log: {request.role or 'all pods'}.",
             f"`{job.command('logs')} --all` shows the logs of all pods.",
         )
     return iter(found)

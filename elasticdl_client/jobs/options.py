@@ -180,7 +180,7 @@ def _check_values(command: str, options: Options) -> None:
     if options.runtime and options.runtime not in runtimes:
         raise FlagError(f"--runtime is one of {', '.join(runtimes)}, not '{options.runtime}'.", "Choose one of these.")
     if not 0 <= options.port <= 65535:
-        raise FlagError(f"--port={options.port} is no port.", "Give one between 1 and 65535, or leave it out.")
+        raise FlagError(f"--port={options.port} is not a port.", "Give one between 1 and 65535, or leave it out.")
     if options.output and options.output not in FORMATS[command]:
         raise FlagError(
             f"--output is one of {', '.join(FORMATS[command])}, not '{options.output}'.", "Choose one of these."
@@ -195,7 +195,7 @@ def _check_values(command: str, options: Options) -> None:
         raise FlagError("--namespace and --all_namespaces exclude each other.", "Give one of them.")
     _check_whose(options)
     if options.since and seconds_of(options.since) is None:
-        raise FlagError(f"--since={options.since} is no length of time.", "For example 30s, 5m or 1h30m.")
+        raise FlagError(f"--since={options.since} is not a duration.", "For example 30s, 5m or 1h30m.")
     if options.previous and options.follow:
         raise FlagError("--previous is of lives that have ended: there is nothing to follow.", "Leave out one of them.")
 
@@ -205,9 +205,11 @@ def _check_whose(options: Options) -> None:
     if len(given) > 1:
         raise FlagError(f"--{given[0]} and --{given[1]} exclude each other.", "Give one of them.")
     if options.role and not re.fullmatch(r"master|(worker|ps)(-[0-9]+)?", options.role):
-        raise FlagError(f"--role={options.role} is no pod of a job.", "For example master, worker, worker-0 or ps-1.")
+        raise FlagError(
+            f"--role={options.role} is not a pod of a job.", "For example master, worker, worker-0 or ps-1."
+        )
     if options.pod and not re.fullmatch(r"master|(worker|ps)-[0-9]+", role_of(options)):
-        raise FlagError(f"--pod={options.pod} is no pod of job {options.jobs[0]}.", "For example worker-0 or ps-1.")
+        raise FlagError(f"--pod={options.pod} is not a pod of job {options.jobs[0]}.", "For example worker-0 or ps-1.")
 
 
 def role_of(options: Options) -> str:

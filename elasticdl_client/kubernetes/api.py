@@ -268,7 +268,7 @@ def _context_of(files: str, wanted: str) -> Any:
         if context["name"] == wanted:
             return context
     listed = ", ".join(sorted(str(context["name"]) for context in found))
-    raise ClusterError(f"There is no context {wanted} in {files}.", f"Those that there are: {listed}.")
+    raise ClusterError(f"There is no context {wanted} in {files}.", f"Existing contexts: {listed}.")
 
 
 def _bound(api_client: Any, connect_timeout_s: float) -> None:

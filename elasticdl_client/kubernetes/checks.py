@@ -197,7 +197,7 @@ def _check_claims(connection: Connection, spec: JobSpec) -> list[str]:
         if found is None:
             raise FlagError(
                 f"--volume: there is no PersistentVolumeClaim {name} in the namespace {spec.namespace}.",
-                f"`{commands.kubectl('get pvc', spec)}` lists those that there are.",
+                f"`{commands.kubectl('get pvc', spec)}` lists the existing ones.",
             )
         if found is not True and found.status.phase != "Bound":
             notes.append(f"the claim {name} is {found.status.phase}: pods stay Pending until it is bound.")
@@ -216,7 +216,7 @@ def _check_mounted(connection: Connection, spec: JobSpec) -> None:
         if name and not _exists(connection, f"the {kind} {name}", lambda: read(name, spec.namespace)):  # noqa: B023
             raise FlagError(
                 f"--{flag}: there is no {kind} {name} in the namespace {spec.namespace}.",
-                f"`{commands.kubectl(f'get {kind}'.lower(), spec)}` lists those that there are.",
+                f"`{commands.kubectl(f'get {kind}'.lower(), spec)}` lists the existing ones.",
             )
 
 

@@ -74,5 +74,5 @@ def _guarded(path: str, what: str, action: Callable[[], Any]) -> Any:
         said = error.msg if isinstance(error, SyntaxError) else str(error)
         raise FlagError(
             f"--cluster_spec: {what} raised {type(error).__name__} in line {line}: {said}",
-            "Mend the file.",
+            "Fix the file.",
         ) from error

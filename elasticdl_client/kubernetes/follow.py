@@ -129,7 +129,7 @@ class Follower:
         job = self._spec.job_name
         return JobError(
             f"The job {job} {why}. Its workers and parameter servers wait {self._spec.master_timeout:g} s for another.",
-            f"`{commands.elasticdl('resume', self._spec)}` makes one, which goes on where this one stopped; "
+            f"`{commands.elasticdl('resume', self._spec)}` makes one, which continues where this one stopped; "
             f"`{commands.elasticdl('delete', self._spec)}` ends the job.",
         )
 

@@ -24,7 +24,7 @@ def parse_user(text: str) -> int | None:
     if text == DEFAULT_USER:
         return names.USER_ID
     if not re.fullmatch(r"[1-9][0-9]{0,9}", text):
-        raise FlagError("is no user id above 0", "For example 1000, or none: the cluster chooses.")
+        raise FlagError("is not a user id above 0", "For example 1000, or none: the cluster chooses.")
     return int(text)
 
 

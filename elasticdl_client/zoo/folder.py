@@ -171,7 +171,7 @@ def _check_base_image(wishes: Wishes) -> None:
         raise FlagError(f"--base_image={name}: ElasticDL needs Python 3.11 or later.", "For example python:3.11-slim.")
     if wishes.framework is Framework.ESTIMATOR and minor > 11:
         raise FlagError(
-            f"--base_image={name}: TensorFlow 2.15, the last one with Estimator, knows no Python after 3.11.",
+            f"--base_image={name}: TensorFlow 2.15, the last one with Estimator, does not support Python after 3.11.",
             "Take python:3.11-slim.",
         )
 

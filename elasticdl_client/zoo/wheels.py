@@ -55,7 +55,7 @@ def find(folder: Path, version: str, extras: Sequence[str], python_minor: int | 
         elif wheel_version != version:
             raise FlagError(
                 f"--local_pkg_dir={folder}: {path.name} is of version {wheel_version}, this client of {version}.",
-                "Client and image must be of one version: `make wheels` anew, or install that version's client.",
+                "Client and image must be of one version: run `make wheels` again, or install that version's client.",
             )
     files: list[Path] = []
     for distribution in DISTRIBUTIONS:

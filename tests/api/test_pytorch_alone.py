@@ -188,7 +188,7 @@ def test_what_cannot_be_is_refused() -> None:
         create_elastic_controller(BATCH, state=[object()])
     with pytest.raises(ModelDefinitionError, match="No model"):
         create_elastic_controller(BATCH).loader(dataset())
-    with pytest.raises(FlagError, match="no multiple"):
+    with pytest.raises(FlagError, match="not a multiple"):
         create_elastic_controller(BATCH, state=script.state, fixed_global_batch=BATCH + 1).loader(dataset())
     with pytest.raises(DataError, match="sampler"):
         create_elastic_controller(BATCH, state=script.state).loader(dataset(), shuffle=True)

@@ -93,7 +93,7 @@ def test_since_tail_and_previous_are_asked_of_the_server(cluster: ApiServer, run
     assert (cluster.asked[-1]["sinceSeconds"], cluster.asked[-1]["tailLines"]) == ("90", "1")
     assert run("logs", "job", "-p") == "the first life\n"
     assert run("logs", "job", "--all", "--previous") == "[elasticdl-job-master] the first life\n"
-    with pytest.raises(JobError, match="no life before"):
+    with pytest.raises(JobError, match="no earlier log"):
         run("logs", "job", "--pod=worker-0", "--previous")
 
 

@@ -150,7 +150,7 @@ def test_several_sources_and_tables_get_absolute_paths(
     assert "has no table u" in refused(spec, DataError, training_data="sqlite:///rows.db?table=u")
     assert "names no table" in refused(spec, DataError, training_data="sqlite:///rows.db")
     assert "none.db does not exist" in refused(spec, DataError, training_data="sqlite:///none.db?table=t")
-    assert "s3:// is no data source" in refused(spec, DataError, training_data="s3://bucket/data")
+    assert "s3:// is not a data source" in refused(spec, DataError, training_data="s3://bucket/data")
 
 
 def test_columns_and_parameters_of_files_are_checked_where_that_is_cheap(spec: JobSpec, tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def test_the_dockerignore_that_it_writes_spares_what_the_build_needs(folder: Pat
         (["--base_image=python:3.9"], "needs Python 3.11 or later"),
         (["--base_image=registry.example.com/python:3.10-slim"], "needs Python 3.11 or later"),
         (["--base_image=a b"], "not the name of an image"),
-        (["--base_image=python:3.12", "--framework=estimator"], "knows no Python after 3.11"),
+        (["--base_image=python:3.12", "--framework=estimator"], "does not support Python after 3.11"),
         (["--framework=jax"], "is one of tensorflow, torch, estimator"),
         (["--without=torch"], "nothing of that name can be left out"),
         (["--framework=torch", "--without=allreduce"], "is for TensorFlow images"),

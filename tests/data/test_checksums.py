@@ -74,7 +74,7 @@ def test_a_damaged_manifest_is_refused_with_its_line(tmp_path: Path) -> None:
     directory = text_files(tmp_path / "data")
     with open(directory / MANIFEST, "a") as file:
         file.write("0123  c.txt\n")
-    with pytest.raises(DataError, match=r"SHA256SUMS, line 3: '0123  c\.txt' is no checksum"):
+    with pytest.raises(DataError, match=r"SHA256SUMS, line 3: '0123  c\.txt' is not a checksum"):
         everything(create_reader(str(directory)))
 
 

@@ -38,7 +38,7 @@ def test_the_python_batches_are_read(tmp_path: Path) -> None:
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     write_batches(tmp_path / "batches")
     (tmp_path / "batches" / "data_batch_3").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(DataError, match=r"data_batch_3 is no batch of CIFAR-10.*would call os.system"):
+    with pytest.raises(DataError, match=r"data_batch_3 is not a batch of CIFAR-10.*would call os.system"):
         open_dataset("cifar10", str(tmp_path / "batches"))
     with pytest.raises(DataError, match="does not exist"):
         open_dataset("cifar10", str(tmp_path))

@@ -40,9 +40,9 @@ def test_no_records_make_empty_columns() -> None:
     [
         (encode_example({"other": 1}), "no feature 'image'; it has other"),
         (encode_example({"image": [1.0]}), "has 1 floats, not 2"),
-        (encode_example({"image": [1.0, 2.0]})[:-3], "no tf.train.Example: it ends within field"),
-        (b"\xff\xff", "no tf.train.Example: it ends within a number"),
-        (b"hello", "no tf.train.Example"),
+        (encode_example({"image": [1.0, 2.0]})[:-3], "not a tf.train.Example: it ends within field"),
+        (b"\xff\xff", "not a tf.train.Example: it ends within a number"),
+        (b"hello", "not a tf.train.Example"),
     ],
 )
 def test_what_is_wrong_is_said(record: bytes, complaint: str) -> None:

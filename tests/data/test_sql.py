@@ -103,7 +103,7 @@ def test_wrong_tables_columns_and_keys_are_named(tmp_path: Path) -> None:
         (f"{url}?table=t", "no primary key"),
         (f"{url}?table=t&key=x", "no column x"),
         (f"sqlite:///{tmp_path}/none.db?table=t", "does not exist"),
-        ("mysql://u@h/d?table=t", "mysql:// is no data source"),
+        ("mysql://u@h/d?table=t", "mysql:// is not a data source"),
     ]:
         with pytest.raises(DataError, match=said) as caught:
             create_reader(wrong)

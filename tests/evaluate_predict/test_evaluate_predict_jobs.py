@@ -259,7 +259,7 @@ def test_a_prediction_whose_feed_leaves_records_out_fails(tmp_path: Path, traine
         ("predict", {}, "has no PredictionOutputsProcessor"),
         ("predict", {"prediction_outputs": "{trained}"}, "is not empty"),
         ("evaluate", {"checkpoint_dir_for_init": "{trained}/export"}, "is a SavedModel: workers load it themselves"),
-        ("evaluate", {"checkpoint_dir_for_init": "{trained}/job"}, "is no trained model: it holds no version"),
+        ("evaluate", {"checkpoint_dir_for_init": "{trained}/job"}, "is not a trained model: it holds no version"),
         ("evaluate", {"evaluation_steps": "9"}, "--evaluation_steps is a flag of train, not of evaluate"),
         ("evaluate", {"prediction_outputs": "m"}, "--prediction_outputs is a flag of predict, not of evaluate"),
     ],

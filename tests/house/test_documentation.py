@@ -82,6 +82,12 @@ def test_the_reference_has_every_flag_of_every_command() -> None:
             assert flag_of(field) is None or f"| `--{name}` |" in page, name
 
 
+def test_the_reference_explains_every_key_of_the_status() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `[^`]+` \| (.*) \|$", GENERATED["reference/status.md"], re.MULTILINE)
+    assert {"coverage", "pods", "staleness", "quarantined", "restarts", "busy"} <= {key for key, _ in rows}
+    assert not [key for key, meaning in rows if not meaning]
+
+
 def test_the_reference_has_errors_with_their_hints() -> None:
     page = GENERATED["reference/errors.md"]
     assert "- --‹name› takes true or false, not '‹text›'.<br>→ Write --‹name› or --‹name›=false." in page

@@ -338,7 +338,7 @@ def test_logs_have_kubectls_options_and_status_watches_to_the_end(jobs: Jobs, ru
     assert watching.stdout.readline() == "job: Running\n"
     assert run("logs", "job", "--role=worker") == "[elasticdl-job-worker-0] begins\n"
     assert run("logs", "job", "--pod=elasticdl-job-worker-0", "--since=1h") == "begins\n"
-    with pytest.raises(JobError, match="no life before this one"):
+    with pytest.raises(JobError, match="no earlier log"):
         run("logs", "job", "--previous")
     jobs.end_container("master", 5)
     assert cluster_end.wait_until(lambda: shown(run)["pods"][0]["restarts"] == 1, 60)

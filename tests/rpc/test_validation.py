@@ -98,7 +98,7 @@ def test_a_wrong_value_of_any_field_of_any_message_is_refused_with_its_name() ->
         (pb.ProgressReport(committed=[1, 2, -1]), "committed"),
         (pb.ModelReport(training_shards=[pb.ShardMessage(start=2, end=1)]), r"training_shards\[0\]\.end"),
         (pb.ModelReport(callbacks="[" * 100_000), "callbacks is no JSON"),
-        (pb.ModelReport(callbacks="[1]"), "callbacks is no JSON object"),
+        (pb.ModelReport(callbacks="[1]"), "callbacks is not a JSON object"),
         (pb.ModelReport(plan=pb.Plan(num_minibatches_per_task=1)), r"plan\.minibatch_size is missing"),
         (pb.MetricState(arrays=[pb.Array(shape=[1 << 40, 1 << 40])]), r"arrays\[0\]\.data has 0 bytes"),
         (pb.SessionReport(), "event is missing"),

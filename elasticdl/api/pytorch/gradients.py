@@ -282,7 +282,7 @@ class ScriptGradients(Buckets):
         if parameter.grad is before.gradient and parameter.grad._version == before.version + 1:
             raise ModelDefinitionError(
                 "backward() would add to the gradient of the batch before, which no optimizer has used. "
-                "Gradients cannot be accumulated over several batches: workers come and go between them.",
+                "Gradients cannot be accumulated over several batches: workers join and leave between them.",
                 "Call zero_grad() and step() of the optimizer for every batch (Accelerate: "
                 "gradient_accumulation_steps=1). For updates of 256 records: --fixed_global_batch=256, alone "
                 "create_elastic_controller(fixed_global_batch=256).",

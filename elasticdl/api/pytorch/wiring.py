@@ -133,7 +133,7 @@ def _num_per_step(wanted: int, data: DataShardService, session: Session) -> int:
     records, size = wanted or flag, data.plan.minibatch_size
     if records % size:
         raise FlagError(
-            f"fixed_global_batch={records} is no multiple of the {size} records of a minibatch.",
+            f"fixed_global_batch={records} is not a multiple of the {size} records of a minibatch.",
             f"Give {max(1, records // size) * size}, or another batch_size.",
         )
     return records // size

@@ -111,7 +111,7 @@ def _read(path: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
             batch = _Batch(file, encoding="bytes").load()
         images, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"], np.int64)
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise DataError(f"{path} is no batch of CIFAR-10: {type(error).__name__}: {error}.") from error
+        raise DataError(f"{path} is not a batch of CIFAR-10: {type(error).__name__}: {error}.") from error
     if images.dtype != np.uint8 or images.shape != (len(labels), _NUM_BYTES):
-        raise DataError(f"{path} is no batch of CIFAR-10: its images are {images.dtype} {images.shape}.")
+        raise DataError(f"{path} is not a batch of CIFAR-10: its images are {images.dtype} {images.shape}.")
     return images, labels

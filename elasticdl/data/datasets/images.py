@@ -106,7 +106,7 @@ def _read_idx(source: str, stem: str) -> NDArray[np.uint8]:
     except (OSError, EOFError) as error:
         raise DataError(f"The IDX file {path} cannot be read: {error}.") from error
     if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise DataError(f"{path} is no IDX file of unsigned bytes: it begins with {data[:4].hex()}.")
+        raise DataError(f"{path} is not an IDX file of unsigned bytes: it begins with {data[:4].hex()}.")
     num_dimensions = data[3]
     start = 4 + 4 * num_dimensions
     shape = struct.unpack_from(f">{num_dimensions}I", data, 4) if len(data) >= start else ()

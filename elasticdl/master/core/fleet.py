@@ -162,7 +162,7 @@ class Fleet:
     def _ps_cannot_restore(self, server: Server, event: PsReady) -> None:
         passed = "".join(f"\n{text}" for text in event.damaged)
         advice = (
-            "mend or remove what is damaged and start the job again, from a checkpoint that is whole "
+            "repair or remove what is damaged and start the job again, from a checkpoint that is whole "
             "(--checkpoint_dir_for_init) or without one"
         )
         self._ending.fail(f"PS {server.id} cannot restore its part of the model: {event.error}{passed}\n  → {advice}")
