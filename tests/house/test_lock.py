@@ -13,7 +13,19 @@ from elasticdl_client.version import CLIENT, RUNTIME
 from scripts.lock import HEAD, LOCK, locked
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = ("tensorflow", "allreduce", "torch", "arrow", "sql", "huggingface", "images", "tensorboard", "analyze", "dev")
+RUN = (
+    "tensorflow",
+    "allreduce",
+    "torch",
+    "arrow",
+    "sql",
+    "huggingface",
+    "images",
+    "tensorboard",
+    "analyze",
+    "docs",
+    "dev",
+)
 
 
 def normal(name: str) -> str:
