@@ -68,7 +68,7 @@ is_set_up := $(shell [[ -e $(STAMP) && -z "$$(find $(DESCRIBED) -newer $(STAMP))
 
 # Two processors at once: pip on one, the compiler on the other.
 $(DEMO_VENV)/.installed: $(DESCRIBED) $(KERNELS) | $(DEMO_VENV)/bin/python
-	$(call say,filling $(@D) with what the demo needs (once: one to two minutes$(comma) and a download of 0.4 GB))
+	$(call say,filling $(@D) with what the demo needs (once: two to five minutes$(comma) and a download of 0.4 GB))
 	@$(@D)/bin/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12,<4'
 	@$(@D)/bin/python setup.py --quiet build_ext --inplace & kernels=$$!; \
 	    trap 'kill $$kernels 2>/dev/null || true' EXIT; \

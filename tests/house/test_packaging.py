@@ -134,6 +134,7 @@ def test_both_wheels_install_into_a_fresh_environment_and_bring_the_command(tmp_
     environment["PATH"] = str(home / "bin")  # there is no compiler
     install = [home / "bin" / "pip", "install", "-q", "--only-binary=:all:", client, runtime]
     subprocess.run(install, check=True, env=environment)
-    for command in (["elasticdl", "train", "--help"], ["python", "-c", "import elasticdl.kernels._native, elasticdl.master, elasticdl.ps"]):
+    imports = "import elasticdl.kernels._native, elasticdl.master, elasticdl.ps"
+    for command in (["elasticdl", "train", "--help"], ["python", "-c", imports]):
         done = subprocess.run([home / "bin" / command[0], *command[1:]], cwd=tmp_path, env=environment)
         assert done.returncode == 0
