@@ -97,10 +97,10 @@ def test_of_an_error_in_a_process_of_a_loader_the_users_frame_is_kept() -> None:
     outer = f'Traceback (most recent call last):\n  File "{path}", line 1, in get\n    next(self._batches)\n'
     inner = f'  File "{path}", line 2, in _sample\n    return source[index]\n'
     inner += (
-        '  File "/home/me/train.py", line 7, in __getitem__\n    raise ValueError("no")\n    ^^^^^\nValueError: no\n'
+        '  File "/srv/me/train.py", line 7, in __getitem__\n    raise ValueError("no")\n    ^^^^^\nValueError: no\n'
     )
     text = f"{outer}ValueError: Caught ValueError in process 0.\nOriginal Traceback (most recent call last):\n{inner}"
-    frame = '  File "/home/me/train.py", line 7, in __getitem__\n    raise ValueError("no")'
+    frame = '  File "/srv/me/train.py", line 7, in __getitem__\n    raise ValueError("no")'
     assert frames_of_user(text) == frame
     assert explained("exit code 1", text) == f"exit code 1: ValueError: no\n{frame}"
 
