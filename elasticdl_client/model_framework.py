@@ -13,6 +13,7 @@ from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.zoo_modules import sources, within
 
+PORT = "elasticdl.frameworks.framework"
 ADAPTER = "framework"  # the symbol of a module that brings an adapter of its own
 _TELLING = {
     "tensorflow": Framework.TENSORFLOW,
@@ -26,7 +27,6 @@ _TELLING = {
     "torch": Framework.TORCH,
     "torchvision": Framework.TORCH,
     "elasticdl.api.pytorch": Framework.TORCH,
-    "elasticdl.frameworks.framework": Framework.CUSTOM,
 }
 
 
@@ -34,16 +34,20 @@ def framework_of(spec: JobSpec) -> Framework:
     """The framework of a job: `--framework`, or what the model definition imports.
 
     The module that `--model_def` names counts first, then those of the zoo that it imports, nearest first.  The first
-    one that imports a framework, or the port for an adapter of its own, decides; one that imports several, or none at
-    all, means TensorFlow.
+    one that imports a framework decides; one that imports both means TensorFlow.  Where none does, the port for an
+    adapter of its own (`PORT`) means that; else it is TensorFlow.
     """
     if spec.framework is not Framework.AUTO:
         return spec.framework
+    otherwise = Framework.TENSORFLOW
     for source in sources(Path(spec.model_zoo or "."), spec.model_def.rpartition(".")[0]):
-        told = {_TELLING[root] for one in source.imported for root in within(one) if root in _TELLING}
+        imported = {root for one in source.imported for root in within(one)}
+        told = {_TELLING[root] for root in imported if root in _TELLING}
         if told:
-            return told.pop() if len(told) == 1 else Framework.TENSORFLOW
-    return Framework.TENSORFLOW
+            return Framework.TORCH if told == {Framework.TORCH} else Framework.TENSORFLOW
+        if PORT in imported:
+            otherwise = Framework.CUSTOM
+    return otherwise
 
 
 def check_framework(spec: JobSpec) -> None:

@@ -41,11 +41,11 @@ _SIGNATURES = {
     "custom_data_reader": "a function custom_data_reader(data_origin, records_per_task=None, **params)",
     "prediction_outputs_processor": "a class with a method process(predictions, worker_id)",
 }
-_WITHOUT_FLAG = {
+_OF_TORCH = {  # symbols that no flag names
     "collate_fn": "a function collate_fn(samples) that makes a minibatch",
     "lr_scheduler": "a function lr_scheduler(optimizer) that returns a scheduler of torch.optim",
-    ADAPTER: "a function framework(definition, …) that returns a Framework",
 }
+_ADAPTER = "a function framework(definition, …) that returns a Framework"
 _DESCRIBED = ("loss", "optimizer")  # Keras takes their names and configs, too
 _OTHER_NAMES = {"feed": ("dataset_fn", "dataset")}  # the older name, and that of PyTorch
 _DEFAULTS = {symbol: symbol for symbol in _SIGNATURES} | {"prediction_outputs_processor": "PredictionOutputsProcessor"}
@@ -108,9 +108,11 @@ def load(
     for name, default in _DEFAULTS.items():
         wanted = (symbols or {}).get(name) or default
         found[name] = _symbol(zoo, module, name, wanted, name in required or wanted != default)
-    for name in _WITHOUT_FLAG:
+    for name in _OF_TORCH:
         wanted = (symbols or {}).get(name) or name
-        found[name] = _symbol(zoo, module, name, wanted, required=wanted != name or name in required)
+        found[name] = _symbol(zoo, module, name, wanted, required=wanted != name)
+    if ADAPTER in required:  # else it is the module's own affair what it calls so
+        found[ADAPTER] = _symbol(zoo, module, ADAPTER, ADAPTER, required=True)
     return ModelDefinition(path=_file(module), symbol=symbol, model=model, **found)
 
 
@@ -258,7 +260,7 @@ def _symbol(zoo: Path, module: ModuleType, name: str, wanted: str, required: boo
     value = getattr(module, attribute, None)
     for other in _OTHER_NAMES.get(wanted, ()):
         value = getattr(module, other, None) if value is None else value
-    expected = _SIGNATURES.get(name) or _WITHOUT_FLAG[name]
+    expected = {**_SIGNATURES, **_OF_TORCH, ADAPTER: _ADAPTER}[name]
     if value is None:
         if required:
             raise _missing(module, attribute, expected)

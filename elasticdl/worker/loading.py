@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import cast
+
 from elasticdl.data.custom import adapt_reader
 from elasticdl.data.factory import open_source
 from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import Framework, Mode
 from elasticdl.frameworks.internals import check_internals
+from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition, framework_of
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
@@ -90,7 +94,8 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
             overlaps=spec.nan_policy is NanPolicy.FAIL,
         )
     if definition.framework is not None:
-        own: Framework = definition.framework(
+        adapter = partial(
+            definition.framework,
             definition=definition,
             minibatch_size=spec.minibatch_size,
             seed=spec.seed,
@@ -98,7 +103,7 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
             on_parameter_server=on_parameter_servers(spec),
             mode=MODES[spec.job_type],
         )
-        return own
+        return cast(Framework, user_call(adapter, f"{definition.path}: framework()"))
     from elasticdl.frameworks.keras import KerasFramework
 
     return KerasFramework(

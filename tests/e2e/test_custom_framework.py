@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elasticdl.model_def import load
 from elasticdl_client.choices import Framework
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
@@ -58,3 +59,24 @@ def test_a_module_that_imports_the_port_must_define_framework(tmp_path: Path) ->
     with (tmp_path / "own.py").open("a") as file:
         file.write("def framework(**arguments): ...\n")
     check_model_source(spec, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import torch\nfrom elasticdl.frameworks.framework import Mode\n", Framework.TORCH),
+        ("import keras\nfrom elasticdl.frameworks.framework import Mode\n", Framework.TENSORFLOW),
+        ("from elasticdl.frameworks.framework import Mode\nfrom other import net\n", Framework.TORCH),
+        ("from elasticdl.frameworks.framework import Framework\n", Framework.CUSTOM),
+    ],
+)
+def test_the_port_counts_only_where_no_framework_is_imported(tmp_path: Path, text: str, expected: Framework) -> None:
+    (tmp_path / "other.py").write_text("import torch\n\ndef net(): ...\n")
+    (tmp_path / "own.py").write_text(text + "\ndef custom_model(): ...\n")
+    assert framework_of(JobSpec(model_zoo=str(tmp_path), model_def="own.custom_model")) is expected
+
+
+@pytest.mark.parametrize("value", ['"keras"', "print"])
+def test_what_another_module_calls_framework_is_its_own_affair(tmp_path: Path, value: str) -> None:
+    (tmp_path / "plain.py").write_text(f"framework = {value}\n\ndef custom_model(): ...\n")
+    assert load(str(tmp_path), "plain.custom_model", required=()).framework is None

@@ -17,10 +17,10 @@ from elasticdl.master.core.values import TaskType
 MAX_DELAY = 60.0
 OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it left although the job goes on
 
-# Errors of code, which another life meets again; what surroundings cause (files, connections, memory) has other names.
+# Errors of code, which another life meets again.  Not RuntimeError: PyTorch raises it for devices and processes, too.
 _OF_CODE = re.compile(
     r"exit code \d+: (?:AssertionError|AttributeError|ImportError|IndentationError|IndexError|KeyError"
-    r"|ModuleNotFoundError|NameError|NotImplementedError|RecursionError|RuntimeError|SyntaxError|TabError|TypeError"
+    r"|ModuleNotFoundError|NameError|NotImplementedError|RecursionError|SyntaxError|TabError|TypeError"
     r"|UnboundLocalError|ValueError|ZeroDivisionError)(?::|$)",
     re.MULTILINE,
 )
