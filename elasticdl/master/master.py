@@ -33,6 +33,7 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl_client.choices import JobType
+from elasticdl_client.contradictions import check_sums_are_encrypted
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
@@ -104,6 +105,7 @@ class Master:
     def _run(self, saved: dict[str, Any] | None) -> int:
         if self._spec.encrypt:
             check_encryption()  # the image is that of all pods
+            check_sums_are_encrypted(self._spec, framework_of(self._spec))
         state = _next_state(self._place, saved)
         if saved is None:
             state |= _initial_model(self._spec, self._settings)
