@@ -12,7 +12,6 @@ a plain start has 247 MB, because children share pages until they write to them.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -22,7 +21,7 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from elasticdl.cluster.keras_import import import_less_with_keras
+from elasticdl.cluster.framework_import import import_less_with_keras, no_garbage_collection
 from elasticdl.cluster.process_group import die_with_parent, pass_gate, redirect_output
 from elasticdl.cluster.process_title import name_process
 
@@ -157,9 +156,8 @@ def main() -> None:
     if os.getppid() != agent:
         return
     control = socket.socket(fileno=control_fd)
-    _preload(framework)
-    gc.collect()
-    gc.freeze()
+    with no_garbage_collection():
+        _preload(framework)
     control.send(b"{}")
     request = _serve(control)
     if request is None:

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from elasticdl.cluster.keras_import import import_less_with_keras
+from elasticdl.cluster.framework_import import import_less_with_keras
 from elasticdl.cluster.process_title import name_process
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.termination import Termination

@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import BinaryIO
 
-from elasticdl.cluster.keras_import import import_less_with_keras
+from elasticdl.cluster.framework_import import import_less_with_keras, no_garbage_collection
 from elasticdl.frameworks.framework import Parameters
 from elasticdl.model_def import load_model_definition
 from elasticdl.rpc.logs import log_to_stdout
@@ -36,7 +36,8 @@ def export(pipe: BinaryIO) -> int:
     order = reader.message()
     spec = JobSpec.from_json(order["job_spec"])
     logging.getLogger().setLevel(spec.log_level)
-    definition = load_model_definition(spec)
+    with no_garbage_collection():
+        definition = load_model_definition(spec)
     framework = load_framework(spec, definition, Readers(spec, definition))
     framework.report()
     parameters = Parameters(reader.floats(order["num_trainable"]), reader.floats(order["num_non_trainable"]))

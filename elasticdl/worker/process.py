@@ -12,6 +12,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from elasticdl.cluster.framework_import import no_garbage_collection
 from elasticdl.cluster.standby import FRAMEWORK_VARIABLE, report_ready
 from elasticdl.frameworks.callback_rules import check_job
 from elasticdl.frameworks.framework import ModelReport
@@ -261,7 +262,8 @@ def main(clock: ActivityClock, termination: Termination) -> int:
     log_to_stdout()
     threading.excepthook = _end_on_thread_error
     keep_large_buffers()
-    with suppress(ElasticDLError):  # the worker reports it to the master, which fails the job: `check_internals`
+    # The worker reports such an error to the master, which fails the job: `check_internals`.
+    with suppress(ElasticDLError), no_garbage_collection():
         first_op(os.environ.get(FRAMEWORK_VARIABLE, ""))
     report_ready()
     try:

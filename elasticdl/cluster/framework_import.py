@@ -1,13 +1,16 @@
-"""Keras without what a worker has no use for.
+"""The import of a framework without what a worker has no use for.
 
 Where scikit-learn and matplotlib are installed, ``import keras`` imports them, too, for `keras.wrappers` and
-`keras.visualization`: a quarter of the time from a pod's start to its first op, and 80 MB.
+`keras.visualization`: a quarter of the time from a pod's start to its first op, and 80 MB.  Garbage collections, which
+walk through the growing modules again and again and free next to nothing, take another quarter.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -34,3 +37,14 @@ def _is_being_imported(name: str) -> bool:
 def import_less_with_keras() -> None:
     """From here on, in this process; a model definition may import the packages as ever."""
     sys.meta_path.insert(0, _MissingToKeras())
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """For imports: what there is at the end stays, and no later collection walks through it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
