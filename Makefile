@@ -23,6 +23,8 @@ N ?= 20
 CPUS ?= 0
 ZOO ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
+# Else every process under test would compile all of elasticdl again.
+unexport PYTHONDONTWRITEBYTECODE
 say = @echo "==> $(1)"
 
 .PHONY: help setup demo zoo test test-full coverage test-estimator e2e e2e-full chaos fuzz stress lint format bench wheels docs clean
