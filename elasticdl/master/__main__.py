@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
 
 from elasticdl.cluster.process_title import name_process
 from elasticdl.master import local_place
@@ -18,6 +17,7 @@ from elasticdl.master.journal import Superseded
 from elasticdl.master.master import Master, crash, fail
 from elasticdl.master.place import Place
 from elasticdl.rpc.logs import log_to_stdout
+from elasticdl.rpc.signals import on_signals
 from elasticdl_client.errors import ElasticDLError
 
 _EXIT_SUPERSEDED = 3
@@ -26,7 +26,7 @@ logger = logging.getLogger("elasticdl.master")
 
 
 class Life:
-    """One life; `stop` is its signal handler."""
+    """One life; `stop` is told of signals, in a thread of its own."""
 
     def __init__(self) -> None:
         self._master: Master | None = None
@@ -46,9 +46,10 @@ class Life:
         finally:
             place.close()
 
-    def stop(self, number: int, _frame: FrameType | None) -> None:
+    def stop(self, number: int) -> None:
         if self._master is None:
-            raise SystemExit(128 + number)
+            logging.shutdown()
+            os._exit(128 + number)
         self._master.request_stop(signal.Signals(number).name)
 
     def _run(self, place: Place) -> int:
@@ -73,12 +74,8 @@ def main() -> int:
     """The exit code of this life of the master."""
     log_to_stdout()
     life = Life()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, life.stop)
-    try:
-        return life.run()
-    except SystemExit as ended:
-        return int(ended.code or 0)
+    on_signals(life.stop, signal.SIGTERM, signal.SIGINT)
+    return life.run()
 
 
 def _open_place() -> Place:

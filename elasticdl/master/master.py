@@ -64,11 +64,11 @@ class Master:
         self._journal = place.journal
         self._shell: Shell | None = None
         self._stopped_by = ""
-        self._stop_lock = threading.RLock()  # a signal may come while it is held by the same thread
+        self._stop_lock = threading.Lock()
         self._stop = threading.Event()
 
     def request_stop(self, by: str) -> None:
-        """Ends the job in order, or where a next life follows this life alone; may be called from a signal handler."""
+        """Ends the job in order, or where a next life follows this life alone; from any thread."""
         with self._stop_lock:
             self._stopped_by = by
             self._stop.set()

@@ -97,12 +97,12 @@ class Shell:
         self._is_leaving = False
 
     def request_stop(self, reason: str) -> None:
-        """Ends the job in order; may be called from a signal handler."""
+        """Ends the job in order; from any thread."""
         self._stop.set()
         self._inbox.post(events.StopRequested(reason))
 
     def request_leave(self) -> None:
-        """Ends this life of the master and leaves the job to the next; may be called from a signal handler."""
+        """Ends this life of the master and leaves the job to the next; from any thread."""
         self._stop.set()
         self._inbox.post(Leave())
 

@@ -1,7 +1,6 @@
 """How one PS process comes to its end: told by the master, asked by SIGTERM, or by an error of its own.
 
-It only keeps what was said and wakes who waits; may be used from any thread, and from a signal handler of a thread that
-never waits here.
+It only keeps what was said and wakes who waits; may be used from any thread, but not from a signal handler.
 """
 
 from __future__ import annotations

@@ -12,10 +12,8 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from elasticdl.ps.departure import TERMINATED, Departure
 from elasticdl.ps.master_link import Beginning, Left, MasterLink, PsIdentity
@@ -33,6 +31,7 @@ from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.servers import serve
+from elasticdl.rpc.signals import on_signals
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -99,7 +98,7 @@ class PsProcess:
         self._ready = threading.Event()
 
     def terminate(self) -> None:
-        """SIGTERM: leaves in order, or at once as long as nobody works with this PS.  Safe in a signal handler."""
+        """SIGTERM: leaves in order, or at once as long as nobody works with this PS."""
         if self._ready.is_set():
             self._departure.ask()
         else:
@@ -236,14 +235,8 @@ def main() -> int:
     keep_large_buffers()
     try:
         process = PsProcess(Settings.from_environment(os.environ), read_token())
-
-        def terminate(_signal: int, _frame: FrameType | None) -> None:
-            process.terminate()
-
-        signal.signal(signal.SIGTERM, terminate)
-        # Not in this thread: a handler that sets an event must not interrupt the thread that waits for it.
-        with ThreadPoolExecutor(1, thread_name_prefix="ps") as thread:
-            return thread.submit(process.run).result()
+        on_signals(lambda _: process.terminate(), signal.SIGTERM)
+        return process.run()
     except ElasticDLError as error:
         _log.error("%s", error)
         return 1

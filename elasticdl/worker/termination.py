@@ -1,7 +1,6 @@
 """SIGTERM: the minibatch being computed is finished, the master is told, and the process ends, all within its grace.
 
-A thread of its own does it, woken by the interpreter's wake-up descriptor: the main thread may be inside the framework
-for long, and a handler that runs in it could wait for a lock that it holds itself.
+A thread of its own does it: the main thread may be inside the framework for long.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
+from elasticdl.rpc.signals import on_signals
 from elasticdl.worker.activity import Activity, ActivityClock
 
 EXIT_CODE = 128 + signal.SIGTERM
 LIMIT_S = 8.0  # of the 10 s that a pod has between SIGTERM and SIGKILL
 PATIENCE_S = 5.0  # for the minibatch
 
-_SIGTERM = bytes([signal.SIGTERM])
 _log = logging.getLogger("elasticdl.worker")
 
 
@@ -45,14 +45,9 @@ class Termination:
 
     def install(self) -> None:
         """Takes SIGTERM over; to be called once, in the main thread."""
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        # The handler is for user code that has put a descriptor of its own in the place of ours.
-        signal.signal(signal.SIGTERM, lambda number, frame: os.write(writer, _SIGTERM) and None)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        on_signals(self._end, signal.SIGTERM)
         # A signal for a forked child waits until the child has handlers of its own.
         os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget)
-        threading.Thread(target=self._run, args=(reader,), name="termination", daemon=True).start()
 
     def before_end(self, farewell: Callable[[bool], None]) -> None:
         """Sets what is done last, in the thread of the termination: (the main thread is idle)."""
@@ -75,9 +70,7 @@ class Termination:
                 self._changed.wait_for(lambda: False)  # until the process ends
             self._is_busy = is_busy
 
-    def _run(self, reader: int) -> None:
-        while os.read(reader, 1) != _SIGTERM:
-            pass
+    def _end(self, _number: int) -> NoReturn:
         limit = threading.Timer(LIMIT_S, os._exit, (EXIT_CODE,))
         limit.daemon = True
         limit.start()

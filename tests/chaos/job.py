@@ -20,6 +20,7 @@ from elasticdl_client.job_status import JobStatus
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _LOOK_S = 0.05
+_OF_EACH_STEP = re.compile(r"INFO (Task:\d+ completed|Loss = |Epoch \d+|Starting epoch)")
 
 
 class JobTimeout(AssertionError):
@@ -135,8 +136,9 @@ class LocalJob:
         return dict(json.loads(lines[-1].replace("'", '"')))
 
     def story(self) -> str:
-        """What the client printed and the ends of all logs, for a failed test."""
+        """What the client printed and the ends of all logs without the lines of each step, for a failed test."""
         parts = ["--- client", *self.output[-40:]]
         for path in sorted((self.job_dir / "logs").glob("*.log")):
-            parts += [f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-25:]]
+            lines = path.read_text(errors="replace").splitlines()
+            parts += [f"--- {path.name}", *[line for line in lines if not _OF_EACH_STEP.search(line)][-60:]]
         return "\n".join(parts)

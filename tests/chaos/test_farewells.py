@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ def told_to_end(running: LocalJob, role: Role, says: str = "") -> Pod:
     """The oldest pod of a role, which has got SIGTERM once its log says something."""
     pod = running.pods(role)[0]
     running.wait_until(f"{says!r} of {pod.name}", lambda: says in running.log(pod.name))
+    print(f"{datetime.now()} SIGTERM to {pod.name}, process {pod.pid}")
     os.kill(pod.pid, signal.SIGTERM)
     return pod
 

@@ -89,6 +89,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.master": (
         *SHARED,
         *BELOW,
+        "elasticdl_client.contradictions",  # those that only a model's framework shows
         "elasticdl_client.model_source",
         "elasticdl_client.model_framework",
         "elasticdl_client.trained_model",
@@ -98,6 +99,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.master.__main__": (  # chooses the runtime
         *SHARED,
         "elasticdl.rpc.logs",
+        "elasticdl.rpc.signals",
         "elasticdl.cluster.process_title",
         "elasticdl.master",
         "elasticdl.master.kubernetes",

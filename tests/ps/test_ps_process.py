@@ -28,6 +28,7 @@ from tests.ps.scenes import (
     ps_cluster,
     push_all,
 )
+from tests.rpc.signalling import signal_other_thread
 
 
 @pytest.fixture
@@ -153,6 +154,16 @@ def test_a_ps_that_is_told_to_end_serves_until_the_master_says_stop(stack: ExitS
     push_all(client, range(3))
     save(master, tmp_path / "version-3")
     assert process.poll() is None
+    master.stop = True
+    assert process.wait(20) == 143
+
+
+def test_a_ps_hears_a_signal_that_the_kernel_gives_to_any_of_its_threads(stack: ExitStack, tmp_path: Path) -> None:
+    master = OnePsMaster()
+    process = start(stack, stack.enter_context(serving(master)), tmp_path, beats_rarely=True)
+    master.wait(lambda: master.readies)
+    signal_other_thread(process.pid, signal.SIGTERM)
+    master.wait(lambda: master.farewells)
     master.stop = True
     assert process.wait(20) == 143
 

@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from elasticdl.api.data import Minibatch, Name
+from elasticdl.rpc.signals import signal_pipe
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.termination import EXIT_CODE, LIMIT_S
 from elasticdl_client.errors import DataError
@@ -178,11 +179,8 @@ class _Begin:
         self._is_over = is_over
 
     def __call__(self, number: int) -> None:
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        threading.Thread(target=self._end_when_told, args=(reader,), name="termination", daemon=True).start()
+        signals = signal_pipe(signal.SIGTERM)
+        threading.Thread(target=self._end_when_told, args=(signals,), name="termination", daemon=True).start()
         if self._users is not None:
             self._users(number)
 
