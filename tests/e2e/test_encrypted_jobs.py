@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from elasticdl_client.job_status import JobPhase
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, RealJob
 from tests.e2e.all_reduce_jobs import JOB as ALL_REDUCE
@@ -26,6 +28,20 @@ def connect(self, address):
 
 
 socket.socket.connect = connect
+"""
+
+
+_WITHOUT_HMAC = 'extern "C" {' + "".join(
+    f"void EVP_{name}() {{}}"
+    for name in (
+        "CIPHER_CTX_new", "CIPHER_CTX_free", "aes_256_gcm", "sha256", "EncryptInit_ex", "EncryptUpdate",
+        "EncryptFinal_ex", "DecryptInit_ex", "DecryptUpdate", "DecryptFinal_ex", "CIPHER_CTX_ctrl",
+    )
+) + "}"  # fmt: skip
+_BUILT_IN = """
+import hashlib, hmac, sys, types  # with algorithms of their own
+
+sys.modules["_hashlib"] = types.ModuleType("_hashlib")  # linked into the interpreter, so that it names no file
 """
 
 
@@ -70,3 +86,31 @@ def test_an_all_reduce_job_ends_with_the_same_bits_encrypted(tmp_path: Path, dig
     for name, encrypt in (("clear", False), ("encrypted", True)):
         ended(ALL_REDUCE, tmp_path / name, digits, fixed_global_batch=64, encrypt=encrypt, **flags)
     assert state(tmp_path / "clear") == state(tmp_path / "encrypted") != {}
+
+
+@pytest.mark.parametrize(
+    ("source", "python"),
+    [("", ""), (_WITHOUT_HMAC, _BUILT_IN)],
+    ids=["none", "one that lacks a function"],
+)
+def test_a_job_without_a_libcrypto_ends_at_its_start_with_one_error(
+    tmp_path: Path, digits: Path, source: str, python: str
+) -> None:
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    (libraries / "sitecustomize.py").write_text(python)
+    for name in ("libcrypto.so.3", "libcrypto.so.1.1", "libcrypto.3.dylib"):
+        compiler = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", "-x", "c++", "-", "-o", str(libraries / name)]
+        subprocess.run(compiler, input=source, text=True, check=True)
+    job = DIGITS.local_job(tmp_path / "job", digits, num_workers=1, encrypt=True)
+    path = os.pathsep.join([str(libraries), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    job.environment = {"LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": path}
+    assert job.start().wait(60) == 1, job.story()
+    status = job.status()
+    assert status is not None
+    assert (status.phase, status.pods) == (JobPhase.FAILED, ())
+    what, hint = status.message.splitlines()
+    assert what.startswith("the job has --encrypt, and nothing can be encrypted here: ")
+    assert "openssl" in what.lower()
+    assert "use an image whose Python has OpenSSL" in hint
+    assert "Traceback" not in job.story()
