@@ -35,10 +35,15 @@ def kill(pod_uid: str, signal_number: signal.Signals = signal.SIGKILL) -> None:
     os.kill(process_of(pod_uid), signal_number)
 
 
+def inside_network(pod_uid: str) -> list[str]:
+    """How a command begins that runs on this machine, in the network of the pod."""
+    return ["nsenter", "--net", f"--target={process_of(pod_uid)}"]
+
+
 @contextlib.contextmanager
 def cut_off(pod_uid: str) -> Iterator[None]:
     """While nothing that the pod sends leaves it, and nothing reaches it: its connections stay open and are silent."""
-    inside = ["nsenter", "--net", f"--target={process_of(pod_uid)}", "iptables"]
+    inside = [*inside_network(pod_uid), "iptables"]
     rules = [[chain, "!", "-i" if chain == "INPUT" else "-o", "lo", "-j", "DROP"] for chain in ("INPUT", "OUTPUT")]
     for rule in rules:
         subprocess.run([*inside, "--append", *rule], check=True)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.e2e_kubernetes import host
+from tests.e2e_kubernetes import host, wire
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.kubectl import kubectl
@@ -53,16 +53,19 @@ def test_a_worker_deleted_evicted_or_killed_gets_a_successor_and_the_others_neve
 
 
 def test_a_deleted_parameter_server_comes_back_under_its_id_with_its_checkpoint(open_space: OpenSpace) -> None:
-    job = open_space("server").job("digits").submit()
+    job = open_space("server").job("digits", encrypt=True).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     before = lives(job)
 
-    job.delete_pod(job.server(1))
-    job.wait_until(
-        "another life of PS 1",
-        lambda: (pod := job.pod(job.server(1))) is not None and pod.uid != before[job.server(1)][0] and pod.running,
-    )
-    job.wait_for_progress()
+    with wire.greetings(before[job.worker(0)][0]) as greetings:
+        job.delete_pod(job.server(1))
+        job.wait_until(
+            "another life of PS 1",
+            lambda: (pod := job.pod(job.server(1))) is not None and pod.uid != before[job.server(1)][0] and pod.running,
+        )
+        job.wait_for_progress()
+        job.wait_until("worker 0's new connection", lambda: bool(greetings))
+    assert set(greetings) == {wire.ENCRYPTED}
 
     after = lives(job)
     for pod in (job.master, job.server(0), job.worker(0), job.worker(1)):

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.e2e_kubernetes import host
+from tests.e2e_kubernetes import host, wire
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.space import KERAS, Space
@@ -44,15 +44,18 @@ def test_ten_kills_of_members_lose_nothing(open_space: OpenSpace) -> None:
 
 
 def test_a_member_that_hangs_or_is_cut_off_is_left_behind(open_space: OpenSpace) -> None:
-    job = all_reduce_job(open_space("silence"), num_workers=3).submit()
+    job = all_reduce_job(open_space("silence"), num_workers=3, encrypt=True).submit()
     wait_for_world(job, 3)
     job.wait_for_progress(4)
     hung = job.the_pod(job.worker(1))
-    host.kill(hung.uid, signal.SIGSTOP)
-    wait_for_world(job, 2)
-    job.wait_for_progress(4)
-    host.kill(hung.uid, signal.SIGCONT)
-    wait_for_world(job, 3)
+    with wire.greetings(job.the_pod(job.worker(0)).uid) as greetings:
+        host.kill(hung.uid, signal.SIGSTOP)
+        wait_for_world(job, 2)
+        job.wait_for_progress(4)
+        host.kill(hung.uid, signal.SIGCONT)
+        wait_for_world(job, 3)
+        job.wait_until("the connections of both worlds", lambda: len(greetings) >= 2)
+    assert set(greetings) == {wire.ENCRYPTED}
 
     with host.cut_off(job.the_pod(job.worker(2)).uid):
         wait_for_world(job, 2)
