@@ -1,6 +1,7 @@
-"""What of a minibatch's labels no loss takes: texts, and class numbers that the model has no output for.
+"""What of a minibatch's labels no loss takes: texts, class numbers that the model has no output for, no probabilities.
 
-Asked only after a loss has failed or is not finite: labels cost nothing where they are right.
+Asked only after a loss has failed or is not finite, where labels cost nothing that are right; binary crossentropy alone
+is finite, and wrong, for a label that is no probability, so that those are looked at before each step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from elasticdl.frameworks.framework import Batch, LabelError
 _SHOWN = 60  # characters of a text
 _SAID = 100  # characters of a framework's error
 _NODE = "[["  # in lines of TensorFlow's errors that name a node of the graph
+_ROUNDING = 1e-3  # of probabilities that were computed, such as the values of pictures
 _NUM_TEXTS = 3  # shown in a hint
 _LEAVES_OUT = "--max_bad_records=N leaves such records out"
 
@@ -40,6 +42,11 @@ class ClassLabels:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbabilityLabels:
+    """What binary crossentropy takes: numbers from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class LabelFlaw:
     """The first wrong label of a minibatch.
 
@@ -51,17 +58,16 @@ class LabelFlaw:
     hint: str
     position: int | None
 
-    def error(self, first_sample: int | None, cause: Exception) -> LabelError:
+    def error(self, first_sample: int | None, cause: Exception | None) -> LabelError:
         """As an exception.
 
         Args:
             first_sample: of the minibatch, in its task; None: samples are not records.
-            cause: what the framework raised.
+            cause: what the framework raised; None: nothing.
         """
-        lines = [line for line in str(cause).splitlines() if line.strip() and _NODE not in line]
-        said = lines[-1].strip()[:_SAID] if lines else ""
+        raised = "" if cause is None else f" ({type(cause).__name__}: {_last_line(cause)})"
         sample = None if first_sample is None or self.position is None else first_sample + self.position
-        return LabelError(f"{self.what} ({type(cause).__name__}: {said})\n  → {self.hint}", sample)
+        return LabelError(f"{self.what}{raised}\n  → {self.hint}", sample)
 
     def explained(self) -> str:
         """The end of a message that says what is not finite."""
@@ -71,7 +77,7 @@ class LabelFlaw:
 
 def label_flaw(
     labels: Any,
-    classes: ClassLabels | None,
+    taken: ClassLabels | ProbabilityLabels | None,
     column: str,
     lookup: str,
     array: Callable[[Any], npt.NDArray[Any] | None],
@@ -80,7 +86,7 @@ def label_flaw(
 
     Args:
         labels: of a minibatch.
-        classes: None: the loss is not known to take numbers of classes.
+        taken: what the loss takes; None: that is not known.
         column: of the labels; empty: there is no name.
         lookup: the name of what maps texts to numbers, with `{}` for a JSON list of them.
         array: the values of a leaf; None: it is no ordinary tensor.
@@ -94,14 +100,19 @@ def label_flaw(
             continue
         if _is_texts(values) or values.dtype.kind in "OSU":
             return _text_flaw(list(np.ravel(values)), name, column, lookup)
-        if classes is not None and len(named) == 1:
-            return _class_flaw(values, classes, name, column)
+        if isinstance(taken, ClassLabels) and len(named) == 1:
+            return _class_flaw(values, taken, name, column)
+        if isinstance(taken, ProbabilityLabels) and len(named) == 1:
+            return _probability_flaw(values, name)
     return None
 
 
 @contextmanager
 def labels_blamed(
-    batches: Sequence[Batch], flaw_of: Callable[[Batch], LabelFlaw | None], samples_per_batch: int | None
+    batches: Sequence[Batch],
+    flaw_of: Callable[[Batch], LabelFlaw | None],
+    samples_per_batch: int | None,
+    at_once: bool,
 ) -> Iterator[None]:
     """Where a step raises and labels are to blame, says that, of the column and in words.
 
@@ -109,18 +120,30 @@ def labels_blamed(
         batches: of the step.
         flaw_of: what is wrong with the labels of one of them.
         samples_per_batch: None: samples are not records.
+        at_once: some labels are wrong, and the step would not raise for that.
 
     Raises:
         LabelError: they are.
     """
-    try:
-        yield
-    except Exception as error:
+
+    def blame(cause: Exception | None) -> None:
         for batch in batches:
             if (flaw := flaw_of(batch)) is not None:
                 first_sample = None if samples_per_batch is None else batch.n * samples_per_batch
-                raise flaw.error(first_sample, error) from error
+                raise flaw.error(first_sample, cause) from cause
+
+    if at_once:
+        blame(None)
+    try:
+        yield
+    except Exception as error:
+        blame(error)
         raise
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip() and _NODE not in line]
+    return lines[-1].strip()[:_SAID] if lines else ""
 
 
 def _called(column: str) -> str:
@@ -170,6 +193,33 @@ def _class_flaw(values: npt.NDArray[Any], classes: ClassLabels, name: str, colum
     return LabelFlaw(what, hint, position)
 
 
+def are_probabilities(values: npt.NDArray[Any] | None) -> bool:
+    """Whether labels are what binary crossentropy takes; those that are no ordinary tensor (None) are."""
+    if values is None or values.dtype.kind not in "iuf" or not values.size:
+        return True
+    return bool(values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING)
+
+
+def _probability_flaw(values: npt.NDArray[Any], name: str) -> LabelFlaw | None:
+    flat = values.reshape(len(values), -1)
+    is_wrong = (flat < -_ROUNDING) | (flat > 1 + _ROUNDING)
+    if not is_wrong.any():  # some are NaN, which is said where the loss is
+        return None
+    what = f"{name[:1].upper()}{name[1:]} holds {_numbers(flat[is_wrong])}, and binary crossentropy takes 0 to 1"
+    kinds = {float(kind) for kind in np.unique(flat)}
+    hint = "Write probabilities from 0 to 1, in the data or in feed, or take another loss."
+    if kinds <= {1.0, 2.0}:
+        hint = "Write 0 and 1 for 1 and 2: subtract 1 from the labels, in the data or in feed."
+    elif kinds <= {-1.0, 1.0}:
+        hint = "Write 0 for -1, in the data or in feed; or take a loss for -1 and 1, such as hinge."
+    elif all(kind >= 0 and kind.is_integer() for kind in kinds):
+        hint = (
+            f"Are they {int(max(kinds)) + 1} classes? Then give the last layer an output for each and take a loss of "
+            "classes. Else write 0 and 1, in the data or in feed."
+        )
+    return LabelFlaw(what, hint, int(is_wrong.any(axis=1).argmax()))
+
+
 def _missing_flaw(named: str, is_missing: npt.NDArray[np.bool_], column: str) -> LabelFlaw:
     found = "has no value (NaN)" if is_missing.any() else "holds fractions, or values are missing in it"
     hint = "Give such records a whole number, or leave them out in feed."
@@ -181,8 +231,8 @@ def _missing_flaw(named: str, is_missing: npt.NDArray[np.bool_], column: str) ->
 
 
 def _numbers(values: Iterable[Any]) -> str:
-    kinds = sorted({int(value) for value in values})
-    return ", ".join(map(str, kinds[:_NUM_TEXTS])) + (" and others" if len(kinds) > _NUM_TEXTS else "")
+    kinds = sorted({float(value) for value in values})
+    return ", ".join(f"{kind:.6g}" for kind in kinds[:_NUM_TEXTS]) + (" and others" if len(kinds) > _NUM_TEXTS else "")
 
 
 def _is_number(text: str) -> bool:

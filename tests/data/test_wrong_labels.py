@@ -135,6 +135,74 @@ def test_a_text_in_a_feed_of_the_users_own_names_column_value_record_and_file(tm
     assert raised.value.details == ""
 
 
+PROBABILITIES = {
+    "from one": ([1, 2] * 10, ["column y holds 2, and", "Record 1 of", "subtract 1"]),
+    "signs": ([*[1] * 10, -1, 1], ["column y holds -1", "Record 10 of", "0 for -1", "hinge"]),
+    "classes": ([0, 1, 2, 3] * 4, ["column y holds 2, 3, and", "Record 2 of", "4 classes"]),
+    "values": ([0.5, 1.0, 1.25, 0.0], ["column y holds 1.25", "Record 2 of", "0 to 1"]),
+}
+BINARY = {
+    "keras": KERAS.replace('Dense(3, activation="softmax")', 'Dense(1, activation="sigmoid")').replace(
+        "sparse_categorical_crossentropy", "binary_crossentropy"
+    ),
+    "torch": TORCH.replace("Linear(1, 3)", "Linear(1, 1)")
+    .replace("[:, None].float())", "[:, None].float())[:, 0]")
+    .replace("torch.nn.CrossEntropyLoss()", "torch.nn.BCEWithLogitsLoss()"),
+}
+
+
+def binary_task(framework: str, directory: Path, labels: list[float], loss: str = "") -> tuple[Any, TaskRecords]:
+    code = f"{BINARY[framework]}\nloss = {loss}" if loss else BINARY[framework]
+    return framework_of(framework, code, directory, [f"{k}.5,{float(label)}" for k, label in enumerate(labels)])
+
+
+@pytest.mark.parametrize("framework", ["keras", "torch"])
+@pytest.mark.parametrize("kind", PROBABILITIES)
+def test_labels_that_are_no_probabilities_are_said_before_binary_crossentropy_learns_them(
+    framework: str, kind: str, tmp_path: Path
+) -> None:
+    labels, words = PROBABILITIES[kind]
+    message = said_of_labels(*binary_task(framework, tmp_path, labels))
+    assert [word for word in words if word not in message] == [], message
+
+
+@pytest.mark.parametrize(
+    ("framework", "loss"),
+    [
+        ("keras", "keras.losses.BinaryCrossentropy(from_logits=True)"),
+        ("keras", "keras.losses.binary_crossentropy"),
+        ("keras", "keras.losses.BinaryFocalCrossentropy"),
+        ("torch", "torch.nn.BCELoss()"),
+        ("torch", "torch.nn.functional.binary_cross_entropy_with_logits"),
+    ],
+)
+def test_binary_crossentropy_is_known_by_all_its_names_and_in_a_group_of_workers(
+    framework: str, loss: str, tmp_path: Path
+) -> None:
+    made, task = binary_task(framework, tmp_path, [0, 1, 2, 1], loss)
+    batch = next(made.batches(Mode.TRAINING, iter([task])))
+    with pytest.raises(LabelError, match="column y holds 2"):
+        made.local_gradient([Share(batch, 1, 1.0)], lambda buffer: None)
+
+
+@pytest.mark.parametrize(
+    ("framework", "loss", "labels"),
+    [
+        ("keras", "", [0, 1, 0.5, 1.0000001]),
+        ("torch", "", [0, 1, 0.5, 1.0000001]),
+        ("keras", "'hinge'", [-1, 1]),
+        ("keras", "lambda labels, found: keras.losses.binary_crossentropy(labels[:, None] - 1, found)", [1, 2]),
+        ("torch", "lambda labels, found: torch.nn.functional.soft_margin_loss(found, labels)", [-1, 1]),
+    ],
+)
+def test_soft_labels_and_other_losses_are_left_alone(
+    framework: str, loss: str, labels: list[float], tmp_path: Path
+) -> None:
+    made, task = binary_task(framework, tmp_path, labels, loss)
+    batch = next(made.batches(Mode.TRAINING, iter([task])))
+    assert made.train(batch, 1) >= 0
+
+
 @pytest.mark.parametrize("framework", ["keras", "torch"])
 def test_a_feed_that_takes_no_record_blames_none(framework: str, tmp_path: Path) -> None:
     code = (

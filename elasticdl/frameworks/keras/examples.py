@@ -35,6 +35,11 @@ class Minibatch:
         """The element as `feed` made it."""
         return tf.nest.pack_sequence_as(self.spec, self.leaves, expand_composites=True)
 
+    @property
+    def first_label(self) -> Any:
+        """That tensor of the element which follows the features, without making the element anew."""
+        return self.leaves[len(tf.nest.flatten(self.spec[0], expand_composites=True))]
+
 
 @dataclass(frozen=True, slots=True)
 class Examples:

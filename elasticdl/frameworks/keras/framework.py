@@ -45,7 +45,14 @@ from elasticdl.frameworks.keras.pipeline import Pipeline
 from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.step import Steps
 from elasticdl.frameworks.keras.table_feed import traced_feed
-from elasticdl.frameworks.label_flaws import ClassLabels, LabelFlaw, label_flaw, labels_blamed
+from elasticdl.frameworks.label_flaws import (
+    ClassLabels,
+    LabelFlaw,
+    ProbabilityLabels,
+    are_probabilities,
+    label_flaw,
+    labels_blamed,
+)
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition
@@ -357,15 +364,20 @@ class KerasFramework:
 
     def _label_flaw(self, batch: Batch) -> LabelFlaw | None:
         loss = self._built().loss
-        classes = None
+        examples = take_apart(batch.data.mode, batch.data.element)
+        taken: ClassLabels | ProbabilityLabels | None = None
         if loss is not None and loss.num_classes is not None:
-            classes = ClassLabels(loss.num_classes, getattr(self._definition.loss, "ignore_class", None), True)
-        labels = take_apart(batch.data.mode, batch.data.element).labels
-        return label_flaw(labels, classes, self._metadata.label_column, _LOOKUP, _array)
+            taken = ClassLabels(loss.num_classes, getattr(self._definition.loss, "ignore_class", None), True)
+        elif loss is not None and loss.is_binary and examples.weights is None:  # 0 may take a sample out
+            taken = ProbabilityLabels()
+        return label_flaw(examples.labels, taken, self._metadata.label_column, _LOOKUP, _array)
 
     def _labels_blamed(self, *batches: Batch) -> AbstractContextManager[None]:
         samples_per_batch = self._minibatch_size if self._definition.feed is None else None
-        return labels_blamed(batches, self._label_flaw, samples_per_batch)
+        loss = self._built().loss
+        is_binary = loss is not None and loss.is_binary
+        are_wrong = is_binary and not all(are_probabilities(_array(batch.data.first_label)) for batch in batches)
+        return labels_blamed(batches, self._label_flaw, samples_per_batch, are_wrong)
 
     def _batch_spec(self, batch: Batch) -> Any:
         return self._pipelines[batch.data.mode].spec

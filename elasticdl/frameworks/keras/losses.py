@@ -26,6 +26,8 @@ from elasticdl_client.errors import ModelDefinitionError
 _log = logging.getLogger("elasticdl.keras")
 
 Loss = Callable[..., Any]
+_BINARY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
+_BINARY_FUNCTIONS = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 _OF_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"
 
 
@@ -47,6 +49,7 @@ class TotalLoss:
         self.is_described = not callable(loss) or inspect.isclass(loss)
         outputs = getattr(model, "output_names", None)
         self._loss = CompileLoss(_configured(loss), None, output_names=outputs) if self.is_described else loss
+        self.is_binary = _is_binary(loss) and not is_overridden(model, "compute_loss")
         self._placement = placement
         self._takes_weights = _takes_weights(self._loss)
         self._wants_column: bool | None = None  # known once called with labels [n] and predictions [n, 1]
@@ -204,6 +207,15 @@ def _nan_where_missing(total: Any, labels: Any) -> Any:
         if tf.is_tensor(part) and part.dtype.is_floating:
             total = tf.where(tf.reduce_any(tf.math.is_nan(part)), tf.constant(float("nan"), total.dtype), total)
     return total
+
+
+def _is_binary(loss: Any) -> bool:
+    try:
+        found = keras.losses.get(loss) if isinstance(loss, str) else _configured(loss)
+    except ValueError:  # Keras knows none of this name, which is said where it is built
+        return False
+    kind = found if inspect.isclass(found) else type(found)
+    return issubclass(kind, _BINARY_LOSSES) or any(found is function for function in _BINARY_FUNCTIONS)
 
 
 def _configured(loss: Any) -> Any:

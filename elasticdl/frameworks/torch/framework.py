@@ -26,7 +26,14 @@ from elasticdl.frameworks.framework import (
     TableRows,
     TaskRecords,
 )
-from elasticdl.frameworks.label_flaws import ClassLabels, LabelFlaw, label_flaw, labels_blamed
+from elasticdl.frameworks.label_flaws import (
+    ClassLabels,
+    LabelFlaw,
+    ProbabilityLabels,
+    are_probabilities,
+    label_flaw,
+    labels_blamed,
+)
 from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
 from elasticdl.frameworks.torch.evaluation import TorchEvaluation
@@ -313,14 +320,18 @@ class TorchFramework:
     def _label_flaw(self, batch: Batch) -> LabelFlaw | None:
         labels, outputs = batch.data.labels, self._loss().outputs_shape
         is_of_classes = isinstance(labels, torch.Tensor) and outputs is not None and len(outputs) == labels.dim() + 1
-        classes = None
-        if outputs is not None and is_of_classes:
-            classes = ClassLabels(outputs[1], getattr(self._definition.loss, "ignore_index", _IGNORED), False)
-        return label_flaw(labels, classes, self._metadata.label_column, _LOOKUP, _array)
+        taken: ClassLabels | ProbabilityLabels | None = None
+        if self._loss().is_binary and batch.data.weights is None:  # 0 may take a sample out
+            taken = ProbabilityLabels()
+        elif outputs is not None and is_of_classes:
+            taken = ClassLabels(outputs[1], getattr(self._definition.loss, "ignore_index", _IGNORED), False)
+        return label_flaw(labels, taken, self._metadata.label_column, _LOOKUP, _array)
 
     def _labels_blamed(self, *batches: Batch) -> AbstractContextManager[None]:
         samples_per_batch = self._minibatch_size if self._definition.feed is None else None
-        return labels_blamed(batches, self._label_flaw, samples_per_batch)
+        is_binary = self._loss().is_binary
+        are_wrong = is_binary and not all(are_probabilities(_array(batch.data.labels)) for batch in batches)
+        return labels_blamed(batches, self._label_flaw, samples_per_batch, are_wrong)
 
 
 def _array(part: Any) -> npt.NDArray[Any] | None:

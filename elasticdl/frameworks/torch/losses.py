@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from elasticdl.frameworks.torch.model import BuiltModel
 from elasticdl.frameworks.torch.samples import Examples
@@ -30,8 +31,16 @@ _PREDICTIONS = frozenset(
 )
 
 
+_BINARY_LOSSES = (torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss)
+_BINARY_FUNCTIONS = (functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits)
+
+
 class TotalLoss:
-    """The mean loss of a minibatch."""
+    """The mean loss of a minibatch.
+
+    Attributes:
+        is_binary: it is PyTorch's own binary crossentropy, of the labels as they are.
+    """
 
     def __init__(self, path: str, built: BuiltModel, loss: Callable[..., Any]) -> None:
         """
@@ -42,6 +51,7 @@ class TotalLoss:
         self._built = built
         self._loss = in_order(loss)
         self._takes_weights = _takes_weights(loss)
+        self.is_binary = isinstance(loss, _BINARY_LOSSES) or loss in _BINARY_FUNCTIONS
         self.outputs_shape: tuple[int, ...] | None = None  # of the newest predictions, if they are one tensor
 
     def __call__(self, examples: Examples) -> Any:
