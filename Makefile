@@ -53,9 +53,20 @@ help:
 $(STAMP): $(DESCRIBED) | $(BIN)/python
 	$(call say,filling $(VENV) (once; TensorFlow and PyTorch are large downloads, so this takes a few minutes))
 	$(call say,installing the client$(comma) the runtime$(comma) TensorFlow$(comma) PyTorch and the tools of the developer)
-	@$(BIN)/python -m pip install --quiet --constraint $(LOCK) --editable ./elasticdl_client --editable '.[tensorflow,allreduce,dev]'
-	@touch $@ $(NATIVE)
+	$(call install,tensorflow$(comma)allreduce$(comma)dev)
+	@touch $@
 comma := ,
+
+# install,EXTRAS TOOLS: into the environment of the target.  Two processors at once: pip on one, the compiler on the other.
+define install
+	@$(@D)/bin/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12,<4'
+	@$(@D)/bin/python setup.py --quiet build_ext --inplace & kernels=$$!; \
+	    trap 'kill $$kernels 2>/dev/null || true' EXIT; \
+	    PYTHONPATH=. $(@D)/bin/python scripts/requirements.py $(1) > $(@D)/requirements.txt; \
+	    $(@D)/bin/python -m pip install --quiet --constraint $(LOCK) --requirement $(@D)/requirements.txt; \
+	    wait $$kernels; trap - EXIT
+	@$(@D)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable ./elasticdl_client --editable .
+endef
 
 $(NATIVE): $(KERNELS) | $(STAMP)
 	$(call say,building the native kernels)
@@ -68,16 +79,9 @@ setup: $(NATIVE)
 # The demo needs no PyTorch and no tools: it waits for them only where `make setup` has installed them already.
 is_set_up := $(shell [[ -e $(STAMP) && -z "$$(find $(DESCRIBED) -newer $(STAMP))" ]] && echo yes)
 
-# Two processors at once: pip on one, the compiler on the other.
 $(DEMO_VENV)/.installed: $(DESCRIBED) $(KERNELS) | $(DEMO_VENV)/bin/python
 	$(call say,filling $(@D) with what the demo needs (once: two to five minutes$(comma) and a download of 0.4 GB))
-	@$(@D)/bin/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12,<4'
-	@$(@D)/bin/python setup.py --quiet build_ext --inplace & kernels=$$!; \
-	    trap 'kill $$kernels 2>/dev/null || true' EXIT; \
-	    PYTHONPATH=. $(@D)/bin/python scripts/requirements.py tensorflow scikit-learn > $(@D)/requirements.txt; \
-	    $(@D)/bin/python -m pip install --quiet --constraint $(LOCK) --requirement $(@D)/requirements.txt; \
-	    wait $$kernels; trap - EXIT
-	@$(@D)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable ./elasticdl_client --editable .
+	$(call install,tensorflow scikit-learn)
 	@touch $@
 
 demo: $(if $(is_set_up),$(NATIVE),$(DEMO_VENV)/.installed)

@@ -1,6 +1,6 @@
-"""Prints what to install beside a checkout, one requirement a line: of both packages, an extra, and some tools.
+"""Prints what to install beside a checkout, one requirement a line: of both packages, some extras, and some tools.
 
-    python scripts/requirements.py EXTRA TOOL …
+    python scripts/requirements.py EXTRA,… TOOL …
 
 Tools are those of the extra `dev`, by name, in the versions that it names.
 """
@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from elasticdl_client.version import CLIENT, RUNTIME
 
@@ -22,19 +24,32 @@ def name_of(requirement: str) -> str:
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
 
 
-def requirements(extra: str, tools: list[str]) -> list[str]:
-    """Of both packages, without themselves.
+def requirements(extras: list[str], tools: list[str]) -> list[str]:
+    """Of both packages with these extras of the runtime, without themselves.
 
     Raises:
         KeyError: there is no such extra, or no such tool in `dev`.
     """
-    runtime = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    client = tomllib.loads((ROOT / "elasticdl_client" / "pyproject.toml").read_text())["project"]
-    extras = runtime["optional-dependencies"]
-    dev = {name_of(one): one for one in extras["dev"]}
-    found = [*runtime["dependencies"], *client["dependencies"], *extras[extra], *(dev[tool] for tool in tools)]
-    return [one for one in found if name_of(one) not in (CLIENT, RUNTIME)]
+    found = [*_requirements_of(CLIENT, []), *_requirements_of(RUNTIME, extras)]
+    dev = {name_of(one): one for one in _project(RUNTIME)["optional-dependencies"]["dev"]}
+    return list(dict.fromkeys([*found, *(dev[tool] for tool in tools)]))
+
+
+def _requirements_of(package: str, extras: list[str]) -> Iterator[str]:
+    project = _project(package)
+    named = [one for extra in extras for one in project["optional-dependencies"][extra]]
+    for one in [*project["dependencies"], *named]:
+        if name_of(one) not in (CLIENT, RUNTIME):
+            yield one
+        elif more := re.search(r"\[(.+)\]", one):  # extras of our own within an extra
+            yield from _requirements_of(name_of(one), more[1].split(","))
+
+
+def _project(package: str) -> dict[str, Any]:
+    directory = ROOT if package == RUNTIME else ROOT / "elasticdl_client"
+    project: dict[str, Any] = tomllib.loads((directory / "pyproject.toml").read_text())["project"]
+    return project
 
 
 if __name__ == "__main__":
-    print("\n".join(requirements(sys.argv[1], sys.argv[2:])))
+    print("\n".join(requirements(sys.argv[1].split(","), sys.argv[2:])))
