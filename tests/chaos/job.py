@@ -29,17 +29,24 @@ class JobTimeout(AssertionError):
 
 @dataclass(slots=True)
 class LocalJob:
-    """``elasticdl train --runtime=local …`` as a subprocess."""
+    """``elasticdl train --runtime=local …`` as a subprocess.
+
+    Attributes:
+        pace_s: seconds that a model with a pace takes for a record, until `hurry`.
+    """
 
     job_dir: Path
     flags: dict[str, object]
     command: str = "train"
     environment: dict[str, str] = field(default_factory=dict)
+    pace_s: float = 0
     process: subprocess.Popen[str] | None = None
     output: list[str] = field(default_factory=list)
     _reader: threading.Thread | None = None
 
     def start(self) -> LocalJob:
+        if self.pace_s:
+            self._pace_file.write_text(str(self.pace_s))
         flags = {"runtime": "local", "job_dir": str(self.job_dir), **self.flags}
         argv = [sys.executable, "-m", "elasticdl_client.main", self.command]
         argv += [f"--{name}={value}" for name, value in flags.items()]
@@ -50,7 +57,7 @@ class LocalJob:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **self.environment},
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PACE_FILE": str(self._pace_file), **self.environment},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -61,6 +68,14 @@ class LocalJob:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.output.append(line.rstrip("\n"))
+
+    @property
+    def _pace_file(self) -> Path:
+        return self.job_dir.with_name(f"{self.job_dir.name}.pace")
+
+    def hurry(self) -> None:
+        """The test has seen what it came for: the rest of the job at full speed."""
+        self._pace_file.write_text("0")
 
     def status(self) -> JobStatus | None:
         try:

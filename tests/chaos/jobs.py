@@ -1,17 +1,31 @@
-"""The three jobs on real data that everything is proved on, with the quality each must reach."""
+"""The jobs on real data that everything is proved on, with the quality each must reach."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.chaos.job import REPOSITORY, LocalJob
 
 TEST_DATA = Path(os.environ.get("ELASTICDL_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+
+
+@cache
+def _generated(dataset: str, needs_source: bool) -> TemporaryDirectory[str]:
+    directory = TemporaryDirectory()
+    argv = [sys.executable, "scripts/gen_dataset.py", dataset, "--output", directory.name]
+    argv += ["--records_per_shard", "4096"]
+    if needs_source:
+        argv += ["--source", str(TEST_DATA / dataset)]
+    subprocess.run(argv, cwd=REPOSITORY, check=True, capture_output=True)
+    return directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +35,7 @@ class RealJob:
     Attributes:
         num_epochs: enough for `quality`, which is (metric, least value).
         chaos_epochs: enough to outlast a life full of faults.
+        pace_s: seconds that a model with a pace takes for a record, until `LocalJob.hurry`.
     """
 
     name: str
@@ -36,6 +51,7 @@ class RealJob:
     quality: tuple[str, float]
     needs_source: bool = True
     flags: dict[str, object] = field(default_factory=dict)
+    pace_s: float = 0
 
     @property
     def num_records(self) -> int:
@@ -54,14 +70,10 @@ class RealJob:
         return not self.needs_source or (TEST_DATA / self.dataset).is_dir()
 
     def make_data(self, directory: Path) -> Path:
-        """Generates the data set once into ``directory/<dataset>``."""
+        """Copies the data set, which this process generates once, to ``directory/<dataset>``."""
         output = directory / self.dataset
         if not output.exists():
-            argv = [sys.executable, "scripts/gen_dataset.py", self.dataset, "--output", str(output)]
-            argv += ["--records_per_shard", "4096"]
-            if self.needs_source:
-                argv += ["--source", str(TEST_DATA / self.dataset)]
-            subprocess.run(argv, cwd=REPOSITORY, check=True, capture_output=True)
+            shutil.copytree(_generated(self.dataset, self.needs_source).name, output)
         return output
 
     def local_job(self, job_dir: Path, data: Path, **flags: object) -> LocalJob:
@@ -81,6 +93,7 @@ class RealJob:
                 **self.flags,
                 **flags,
             },
+            pace_s=self.pace_s,
         )
 
 
@@ -97,6 +110,14 @@ DIGITS = RealJob(
     num_ps_pods=1,
     quality=("accuracy", 0.95),
     needs_source=False,
+)
+# For faults of the system: workers that import no framework, slow until the faults have happened.
+NUMPY_DIGITS = replace(
+    DIGITS,
+    model_def="paced.numpy_digits.custom_model",
+    quality=("accuracy", 0.9),
+    flags={"model_zoo": "tests/e2e_kubernetes/zoo"},
+    pace_s=0.0005,
 )
 MNIST = RealJob(
     name="mnist",

@@ -15,11 +15,12 @@ import pytest
 
 from elasticdl.cluster.cluster import Role
 from tests.chaos.job import LocalJob
-from tests.chaos.jobs import DIGITS, RealJob
+from tests.chaos.jobs import DIGITS, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Fault, Freeze, Kill, run_life
 from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, coverage_of
 
 JOB = replace(DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
+NUMPY_JOB = replace(NUMPY_DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
 NEVER = 1_000_000
 
 
@@ -52,7 +53,8 @@ def assert_good(running: LocalJob, job: RealJob) -> None:
     assert running.wait() == 0, running.story()
     assert_exact(running, job)
     assert_members_were_equal(running)
-    assert running.metrics()["accuracy"] >= 0.95, running.story()
+    metric, least = job.quality
+    assert running.metrics()[metric] >= least, running.story()
     assert "Traceback" not in worker_logs(running), running.story()
 
 
@@ -64,10 +66,10 @@ def test_a_life_of_kills_a_hung_worker_and_a_new_master_costs_no_sample(tmp_path
         Freeze(700, 4.5),  # longer than the collective time-out: the others go on without it
         Kill(Role.WORKER, 1500),
     ]
-    running = started(JOB, tmp_path)
+    running = started(NUMPY_JOB, tmp_path)
     try:
         assert run_life(running, life) == 3
-        assert_good(running, JOB)
+        assert_good(running, NUMPY_JOB)
     finally:
         running.end()
     assert "was silent for" in running.master_log()
@@ -107,16 +109,17 @@ def test_a_worker_that_is_told_to_end_leaves_between_two_steps(tmp_path: Path) -
 
 def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
     """All workers of a job die at once."""
-    running = started(JOB, tmp_path, **flags)
+    running = started(NUMPY_JOB, tmp_path, **flags)
     try:
         running.wait_for_version(400)
         for pod in running.pods(Role.WORKER):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pod.pid, signal.SIGKILL)
+        running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()
-    assert running.metrics()["accuracy"] >= 0.95, running.story()
+    assert running.metrics()["accuracy"] >= 0.9, running.story()
     assert_members_were_equal(running)
     return running
 
@@ -124,7 +127,7 @@ def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
 @pytest.mark.timeout(300)
 def test_when_all_die_at_once_the_last_checkpoint_goes_on(tmp_path: Path) -> None:
     running = killed_all(tmp_path, checkpoint_steps=50)
-    assert_exact(running, JOB)
+    assert_exact(running, NUMPY_JOB)
     assert re.search(r"Restored the model at step \d+ from", worker_logs(running)), running.story()
 
 
@@ -132,5 +135,5 @@ def test_when_all_die_at_once_the_last_checkpoint_goes_on(tmp_path: Path) -> Non
 @pytest.mark.timeout(300)
 def test_without_a_checkpoint_what_is_lost_is_trained_again(tmp_path: Path) -> None:
     running = killed_all(tmp_path, checkpoint_steps=NEVER)
-    assert all(epoch.lost == 0 and epoch.committed == JOB.num_train for epoch in coverage_of(running))
+    assert all(epoch.lost == 0 and epoch.committed == NUMPY_JOB.num_train for epoch in coverage_of(running))
     assert "is open again" in running.master_log()

@@ -15,7 +15,7 @@ import pytest
 
 from elasticdl.cluster.cluster import Role
 from tests.chaos.job import REPOSITORY, LocalJob
-from tests.chaos.jobs import DIGITS, MNIST, RealJob
+from tests.chaos.jobs import DIGITS, MNIST, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Fault, Kill, run_life
 from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact
 from tests.chaos.test_all_reduce import assert_members_were_equal, started
@@ -73,10 +73,18 @@ def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
 
 @pytest.mark.timeout(300)
 def test_room_is_taken_and_given_back(tmp_path: Path) -> None:
-    job = replace(SMALL, num_workers=3, num_epochs=100)  # it outlasts the start of those who come back
+    job = replace(NUMPY_DIGITS, num_ps_pods=0, num_workers=3, num_epochs=60)
     life: list[Fault] = [RoomFor(1, 100), RoomFor(3, 200), Kill(Role.WORKER, 400)]
+    lived(job, started(job, tmp_path, local_slots=3), life)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("framework", [KERAS, TORCH])
+def test_a_killed_worker_and_a_killed_master_cost_no_sample(framework: str, tmp_path: Path) -> None:
+    job = replace(SMALL, num_epochs=20)
+    life: list[Fault] = [Kill(Role.WORKER, 60), Kill(Role.MASTER, 150)]
     data = job.make_data(tmp_path)
-    lived(job, all_reduce_job(TORCH, tmp_path, data, "", job, local_slots=3).start(), life)
+    lived(job, all_reduce_job(framework, tmp_path, data, "", job).start(), life)
 
 
 @pytest.mark.full

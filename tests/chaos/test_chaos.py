@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elasticdl.cluster.cluster import Role
-from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, RealJob
+from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Freeze, Kill, run_life
 from tests.chaos.scenarios import FREEZE_S, LEASE_TIMEOUT_S, coverage_of, life_of
 
 
-def assert_survives(job: RealJob, life: list[Kill | Freeze], tmp_path: Path) -> None:
+def assert_survives(job: RealJob, life: Sequence[Kill | Freeze], tmp_path: Path) -> None:
     data = job.make_data(tmp_path)
     running = job.local_job(tmp_path / "job", data, checkpoint_steps=40, lease_timeout=LEASE_TIMEOUT_S).start()
     try:
@@ -39,7 +41,13 @@ def test_digits_survive_the_death_of_a_worker_a_ps_the_master_and_a_zombie(tmp_p
         Kill(Role.WORKER, at_version=300),
         Kill(Role.MASTER, at_version=360),
     ]
-    assert_survives(DIGITS.lengthened(), life, tmp_path)
+    assert_survives(replace(NUMPY_DIGITS, num_epochs=30), life, tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_a_keras_model_survives_the_death_of_a_worker_a_ps_and_the_master(tmp_path: Path) -> None:
+    life = [Kill(Role.WORKER, at_version=30), Kill(Role.PS, at_version=90), Kill(Role.MASTER, at_version=150)]
+    assert_survives(replace(DIGITS, num_epochs=20), life, tmp_path)
 
 
 @pytest.mark.full

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elasticdl.cluster.cluster import Role
-from tests.chaos.jobs import DIGITS
+from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import coverage_of
 
 
 @pytest.mark.timeout(300)
 def test_a_job_goes_on_with_the_workers_for_which_there_is_room(tmp_path: Path) -> None:
-    job = DIGITS.lengthened()
+    job = replace(NUMPY_DIGITS, num_epochs=30)
     running = job.local_job(tmp_path / "job", job.make_data(tmp_path), local_slots=2, num_workers=3).start()
     try:
         running.wait_for_version(60)
@@ -28,6 +29,7 @@ def test_a_job_goes_on_with_the_workers_for_which_there_is_room(tmp_path: Path) 
         running.wait_for_version(status.model_version + 60)
         cluster.set_slots(3)
         running.wait_until("a successor with a new id", lambda: running.pods(Role.WORKER)[-1].index >= 3)
+        running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()

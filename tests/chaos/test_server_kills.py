@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.cluster import Role
-from tests.chaos.jobs import DIGITS, FRAPPE, RealJob
+from tests.chaos.jobs import FRAPPE, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Fault, Kill, KillInCheckpoint, run_life
 from tests.chaos.scenarios import assert_exact
 
@@ -28,7 +28,7 @@ def killed(job: RealJob, life: list[Fault], tmp_path: Path, **flags: object) -> 
 
 @pytest.mark.timeout(300)
 def test_two_servers_killed_in_turn_and_in_a_checkpoint_lose_nothing(tmp_path: Path) -> None:
-    job = replace(DIGITS, num_epochs=60, num_ps_pods=2)
+    job = replace(NUMPY_DIGITS, num_epochs=60, num_ps_pods=2)
     life = [KillInCheckpoint(150, index=0), Kill(Role.PS, 500), KillInCheckpoint(900, index=1)]
     metrics = killed(job, life, tmp_path, checkpoint_steps=20)
     assert metrics["accuracy"] >= 0.9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from elasticdl.cluster.cluster import Role
 from tests.chaos.job import LocalJob
-from tests.chaos.jobs import DIGITS, RealJob
+from tests.chaos.jobs import DIGITS, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Fault, Freeze, Kill, run_life
 from tests.chaos.scenarios import FREEZE_S, LEASE_TIMEOUT_S, assert_exact
 
@@ -19,7 +20,7 @@ MINIBATCHES_OF_AN_EPOCH = 45  # of 32 records, in tasks of four
 SYNC = {"use_async": False, "checkpoint_steps": 40, "lease_timeout": LEASE_TIMEOUT_S}
 
 
-def assert_survives(job: RealJob, life: list[Fault], tmp_path: Path, **flags: object) -> None:
+def assert_survives(job: RealJob, life: Sequence[Fault], tmp_path: Path, **flags: object) -> None:
     running = job.local_job(tmp_path / "job", job.make_data(tmp_path), **SYNC, **flags).start()
     try:
         assert run_life(running, life) == sum(not isinstance(fault, Freeze) for fault in life)
@@ -36,7 +37,7 @@ def has_workers(running: LocalJob, number: int) -> bool:
 
 @pytest.mark.timeout(300)
 def test_a_round_of_three_goes_on_when_workers_and_a_server_are_killed(tmp_path: Path) -> None:
-    job = replace(DIGITS, num_epochs=60, num_workers=3, num_ps_pods=2)
+    job = replace(NUMPY_DIGITS, num_epochs=60, num_workers=3, num_ps_pods=2)
     life = [
         Kill(Role.WORKER, 100),
         Kill(Role.WORKER, 250),
@@ -45,6 +46,12 @@ def test_a_round_of_three_goes_on_when_workers_and_a_server_are_killed(tmp_path:
         Kill(Role.WORKER, 800),
     ]
     assert_survives(job, life, tmp_path, grads_to_wait=3)
+
+
+@pytest.mark.timeout(300)
+def test_rounds_of_a_keras_model_survive_a_worker_and_a_server(tmp_path: Path) -> None:
+    life = [Kill(Role.WORKER, 60), Kill(Role.PS, 150)]
+    assert_survives(replace(DIGITS, num_epochs=20, num_ps_pods=2), life, tmp_path, grads_to_wait=2)
 
 
 @pytest.mark.full
