@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import time
@@ -130,8 +131,8 @@ def page(job: Job, now: float) -> str:
     head += [("Directory", job.directory), ("Phase", job.phase.value)]
     head += [("Message", text) for text in [*messages(job), waiting_for(job)]]
     head += [("To do", what_to_do(job)), *_progress(status, with_rate=not is_over)]
-    head += [("Workers", f"{status.workers_alive}/{status.workers_wanted} running")]
-    head += [("PS", f"{status.ps_alive}/{status.ps_wanted} running" if status.ps_wanted else "")]
+    head += [("Workers", _pod_counts(status, "worker", status.workers_alive, status.workers_wanted))]
+    head += [("PS", _pod_counts(status, "ps", status.ps_alive, status.ps_wanted) if status.ps_wanted else "")]
     head += [("Staleness", progress.staleness_text(status))]
     head += [("Restarts", f"{status.generation - 1} (of the master)" if status.generation > 1 else "")]
     head += [("Exit code", "" if status.exit_code is None else str(status.exit_code))]
@@ -140,6 +141,13 @@ def page(job: Job, now: float) -> str:
     lines = [_head_line(name, text) for name, text in head if text]
     servers = [] if is_over else _server_lines(status)
     return "\n".join([*lines, *_coverage_lines(status), *servers, *_pod_lines(status)])
+
+
+def _pod_counts(status: JobStatus, role: str, alive: int, wanted: int) -> str:
+    """How many pods of a role run, and what the newest of the others do while some are missing."""
+    others = [pod.phase.lower() for pod in status.pods if pod.role == role and pod.phase != "Running"]
+    missing = collections.Counter(others[max(0, len(others) - max(0, wanted - alive)) :])
+    return ", ".join([f"{alive}/{wanted} running", *(f"{count} {phase}" for phase, count in missing.items())])
 
 
 def _coverage_lines(status: JobStatus) -> list[str]:

@@ -74,9 +74,16 @@ def test_only_what_runs_is_counted_as_running(cluster: ApiServer, run: Run) -> N
     pods = found(run)
     assert (pods["workers_alive"], pods["worker-0"]["phase"]) == (1, "Failed")
     assert pods["worker-0"]["message"] == "Error, exit code 1"
+    assert "Workers:      1/2 running, 1 failed\n" in run("status", "job")
     sidecar = {"name": "mesh", "state": {"running": {}}}
     show(cluster, "worker-1", "Running", {"terminated": {"exitCode": 0}}, initContainerStatuses=[sidecar])
     assert (found(run)["workers_alive"], found(run)["worker-1"]["phase"]) == (0, "Succeeded")
+    assert "Workers:      0/2 running, 1 failed, 1 succeeded\n" in run("status", "job")
+    creating(cluster, "worker-2")
+    assert "Workers:      0/2 running, 1 succeeded, 1 pending\n" in run("status", "job")
+    for role in ("worker-1", "worker-2"):
+        show(cluster, role, "Running", {"running": {}})
+    assert "Workers:      2/2 running\n" in run("status", "job")
 
 
 @pytest.mark.parametrize(
