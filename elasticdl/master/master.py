@@ -145,23 +145,24 @@ class Master:
         if last_words:
             message = f"{message}\n--- the end of the log of {outcome.pod}\n{last_words}"
         message = hide(message)  # what a pod has printed itself went past our logs
-        shell.write_end(dataclasses.replace(shell.status(), message=message, exit_code=outcome.exit_code))
+        end = dataclasses.replace(shell.status(), message=message, exit_code=outcome.exit_code)
+        shell.write_end(end)
         log = logger.info if outcome.exit_code == 0 else logger.error
         log("The job has ended with exit code %d%s", outcome.exit_code, f": {message}" if message else "")
-        self._place.end(outcome.exit_code, time.time(), self._stop)
+        self._place.end(outcome.exit_code, end.updated_at, self._stop)
         return outcome.exit_code
 
     def _left(self) -> int:
         logger.info("This life of the master was ended by %s; the job goes on with the next", self._stopped_by)
         return EXIT_TERMINATED
 
-    def _end_again(self, exit_code: int, message: str) -> int:
+    def _end_again(self, exit_code: int, message: str, ended_at: float) -> int:
         """A life that was started after the job's end has nothing to do but to say so."""
         status = self._journal.read_status()
         if status is not None:
             self._journal.write_status(status)
         logger.info("The job has ended before with exit code %d%s", exit_code, f": {message}" if message else "")
-        self._place.end(exit_code, status.updated_at if status is not None else time.time(), self._stop)
+        self._place.end(exit_code, ended_at, self._stop)
         return exit_code
 
     def _make_job(self, state: dict[str, Any]) -> Job:
@@ -230,19 +231,21 @@ def fail(place: Place, error: ElasticDLError, stop: threading.Event) -> None:
     """
     if place.is_transient(error):
         return
-    _change_status(place, phase=JobPhase.FAILED, message=str(error), exit_code=1)
-    place.end(1, time.time(), stop)
+    before = place.journal.read_status()
+    ended_at = time.time() if before is None or before.exit_code is None else before.updated_at  # of an earlier life
+    _change_status(place, phase=JobPhase.FAILED, message=str(error), exit_code=1, updated_at=ended_at)
+    place.end(1, ended_at, stop)
 
 
 def crash(place: Place, log: str) -> None:
     """Says in the status that this life of the master met a bug; the next one may fare better."""
-    _change_status(place, message=f"internal error, see {log}")
+    _change_status(place, message=f"internal error, see {log}", updated_at=time.time())
 
 
 def _change_status(place: Place, **changes: Any) -> None:
     before = place.journal.read_status() or JobStatus(place.spec.job_name)
     try:
-        place.journal.write_status(dataclasses.replace(before, updated_at=time.time(), **changes))
+        place.journal.write_status(dataclasses.replace(before, **changes))
     except Superseded as error:
         logger.error("%s", error)
 

@@ -144,7 +144,7 @@ class Shell:
     def write_end(self, status: JobStatus) -> None:
         """Writes the last status, and in the journal that there is nothing left to do."""
         with self._state_lock:
-            self._state["ended"] = [status.exit_code, status.message]
+            self._state["ended"] = [status.exit_code, status.message, status.updated_at]
         try:
             save_patiently(self._journal, self.snapshot(), status, self._patience_s, self._stop)
         except JournalWriteError as error:

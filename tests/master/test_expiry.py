@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from elasticdl.master.kubernetes.expiry import Expiry
+from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import connect
 from elasticdl_client.kubernetes.objects import job_manifests
@@ -35,8 +39,10 @@ def spec(tmp_path: Path, **flags: object) -> JobSpec:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    first, *others = job_manifests(spec(tmp_path, ttl_after_finished=1), TOKEN)
+def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """One that holds a job, which is deleted a second after its end or the parameter's seconds."""
+    ttl_s = getattr(request, "param", 1)
+    first, *others = job_manifests(spec(tmp_path, ttl_after_finished=ttl_s), TOKEN)
     found = ObjectServer([first, *(owned(one, "j", UID) for one in others)])
     monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "kubeconfig")))
     yield found
@@ -94,9 +100,8 @@ def test_a_master_that_is_told_to_end_leaves_the_wait_to_its_next_life(server: O
     assert server.deletions == []
 
 
-@pytest.mark.parametrize("lives", [1, 2])
-def test_a_master_deletes_its_job_after_the_end(lives: int, server: ObjectServer, tmp_path: Path) -> None:
-    """The job fails at once: there is no model. A life that comes after the end goes on with the wait."""
+def live(tmp_path: Path, is_enough: Callable[[str], bool]) -> int:
+    """One life of the master, told to end when its log is enough; its exit code."""
     (tmp_path / "token").write_text(TOKEN)
     environment = {
         **os.environ,
@@ -105,25 +110,56 @@ def test_a_master_deletes_its_job_after_the_end(lives: int, server: ObjectServer
         "ELASTICDL_TOKEN_FILE": str(tmp_path / "token"),
         "MASTER_PORT": "0",
     }
-    log = (tmp_path / "log").open("w")
+    log = tmp_path / "log"
+    with log.open("w") as written:
+        master = subprocess.Popen(
+            [sys.executable, "-m", "elasticdl.master"], cwd=REPOSITORY, env=environment, stdout=written, stderr=written
+        )
+    try:
+        wait_until(lambda: is_enough(log.read_text()), "the end of what is looked for in the master's log")
+        master.send_signal(signal.SIGTERM)
+        return master.wait(30)
+    finally:
+        master.kill()
+        master.wait()
+
+
+def seconds_left(tmp_path: Path, exit_code: int) -> int:
+    """How long the next life of the master, which ends with that code, waits with the deletion."""
+    said = re.compile(r"deleted in (\d+) s")
+    assert live(tmp_path, lambda log: said.search(log) is not None) == exit_code
+    found = said.search((tmp_path / "log").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize("server", [1000], indirect=True)
+def test_a_restarted_master_counts_from_the_end_that_the_journal_tells(server: ObjectServer, tmp_path: Path) -> None:
+    journal = ConfigMapJournal(connect(), "team", "j")
+    journal.save({"ended": [0, "", time.time() - 400]})  # a status that could not be written does not matter
+    journal.close()
+    assert 400 < seconds_left(tmp_path, 0) <= 600
+
+
+@pytest.mark.parametrize("server", [1000], indirect=True)
+def test_a_restarted_master_counts_from_its_first_failure(server: ObjectServer, tmp_path: Path) -> None:
+    assert 800 < seconds_left(tmp_path, 1) <= 1000
+    state = server.objects["configmaps", names.state_object("j")]["data"]
+    status = JobStatus.from_json(state[names.STATUS_KEY])
+    state[names.STATUS_KEY] = dataclasses.replace(status, updated_at=status.updated_at - 400).to_json()
+    for _ in range(2):
+        assert 400 < seconds_left(tmp_path, 1) <= 600
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+def test_a_master_deletes_its_job_after_the_end(lives: int, server: ObjectServer, tmp_path: Path) -> None:
+    """The job fails at once: there is no model. A life that comes after the end goes on with the wait."""
     for life in range(lives):
         if life < lives - 1:
             server.failures = [500] * 1000  # it does not get to the deletion
+            assert live(tmp_path, lambda log: "it is tried again" in log) == 1
         else:
             server.failures = []
-        master = subprocess.Popen(
-            [sys.executable, "-m", "elasticdl.master"], cwd=REPOSITORY, env=environment, stdout=log, stderr=log
-        )
-        try:
-            if life < lives - 1:
-                wait_until(lambda: "it is tried again" in (tmp_path / "log").read_text(), "the first life's try")
-            else:
-                assert server.has_deleted.wait(60), (tmp_path / "log").read_text()
-            master.send_signal(signal.SIGTERM)
-            assert master.wait(30) == 1, (tmp_path / "log").read_text()
-        finally:
-            master.kill()
-            master.wait()
-    log.close()
+            assert live(tmp_path, lambda log: server.has_deleted.is_set()) == 1
     assert [deleted for deleted, _ in server.deletions] == [f"configmaps/{JOB}"]
     assert server.objects == {}
