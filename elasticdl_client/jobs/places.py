@@ -14,7 +14,7 @@ from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobStore
 from elasticdl_client.kubernetes import api
 
-_CONNECT_S = 2.0  # to a cluster that nobody asked for: who has local jobs alone should not wait for it
+_FIRST_ANSWER_S = 2.0  # of a cluster that nobody asked for: who has local jobs alone should not wait for it
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Places:
         from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
 
         context = options.context or options.defaults.get("context", "")
-        patience_s = api.CONNECT_TIMEOUT_S if self.needs_cluster else _CONNECT_S
+        patience_s = api.READ_TIMEOUT_S if self.needs_cluster else _FIRST_ANSWER_S
         connection = api.connect(options.force_use_kube_config_file, context, patience_s)
         namespace = options.namespace or options.defaults.get("namespace") or connection.namespace
         namespace = "" if options.all_namespaces else namespace

@@ -135,15 +135,13 @@ def is_configured() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ or any(Path(file).expanduser().exists() for file in files if file)
 
 
-def connect(
-    force_kube_config: bool = False, context: str = "", connect_timeout_s: float = CONNECT_TIMEOUT_S
-) -> Connection:
+def connect(force_kube_config: bool = False, context: str = "", first_answer_s: float = READ_TIMEOUT_S) -> Connection:
     """The cluster of a context, by default the current one; inside a pod, the pod's own.  Nothing is sent yet.
 
     Args:
         force_kube_config: use the kubeconfig file inside a pod, too.
         context: of the kubeconfig file, which is used inside a pod, too; empty: the current one.
-        connect_timeout_s: how long a call waits until it is connected.
+        first_answer_s: how long a call waits for each of connection and answer, until the cluster has answered once.
 
     Raises:
         ClusterError: there is no usable configuration.
@@ -157,7 +155,7 @@ def connect(
         context, namespace = _load_kube_config(configuration, context)
     configuration.retries = False  # a broken connection is said at once; who wants to try again does so
     api_client = client.ApiClient(configuration)
-    _bound(api_client, connect_timeout_s)
+    _bound(api_client, first_answer_s)
     return Connection(context, namespace, str(configuration.host), api_client, client.CoreV1Api(api_client))
 
 
@@ -271,14 +269,25 @@ def _context_of(files: str, wanted: str) -> Any:
     raise ClusterError(f"There is no context {wanted} in {files}.", f"Existing contexts: {listed}.")
 
 
-def _bound(api_client: Any, connect_timeout_s: float) -> None:
+def _bound(api_client: Any, first_answer_s: float) -> None:
     """Gives a client's calls a time-out where they have none."""
+    from kubernetes.client.exceptions import ApiException
+
     call = api_client.call_api
+    has_answered = False
 
     def bounded(*arguments: Any, **named: Any) -> Any:
+        nonlocal has_answered
         if named.get("_request_timeout") is None:
-            named["_request_timeout"] = (connect_timeout_s, READ_TIMEOUT_S)
-        return call(*arguments, **named)
+            read_s = READ_TIMEOUT_S if has_answered else first_answer_s
+            named["_request_timeout"] = (min(CONNECT_TIMEOUT_S, read_s), read_s)
+        try:
+            answer = call(*arguments, **named)
+        except ApiException as error:
+            has_answered = has_answered or bool(error.status)
+            raise
+        has_answered = True
+        return answer
 
     api_client.call_api = bounded
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import yaml
 from elasticdl_client import rbac as rbac_command
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.jobs import commands
 from elasticdl_client.kubernetes import rbac, written
 from elasticdl_client.kubernetes.api import ClusterError, connect
 from elasticdl_client.kubernetes.objects import job_manifests, master_pod
@@ -354,3 +357,57 @@ def test_the_manifests_are_yaml_and_name_the_priorities_that_jobs_use() -> None:
     assert values == {"high": 1_000_000, "low": 1000}
     readme = (ROOT / "manifests" / "README.md").read_text()
     assert all(f"`{name}`" in readme for name in found)
+
+
+class Silent(BaseHTTPRequestHandler):
+    """Answers for a namespace that is called a number so many seconds later, for another one never."""
+
+    def do_GET(self) -> None:
+        namespace = self.path.split("/")[4]
+        self.server.given_up.wait(int(namespace) if namespace.isdigit() else None)  # type: ignore[attr-defined]
+        with suppress(OSError):  # the client does not wait
+            self.wfile.write(b'HTTP/1.0 200 OK\r\nContent-Length: 13\r\n\r\n{"items": []}')
+
+    def log_message(self, *_: object) -> None:
+        """Tests look at what the client makes of it."""
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """The URL of a server that accepts connections and requests."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        server.given_up = threading.Event()  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.given_up.set()  # type: ignore[attr-defined]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.timeout(25)
+def test_a_cluster_nobody_asked_for_that_takes_requests_and_answers_none_is_given_up(
+    tmp_path: Path, silent_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one is behind a proxy that waits for a machine that is off."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", silent_server)))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert commands.run("list", []) == 0
+    assert f"only jobs of this machine: The cluster of context far-away ({silent_server})" in capsys.readouterr().err
+
+
+def test_a_cluster_that_has_answered_has_more_time(
+    tmp_path: Path, silent_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", silent_server)))
+    connection = connect(force_kube_config=True, first_answer_s=0.5)
+
+    def look(namespace: str) -> None:
+        with connection.doing("look"):
+            connection.core.list_namespaced_config_map(namespace)
+
+    with pytest.raises(ClusterError, match="cannot be reached"):
+        look("1")
+    look("0")
+    look("1")
