@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -131,10 +132,13 @@ def test_both_wheels_install_into_a_fresh_environment_and_bring_the_command(tmp_
 
     venv.create(home, with_pip=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment["PATH"] = str(home / "bin")  # there is no compiler
-    install = [home / "bin" / "pip", "install", "-q", "--only-binary=:all:", client, runtime]
-    subprocess.run(install, check=True, env=environment)
-    imports = "import elasticdl.kernels._native, elasticdl.master, elasticdl.ps"
+    environment |= {"PATH": str(home / "bin"), "PIP_ONLY_BINARY": ":all:"}  # there is no compiler
+    (install,) = re.findall(
+        r"^    pip (install --find-links=FOLDER .*)$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    arguments = shlex.split(install.replace("FOLDER", str(wheels)))
+    subprocess.run([home / "bin" / "pip", *arguments, "--quiet"], check=True, env=environment)
+    imports = "import elasticdl.kernels._native, elasticdl.master, elasticdl.ps, tensorflow"
     for command in (["elasticdl", "train", "--help"], ["python", "-c", imports]):
         done = subprocess.run([home / "bin" / command[0], *command[1:]], cwd=tmp_path, env=environment)
         assert done.returncode == 0
