@@ -65,34 +65,61 @@ def graphs(markdown: str) -> list[Graph]:
         StopIteration: a table or a row that a graph shows is not on the page any more.
     """
     every = tables(markdown)
+    return [
+        Graph(
+            "recovery",
+            "Seconds from kill -9 of one of 4 workers to the others' next step (less is better)",
+            (_recovery(every),),
+        ),
+        Graph("training", "DeepFM, 1 worker, 1 parameter server: samples per second", (_training(every),)),
+        Graph("allreduce", "Data parallel PyTorch on 2 cores: samples per second", _against_ddp(every)),
+        Graph("collectives", "AllReduce of 2 processes on one machine: speed over Gloo", (_collectives(every),)),
+        Graph("reading", "Reading records of 100 bytes: records per second", (_reading(every),)),
+    ]
 
-    def table(*columns: str) -> list[Row]:
-        return next(rows for rows in every if rows and set(columns) <= set(rows[0]))
 
-    def row(rows: list[Row], beginning: str) -> Row:
-        return next(row for row in rows if row[""].startswith(beginning))
+def _table(every: list[list[Row]], *columns: str) -> list[Row]:
+    return next(rows for rows in every if rows and set(columns) <= set(rows[0]))
 
-    after_kill = table("", "next step, median and longest")
-    recovery = [
-        Bar(label, seconds := number(row(after_kill, f"{name}, SIGKILL")["next step, median and longest"]),
-            f"{seconds:g} s", name == "elasticdl")
+
+def _row(rows: list[Row], beginning: str) -> Row:
+    return next(row for row in rows if row[""].startswith(beginning))
+
+
+def _recovery(every: list[list[Row]]) -> tuple[Bar, ...]:
+    column = "next step, median and longest"
+    after_kill = _table(every, "", column)
+    return tuple(
+        Bar(
+            label,
+            seconds := number(_row(after_kill, f"{name}, SIGKILL")[column]),
+            f"{seconds:g} s",
+            name == "elasticdl",
+        )
         for name, label in (("elasticdl", "ElasticDL"), ("torchrun", "torchrun"))
-    ]  # fmt: skip
-    click_log = table("elasticdl, steady", "ParameterServerStrategy", "model.fit")[0]
-    training = [
+    )
+
+
+def _training(every: list[list[Row]]) -> tuple[Bar, ...]:
+    click_log = _table(every, "elasticdl, steady", "ParameterServerStrategy", "model.fit")[0]
+    return tuple(
         Bar(label, number(click_log[column]), f"{number(click_log[column]):,.0f}/s", column.startswith("elasticdl"))
         for column, label in (
             ("elasticdl, steady", "ElasticDL"),
             ("ParameterServerStrategy", "tf ParameterServerStrategy"),
             ("model.fit", "Keras model.fit"),
         )
-    ]
-    against_ddp = []
+    )
+
+
+def _against_ddp(every: list[list[Row]]) -> tuple[tuple[Bar, ...], ...]:
+    """A group of bars for each model and number of processes."""
+    groups = []
     previous = ""
-    for found in table("", "elasticdl", "DistributedDataParallel"):
+    for found in _table(every, "", "elasticdl", "DistributedDataParallel"):
         model, _, processes = found[""].rpartition(", ")
         previous = previous if model == "the same" else model.split(" of ")[0]
-        against_ddp.append(
+        groups.append(
             tuple(
                 Bar(f"{previous}, {processes}: {label}", number(found[name]), f"{number(found[name]):,.0f}/s", is_ours)
                 for name, label, is_ours in (
@@ -101,31 +128,28 @@ def graphs(markdown: str) -> list[Graph]:
                 )
             )
         )
-    collectives = [
+    return tuple(groups)
+
+
+def _collectives(every: list[list[Row]]) -> tuple[Bar, ...]:
+    return tuple(
         Bar(f"sum of {found['sum of']}", number(found["times"]), f"{number(found['times']):.1f} times Gloo", True)
-        for found in table("sum of", "2 members", "times")
-    ]
-    reading = [
-        Bar(label, number(row(table("", "records per second"), name)["records per second"]), "", ours)
-        for name, label, ours in (
+        for found in _table(every, "sum of", "2 members", "times")
+    )
+
+
+def _reading(every: list[list[Row]]) -> tuple[Bar, ...]:
+    column = "records per second"
+    rows = _table(every, "", column)
+    return tuple(
+        Bar(label, rate := number(_row(rows, name)[column]), f"{rate / 1e6:.1f} M/s", is_ours)
+        for name, label, is_ours in (
             ("RecordIO, equal lengths", "RecordIO", True),
             ("RecordIO, snappy", "RecordIO, compressed", True),
             ("RecordIO, equal lengths, made into", "RecordIO, as string tensors", True),
             ("tf.data.TFRecordDataset", "tf.data TFRecordDataset", False),
         )
-    ]
-    reading = [Bar(bar.label, bar.value, f"{bar.value / 1e6:.1f} M/s", bar.is_ours) for bar in reading]
-    return [
-        Graph(
-            "recovery",
-            "Seconds from kill -9 of one of 4 workers to the others' next step (less is better)",
-            (tuple(recovery),),
-        ),
-        Graph("training", "DeepFM, 1 worker, 1 parameter server: samples per second", (tuple(training),)),
-        Graph("allreduce", "Data parallel PyTorch on 2 cores: samples per second", tuple(against_ddp)),
-        Graph("collectives", "AllReduce of 2 processes on one machine: speed over Gloo", (tuple(collectives),)),
-        Graph("reading", "Reading records of 100 bytes: records per second", (tuple(reading),)),
-    ]
+    )
 
 
 def draw(graph: Graph) -> str:
