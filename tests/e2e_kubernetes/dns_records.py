@@ -10,11 +10,11 @@ its file and its pid file, so that `up` and `down` know it as theirs.  Other clu
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +23,13 @@ from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 
 from tests.e2e_kubernetes import host
+from tests.e2e_kubernetes.waiting import wait_until
 
 _RUN = host.CLUSTER_HOME / "run"
 _PID = _RUN / "dns-records.pid"
 _HEADLESS = "service.kubernetes.io/headless"
 _LONGEST_WATCH_S = 30
+_CALL_TIMEOUT_S = 10
 
 
 def take_over() -> None:
@@ -52,23 +54,37 @@ def keep(hosts: Path) -> None:
     """Writes the records of all services into `hosts`, again after each change; never ends."""
     config.load_kube_config(str(host.CLUSTER_HOME / "kubeconfig"))
     api = client.CoreV1Api()
-    written = ""
     while True:
         try:
-            version, records = _read(api)
-            if (text := "".join(f"{record}\n" for record in records)) != written:
-                new = hosts.with_name(f"{hosts.name}.new")
-                new.write_text(text)
-                new.replace(hosts)
-                written = text
-            endpoints = watch.Watch().stream(
-                api.list_endpoints_for_all_namespaces, resource_version=version, timeout_seconds=_LONGEST_WATCH_S,
-                _request_timeout=2 * _LONGEST_WATCH_S,
-            )  # fmt: skip
-            next(endpoints, None)  # every service has its endpoints
-        except (ApiException, urllib3.exceptions.HTTPError) as error:  # the API server is away
+            _follow(api, hosts)
+        except (ApiException, urllib3.exceptions.HTTPError) as error:
             print(error, flush=True)
-            time.sleep(1)
+        wait_until("the API server", lambda: _answers(api), math.inf)
+
+
+def _follow(api: client.CoreV1Api, hosts: Path) -> None:
+    """Keeps the records until the API server is away."""
+    written = ""
+    while True:
+        version, records = _read(api)
+        if (text := "".join(f"{record}\n" for record in records)) != written:
+            new = hosts.with_name(f"{hosts.name}.new")
+            new.write_text(text)
+            new.replace(hosts)
+            written = text
+        endpoints = watch.Watch().stream(
+            api.list_endpoints_for_all_namespaces, resource_version=version, timeout_seconds=_LONGEST_WATCH_S,
+            _request_timeout=2 * _LONGEST_WATCH_S,
+        )  # fmt: skip
+        next(endpoints, None)  # every service has its endpoints
+
+
+def _answers(api: client.CoreV1Api) -> bool:
+    try:
+        api.list_endpoints_for_all_namespaces(limit=1, _request_timeout=_CALL_TIMEOUT_S)
+    except (ApiException, urllib3.exceptions.HTTPError):
+        return False
+    return True
 
 
 def _read(api: client.CoreV1Api) -> tuple[str, list[str]]:
