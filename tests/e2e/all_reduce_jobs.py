@@ -1,17 +1,18 @@
-"""Small AllReduce jobs over the digits, with a Keras or a PyTorch model and more code of the user's."""
+"""Small AllReduce jobs over the digits, with a model of Keras, PyTorch or NumPy and more code of the user's."""
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-from tests.chaos.job import LocalJob
-from tests.chaos.jobs import DIGITS, RealJob, zoo_with
+from tests.chaos.job import REPOSITORY, LocalJob
+from tests.chaos.jobs import DIGITS, NUMPY_DIGITS, RealJob, zoo_with
 from tests.chaos.scenarios import LEASE_TIMEOUT_S
 
 JOB = replace(DIGITS, num_workers=3, num_ps_pods=0)
-KERAS, TORCH = "keras", "torch"
+KERAS, TORCH, NUMPY = "keras", "torch", "numpy"
 TORCH_DIGITS = """
 import torch
 from torch import nn
@@ -49,6 +50,10 @@ def zoo_of(framework: str, directory: Path, code: str = "") -> Path:
     if framework == KERAS:
         return zoo_with(directory, code)
     zoo = directory / "zoo"
+    if framework == NUMPY:
+        shutil.copytree(REPOSITORY / str(NUMPY_DIGITS.flags["model_zoo"]), zoo)
+        (zoo / "model.py").write_text("from paced.numpy_digits import custom_model, framework\n")
+        return zoo
     zoo.mkdir()
     (zoo / "model.py").write_text(TORCH_DIGITS + "\n\n" + textwrap.dedent(code))
     return zoo

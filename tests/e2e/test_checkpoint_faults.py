@@ -14,16 +14,16 @@ import pytest
 
 from elasticdl.cluster.cluster import Role
 from tests.chaos.job import LocalJob
-from tests.chaos.jobs import DIGITS, FRAPPE
+from tests.chaos.jobs import FRAPPE, NUMPY_DIGITS
 from tests.chaos.scenarios import assert_exact
 from tests.master.small_disk import BREAKS, small_disk
 
-LONG = replace(DIGITS, num_epochs=60)
+LONG = replace(NUMPY_DIGITS, num_epochs=30)
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return DIGITS.make_data(tmp_path_factory.mktemp("data"))
+    return NUMPY_DIGITS.make_data(tmp_path_factory.mktemp("data"))
 
 
 def remount(disk: Path, options: str) -> None:
@@ -57,6 +57,7 @@ def test_checkpoints_come_back_when_the_volume_does(
     with small_disk(tmp_path / "disk", size_kib=64) as disk:
         place = disk / "checkpoints"
         place.mkdir()
+        (disk / "other").write_bytes(bytes(60 << 10))  # no room for a manifest beside a part
         running = LONG.local_job(tmp_path / "job", digits, checkpoint_dir=place, checkpoint_steps=40)
         running.start()
         try:
@@ -69,6 +70,7 @@ def test_checkpoints_come_back_when_the_volume_does(
             remount(disk, mended)
             before = versions(place)[-1:]
             running.wait_until("another checkpoint", lambda: versions(place)[-1:] != before)
+            running.hurry()
             assert running.wait() == 0, running.story()
         finally:
             running.end()
@@ -92,6 +94,7 @@ def test_a_restarted_server_passes_over_a_damaged_checkpoint_and_says_so(tmp_pat
             (server,) = running.pods(Role.PS)
             os.kill(server.pid, signal.SIGKILL)
             running.wait_until("the second PS", lambda: "PS 0 is ready (incarnation 2" in running.master_log())
+        running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()
@@ -123,14 +126,14 @@ def test_a_checkpoint_of_two_servers_is_read_by_three(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_damaged_checkpoint_to_start_from_fails_the_job_and_names_the_file(tmp_path: Path, digits: Path) -> None:
-    trained = DIGITS.local_job(tmp_path / "trained", digits, max_step=50).start()
+    trained = NUMPY_DIGITS.local_job(tmp_path / "trained", digits, max_step=50).start()
     assert trained.wait() == 0, trained.story()
     saved = versions(tmp_path / "trained" / "checkpoints")[-1]
     (part,) = saved.glob("*.ckpt")
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 0xFF
     part.write_bytes(content)
-    running = DIGITS.local_job(tmp_path / "job", digits, checkpoint_dir_for_init=saved).start()
+    running = NUMPY_DIGITS.local_job(tmp_path / "job", digits, checkpoint_dir_for_init=saved).start()
     assert running.wait(120) == 1, running.story()
     said = "\n".join(running.output)
     assert str(part) in said, running.story()

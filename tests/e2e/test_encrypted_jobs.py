@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elasticdl_client.job_status import JobPhase
 from tests.chaos.job import LocalJob
-from tests.chaos.jobs import DIGITS, RealJob
-from tests.e2e.all_reduce_jobs import JOB as ALL_REDUCE
+from tests.chaos.jobs import NUMPY_DIGITS, RealJob
 
+DIGITS = replace(NUMPY_DIGITS, pace_s=0)
 _STEPS = 60
 _APART = """
 import socket
@@ -84,7 +85,7 @@ def test_a_job_on_parameter_servers_ends_with_the_same_bits_encrypted(tmp_path: 
 def test_an_all_reduce_job_ends_with_the_same_bits_encrypted(tmp_path: Path, digits: Path, num_workers: int) -> None:
     flags = {"distribution_strategy": "AllReduceStrategy", "num_workers": num_workers, "min_workers": num_workers}
     for name, encrypt in (("clear", False), ("encrypted", True)):
-        ended(ALL_REDUCE, tmp_path / name, digits, fixed_global_batch=64, encrypt=encrypt, **flags)
+        ended(DIGITS, tmp_path / name, digits, num_ps_pods=0, fixed_global_batch=64, encrypt=encrypt, **flags)
     assert state(tmp_path / "clear") == state(tmp_path / "encrypted") != {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,15 +13,14 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
 from tests.chaos.job import LocalJob
-from tests.chaos.jobs import DIGITS
+from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import assert_exact
-from tests.e2e.all_reduce_jobs import JOB as ALL_REDUCE
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return DIGITS.make_data(tmp_path_factory.mktemp("data"))
+    return NUMPY_DIGITS.make_data(tmp_path_factory.mktemp("data"))
 
 
 def assert_a_stranger_with_the_token_gets_nothing(running: LocalJob) -> None:
@@ -33,12 +33,12 @@ def assert_a_stranger_with_the_token_gets_nothing(running: LocalJob) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_job_by_tls_survives_the_loss_of_each_role_and_is_exact(tmp_path: Path, digits: Path) -> None:
-    running = DIGITS.local_job(tmp_path / "job", digits, tls="true", checkpoint_steps=50).start()
+    running = NUMPY_DIGITS.local_job(tmp_path / "job", digits, tls="true", checkpoint_steps=50).start()
     running.wait_for_version(20)
     assert_a_stranger_with_the_token_gets_nothing(running)
     run_life(running, [Kill(Role.WORKER, 40), Kill(Role.MASTER, 80), Kill(Role.PS, 160)])
     assert running.wait(180) == 0, running.story()
-    assert_exact(running, DIGITS)
+    assert_exact(running, NUMPY_DIGITS)
     for name in ("tls.key", "tls.crt", "ca.crt", "token"):
         assert (running.job_dir / name).stat().st_mode & 0o777 == 0o600
 
@@ -47,8 +47,9 @@ def test_a_job_by_tls_survives_the_loss_of_each_role_and_is_exact(tmp_path: Path
 @pytest.mark.timeout(240)
 def test_an_all_reduce_job_by_tls_is_exact(tmp_path: Path, digits: Path) -> None:
     flags = {"distribution_strategy": "AllReduceStrategy", "tls": "true"}
-    running = ALL_REDUCE.local_job(tmp_path / "job", digits, **flags).start()
+    job = replace(NUMPY_DIGITS, num_workers=3, num_ps_pods=0)
+    running = job.local_job(tmp_path / "job", digits, **flags).start()
     running.wait_for_version(10)
     run_life(running, [Kill(Role.WORKER, 20), Kill(Role.MASTER, 40)])
     assert running.wait(180) == 0, running.story()
-    assert_exact(running, ALL_REDUCE)
+    assert_exact(running, job)
