@@ -103,6 +103,10 @@ class Pod:
     pid: int = 0  # local runtime only
 
 
+class CannotResize(ElasticDLError):
+    """Pods cannot be given more memory while they run."""
+
+
 class EventType(StrEnum):
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -116,7 +120,7 @@ class PodEvent:
 
 
 class Cluster(Protocol):
-    """Five verbs.  All raise `ElasticDLError` when the cluster cannot be reached or refuses."""
+    """Six verbs.  All raise `ElasticDLError` when the cluster cannot be reached or refuses."""
 
     def create(self, spec: PodSpec) -> Pod:
         """Accepts a pod; it may stay Pending.  A second pod of a living one's name is refused."""
@@ -124,6 +128,15 @@ class Cluster(Protocol):
 
     def delete(self, name: str, grace_s: float | None = None) -> None:
         """SIGTERM, grace, SIGKILL, then DELETED.  Deleting what does not exist is not an error.  Does not wait."""
+        ...
+
+    def resize(self, spec: PodSpec) -> int:
+        """Gives a running pod the memory of `spec`; returns when it is in force, and how many bytes that are.
+
+        Raises:
+            CannotResize: no pod of this cluster can be resized.
+            ElasticDLError: this one is not, or not in time.
+        """
         ...
 
     def list(self) -> list[Pod]:

@@ -19,6 +19,7 @@ from elasticdl.cluster.kubernetes_causes import Causes
 from elasticdl.cluster.kubernetes_limits import max_memory
 from elasticdl.cluster.kubernetes_memory import PodMemory
 from elasticdl.cluster.kubernetes_pods import Object, container_of, has_ended
+from elasticdl.cluster.kubernetes_resize import resize_memory
 from elasticdl.cluster.kubernetes_watch import PodWatch
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.kubernetes.names import JOB_LABEL
@@ -89,6 +90,10 @@ class KubernetesCluster:
     def delete(self, name: str, grace_s: float | None = None) -> None:
         """As the port says.  It is the newest pod of that name that was seen here: a later one is left alone."""
         self._delete(name, self._memory.uid_of(name), None if grace_s is None else math.ceil(grace_s))
+
+    def resize(self, spec: PodSpec) -> int:
+        """As the port says, within what the manifest bounds the memory to."""
+        return resize_memory(self._api, spec.name, self._manifest(spec))
 
     def list(self) -> list[Pod]:
         """As the port says; in the order of names."""

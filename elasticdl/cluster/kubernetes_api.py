@@ -30,6 +30,7 @@ _CONNECT_S = 3.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 3.0
 _POOL_SIZE = 32  # connections that are kept open: as many as threads may create pods at once, and the watches
+_CONTENT_TYPES = {"PATCH": "application/strategic-merge-patch+json"}
 _FOR_NOW = (429, 500, 502, 503, 504)
 _NO_RIGHT = re.compile(r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
 _FORBIDDEN = re.compile(r'^\w+ "[^"]*" is forbidden: ')
@@ -175,7 +176,8 @@ class ApiServer:
         parameters = list((query or {}).items())
         bounds = (min(_CONNECT_S, timeout_s), timeout_s)
         try:
-            answer = send(self._client, method, path, parameters, body, timeout_s=bounds)
+            kind = _CONTENT_TYPES.get(method, "application/json")
+            answer = send(self._client, method, path, parameters, body, kind, timeout_s=bounds)
             if not 200 <= answer.status <= 299:
                 raise self._refused(answer.status, answer.data, answer.headers.get("Retry-After", ""))
         except (HTTPError, OSError) as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from elasticdl.cluster.cluster import Pod, PodEvent, PodSpec
+from elasticdl.cluster.cluster import CannotResize, Pod, PodEvent, PodSpec
 from elasticdl.cluster.protocol import (
     Message,
     decode,
@@ -58,6 +58,9 @@ class ProcessCluster:
         connection = self._connect()
         connection.send({"verb": "watch"})
         return self._events(connection)
+
+    def resize(self, spec: PodSpec) -> int:
+        raise CannotResize("The processes of one machine share its memory.")
 
     def logs(self, name: str) -> str:
         path = Path(self._ask({"verb": "log_path", "name": name}))

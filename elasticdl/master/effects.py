@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.cluster.cluster import Cluster, EventType, Pod, PodEvent, Role
+from elasticdl.cluster.cluster import CannotResize, Cluster, EventType, Pod, PodEvent, Role
 from elasticdl.data.factory import open_source
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.core import commands, events
@@ -61,6 +61,7 @@ class Effects:
         self._inbox = inbox
         self._pod_threads = PodThreads(num_pod_threads)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="effect")
+        self._resizing = ThreadPoolExecutor(4, thread_name_prefix="resize")  # which may take long
         self._listed: set[DataKind] = set()
 
     @property
@@ -71,6 +72,9 @@ class Effects:
     def create_pod(self, command: commands.CreatePod) -> None:
         work = self._guarded(lambda: self._create_pod(command))
         self._pod_threads.create(command.name, work, is_server=command.role is CoreRole.PS)
+
+    def resize_pod(self, command: commands.ResizePod) -> None:
+        self._resizing.submit(self._guarded(lambda: self._resize_pod(command.pod)))
 
     def delete_pod(self, command: commands.DeletePod) -> None:
         self._pod_threads.delete(command.name, self._guarded(lambda: self._delete_pod(command)))
@@ -103,7 +107,8 @@ class Effects:
     def close(self) -> None:
         """Waits for deletions; what else runs is left behind."""
         self._pod_threads.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._resizing):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._ps_calls.close()
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -123,6 +128,14 @@ class Effects:
             self._cluster.create(self._pod_specs.of(command))
         except ElasticDLError as error:
             self._inbox.post(events.PodNotCreated(command.name, error.what))
+
+    def _resize_pod(self, pod: commands.CreatePod) -> None:
+        try:
+            size = self._cluster.resize(self._pod_specs.of(pod))
+        except ElasticDLError as error:
+            self._inbox.post(events.PodNotResized(pod.name, error.what, isinstance(error, CannotResize)))
+        else:
+            self._inbox.post(events.PodResized(pod.name, pod.memory_factor, size))
 
     def _delete_pod(self, command: commands.DeletePod) -> None:
         try:

@@ -132,6 +132,7 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         ps_load(message.load) if message.HasField("load") else None,
         message.world_version,
         message.waiting_seconds,
+        message.memory_share,
     )
 
 

@@ -233,6 +233,8 @@ class Shell:
                 self._inbox.answer(call, answer)
             case commands.CreatePod():
                 self._effects.create_pod(command)
+            case commands.ResizePod():
+                self._effects.resize_pod(command)
             case commands.DeletePod():
                 self._effects.delete_pod(command)
             case commands.ListShards(kind):

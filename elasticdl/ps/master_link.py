@@ -19,6 +19,7 @@ from elasticdl.ps.departure import TERMINATED, Departure
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
+from elasticdl.rpc.memory import used_share
 from elasticdl.rpc.patience import MasterGone
 from elasticdl_client.errors import JobError
 
@@ -155,6 +156,7 @@ class MasterLink:
             leaving=self._departure.asked_at is not None,
             partition_version=partition_version,
             load=load,
+            memory_share=used_share(),
         )
         reply: pb.HeartbeatReply = self._call(self._stub.Heartbeat, request)
         if reply.known:

@@ -349,7 +349,7 @@ class Position(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., minibatch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds")
+    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +368,7 @@ class HeartbeatRequest(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SHARE_FIELD_NUMBER: _ClassVar[int]
     role: Role
     id: int
     incarnation: int
@@ -379,7 +380,8 @@ class HeartbeatRequest(_message.Message):
     load: PsLoad
     world_version: int
     waiting_seconds: float
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ...) -> None: ...
+    memory_share: float
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ...) -> None: ...
 
 class PsLoad(_message.Message):
     __slots__ = ("pushes", "pulls", "rows_pushed", "rows_pulled", "bytes_received", "bytes_sent", "busy_seconds", "staleness", "refused", "table_rows", "table_bytes")

@@ -1,8 +1,9 @@
-"""The memory of this process: how much it may still take, and what becomes of large buffers that it has freed."""
+"""The memory of this process: what it takes, what it may still take, and what becomes of large freed buffers."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 _M_TRIM_THRESHOLD = -1
@@ -10,6 +11,8 @@ _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _UNBOUNDED = 1 << 60
 _V1 = "sys/fs/cgroup/memory"
+_IDLE = ("inactive_file",)  # not used lately: the kernel drops them before it refuses memory
+_FILES = ("inactive_file", "active_file")  # what it drops before it kills
 
 
 def keep_large_buffers() -> None:
@@ -32,7 +35,16 @@ def available_bytes(root: Path = Path("/")) -> int:
     Args:
         root: where `proc` and `sys` are.
     """
-    return max(0, min(_of_machine(root), *_of_groups(root)))
+    return max(0, min(_of_machine(root), *(limit - used for limit, used in _of_groups(root, _IDLE))))
+
+
+def used_share(root: Path = Path("/")) -> float:
+    """How much of the memory that our control groups allow is used, file pages aside; 0 without a limit.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    return max(0.0, *(used / limit for limit, used in _of_groups(root, _FILES) if limit))
 
 
 def _of_machine(root: Path) -> int:
@@ -43,41 +55,38 @@ def _of_machine(root: Path) -> int:
     return _UNBOUNDED
 
 
-def _of_groups(root: Path) -> list[int]:
-    left = [_UNBOUNDED]
+def _of_groups(root: Path, reclaimable: Sequence[str]) -> list[tuple[int, int]]:
+    """Limit and use of each, without the pages that can be reclaimed."""
+    found = [(_UNBOUNDED, 0)]
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            left += _under(root / "sys/fs/cgroup", group, "memory.max", "memory.current")
+            found += _under(root / "sys/fs/cgroup", group, ("memory.max", "memory.current"), reclaimable)
         elif "memory" in controllers.split(","):
-            left += _under(root / _V1, group, "memory.limit_in_bytes", "memory.usage_in_bytes")
-    return left
+            found += _under(root / _V1, group, ("memory.limit_in_bytes", "memory.usage_in_bytes"), reclaimable)
+    return found
 
 
-def _under(mount: Path, group: str, limit: str, usage: str) -> list[int]:
+def _under(
+    mount: Path, group: str, limit_and_usage: tuple[str, str], reclaimable: Sequence[str]
+) -> list[tuple[int, int]]:
     """Of a group and of all above it; where the group's own directory cannot be seen, of the mounted one."""
     inner = mount / group.lstrip("/")
     return [
-        _left(directory, limit, usage)
+        _use(directory, limit_and_usage, reclaimable)
         for directory in (inner, *inner.parents)
         if directory == mount or mount in directory.parents
     ]
 
 
-def _left(directory: Path, limit: str, usage: str) -> int:
-    bound, used = _read(directory / limit).strip(), _read(directory / usage).strip()
-    if not bound.isdigit() or not used.isdigit():
-        return _UNBOUNDED
-    return int(bound) - int(used) + _reclaimable(directory)
-
-
-def _reclaimable(directory: Path) -> int:
-    """File pages not used lately: the kernel drops them before it refuses memory."""
-    for line in _read(directory / "memory.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+def _use(directory: Path, limit_and_usage: tuple[str, str], reclaimable: Sequence[str]) -> tuple[int, int]:
+    limit, used = (_read(directory / name).strip() for name in limit_and_usage)
+    if not limit.isdigit() or not used.isdigit():
+        return _UNBOUNDED, 0
+    lines = (line.partition(" ") for line in _read(directory / "memory.stat").splitlines())
+    sizes = {name: int(size) for name, _, size in lines}
+    pages = sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in reclaimable)
+    return int(limit), max(0, int(used) - pages)
 
 
 def _read(file: Path) -> str:

@@ -20,6 +20,7 @@ from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
+from elasticdl.rpc.memory import used_share
 from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook
@@ -364,6 +365,7 @@ class MasterLink:
                 partition_version=self._partition.version,
                 world_version=world_version,
                 waiting_seconds=waiting_seconds,
+                memory_share=used_share(),
             ),
             timeout=_CALL_TIMEOUT_S,
         )

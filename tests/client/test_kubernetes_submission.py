@@ -311,6 +311,7 @@ def test_a_master_has_these_rights_and_no_others() -> None:
         ("networking.k8s.io", "networkpolicies"): {"patch"},
         ("", "events"): {"list"},
         ("", "limitranges"): {"list"},
+        ("", "pods/resize"): {"patch"},
     }
     assert role["kind"] == "Role"
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "me", "namespace": "here"}]

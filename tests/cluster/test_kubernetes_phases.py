@@ -12,7 +12,7 @@ from local_agent import Observer
 from pod_specs import worker
 from real_cluster import NOWHERE, Manifests, Namespace
 
-from elasticdl.cluster.cluster import EndReason, EventType, PodPhase, RestartPolicy, Role
+from elasticdl.cluster.cluster import CannotResize, EndReason, EventType, PodPhase, RestartPolicy, Role
 from elasticdl.cluster.kubernetes import KubernetesCluster
 
 pytestmark = pytest.mark.cluster
@@ -82,6 +82,23 @@ def test_a_pod_beyond_its_memory_is_oom_killed(
             break
     assert ended.reason is EndReason.OOM_KILLED
     assert "48Mi" in ended.message
+
+
+def test_a_pod_runs_on_whether_the_server_resizes_it_or_not(
+    cluster: KubernetesCluster, observer: Observer, manifests: Manifests, namespace: Namespace
+) -> None:
+    version = client.VersionApi(namespace.connection.client).get_code()
+    has_resize = (int(version.major), int("".join(filter(str.isdigit, version.minor)))) >= (1, 33)
+    manifests.container = {"resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "48Mi"}}}
+    cluster.create(worker("w-0"))
+    uid = observer.phase("w-0", PodPhase.RUNNING).uid
+    manifests.container = {"resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "64Mi"}}}
+    if has_resize:
+        assert cluster.resize(worker("w-0")) == 64 << 20
+    else:
+        with pytest.raises(CannotResize):
+            cluster.resize(worker("w-0"))
+    assert [(pod.uid, pod.phase, pod.restarts) for pod in cluster.list()] == [(uid, PodPhase.RUNNING, 0)]
 
 
 def test_a_pod_between_two_lives_can_be_deleted(cluster: KubernetesCluster, observer: Observer) -> None:

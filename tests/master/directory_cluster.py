@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, PodSpec
+from elasticdl.cluster.cluster import CannotResize, EventType, Pod, PodEvent, PodPhase, PodSpec
 from elasticdl.cluster.protocol import pod_from_message, pod_to_message
 from elasticdl_client.errors import ElasticDLError
 
@@ -40,6 +40,9 @@ class DirectoryCluster:
 
     def delete(self, name: str, grace_s: float | None = None) -> None:
         (self._directory / f"{name}.pod").unlink(missing_ok=True)
+
+    def resize(self, spec: PodSpec) -> int:
+        raise CannotResize("Only real pods have a memory.")
 
     def list(self) -> list[Pod]:
         pods = []

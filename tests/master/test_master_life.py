@@ -39,6 +39,20 @@ def test_a_job_runs_from_its_first_worker_to_exit_code_0(tmp_path: Path) -> None
             assert line in log, log
 
 
+def test_a_cluster_that_cannot_raise_memory_limits_says_so_once_and_the_job_runs_on(tmp_path: Path) -> None:
+    with running(MasterJob(tmp_path, **LOCAL)) as job:
+        worker = job.worker()
+        assert worker.register().accepted
+        beat = pb.HeartbeatRequest(role=pb.WORKER, id=0, incarnation=worker.incarnation, memory_share=0.95)
+        assert worker.call("Heartbeat", beat).known
+        wait_until(lambda: "cannot be raised in place" in job.log(), "the answer of the cluster")
+        assert worker.call("Heartbeat", beat).known
+        assert worker.report_model().accepted
+        worker.train_all()
+        assert job.wait() == 0, job.log()
+        assert job.log().count("cannot be raised in place") == 1
+
+
 def test_a_job_with_a_parameter_server_is_covered_and_checkpointed(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, num_ps_pods=1, checkpoint_steps=4, keep_checkpoint_max=1)) as job:
         ps, worker = job.ps(), job.worker()

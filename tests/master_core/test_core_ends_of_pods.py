@@ -95,6 +95,74 @@ def test_a_ps_that_ran_out_of_memory_comes_back_with_more() -> None:
     assert script.told(c.CreatePod) == [c.CreatePod(f"{PS}-1", Role.PS, 1, slot=1, memory_factor=1.5)]
 
 
+def resize(name: str, role: Role, factor: float) -> c.ResizePod:
+    return c.ResizePod(c.CreatePod(name, role, 0, 0, factor))
+
+
+def test_a_worker_near_its_limit_gets_more_memory_while_it_runs_until_four_times() -> None:
+    script = running(2)
+    for factor in (1.5, 2.25, 3.375, 4.0):
+        script.heartbeat(0, memory_share=0.89)
+        assert script.told(c.ResizePod) == []
+        script.heartbeat(0, memory_share=0.9)
+        assert script.told(c.ResizePod) == [resize(f"{WORKER}-0", Role.WORKER, factor)]
+        script.heartbeat(0, memory_share=0.95)
+        assert script.told(c.ResizePod) == []  # it is under way
+        script.tell(e.PodResized(f"{WORKER}-0", factor, 1 << 30))
+    script.heartbeat(0, memory_share=0.99)
+    assert script.told(c.ResizePod) == []
+    script.kill(0)
+    assert script.told(c.CreatePod) == [c.CreatePod(f"{WORKER}-2", Role.WORKER, 2, 0, 4.0)]
+
+
+def test_what_is_asked_for_counts_only_when_it_is_in_force() -> None:
+    script = running(1)
+    script.heartbeat(0, memory_share=0.95)
+    script.kill(0)
+    assert script.last(c.CreatePod).memory_factor == 1.0
+    script.worker_starts(1)
+    script.heartbeat(1, memory_share=0.95)
+    script.tell(e.PodNotResized(f"{WORKER}-1", "Infeasible: too large.", is_final=False))
+    script.kill(1, "OOMKilled")
+    assert script.last(c.CreatePod).memory_factor == 1.5
+
+
+def test_a_resize_under_way_outlives_the_master() -> None:
+    script = running(1)
+    script.heartbeat(0, memory_share=0.95)
+    script.restart_master()
+    script.tell(e.PodsListed((e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", Phase.RUNNING),)))
+    script.worker_joins(0)
+    script.heartbeat(0, memory_share=0.95)
+    assert script.told(c.ResizePod) == [resize(f"{WORKER}-0", Role.WORKER, 1.5)]
+    script.tell(e.PodResized(f"{WORKER}-0", 1.5, 1 << 30))
+    script.restart_master()
+    script.worker_joins(0)
+    script.heartbeat(0, memory_share=0.95)
+    assert script.told(c.ResizePod) == [resize(f"{WORKER}-0", Role.WORKER, 2.25)]
+
+
+def test_a_cluster_without_resizes_is_asked_once_and_it_is_said_once() -> None:
+    script = running(2)
+    for worker_id in (0, 1):
+        script.heartbeat(worker_id, memory_share=0.95)
+    for worker_id in (0, 1):
+        script.tell(e.PodNotResized(f"{WORKER}-{worker_id}", "The API server does not resize pods.", is_final=True))
+    assert len([line for line in script.log() if "cannot be raised in place" in line]) == 1
+    script.kill(0, "OOMKilled")
+    script.worker_starts(2)
+    script.heartbeat(2, memory_share=0.95)
+    assert script.told(c.ResizePod) == []
+    assert script.last(c.CreatePod).memory_factor == 1.5
+
+
+def test_a_ps_near_its_limit_gets_more_memory_while_it_runs() -> None:
+    script = running(1)
+    server = next(iter(script.job._fleet.servers.all()))
+    script.ask(e.HeartbeatReceived, Role.PS, server.id, server.incarnation, memory_share=0.95)
+    assert script.told(c.ResizePod) == [resize(f"{PS}-0", Role.PS, 1.5)]
+
+
 # Pods that cannot start ---------------------------------------------------------------------------------------------
 
 

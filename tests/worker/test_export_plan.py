@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elasticdl.frameworks.framework import InitialRow, Table, TableRows
-from elasticdl.rpc.memory import available_bytes
+from elasticdl.rpc.memory import available_bytes, used_share
 from elasticdl.worker.export_plan import ExportPlan, announce_export, needed_bytes, plan_export
 from elasticdl.worker.export_stream import ExportReader, ExportWriter, StreamEnded
 from elasticdl_client.errors import ModelDefinitionError
@@ -77,12 +77,13 @@ def test_the_narrowest_limit_above_the_process_counts(tmp_path: Path) -> None:
             "proc/self/cgroup": "0::/pods/mine\n",
             "sys/fs/cgroup/pods/memory.max": "3000\n",
             "sys/fs/cgroup/pods/memory.current": "1000\n",
-            "sys/fs/cgroup/pods/memory.stat": "anon 1\ninactive_file 500\n",
+            "sys/fs/cgroup/pods/memory.stat": "anon 1\ninactive_file 500\nactive_file 200\n",
             "sys/fs/cgroup/pods/mine/memory.max": "max\n",
             "sys/fs/cgroup/pods/mine/memory.current": "900\n",
         },
     )
     assert available_bytes(root) == 2500
+    assert used_share(root) == pytest.approx(300 / 3000)
 
 
 def test_control_groups_of_the_first_version_count_too(tmp_path: Path) -> None:
@@ -95,6 +96,8 @@ def test_control_groups_of_the_first_version_count_too(tmp_path: Path) -> None:
         },
     )
     assert available_bytes(root) == 0
+    assert used_share(root) > 1
+    assert used_share(tmp_path / "nothing") == 0
     assert available_bytes(tmp_path / "nothing") > 10**15
 
 

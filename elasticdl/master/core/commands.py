@@ -159,6 +159,17 @@ class CreatePod:
 
 
 @dataclass(frozen=True, slots=True)
+class ResizePod:
+    """Gives a pod that runs more memory in place.  Answered by `PodResized` or `PodNotResized`.
+
+    Attributes:
+        pod: as it would be created with that memory.
+    """
+
+    pod: CreatePod
+
+
+@dataclass(frozen=True, slots=True)
 class DeletePod:
     """Ends a pod.  `grace_s` None: the pod's own."""
 
@@ -233,6 +244,7 @@ Command = (
     Reply
     | Persist
     | CreatePod
+    | ResizePod
     | DeletePod
     | ListShards
     | ReadAppliedSets

@@ -122,6 +122,7 @@ class HeartbeatReceived:
         load: of a PS.
         world_version: of the world that it is in; 0: in none.
         waiting_seconds: for so long it has been waiting inside one collective.
+        memory_share: of its memory limit; 0: it has none.
     """
 
     call: int
@@ -136,6 +137,7 @@ class HeartbeatReceived:
     load: PsLoad | None = None
     world_version: int = 0
     waiting_seconds: float = 0.0
+    memory_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +325,34 @@ class PodNotCreated:
 
 
 @dataclass(frozen=True, slots=True)
+class PodResized:
+    """A `ResizePod` command was carried out.
+
+    Attributes:
+        memory_factor: that of the command.
+        memory_bytes: the limit that is in force.
+    """
+
+    name: str
+    memory_factor: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodNotResized:
+    """A `ResizePod` command failed.
+
+    Attributes:
+        message: why; the same for all pods where it is the same.
+        is_final: no pod of the job can be resized here.
+    """
+
+    name: str
+    message: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ShardsListed:
     """Answer to the command `ListShards`."""
 
@@ -405,6 +435,8 @@ Event = (
     | PodChanged
     | PodsListed
     | PodNotCreated
+    | PodResized
+    | PodNotResized
     | ShardsListed
     | ShardsUnreadable
     | AppliedSetsRead

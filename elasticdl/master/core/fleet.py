@@ -10,9 +10,18 @@ import re
 
 from elasticdl.master.core.charges import Charges
 from elasticdl.master.core.checkpoints import Checkpoints
-from elasticdl.master.core.commands import Accepted, DeletePod, HeartbeatAnswer, PsAdmitted, Refused
+from elasticdl.master.core.commands import Accepted, DeletePod, HeartbeatAnswer, PsAdmitted, Refused, ResizePod
 from elasticdl.master.core.ending import Ending
-from elasticdl.master.core.events import HeartbeatReceived, PodChanged, PodNotCreated, PodsListed, PsJoined, PsReady
+from elasticdl.master.core.events import (
+    HeartbeatReceived,
+    PodChanged,
+    PodNotCreated,
+    PodNotResized,
+    PodResized,
+    PodsListed,
+    PsJoined,
+    PsReady,
+)
 from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
@@ -23,6 +32,8 @@ from elasticdl.master.core.values import Level, Partition, Phase, Role, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world import Worlds
+
+_NEAR_LIMIT = 0.9  # of a pod's memory
 
 
 class Fleet:
@@ -55,6 +66,8 @@ class Fleet:
         self.pods = Pods(settings)
         self.servers = Servers(settings.num_own_servers, generation)
         self._create_message = ""
+        self._resize_message = ""
+        self._can_resize = True  # as far as known
 
     @property
     def num_serving(self) -> int:
@@ -74,6 +87,7 @@ class Fleet:
         if worker is None:
             self._out.reply(event.call, HeartbeatAnswer(False, stop=stop))
             return
+        self._relieve(event)
         worker.world_version, worker.collective_seconds = event.world_version, event.waiting_seconds
         if event.leaving:
             self._worker_leaves(worker, clock)
@@ -91,6 +105,7 @@ class Fleet:
         if server is None:
             self._out.reply(event.call, HeartbeatAnswer(False, stop=self._ending.is_over))
             return
+        self._relieve(event)
         if event.load is not None:
             self._loads.heard(server.id, server.incarnation, event.load, clock)
         if event.leaving:
@@ -100,6 +115,26 @@ class Fleet:
         partition = self._news_of_partition(event)
         answer = HeartbeatAnswer(True, (), partition, stop, num_pushing, newest_lease=self._work.leases.newest)
         self._out.reply(event.call, answer)
+
+    def _relieve(self, event: HeartbeatReceived) -> None:
+        """More memory for a pod that has little left, before the kernel ends it."""
+        record = self.pods.get(event.role, event.id)
+        if event.memory_share < _NEAR_LIMIT or not self._can_resize or record is None or self._ending.is_decided:
+            return
+        if (pod := self.pods.resize(record)) is not None:
+            self._out.add(ResizePod(pod))
+
+    def pod_resized(self, event: PodResized) -> None:
+        self.pods.resized(event.name, event.memory_factor)
+        self._out.persist()
+        self._out.log(f"{event.name} was near its memory limit, which is {event.memory_bytes >> 20} MiB now")
+
+    def pod_not_resized(self, event: PodNotResized) -> None:
+        self._can_resize = self._can_resize and not event.is_final
+        if event.message != self._resize_message:
+            self._resize_message = event.message
+            text = f"{event.name} is near its memory limit, which cannot be raised in place: {event.message}"
+            self._out.log(f"{text} If it is OOMKilled, its successor gets more.", Level.WARNING)
 
     def _news_of_partition(self, event: HeartbeatReceived) -> Partition | None:
         """The partition, if it is newer than the one that the caller has seen."""

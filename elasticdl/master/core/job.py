@@ -195,6 +195,10 @@ class Job:
                 self._pods_listed(event)
             case events.PodNotCreated():
                 self._fleet.pod_not_created(event, self._clock)
+            case events.PodResized():
+                self._fleet.pod_resized(event)
+            case events.PodNotResized():
+                self._fleet.pod_not_resized(event)
             case events.ShardsListed():
                 self._joining.listed(event)
             case events.ShardsUnreadable():

@@ -37,6 +37,7 @@ class PodRecord:
         running_since: None until it runs.
         create_delay: before the attempt to create it.
         complaints: why it cannot start, as far as said.
+        resized_to: the memory factor that a resize in place was last asked for; each is asked for once.
     """
 
     name: str
@@ -49,6 +50,7 @@ class PodRecord:
     running_since: float | None = None
     create_delay: float = 0.0
     complaints: set[str] = field(default_factory=set)
+    resized_to: float = 1.0
 
     @property
     def place(self) -> Place:
@@ -141,11 +143,28 @@ class Pods:
 
     def grow_memory(self, record: PodRecord) -> float | None:
         """More memory for whoever fills a pod's slot next: how many times that of the flags; None: it has the most."""
+        factor = self._grown(record)
+        if factor is not None:
+            self._memory_factors[record.place] = factor
+        return factor
+
+    def _grown(self, record: PodRecord) -> float | None:
         factor = self._memory_factors.get(record.place, 1.0)
-        if factor >= MAX_MEMORY_FACTOR:
+        return None if factor >= MAX_MEMORY_FACTOR else min(MAX_MEMORY_FACTOR, MEMORY_GROWTH * factor)
+
+    def resize(self, record: PodRecord) -> CreatePod | None:
+        """A pod with the memory that its successor would get; None: it has the most, or was asked for before."""
+        factor = self._grown(record)
+        if factor is None or factor <= record.resized_to or record.is_leaving:
             return None
-        self._memory_factors[record.place] = min(MAX_MEMORY_FACTOR, MEMORY_GROWTH * factor)
-        return self._memory_factors[record.place]
+        record.resized_to = factor
+        return CreatePod(record.name, record.role, record.index, record.slot, factor)
+
+    def resized(self, name: str, factor: float) -> None:
+        """A memory is in force, and kept by the pod's slot."""
+        record = self._records.get(name)
+        if record is not None:
+            self._memory_factors[record.place] = max(factor, self._memory_factors.get(record.place, 1.0))
 
     def due(self, clock: float) -> list[CreatePod]:
         """What is to be created now; it counts as living from here on."""
