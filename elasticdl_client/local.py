@@ -117,7 +117,7 @@ def _require_runtime() -> None:
     if importlib.util.find_spec("elasticdl") is None:
         raise JobError(
             "--runtime=local needs the runtime package, which is not installed in this Python.",
-            "Install it from the repository: pip install ./elasticdl_client '.[tensorflow]'.",
+            "Install it from the repository: pip install ./elasticdl_client -e '.[tensorflow]'.",
         )
 
 
