@@ -1,4 +1,4 @@
-"""Why pods were ended from outside, asked of the cluster: their Events, and whether their node still exists.
+"""Why pods have ended, asked of the cluster: their Events, their logs, and whether their node still exists.
 
 Servers before 1.26 write into Events alone that they have preempted a pod.  Every answer is a help for people and for
 the bookkeeping, never needed: a question that fails, or takes long, counts as not answered.
@@ -11,8 +11,9 @@ import threading
 import time
 
 from elasticdl.cluster.cluster import EndReason
-from elasticdl.cluster.kubernetes_api import ApiServer, Refusal
-from elasticdl.cluster.kubernetes_pods import Cause
+from elasticdl.cluster.kubernetes_api import ApiServer, Query, Refusal
+from elasticdl.cluster.kubernetes_pods import Cause, Object, container_of
+from elasticdl.cluster.last_words import MAX_LOG_BYTES
 from elasticdl_client.errors import ElasticDLError
 
 _LOG = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ _TIMEOUT_S = 2.0
 _RECENT_S = 1.5  # an Event may be written so long after the deletion that it explains
 _SECOND_LOOK_S = 0.3
 _REST_S = 10.0  # no questions for so long after one that was not answered
+_LOG_LINES = 400
 _TELLING = {
     "Preempted": EndReason.PREEMPTED,
     "Evicted": EndReason.EVICTED,
@@ -77,6 +79,20 @@ class Causes:
         except ElasticDLError as error:
             self._not_answered(error)
         return False
+
+    def end_of_log(self, pod: Object) -> str:
+        """The last lines of a pod's log; empty if they cannot be read."""
+        if self._rests():
+            return ""
+        path = self._api.namespaced(f"pods/{pod['metadata']['name']}/log")
+        query: Query = {"container": container_of(pod), "tailLines": _LOG_LINES}
+        try:
+            return self._api.text(path, query, _TIMEOUT_S)[-MAX_LOG_BYTES:]
+        except Refusal:  # its node, or the container, is gone
+            return ""
+        except ElasticDLError as error:
+            self._not_answered(error)
+            return ""
 
     def forget(self, uid: str) -> None:
         with self._lock:

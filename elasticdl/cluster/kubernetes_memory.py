@@ -22,11 +22,13 @@ from elasticdl.cluster.kubernetes_pods import (
     deletion_of,
     disruption_of,
     ended_before_deletion,
+    error_is_cut_off,
     has_ended,
     node_is_silent,
     node_of,
     read_pod,
     waiting,
+    why_ended,
 )
 
 _OVERDUE_S = 10.0  # beyond its grace, on a node that the cluster does not hear of
@@ -138,7 +140,9 @@ class PodMemory:
         return pod
 
     def _with_cause(self, pod: Pod, shown: Object, record: _Record) -> Pod:
-        """An ended pod with what the object does not tell: who has deleted it."""
+        """An ended pod with what the object does not tell: who has deleted it, or all of a long error."""
+        if pod.reason is EndReason.ERROR and error_is_cut_off(shown) and (log := self._causes.end_of_log(shown)):
+            pod = replace(pod, message=why_ended(shown, log).message)
         unexplained = pod.exit_code is None and pod.reason is EndReason.ERROR and not shown["status"].get("reason")
         if record.deletion is None and not unexplained:
             return pod

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, Role
-from elasticdl.cluster.last_words import explained
+from elasticdl.cluster.last_words import explained, shows_error_of_script
 from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL
 
 Object = dict[str, Any]
@@ -40,6 +40,7 @@ _KUBELETS_WORDS = {
     "NodeLost": EndReason.NODE_LOST,
     "DeadlineExceeded": EndReason.ERROR,
 }
+_KEPT_BYTES, _KEPT_LINES = 2048, 80  # of a container's log, by the kubelet, in its status
 _KILLED = {128 + signal.SIGKILL, 128 + signal.SIGTERM}
 
 
@@ -157,8 +158,19 @@ def disruption_of(pod: Object) -> Cause:
     return Cause()
 
 
-def why_ended(pod: Object) -> Cause:
-    """Why an ended pod has ended, as far as the object tells; a deletion shows as the signal that it sent."""
+def error_is_cut_off(pod: Object) -> bool:
+    """Whether the object holds only the end of a longer log, and no lines of the user's of the error in it."""
+    kept = (_terminated(pod) or {}).get("message") or ""
+    is_part = len(kept.encode()) > _KEPT_BYTES - 4 or len(kept.splitlines()) >= _KEPT_LINES  # up to 3 of a character
+    return is_part and not shows_error_of_script(kept)
+
+
+def why_ended(pod: Object, log: str = "") -> Cause:
+    """Why an ended pod has ended, as far as the object tells; a deletion shows as the signal that it sent.
+
+    Args:
+        log: the end of its container's log; empty: what the object holds of it.
+    """
     disruption, ended = disruption_of(pod), _terminated(pod)
     if disruption.reason is not EndReason.NONE:
         return disruption
@@ -172,7 +184,7 @@ def why_ended(pod: Object) -> Cause:
         return Cause(EndReason.OOM_KILLED, f"killed because memory ran out{_limit_in_words(pod)}")
     if code in _KILLED:
         return Cause(EndReason.KILLED, text)
-    return Cause(EndReason.ERROR, explained(text, ended.get("message") or ""))
+    return Cause(EndReason.ERROR, explained(text, log or ended.get("message") or ""))
 
 
 def waiting(pod: Object) -> Waiting:

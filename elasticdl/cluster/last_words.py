@@ -21,6 +21,7 @@ _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
 _NOT_THE_END = ("Exception ignored ", "Error in atexit.")  # said while a process ends, whyever it does
 _OUR_OWN = "elasticdl_client.errors."
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+_STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3\.\d+/")  # of another interpreter, such as that of a pod's image
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _OURS = tuple(
     f"{_REPOSITORY / package}/"
@@ -36,6 +37,11 @@ def explained(code: str, log: str) -> str:
         return f"{code}: {error}"
     tail = "\n".join(lines[-_NUM_LINES:])
     return f"{code}; its last lines:\n{tail}" if tail else code
+
+
+def shows_error_of_script(log: str) -> bool:
+    """Return whether the end of a log holds the error that has ended a script, with frames in the user's files."""
+    return bool(_error_of_script(log.rstrip().splitlines()))
 
 
 def frames_of_user(traceback: str) -> str:
@@ -107,4 +113,5 @@ def _frames_of_user(lines: list[str]) -> list[str]:
 
 def _is_users(path: str) -> bool:
     is_library = "site-packages" in path or "dist-packages" in path or path.startswith(_LIBRARIES)
+    is_library = is_library or _STANDARD_LIBRARY.search(path) is not None
     return not (is_library or path.startswith("<frozen ") or path.startswith(_OURS))

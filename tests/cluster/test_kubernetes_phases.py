@@ -68,6 +68,18 @@ def test_an_evicted_pod_has_not_ended_by_its_own_fault(
     assert observer.deleted("w-0").phase is PodPhase.FAILED
 
 
+def test_the_users_line_is_told_of_an_error_that_is_longer_than_what_a_pod_keeps_of_its_log(
+    cluster: KubernetesCluster, observer: Observer
+) -> None:
+    nested = "for _ in range(30): nested = [nested]\n"
+    script = f"import copy, threading\nnested = threading.Lock()\n{nested}copy.deepcopy(nested)"
+    cluster.create(worker("w-0", command=("python", "-c", script)))
+    ended = observer.ended_pod("w-0")
+    assert ended.message == (
+        "exit code 1: TypeError: cannot pickle '_thread.lock' object\n  File \"<string>\", line 4, in <module>"
+    )
+
+
 def test_a_pod_beyond_its_memory_is_oom_killed(
     cluster: KubernetesCluster, observer: Observer, manifests: Manifests
 ) -> None:
