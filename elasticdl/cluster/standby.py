@@ -31,7 +31,7 @@ ENGINE = "+torch"  # ends the name of a framework that is used with the collecti
 PRELOADED = {
     "tensorflow": ("tensorflow", "keras"),
     f"tensorflow{ENGINE}": ("tensorflow", "keras", "torch"),
-    "torch": ("torch",),
+    "torch": ("torch", "torch._dynamo"),  # which PyTorch imports when the first optimizer is made
     "custom": ("numpy",),
     f"custom{ENGINE}": ("numpy", "torch"),
 }

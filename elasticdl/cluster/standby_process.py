@@ -133,7 +133,7 @@ class StandbyProcess:
         """Starts a standby for pods like this one, unless there is one, or it makes no sense."""
         if self._flavour is not None or spec.framework not in PRELOADED or not _runs_module(spec):
             return
-        if any(importlib.util.find_spec(name) is None for name in PRELOADED[spec.framework]):
+        if any(importlib.util.find_spec(name.partition(".")[0]) is None for name in PRELOADED[spec.framework]):
             return
         self._flavour = _Flavour.of(spec)
         self._env = env

@@ -17,7 +17,8 @@ READY_S = 120.0
 STEP = """
 import sys
 from elasticdl.cluster.standby import report_ready
-preloaded = sorted({"torch", "tensorflow", "keras", "elasticdl.frameworks.torch.framework"} & set(sys.modules))
+of_interest = {"torch", "torch._dynamo", "tensorflow", "keras", "elasticdl.frameworks.torch.framework"}
+preloaded = sorted(of_interest & set(sys.modules))
 from elasticdl.frameworks.torch import first_op
 first_op()
 report_ready()
@@ -25,6 +26,7 @@ import torch
 model = torch.nn.Sequential(torch.nn.Linear(400, 400), torch.nn.ReLU(), torch.nn.Linear(400, 1))
 loss = model(torch.ones(256, 400)).sum()
 loss.backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
 print("threads", torch.get_num_threads() > 0, "gradient", model[0].weight.grad.isfinite().all().item())
 print("preloaded", *preloaded)
 """
@@ -43,6 +45,6 @@ def test_a_pod_of_pytorch_is_forked_and_computes(tmp_path: Path) -> None:
             agent.cluster.wait_for_standby(READY_S)
         printed = agent.cluster.logs("w-1")
         assert "gradient True" in printed
-        assert "preloaded elasticdl.frameworks.torch.framework torch" in printed
+        assert "preloaded elasticdl.frameworks.torch.framework torch torch._dynamo" in printed
     finally:
         agent.stop()
