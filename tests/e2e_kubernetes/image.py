@@ -28,7 +28,7 @@ def ready_image(framework: str = "tensorflow") -> str:
         framework: as `elasticdl zoo init` has it.
     """
     name = "elasticdl-e2e" if framework == "tensorflow" else f"elasticdl-e2e-{framework}"
-    image = f"{name}:{_digest()}"
+    image = f"{name}:{digest()}"
     if subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode != 0:
         _build(image, framework)
     return image
@@ -71,12 +71,13 @@ def _run(*command: str) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
 
 
-def _digest() -> str:
-    digest = hashlib.sha256()
+def digest() -> str:
+    """Of all that the images of this checkout are made of."""
+    found = hashlib.sha256()
     for path in sorted(file for name in _INPUTS for file in _files(REPOSITORY / name)):
-        digest.update(str(path.relative_to(REPOSITORY)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+        found.update(str(path.relative_to(REPOSITORY)).encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def _files(path: Path) -> list[Path]:

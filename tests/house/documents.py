@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -16,6 +17,13 @@ _BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)  # not tho
 
 def bash_blocks(page: Path) -> list[str]:
     return _BLOCK.findall(page.read_text())
+
+
+def halves(page: Path, heading: str) -> tuple[list[str], list[str]]:
+    """A page's blocks above one of its headings, and those below it."""
+    above, found, below = page.read_text().partition(f"\n## {heading}\n")
+    assert found, f"{page.name} has no heading {heading!r}"
+    return _BLOCK.findall(above), _BLOCK.findall(below)
 
 
 def clone(directory: Path) -> Path:
@@ -36,21 +44,29 @@ def clone(directory: Path) -> Path:
 
 
 def run_page(page: Path, directory: Path, bin_path: Path, timeout_s: float, **environment: str) -> str:
-    """Runs a page's blocks until one fails.
+    """Runs a page's blocks: see `run_blocks`."""
+    return run_blocks(page.name, bash_blocks(page), directory, bin_path, timeout_s, **environment)
+
+
+def run_blocks(
+    name: str, blocks: Sequence[str], directory: Path, bin_path: Path, timeout_s: float, **environment: str
+) -> str:
+    """Runs blocks in one shell until a command fails.
 
     Args:
+        name: for errors.
         bin_path: where `python` and `elasticdl` are.
 
     Returns:
         What they printed, each command above its output.
     """
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join(_announced(block) for block in bash_blocks(page))],
+        ["bash", "-euo", "pipefail", "-c", "\n".join(_announced(block) for block in blocks)],
         cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
         env={**inherited, **environment, "PATH": f"{bin_path}{os.pathsep}{inherited['PATH']}"},
     )  # fmt: skip
-    assert done.returncode == 0, f"{page.name} failed with {done.returncode}:\n{done.stdout}"
+    assert done.returncode == 0, f"{name} failed with {done.returncode}:\n{done.stdout}"
     return done.stdout
 
 
