@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
-from setuptools import setup
+from setuptools import Extension, setup
 
 KERNELS = Path("elasticdl", "kernels", "src")  # relative: setuptools wants it so
 HEADERS = [str(path) for path in sorted(KERNELS.glob("*.hpp"))]
@@ -36,6 +36,16 @@ class BuildKernels(build_ext):
                 "  Install them (Debian, Ubuntu: apt-get install python3-dev), or install the wheel of elasticdl2."
             )
         super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        """An editable install takes what `build_ext --inplace` has made of the same sources."""
+        made = self.get_ext_filename(ext.name)
+        if self.editable_mode and not any(is_older(made, source) for source in ext.sources):
+            target = self.get_ext_fullpath(ext.name)
+            self.mkpath(os.path.dirname(target))
+            self.copy_file(made, target)
+        else:
+            super().build_extension(ext)
 
 
 def is_older(built: str, source: str) -> bool:

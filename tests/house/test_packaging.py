@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from elasticdl_client.version import CLIENT, RUNTIME, VERSION
+from tests.house.documents import clone
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = {"tensorflow", "tensorflow-cpu", "keras", "torch"}
@@ -114,6 +115,25 @@ def test_no_advice_installs_a_stranger_from_the_index() -> None:
                 if advice.search(line)
             ]
     assert found == []  # the index has the original of 2020 and 2021 under these names
+
+
+def editable_wheel(checkout: Path) -> subprocess.CompletedProcess[str]:
+    """What `pip install --editable` has built, with a compiler that always fails."""
+    return subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "editable_wheel", "--dist-dir", str(checkout / "dist")],
+        cwd=checkout, capture_output=True, text=True, env={**os.environ, "CC": "false", "CXX": "false"},
+    )  # fmt: skip
+
+
+def test_an_editable_install_compiles_nothing_that_is_compiled_in_place(tmp_path: Path) -> None:
+    checkout = clone(tmp_path / "elasticdl")
+    for kernels in (checkout / "elasticdl" / "kernels").glob("_native.*.so"):
+        os.utime(kernels)
+    built = editable_wheel(checkout)
+    assert built.returncode == 0, built.stderr
+    assert list((checkout / "dist").glob("*.whl"))
+    os.utime(next((checkout / "elasticdl" / "kernels" / "src").glob("*.hpp")))
+    assert "returned non-zero exit status 1" in editable_wheel(checkout).stderr
 
 
 @pytest.mark.full
