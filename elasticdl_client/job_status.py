@@ -66,6 +66,16 @@ class PodStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LostPod:
+    """A pod that failed, or was deleted, while the job ran."""
+
+    name: str  # of the pod; a parameter server's successor has the same
+    role: str  # ps or worker
+    at: float  # when the master saw it
+    message: str = ""  # why, as far as the cluster says
+
+
+@dataclass(frozen=True, slots=True)
 class PsStatus:
     """What one parameter server did in the last seconds; rates are per second."""
 
@@ -105,6 +115,7 @@ class JobStatus:
     tasks_done: int = 0  # committed, over all epochs
     tasks_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     pods: tuple[PodStatus, ...] = ()  # master, servers, workers; those that have ended too while the cluster shows them
+    lost_pods: tuple[LostPod, ...] = ()  # since the master started; the newest 20, newest last
     ps: tuple[PsStatus, ...] = ()  # each parameter server
     world: tuple[int, ...] = ()  # AllReduce: the workers of the group that stands, by rank
     num_worlds: int = 0  # AllReduce: how many groups have formed
@@ -132,6 +143,7 @@ class JobStatus:
         values["phase"] = JobPhase(values.get("phase", JobPhase.PENDING))
         values["coverage"] = tuple(EpochCoverage(**_known(EpochCoverage, one)) for one in values.get("coverage", ()))
         values["pods"] = tuple(PodStatus(**_known(PodStatus, one)) for one in values.get("pods", ()))
+        values["lost_pods"] = tuple(LostPod(**_known(LostPod, one)) for one in values.get("lost_pods", ()))
         values["ps"] = tuple(PsStatus(**_known(PsStatus, one)) for one in values.get("ps", ()))
         values["world"] = tuple(values.get("world", ()))
         values["staleness"] = tuple(values.get("staleness", ()))

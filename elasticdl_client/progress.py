@@ -76,8 +76,9 @@ def coverage_lines(status: JobStatus) -> list[str]:
 
 
 def news(before: JobStatus | None, now: JobStatus) -> list[str]:
-    """What is worth a line of its own: evaluations, complete epochs, why the job waits, a new master."""
-    lines: list[str] = []
+    """What is worth a line of its own: lost pods and their successors, evaluations, complete epochs, why the job
+    waits, a new master."""
+    lines = [] if before is None or now.exit_code is not None else _pod_news(before, now)
     if before is not None and now.generation > before.generation > 0:
         lines.append(f"master restarted (generation {now.generation})")
     if now.message and now.phase is not JobPhase.FAILED and (before is None or now.message != before.message):
@@ -91,6 +92,25 @@ def news(before: JobStatus | None, now: JobStatus) -> list[str]:
         if coverage.lost == 0 and coverage.records and str(coverage) + str(coverage.epoch) not in known:
             lines.append(f"{coverage.title}: {coverage}")
     return lines
+
+
+def _pod_news(before: JobStatus, now: JobStatus) -> list[str]:
+    known = {(pod.name, pod.at) for pod in before.lost_pods}
+    lost = [pod for pod in now.lost_pods if (pod.name, pod.at) not in known]
+    lines = [f"{_short(now, pod.name)} lost" + (f": {pod.message}" if pod.message else "") for pod in lost]
+    if now.lost_pods:
+        ran = _running(before).keys() - {pod.name for pod in lost}
+        lines += [f"{_short(now, name)} runs" for name in _running(now) if name not in ran]
+    return lines
+
+
+def _running(status: JobStatus) -> dict[str, None]:
+    """Names of the pods that run, in their order."""
+    return {pod.name: None for pod in status.pods if pod.role != "master" and pod.phase == "Running"}
+
+
+def _short(status: JobStatus, pod: str) -> str:
+    return pod.removeprefix(f"elasticdl-{status.job_name}-")
 
 
 def _records(status: JobStatus) -> str:

@@ -6,24 +6,35 @@ It decides nothing; what an end means for the job is the core's business.
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
+from collections.abc import Callable
 
 from elasticdl.master.core.events import PodChanged, PodsListed
 from elasticdl.master.core.values import Phase, Role
-from elasticdl_client.job_status import PodStatus
+from elasticdl_client.job_status import LostPod, PodStatus
 
+MAX_LOST = 20
 MAX_ENDED = 50  # the newest of those that have ended; the others are in the log
 _ROLES = (Role.PS, Role.WORKER)
 _GONE = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED})
+_LOST = frozenset({Phase.FAILED, Phase.DELETED})
 _EXPLAINED = frozenset({Phase.PENDING, Phase.FAILED})  # phases whose message says something
 
 logger = logging.getLogger("elasticdl.master")
 
 
 class PodView:
-    """The newest event of each pod, by name."""
+    """The newest event of each pod, by name, and the pods that were lost.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds since the Unix epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._pods: dict[str, PodChanged] = {}
+        self._lost: deque[LostPod] = deque(maxlen=MAX_LOST)
+        self._clock = clock
 
     def changed(self, event: PodChanged) -> None:
         """Takes a change in, and logs it if it says something new."""
@@ -32,6 +43,8 @@ class PodView:
             return  # from a list that was taken before its end
         self._pods.pop(event.name, None)
         self._pods[event.name] = event  # at the end: ended pods are in the order of their ends
+        if before is not None and before.uid == event.uid and before.phase not in _GONE and event.phase in _LOST:
+            self._lose(event, _why(event))
         if before is None or before.uid != event.uid:
             self._log(event, "new")
         elif before.phase is not event.phase:
@@ -43,6 +56,9 @@ class PodView:
     def listed(self, event: PodsListed) -> None:
         """Takes a list of everything that exists in; what is not in it is gone."""
         names = {pod.name for pod in event.pods}
+        for name in self.living():
+            if name not in names:
+                self._lose(self._pods[name], "gone from the cluster")
         self._pods = {name: pod for name, pod in self._pods.items() if name in names}
         for pod in event.pods:
             self.changed(pod)
@@ -56,6 +72,14 @@ class PodView:
         shown = [pod for pod in self._pods.values() if pod.phase is not Phase.DELETED and pod.role in _ROLES]
         shown.sort(key=lambda pod: (_ROLES.index(pod.role), pod.index))
         return tuple(PodStatus(pod.name, pod.role, pod.phase, _why(pod)) for pod in shown)
+
+    def lost(self) -> tuple[LostPod, ...]:
+        """The newest that were seen alive and failed or were deleted, newest last."""
+        return tuple(self._lost)
+
+    def _lose(self, event: PodChanged, why: str) -> None:
+        if event.role in _ROLES:
+            self._lost.append(LostPod(event.name, event.role, self._clock(), why))
 
     def _forget(self) -> None:
         gone = [name for name, pod in self._pods.items() if pod.phase in _GONE]

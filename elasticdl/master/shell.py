@@ -139,7 +139,8 @@ class Shell:
         """How the job stands."""
         with self._state_lock:
             job_name, started_at = self._state["job_name"], self._state["started_at"]
-        return to_job_status(job_name, started_at, self._core.status(), self._pods.statuses())
+        pods = self._pods
+        return to_job_status(job_name, started_at, self._core.status(), pods.statuses(), pods.lost())
 
     def write_end(self, status: JobStatus) -> None:
         """Writes the last status, and in the journal that there is nothing left to do."""

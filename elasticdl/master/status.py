@@ -6,10 +6,16 @@ import dataclasses
 import time
 
 from elasticdl.master.core.status import Status
-from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
+from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, LostPod, PodStatus, PsStatus
 
 
-def to_job_status(job_name: str, started_at: float, status: Status, pods: tuple[PodStatus, ...] = ()) -> JobStatus:
+def to_job_status(
+    job_name: str,
+    started_at: float,
+    status: Status,
+    pods: tuple[PodStatus, ...] = (),
+    lost_pods: tuple[LostPod, ...] = (),
+) -> JobStatus:
     """The core's view, and the pods as the cluster has shown them, as of now."""
     known = {field.name for field in dataclasses.fields(JobStatus)}
     values = {name: getattr(status, name) for name in (f.name for f in dataclasses.fields(status)) if name in known}
@@ -17,4 +23,5 @@ def to_job_status(job_name: str, started_at: float, status: Status, pods: tuple[
     values["metrics"] = dict(status.metrics)
     values["coverage"] = tuple(EpochCoverage(**dataclasses.asdict(one)) for one in status.coverage)
     values["ps"] = tuple(PsStatus(**dataclasses.asdict(one)) for one in status.ps)
-    return JobStatus(job_name=job_name, started_at=started_at, updated_at=time.time(), pods=pods, **values)
+    values |= {"pods": pods, "lost_pods": lost_pods}
+    return JobStatus(job_name=job_name, started_at=started_at, updated_at=time.time(), **values)

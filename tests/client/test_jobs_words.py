@@ -164,7 +164,7 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("epoch", "num_epochs", "records_done", "records_total", "records_per_second", "workers_alive"),
         *("workers_wanted", "ps_alive", "ps_wanted", "model_version", "loss", "metrics", "metrics_step", "coverage"),
         *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at", "records_skipped"),
-        *("ps", "staleness", "gradients_refused", "world", "num_worlds"),
+        *("ps", "staleness", "gradients_refused", "world", "num_worlds", "lost_pods"),
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")

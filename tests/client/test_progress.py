@@ -8,7 +8,7 @@ import io
 import pytest
 
 from elasticdl_client import report
-from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus
+from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus, LostPod, PodStatus
 from elasticdl_client.progress import PlainDisplay, RichDisplay, news, summary
 
 RUNNING = JobStatus(
@@ -101,3 +101,28 @@ def test_the_end_of_a_job_says_what_was_left_out_and_how_stale_gradients_were(
     assert lines[0] == "epoch 1: records 100, committed 86, repeated 0, lost 0, skipped 10, filtered 4, augmented 7"
     assert "staleness of gradients: 0 75%, 1 25%; refused 2" in lines
     assert "warning: 10 records were left out by --nan_policy=skip" in lines
+
+
+def test_each_lost_pod_and_its_successor_are_a_line() -> None:
+    def status(*lost: LostPod, **phases: str) -> JobStatus:
+        pods = tuple(PodStatus(f"elasticdl-job-{name.replace('_', '-')}", "worker", phases[name]) for name in phases)
+        return dataclasses.replace(RUNNING, pods=pods, lost_pods=lost)
+
+    killed = LostPod("elasticdl-job-worker-1", "worker", 10.0, "Killed, exit code 137")
+    before = status(worker_0="Running", worker_1="Running")
+    assert news(status(worker_0="Running"), before) == []  # as many as were wanted, one by one
+    after = status(killed, worker_0="Running", worker_1="Failed")
+    assert news(before, after) == ["worker-1 lost: Killed, exit code 137"]
+    assert news(None, after) == []
+    again = status(killed, worker_0="Running", worker_1="Failed", worker_2="Running")
+    assert news(after, again) == ["worker-2 runs"]
+    assert news(again, again) == []
+    assert news(before, dataclasses.replace(again, exit_code=1)) == []
+
+
+def test_a_server_that_is_lost_twice_is_told_twice() -> None:
+    server = PodStatus("elasticdl-job-ps-0", "ps", "Running")
+    first, second = (LostPod("elasticdl-job-ps-0", "ps", at) for at in (10.0, 20.0))
+    before = dataclasses.replace(RUNNING, pods=(server,), lost_pods=(first,))
+    after = dataclasses.replace(before, lost_pods=(first, second))
+    assert news(before, after) == ["ps-0 lost", "ps-0 runs"]

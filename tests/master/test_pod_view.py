@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.master.core.events import PodChanged
+from elasticdl.master.core.events import PodChanged, PodsListed
 from elasticdl.master.core.values import Phase, Role
-from elasticdl.master.pod_view import PodView
+from elasticdl.master.pod_view import MAX_LOST, PodView
+from elasticdl_client.job_status import LostPod
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,39 @@ def test_why_a_pod_has_failed_is_one_line(message: str, told: str) -> None:
     view = PodView()
     view.changed(PodChanged("w", Role.WORKER, 0, "u", Phase.FAILED, "Error", 1, message))
     assert [pod.message for pod in view.statuses()] == [told]
+
+
+def pod(index: int, phase: Phase, reason: str = "", uid: str = "") -> PodChanged:
+    return PodChanged(f"w-{index}", Role.WORKER, index, uid or f"uid-{index}", phase, reason)
+
+
+def test_pods_that_were_alive_and_failed_or_went_away_are_lost_once() -> None:
+    view = PodView(clock=lambda: 7.0)
+    for index in range(4):
+        view.changed(pod(index, Phase.RUNNING))
+    view.changed(pod(0, Phase.FAILED, "OOMKilled"))
+    view.changed(pod(0, Phase.DELETED))
+    view.changed(pod(1, Phase.DELETED, "Preempted"))
+    view.changed(pod(2, Phase.SUCCEEDED))
+    view.changed(pod(2, Phase.DELETED))
+    assert view.lost() == (
+        LostPod("w-0", "worker", 7.0, "OOMKilled"),
+        LostPod("w-1", "worker", 7.0, "Preempted"),
+    )
+    view.listed(PodsListed(()))
+    view.listed(PodsListed(()))
+    assert view.lost()[2:] == (LostPod("w-3", "worker", 7.0, "gone from the cluster"),)
+
+
+def test_a_master_that_starts_does_not_tell_old_losses_again() -> None:
+    view = PodView()
+    view.listed(PodsListed((pod(0, Phase.FAILED), pod(1, Phase.RUNNING))))
+    assert view.lost() == ()
+
+
+def test_only_the_newest_losses_are_kept() -> None:
+    view = PodView()
+    for index in range(MAX_LOST + 1):
+        view.changed(pod(index, Phase.RUNNING))
+        view.changed(pod(index, Phase.FAILED))
+    assert [one.name for one in view.lost()] == [f"w-{index}" for index in range(1, MAX_LOST + 1)]
