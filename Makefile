@@ -92,8 +92,8 @@ zoo: $(ESTIMATOR)/.installed
 	@$(BIN)/python -m tests.zoo $(ZOO) --estimator_python $(abspath $(ESTIMATOR))/bin/python
 
 test: $(NATIVE)
-	$(call say,running all tests that are not marked long$(comma) two at a time (about a quarter of an hour))
-	@$(BIN)/python -m pytest -m "not (full or cluster or estimator)" -n 2 --dist loadfile --max-worker-restart 0 --durations 20 --durations-min 5
+	$(call say,running all tests that are not marked long$(comma) three at a time$(comma) as some wait (about ten minutes))
+	@$(BIN)/python -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile --max-worker-restart 0 --durations 20 --durations-min 5
 
 test-full: $(NATIVE)
 	$(call say,running all tests that need no cluster)
