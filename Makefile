@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(VENV)/.native
 ESTIMATOR ?= $(VENV)-estimator
+LANES ?=
 DEMO := build/demo
 DEMO_VENV := build/demo-venv
 LOCK := requirements.lock
@@ -27,13 +28,14 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo zoo test test-full coverage test-estimator e2e e2e-full chaos fuzz stress lint format bench wheels docs clean
+.PHONY: help setup demo zoo test test-full test-versions coverage test-estimator e2e e2e-full chaos fuzz stress lint format bench wheels docs clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
 	@echo "make demo       train, evaluate and export a model of real data on this machine"
 	@echo "make zoo        train every model of the zoo here (about a quarter of an hour); ZOO=\"MODULE …\" for some of them"
 	@echo "make test       the tests of every change (without a mark); test-full: the long ones, too"
+	@echo "make test-versions   tests on the oldest and newest TensorFlow, PyTorch, kubernetes, … that are promised; LANES=\"torch-oldest …\""
 	@echo "make coverage   which lines and branches the tests run, for each package; TEST=tests/rpc: those of some tests"
 	@echo "make test-estimator   those on TensorFlow 2.15, the last one that has Estimators"
 	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG, JOBS=4 at a time; e2e-full: the long ones, too"
@@ -98,6 +100,12 @@ test: $(NATIVE)
 test-full: $(NATIVE)
 	$(call say,running all tests that need no cluster)
 	@$(BIN)/python -m pytest -m "not (cluster or estimator)" --timeout 1800
+	@$(MAKE) --no-print-directory test-versions
+
+# Not a part of CI: PyTorch's other versions are builds for CUDA of some gigabytes.
+test-versions: $(NATIVE)
+	$(call say,running tests on the oldest and the newest versions that the ranges of both packages allow)
+	@$(BIN)/python -m tests.versions --python $(PYTHON) $(LANES)
 
 coverage: $(NATIVE)
 	$(call say,running the tests of `make test` and counting the lines that they run (about half an hour))
@@ -202,5 +210,5 @@ wheels: $(VENV)/.builder
 
 clean:
 	rm -rf build dist *.egg-info elasticdl_client/build elasticdl_client/*.egg-info
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV) $(ESTIMATOR)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV) $(ESTIMATOR) .venv-lanes
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -2,7 +2,8 @@
 
     python scripts/requirements.py EXTRA,… TOOL …
 
-Tools are those of the extra `dev`, by name, in the versions that it names.
+Extras are those of the runtime or of the client.  Tools are those of the extra `dev`, by name, in the versions that it
+names.
 """
 
 from __future__ import annotations
@@ -25,14 +26,31 @@ def name_of(requirement: str) -> str:
 
 
 def requirements(extras: list[str], tools: list[str]) -> list[str]:
-    """Of both packages with these extras of the runtime, without themselves.
+    """Of both packages with these extras, without themselves.
 
     Raises:
-        KeyError: there is no such extra, or no such tool in `dev`.
+        KeyError: neither package has such an extra, or `dev` no such tool.
     """
-    found = [*_requirements_of(CLIENT, []), *_requirements_of(RUNTIME, extras)]
+    of_client = [extra for extra in extras if extra in _project(CLIENT)["optional-dependencies"]]
+    of_runtime = [
+        extra for extra in extras if extra in _project(RUNTIME)["optional-dependencies"] or extra not in of_client
+    ]
+    found = [*_requirements_of(CLIENT, of_client), *_requirements_of(RUNTIME, of_runtime)]
     dev = {name_of(one): one for one in _project(RUNTIME)["optional-dependencies"]["dev"]}
     return list(dict.fromkeys([*found, *(dev[tool] for tool in tools)]))
+
+
+def oldest(requirement: str) -> str:
+    """A range as its lowest version alone: `torch==2.6` of `torch>=2.6,<3`; a pin stays as it is.
+
+    Raises:
+        ValueError: nothing says which version is the lowest.
+    """
+    bounds, separator, marker = requirement.partition(";")
+    found = re.fullmatch(r"\s*([A-Za-z0-9._-]+(?:\[[^]]*\])?)\s*(?:>=|==)\s*([0-9][A-Za-z0-9.]*)\s*(?:,.*)?", bounds)
+    if found is None:
+        raise ValueError(f"'{requirement}' has no lowest version: write {name_of(requirement)}>=VERSION.")
+    return f"{found[1]}=={found[2]}{separator}{marker}"
 
 
 def _requirements_of(package: str, extras: list[str]) -> Iterator[str]:

@@ -113,7 +113,7 @@ class ApiServer:
             return 200, json.dumps(pod).encode()
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         self.asked.append(query | {"pod": steps[1]})
-        printed = self.logs[steps[1]][-2 if query.get("previous") == "true" else -1]
+        printed = self.logs[steps[1]][-2 if query.get("previous", "").lower() == "true" else -1]
         if "timestamps" in query:
             printed = [f"2026-01-01T00:00:{number:02}Z {line}" for number, line in enumerate(printed)]
         shown = printed[-int(query["tailLines"]) :] if "tailLines" in query else printed

@@ -1,0 +1,183 @@
+"""``make test-versions``: runs tests on the oldest and on the newest packages that the distributions allow.
+
+    python -m tests.versions [LANE …] [--python=PYTHON]
+
+A lane is a virtual environment of its own below .venv-lanes/ and the tests that depend most on what is installed there:
+on names of a framework that are not public, on what a client library sends, and whole jobs.  What it installs is
+computed from both pyproject.toml, so a lane tests what users may have.  requirements.lock plays no part.
+
+An environment of the oldest versions is made anew when a range has changed; one of the newest is brought up to date in
+each run.  Lanes with PyTorch download gigabytes, since other builds than those for CUDA are not on the public index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.requirements import name_of, oldest, requirements
+from tests import skips
+
+ROOT = Path(__file__).resolve().parents[1]
+HOME = ROOT / ".venv-lanes"
+TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+_VERSIONS = """
+import sys
+from importlib.metadata import distributions
+found = {one.name.lower().replace("_", "-"): one.version for one in distributions()}
+print(", ".join(f"{name} {found[name]}" for name in sys.argv[1:] if name in found))
+"""
+NOT_HERE = "not (full or cluster or estimator)"  # as in `make test`
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What is installed, and which tests run.
+
+    Attributes:
+        extras: of the distributions.
+        tests: files and directories, as pytest takes them.
+        minutes: what the tests take on two cores.
+        tools: further packages of the extra `dev`, which the tests need.
+        is_oldest: the lowest version that each range allows; else the highest.
+    """
+
+    extras: tuple[str, ...]
+    tests: tuple[str, ...]
+    minutes: int
+    tools: tuple[str, ...] = ()
+    is_oldest: bool = True
+
+    def requirements(self) -> list[str]:
+        """As pip reads them, one a line."""
+        promised = requirements(list(self.extras), [])
+        both = requirements(list(self.extras), [*TOOLS, *self.tools])
+        return [*(oldest(one) if self.is_oldest else one for one in promised), *both[len(promised) :]]
+
+
+LANES = {
+    "kubernetes-oldest": Lane(
+        extras=("zoo", "arrow"),
+        tests=(
+            "tests/client",
+            "tests/kubernetes",
+            "tests/rpc",
+            "tests/master",
+            "tests/cluster/test_cluster_contract.py",
+            "tests/cluster/test_kubernetes_creating.py",
+            "tests/cluster/test_kubernetes_phases.py",
+            "tests/cluster/test_kubernetes_resize.py",
+            "tests/cluster/test_kubernetes_watching.py",
+            "tests/cluster/test_pod_objects.py",
+        ),
+        minutes=2,
+    ),
+}
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of a lane's environment."""
+    return HOME / name / "bin" / "python"
+
+
+def install(name: str, lane: Lane, python: str) -> None:
+    """Make the environment of a lane, or bring it up to date.
+
+    Raises:
+        subprocess.CalledProcessError: pip cannot install what the lane needs; its output says why.
+    """
+    wanted = "".join(f"{line}\n" for line in [f"# {python}", *lane.requirements()])
+    listed = HOME / name / "requirements.txt"
+    is_made = listed.exists() and listed.read_text() == wanted
+    if is_made and lane.is_oldest:
+        return
+    if not is_made:
+        shutil.rmtree(HOME / name, ignore_errors=True)
+        subprocess.run([python, "-m", "venv", HOME / name], check=True)
+    unfinished = listed.with_suffix(".part")
+    unfinished.write_text(wanted)
+    newest = [] if lane.is_oldest else ["--upgrade", "--upgrade-strategy", "eager"]
+    pip = [python_of(name), "-m", "pip", "install", "--quiet", *newest]
+    subprocess.run([*pip, "--requirement", unfinished], check=True)
+    unfinished.rename(listed)
+    if not has_kernels(name):
+        subprocess.run([*pip, "setuptools>=77", "pybind11>=2.12,<4"], check=True)
+        build = [python_of(name), "setup.py", "--quiet", "build_ext", "--inplace"]
+        subprocess.run(build, cwd=ROOT, check=True)
+
+
+def has_kernels(name: str) -> bool:
+    """Whether the kernels of the checkout are built for the interpreter of a lane."""
+    program = "import importlib.util, sys; sys.exit(importlib.util.find_spec('elasticdl.kernels._native') is None)"
+    return subprocess.run([python_of(name), "-c", program], cwd=ROOT).returncode == 0
+
+
+def installed(name: str, lane: Lane) -> str:
+    """The versions that a lane has of what the distributions name, in their order."""
+    names = list(dict.fromkeys(name_of(line) for line in lane.requirements()))
+    done = subprocess.run([python_of(name), "-c", _VERSIONS, *names], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def run_tests(name: str, lane: Lane, options: Sequence[str]) -> int:
+    """The exit code of pytest in a lane."""
+    argv = [
+        python_of(name),
+        "-m",
+        "pytest",
+        "-m",
+        NOT_HERE,
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        "--max-worker-restart",
+        "0",
+    ]
+    argv += ["-q", "-o", f"cache_dir={HOME / name / 'pytest'}", *(options or lane.tests)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), skips.VARIABLE: "listed"}
+    return subprocess.run(argv, cwd=ROOT, env=environment).returncode
+
+
+def run_lane(name: str, lane: Lane, python: str, options: Sequence[str]) -> tuple[str, bool]:
+    """Install and test; a line that says what came out, and whether all passed."""
+    began = time.monotonic()
+    try:
+        install(name, lane, python)
+    except subprocess.CalledProcessError as error:
+        return f"cannot be installed: {shlex.join(map(str, error.cmd))}", False
+    ready = time.monotonic()
+    print(f"==> {name}: {installed(name, lane)}", flush=True)
+    code = run_tests(name, lane, options)
+    took = f"{(ready - began) / 60:.1f} min to install, {(time.monotonic() - ready) / 60:.1f} min of tests"
+    return f"{'passed' if code == 0 else 'FAILED'}, {took}", code == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.versions", description=__doc__.splitlines()[0])
+    parser.add_argument("lanes", nargs="*", metavar="LANE", help=f"of {', '.join(LANES)}; none: all")
+    parser.add_argument("--python", default="python3", help="that makes the environments")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="TEST", help="instead of those of the lane")
+    options = parser.parse_args()
+    if unknown := [name for name in options.lanes if name not in LANES]:
+        parser.error(f"there is no lane '{unknown[0]}': choose of {', '.join(LANES)}")
+    ends = {}
+    for name in options.lanes or LANES:
+        lane = LANES[name]
+        print(f"==> {name}: installing, and about {lane.minutes} minutes of tests", flush=True)
+        ends[name] = run_lane(name, lane, options.python, options.tests)
+    for name, (line, _) in ends.items():
+        print(f"==> {name:18} {line}")
+    return 0 if all(passed for _, passed in ends.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
