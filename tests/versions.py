@@ -44,7 +44,7 @@ class Lane:
 
     Attributes:
         extras: of the distributions.
-        tests: files and directories, as pytest takes them.
+        tests: files and directories, and those to ignore, as pytest takes them.
         minutes: what the tests take on two cores.
         tools: further packages of the extra `dev`, which the tests need.
         is_oldest: the lowest version that each range allows; else the highest.
@@ -63,6 +63,7 @@ class Lane:
         return [*(oldest(one) if self.is_oldest else one for one in promised), *both[len(promised) :]]
 
 
+WITH_TORCH = ("--ignore=tests/keras/test_all_reduce_step.py", "--ignore=tests/keras/test_overrides.py")
 LANES = {
     "kubernetes-oldest": Lane(
         extras=("zoo", "arrow"),
@@ -79,6 +80,18 @@ LANES = {
             "tests/cluster/test_pod_objects.py",
         ),
         minutes=2,
+    ),
+    "tensorflow-oldest": Lane(
+        extras=("tensorflow", "arrow", "images", "tensorboard"),
+        tests=(
+            "tests/keras",
+            *WITH_TORCH,
+            "tests/tensorboard",
+            "tests/cluster/test_standby.py",
+            "tests/e2e/test_main_jobs.py",
+        ),
+        minutes=6,
+        tools=("scikit-learn",),
     ),
 }
 

@@ -19,7 +19,7 @@ KERAS: tuple[Name, ...] = (
     ("keras", "Model._compute_loss"),
     ("keras.src.backend.common.global_state", "set_global_attribute"),
     ("keras.src.models.functional", "Functional.call"),
-    ("keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR"),
+    ("keras.src.random.seed_generator", "global_seed_generator"),
     ("keras.src.trainers.compile_utils", "CompileLoss"),
     ("keras.src.trainers.compile_utils", "get_metric"),
 )

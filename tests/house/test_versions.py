@@ -33,7 +33,7 @@ def test_a_range_without_a_lower_bound_is_refused() -> None:
 
 @pytest.mark.parametrize("lane", LANES.values(), ids=LANES)
 def test_the_tests_of_a_lane_exist(lane: Lane) -> None:
-    assert [test for test in lane.tests if not (ROOT / test).exists()] == []
+    assert [test for test in lane.tests if not (ROOT / test.removeprefix("--ignore=")).exists()] == []
 
 
 def test_ci_runs_no_lane() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -16,6 +18,21 @@ from elasticdl.frameworks.keras.gradient_graph import GradientGraph
 from elasticdl.model_def import load
 
 ZOO = str(Path(__file__).parent / "zoo")
+
+# What the oldest Keras of the range has not, by the parameter of the tests that need it.
+HAS = {
+    "ragged": "ragged" in signature(keras.Input).parameters,
+    "reversible": hasattr(keras.layers, "ReversibleEmbedding"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what this Keras has not."""
+    for item in items:
+        given = getattr(item, "callspec", None)
+        for name, has in HAS.items():
+            if not has and given is not None and name in map(str, given.params.values()):
+                item.add_marker(pytest.mark.skip(reason=f"this Keras is older: it has nothing {name}"))
 
 
 @pytest.fixture

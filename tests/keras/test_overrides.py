@@ -46,6 +46,7 @@ class Oracle:
         return [self.step(*[part[k : k + 8] for part in self.parts]) for k in range(0, 21, 8)]
 
     def step(self, *parts: Any) -> float:
+        self.model.reset_metrics()  # older Keras returns the mean of all batches
         return float(self.model.train_on_batch(*parts, return_dict=True)["loss"])
 
     def values(self) -> list[Any]:

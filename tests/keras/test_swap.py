@@ -116,10 +116,9 @@ def test_only_larger_tables_move_and_the_log_says_which(framework: Any, caplog: 
     tested = framework("swapped.functional", embedding_threshold=40 * 3 * 4)
     assert [(t.name, t.dim, t.input_dim) for t in tested.report().tables] == [("wide", 6, 40)]
     assert "Embedding tables on the parameter servers: wide (40 x 6, 0.0 MB)" in caplog.text
-    assert json.loads(framework("swapped.functional", embedding_threshold=0).report().tables[0].initializer) == {
-        "class_name": "GlorotUniform",
-        "config": {"seed": None, "input_axes": None, "output_axes": None},
-    }
+    initializer = json.loads(framework("swapped.functional", embedding_threshold=0).report().tables[0].initializer)
+    assert initializer["class_name"] == "GlorotUniform"
+    assert set(initializer["config"].values()) == {None}  # its seed and, in newer Keras, its axes
 
 
 KEPT = {

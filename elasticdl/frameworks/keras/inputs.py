@@ -218,13 +218,22 @@ def _structure(model: Any) -> Any:
         first = model.layers[0] if model.layers else None
         if isinstance(first, keras.Model):
             return _structure(first)
-        if getattr(model, "inputs", None) and len(model.inputs) == 1:
-            return model.inputs[0]
+        declared = _inputs_of(model)
+        if declared is not None and len(declared) == 1:
+            return declared[0]
         is_keras = type(first).__module__.partition(".")[0] == "keras"
         return _Input() if is_keras and not isinstance(first, _TAKE_STRUCTURES) else None
     if isinstance(model, Functional) and type(model).call is Functional.call:
         return model.input
     return None
+
+
+def _inputs_of(model: Any) -> Any:
+    """A list, or None before a Sequential model is built."""
+    try:
+        return model.inputs
+    except (AttributeError, ValueError):  # what Keras raises depends on its version
+        return None
 
 
 def _declared(declared: _Input, feature: Any) -> Any:

@@ -8,9 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.random import seed_generator
+
+from elasticdl_client.errors import ElasticDLError
 
 _LARGEST = 2**31 - 1
+_FALLBACK = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")  # Keras 3.12 has no such constant
 
 
 def generator_states(model: Any) -> list[Any]:
@@ -34,8 +37,18 @@ class StepSeeds:
         return bool(self._of_layers) or self._fallback.is_used
 
     def install(self) -> None:
-        """Makes Keras fall back to our generator; call it where the function is traced."""
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, self._fallback)
+        """Makes Keras fall back to our generator; call it where the function is traced.
+
+        Raises:
+            ElasticDLError: Keras keeps its generator elsewhere, so steps would not depend on their seeds.
+        """
+        global_state.set_global_attribute(_FALLBACK, self._fallback)
+        if seed_generator.global_seed_generator() is not self._fallback:
+            raise ElasticDLError(
+                f"ElasticDL cannot work with the installed keras {keras.__version__}: its global seed generator is not "
+                f"the attribute {_FALLBACK} of keras.src.backend.common.global_state.",
+                "Install a version that it works with: pip install 'keras>=3.5,<4'.",
+            )
 
     def assign(self, seed: Any) -> None:
         """Call it where the function is traced; `seed` is an int64 scalar."""

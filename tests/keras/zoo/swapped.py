@@ -120,7 +120,9 @@ def tied() -> keras.Model:
     ids = _ids()
     table = _embedding("tied")
     logits = keras.ops.matmul(keras.ops.sum(table(ids), axis=1), keras.ops.transpose(table.embeddings))
-    return keras.Model(ids, keras.ops.logsumexp(logits + keras.ops.mean(_embedding("free")(ids)), axis=1))
+    return keras.Model(
+        ids, keras.ops.logsumexp(logits + keras.ops.mean(_embedding("free")(ids)), axis=(1,))
+    )  # no int: Keras 3.5 wants a sequence
 
 
 class Tied(keras.Model):
@@ -239,7 +241,7 @@ def contrasted() -> keras.Model:
     ids = _ids()
     vectors = keras.ops.sum(_embedding("table")(ids), axis=1)
     logits = keras.ops.matmul(vectors, keras.ops.transpose(vectors))
-    return keras.Model(ids, keras.ops.logsumexp(logits, axis=1))
+    return keras.Model(ids, keras.ops.logsumexp(logits, axis=(1,)))
 
 
 def hashed() -> keras.Model:
