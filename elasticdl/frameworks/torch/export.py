@@ -20,6 +20,7 @@ from elasticdl.frameworks.torch.samples import mapped
 
 _log = logging.getLogger("elasticdl.torch")
 STATE_FILE, PROGRAM_FILE, SCRIPT_FILE = "model.pt", "model.pt2", "model.torchscript.pt"
+_MOST_SAMPLES = 2**31 - 1  # PyTorch 2.6 refuses an open end where a model stacks: the size might be the largest int64
 _NUM_SAMPLES = 2  # a program made with one sample would be for one alone
 
 
@@ -44,7 +45,7 @@ def export_model(path: str, built: BuiltModel, features: Any) -> None:
 
 def _write_program(directory: Path, module: Any, features: Any) -> str:
     """Why it cannot be written; empty if it is."""
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim("batch", min=1, max=_MOST_SAMPLES)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
