@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from scripts.requirements import oldest
+from scripts.requirements import oldest, requirements
 from tests.versions import LANES, Lane
 
 ROOT = Path(__file__).resolve().parents[2]
+NO_RANGES = ("docs", "dev", "estimator")  # extras: of developers, and of `make test-estimator`
 
 
 @pytest.mark.parametrize(
@@ -31,9 +33,21 @@ def test_a_range_without_a_lower_bound_is_refused() -> None:
         oldest("torch<3")
 
 
+def test_each_range_has_a_lane_with_its_oldest_version() -> None:
+    runtime = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    client = tomllib.loads((ROOT / "elasticdl_client" / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    extras = [extra for extra in {**runtime, **client} if extra not in NO_RANGES]
+    tested = {line for lane in LANES.values() if lane.is_oldest for line in lane.requirements()}
+    assert {oldest(line) for line in requirements(extras, [])} <= tested
+
+
 @pytest.mark.parametrize("lane", LANES.values(), ids=LANES)
 def test_the_tests_of_a_lane_exist(lane: Lane) -> None:
-    assert [test for test in lane.tests if not (ROOT / test.removeprefix("--ignore=")).exists()] == []
+    assert [
+        test for test in (*lane.tests, *lane.tests_apart) if not (ROOT / test.removeprefix("--ignore=")).exists()
+    ] == []
 
 
 def test_ci_runs_no_lane() -> None:
