@@ -5,6 +5,7 @@ It decides nothing; what an end means for the job is the core's business.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import deque
@@ -44,7 +45,7 @@ class PodView:
         self._pods.pop(event.name, None)
         self._pods[event.name] = event  # at the end: ended pods are in the order of their ends
         if before is not None and before.uid == event.uid and before.phase not in _GONE and event.phase in _LOST:
-            self._lose(event, _why(event))
+            self._lose(event, _why(_without_log(event)))
         if before is None or before.uid != event.uid:
             self._log(event, "new")
         elif before.phase is not event.phase:
@@ -89,6 +90,11 @@ class PodView:
     def _log(self, event: PodChanged, before: str) -> None:
         why = _why(event)
         logger.info("Pod %s: %s -> %s%s", event.name, before, event.phase, f" ({why})" if why else "")
+
+
+def _without_log(event: PodChanged) -> PodChanged:
+    """Without what its program said at its end: if that fails the job, the job's error says it, once."""
+    return dataclasses.replace(event, message="") if event.message.startswith("exit code") else event
 
 
 def _why(event: PodChanged) -> str:

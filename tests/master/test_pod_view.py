@@ -46,6 +46,19 @@ def test_pods_that_were_alive_and_failed_or_went_away_are_lost_once() -> None:
     assert view.lost()[2:] == (LostPod("w-3", "worker", 7.0, "gone from the cluster"),)
 
 
+def test_what_a_program_said_is_left_to_the_error_of_the_job() -> None:
+    view = PodView(clock=lambda: 7.0)
+    ends = ("exit code 1: TypeError: no", "exit code 1; its last lines:\nno", "killed by SIGKILL")
+    for index, message in enumerate(ends):
+        view.changed(pod(index, Phase.RUNNING))
+        view.changed(PodChanged(f"w-{index}", Role.WORKER, index, f"uid-{index}", Phase.FAILED, "Error", 1, message))
+    assert [one.message for one in view.lost()] == [
+        "Error, exit code 1",
+        "Error, exit code 1",
+        "Error, exit code 1, killed by SIGKILL",
+    ]
+
+
 def test_a_master_that_starts_does_not_tell_old_losses_again() -> None:
     view = PodView()
     view.listed(PodsListed((pod(0, Phase.FAILED), pod(1, Phase.RUNNING))))
