@@ -82,7 +82,7 @@ setup: $(NATIVE)
 is_set_up := $(shell [[ -e $(STAMP) && -z "$$(find $(DESCRIBED) -newer $(STAMP))" ]] && echo yes)
 
 $(DEMO_VENV)/.installed: $(DESCRIBED) $(KERNELS) | $(DEMO_VENV)/bin/python
-	$(call say,filling $(@D) with what the demo needs (once: two to five minutes$(comma) and a download of 0.4 GB))
+	$(call say,filling $(@D) with what the demo needs (once: one to three minutes$(comma) and a download of 0.4 GB))
 	$(call install,tensorflow scikit-learn)
 	@touch $@
 
@@ -108,9 +108,9 @@ test-versions: $(NATIVE)
 	@$(BIN)/python -m tests.versions --python $(PYTHON) $(LANES)
 
 coverage: $(NATIVE)
-	$(call say,running the tests of `make test` and counting the lines that they run (about half an hour))
+	$(call say,running the tests of `make test` and counting the lines that they run (about a quarter of an hour))
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(BIN)/python -m coverage run -m pytest -m "not (full or cluster or estimator)" -n 2 --dist loadfile $(TEST) \
+	@$(BIN)/python -m coverage run -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile $(TEST) \
 	    --max-worker-restart 0 --timeout 900
 	@$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o build/coverage/report.json
 	@$(BIN)/python -m tests.coverage build/coverage/report.json
