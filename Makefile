@@ -108,7 +108,7 @@ test-versions: $(NATIVE)
 	@$(BIN)/python -m tests.versions --python $(PYTHON) $(LANES)
 
 coverage: $(NATIVE)
-	$(call say,running the tests of `make test` and counting the lines that they run (about a quarter of an hour))
+	$(call say,running the tests of `make test` and counting the lines that they run (about twenty minutes))
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@$(BIN)/python -m coverage run -m pytest -m "not (full or cluster or estimator)" -n 3 --dist loadfile $(TEST) \
 	    --max-worker-restart 0 --timeout 900
