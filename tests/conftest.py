@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 import elasticdl  # noqa: F401  before any test imports gRPC, which it configures
 from tests import skips
 
-# The frameworks are a million objects that stay: collections that walk through them cost a third of the tests' time.
+# The frameworks are a million objects that stay: collections would walk through all of them again and again.
 gc.disable()
 _GC_THRESHOLD = 50_000  # new objects; Python's own is 700
 
