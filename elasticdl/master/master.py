@@ -168,14 +168,15 @@ class Master:
     def _make_job(self, state: dict[str, Any]) -> Job:
         snapshot = state.pop("core", None)
         now = time.monotonic()
+        unix_offset = time.time() - now
         if snapshot is None:
             if self._settings.checkpoint_dir:
                 checkpoints.check_unused(Path(self._settings.checkpoint_dir))
-            return Job(self._settings, state["generation"], now)
+            return Job(self._settings, state["generation"], now, unix_offset)
         logger.info("Life %d of the master takes over from the journal", state["generation"])
         written = snapshot["checkpoints"]
         written["newest"] = checkpoints.still_there(written["newest"])
-        return Job.restore(self._settings, snapshot, state["generation"], now)
+        return Job.restore(self._settings, snapshot, state["generation"], now, unix_offset)
 
     def _make_effects(self, inbox: Inbox, generation: int, port: int) -> Effects:
         place = self._place

@@ -105,7 +105,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.master.kubernetes",
     ),
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
-    "elasticdl.master.core": (),
+    "elasticdl.master.core": ("elasticdl_client.job_events",),  # values only
     "elasticdl.ps": (*SHARED, *BELOW, "elasticdl.kernels"),
     "elasticdl.worker": (  # a worker's own model has an applied set, too
         *SHARED,

@@ -36,6 +36,7 @@ from elasticdl.master.core.values import HeldLease, Lease, Level, Role, Shard, T
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl_client.job_events import EventHistory, EventKind
 
 _NO_DATA = (
     "All commands have ended with 0, and none of them has taken any data: each has run by itself. Let the script make "
@@ -50,12 +51,19 @@ class Job:
     """One life of a job's master.
 
     The clock inside counts only while the master is awake, so that nobody is given up because the master was stopped.
+
+    Args:
+        settings: of the job.
+        generation: of this life.
+        now: see `handle`.
+        unix_offset: seconds from `now` to the time since the Unix epoch, for the log of events.
     """
 
-    def __init__(self, settings: JobSettings, generation: int = 1, now: float = 0.0) -> None:
+    def __init__(self, settings: JobSettings, generation: int = 1, now: float = 0.0, unix_offset: float = 0.0) -> None:
         self.settings = settings
         self.generation = generation
         self._now = now
+        self._unix_offset = unix_offset
         self._clock = 0.0
         self._out = Outbox()
         self._workers = Workers()
@@ -95,11 +103,19 @@ class Job:
         )
         self._has_opened = False  # something may have been handed out in this life
         self._rate = Rate()
+        self._out.events.now = now + unix_offset
+        if generation == 1:
+            self._out.events.add(EventKind.JOB_STARTED, "job")
 
     @classmethod
-    def restore(cls, settings: JobSettings, snapshot: Mapping[str, Any], generation: int, now: float) -> Job:
+    def restore(
+        cls, settings: JobSettings, snapshot: Mapping[str, Any], generation: int, now: float, unix_offset: float = 0.0
+    ) -> Job:
         """The next life, from the last snapshot on disk; `generation` is greater than that in the snapshot."""
-        job = cls(settings, generation, now)
+        job = cls(settings, generation, now, unix_offset)
+        if "events" in snapshot:
+            job._out.events.restore(snapshot["events"])
+        job._out.events.add(EventKind.MASTER_RESTARTED, "master", generation=generation)
         job._truth.num_repeated = snapshot["num_repeated"]
         job._data.restore(snapshot["data"])
         job._joining.plan_if_known()
@@ -146,12 +162,14 @@ class Job:
             "session": self._session.snapshot() if self.settings.has_tensorflow_servers else None,
             "leases": self._work.leases.snapshot(),
             "worlds": self._worlds.snapshot(),
+            "events": self._out.events.snapshot(),
         }
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
         """Takes one event in; `now` is any clock that only grows.  The commands are to be executed in order."""
         self._clock += min(max(now - self._now, 0.0), MAX_GAP)
         self._now = max(now, self._now)
+        self._out.events.now = self._now + self._unix_offset
         self._dispatch(event)
         self._advance()
         return self._out.take()
@@ -368,6 +386,11 @@ class Job:
         self._ending.advance(self._clock, awaited, self._fleet.who_must_be_ended(heard_after))
 
     # For people and tests -------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> EventHistory:
+        """What has happened so far."""
+        return self._out.events.history
 
     def status(self) -> Status:
         """What the job looks like now."""

@@ -1,16 +1,22 @@
-"""Outbox: the commands that one event leads to, in order.  It decides nothing."""
+"""Outbox: the commands that one event leads to, in order, and what is written down of it.  It decides nothing."""
 
 from __future__ import annotations
 
 from elasticdl.master.core.commands import Answer, Command, Log, Persist, Reply
+from elasticdl.master.core.event_log import EventLog
 from elasticdl.master.core.values import Level
 
 
 class Outbox:
-    """Collects commands until they are taken."""
+    """Collects commands until they are taken.
+
+    Attributes:
+        events: the log of the job's events, to which every part adds.
+    """
 
     def __init__(self) -> None:
         self._commands: list[Command] = []
+        self.events = EventLog()
 
     def add(self, command: Command) -> None:
         self._commands.append(command)

@@ -1,0 +1,194 @@
+"""JobEvent: what happened to a job, in order, each with the event that it follows from.
+
+The master's core makes events and the journal keeps them, so they survive the master; the client reads them there.
+This module owns their kinds, their shape and their form in the journal.  It never decides what is one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Detail = str | int | float
+
+
+class EventKind(StrEnum):
+    """What can happen to a job; docs/events.md says what the details of each kind are."""
+
+    JOB_STARTED = "JobStarted"
+    JOB_WAITING = "JobWaiting"
+    JOB_STOP_REQUESTED = "JobStopRequested"
+    JOB_SUCCEEDED = "JobSucceeded"
+    JOB_FAILED = "JobFailed"
+    MASTER_RESTARTED = "MasterRestarted"
+    DATA_UNREADABLE = "DataUnreadable"
+
+    POD_CREATED = "PodCreated"
+    POD_NOT_CREATED = "PodNotCreated"
+    POD_PENDING = "PodPending"
+    POD_BLOCKED = "PodBlocked"
+    POD_RUNNING = "PodRunning"
+    POD_DRAINING = "PodDraining"
+    POD_RESIZED = "PodResized"
+    POD_NOT_RESIZED = "PodNotResized"
+    POD_GIVEN_UP = "PodGivenUp"
+    POD_LOST = "PodLost"
+    POD_COMPLETED = "PodCompleted"
+
+    WORKER_REGISTERED = "WorkerRegistered"
+    WORKER_HUNG = "WorkerHung"
+    WORKER_SLOW = "WorkerSlow"
+    LEASE_LOST = "LeaseLost"
+    PS_READY = "PsReady"
+    GROUP_BROKEN = "GroupBroken"
+    GROUP_FORMED = "GroupFormed"
+
+    EPOCH_STARTED = "EpochStarted"
+    EPOCH_REOPENED = "EpochReopened"
+    EPOCH_COVERED = "EpochCovered"
+    TASK_FAILED = "TaskFailed"
+    RECORDS_EXCLUDED = "RecordsExcluded"
+    LOSS_NOT_FINITE = "LossNotFinite"
+    EVALUATION_FINISHED = "EvaluationFinished"
+    CHECKPOINT_SAVED = "CheckpointSaved"
+    CHECKPOINT_FAILED = "CheckpointFailed"
+    TRAINING_STOPPED = "TrainingStopped"
+    MODEL_EXPORTED = "ModelExported"
+
+
+TROUBLES = frozenset(
+    {
+        EventKind.JOB_FAILED,
+        EventKind.MASTER_RESTARTED,
+        EventKind.DATA_UNREADABLE,
+        EventKind.POD_NOT_CREATED,
+        EventKind.POD_BLOCKED,
+        EventKind.POD_NOT_RESIZED,
+        EventKind.POD_GIVEN_UP,
+        EventKind.POD_LOST,
+        EventKind.WORKER_HUNG,
+        EventKind.WORKER_SLOW,
+        EventKind.LEASE_LOST,
+        EventKind.GROUP_BROKEN,
+        EventKind.EPOCH_REOPENED,
+        EventKind.TASK_FAILED,
+        EventKind.RECORDS_EXCLUDED,
+        EventKind.LOSS_NOT_FINITE,
+        EventKind.CHECKPOINT_FAILED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """One thing that happened.
+
+    Attributes:
+        number: from 1, over all lives of the master; without gaps in a job whose log was never shortened.
+        at: seconds since the Unix epoch.
+        subject: what it happened to: job, master, user, data, worker-3, ps-0, group-4, epoch-2, task-17,
+            checkpoint-1200, evaluation-1200.
+        message: one line, or several where a program's own error is quoted.
+        cause: number of the event that it follows from; 0: none of the log.
+        details: numbers and evidence by name, such as reason, exit_code, seconds.
+    """
+
+    number: int
+    at: float
+    kind: EventKind
+    subject: str
+    message: str = ""
+    cause: int = 0
+    details: Mapping[str, Detail] = field(default_factory=dict)
+
+    @property
+    def is_trouble(self) -> bool:
+        """It is a warning, as Kubernetes has them."""
+        return self.kind in TROUBLES
+
+    def to_plain(self) -> dict[str, Any]:
+        """The object of ``--output=json``; docs/events.md lists its keys."""
+        return {
+            "number": self.number,
+            "at": self.at,
+            "kind": self.kind.value,
+            "subject": self.subject,
+            "message": self.message,
+            "cause": self.cause,
+            "details": dict(self.details),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EventHistory:
+    """All events of a job, as far as they are kept.
+
+    Attributes:
+        events: in order of number.
+        summed_up: how many older ones of each kind are not kept any more.
+    """
+
+    events: tuple[JobEvent, ...] = ()
+    summed_up: Mapping[str, int] = field(default_factory=dict)
+
+    def by_number(self) -> dict[int, JobEvent]:
+        return {event.number: event for event in self.events}
+
+    def chain(self, event: JobEvent) -> tuple[JobEvent, ...]:
+        """The events that led to `event`, the nearest first, as far as they are kept."""
+        known, found, number = self.by_number(), [], event.cause
+        while number in known:  # a cause has a smaller number, so this ends
+            found.append(known[number])
+            number = known[number].cause
+        return tuple(found)
+
+
+def to_journal(history: EventHistory) -> dict[str, Any]:
+    """The history as the master's core keeps it in its snapshot; of JSON's types only."""
+    return {
+        "events": [
+            [e.number, round(e.at, 3), e.kind.value, e.subject, e.message, e.cause, dict(e.details)]
+            for e in history.events
+        ],
+        "summed_up": dict(history.summed_up),
+    }
+
+
+def from_journal(saved: Mapping[str, Any]) -> EventHistory:
+    """The inverse of `to_journal`; events of a kind that only a newer version knows are left out.
+
+    Raises:
+        ValueError: it is not such a thing.
+    """
+    try:
+        known = {kind.value for kind in EventKind}
+        events = tuple(
+            JobEvent(int(number), float(at), EventKind(kind), str(subject), str(message), int(cause), dict(details))
+            for number, at, kind, subject, message, cause, details in saved["events"]
+            if kind in known
+        )
+        return EventHistory(events, {str(kind): int(count) for kind, count in saved["summed_up"].items()})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a history of events: {error!r}") from error
+
+
+def read_journal(data: bytes) -> EventHistory:
+    """The history in a job's journal, as it was written; empty for one that was written before there were events.
+
+    Raises:
+        ValueError: it is not a journal.
+    """
+    document = json.loads(data)
+    try:
+        saved = document["snapshot"]["core"].get("events")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a journal: {error!r}") from error
+    return from_journal(saved) if saved is not None else EventHistory()
+
+
+def since(events: Sequence[JobEvent], number: int) -> list[JobEvent]:
+    """Those after a number."""
+    return [event for event in events if event.number > number]
