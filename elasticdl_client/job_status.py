@@ -121,6 +121,8 @@ class JobStatus:
     num_worlds: int = 0  # AllReduce: how many groups have formed
     staleness: tuple[int, ...] = ()  # gradients by the updates that they missed: 0, 1, 2, 3-4, 5-8, … over all servers
     gradients_refused: int = 0  # too stale, or too late for their round: computed again
+    worker_seconds: dict[str, float] = field(default_factory=dict)  # by `goodput.SlotState`, summed over wanted workers
+    ps_seconds: dict[str, float] = field(default_factory=dict)  # by `goodput.PsState`, the same of parameter servers
     exit_code: int | None = None  # null until the job has ended
     started_at: float = 0.0  # first start of the master
     updated_at: float = 0.0  # last status of the master

@@ -21,6 +21,8 @@ def to_job_status(
     values = {name: getattr(status, name) for name in (f.name for f in dataclasses.fields(status)) if name in known}
     values["phase"] = JobPhase(status.phase)
     values["metrics"] = dict(status.metrics)
+    values["worker_seconds"] = dict(status.worker_seconds)
+    values["ps_seconds"] = dict(status.ps_seconds)
     values["coverage"] = tuple(EpochCoverage(**dataclasses.asdict(one)) for one in status.coverage)
     values["ps"] = tuple(PsStatus(**dataclasses.asdict(one)) for one in status.ps)
     values |= {"pods": pods, "lost_pods": lost_pods}

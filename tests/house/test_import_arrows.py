@@ -17,6 +17,7 @@ SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl_client.choices",
     "elasticdl_client.checkpoint_manifest",
     "elasticdl_client.errors",
+    "elasticdl_client.goodput",
     "elasticdl_client.job_status",
     "elasticdl_client.secret_values",
 )
@@ -105,7 +106,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.master.kubernetes",
     ),
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
-    "elasticdl.master.core": ("elasticdl_client.job_events",),  # values only
+    "elasticdl.master.core": ("elasticdl_client.job_events", "elasticdl_client.goodput"),  # values only
     "elasticdl.ps": (*SHARED, *BELOW, "elasticdl.kernels"),
     "elasticdl.worker": (  # a worker's own model has an applied set, too
         *SHARED,

@@ -63,5 +63,7 @@ def look_at(
         num_worlds=worlds.num_formed,
         staleness=loads.staleness,
         gradients_refused=loads.refused,
+        worker_seconds={},
+        ps_seconds={},
         exit_code=outcome.exit_code if outcome is not None and ending.is_over else None,
     )

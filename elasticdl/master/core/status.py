@@ -85,6 +85,8 @@ class Status:
         world: AllReduce: workers of the world that stands, in order of rank.
         num_worlds: AllReduce: how many have formed.
         staleness: gradients taken by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
+        worker_seconds: by `goodput.SlotState`, summed over the wanted workers since the job's beginning.
+        ps_seconds: by `goodput.PsState`, the same of the parameter servers.
     """
 
     phase: str
@@ -113,6 +115,8 @@ class Status:
     num_worlds: int
     staleness: tuple[int, ...]
     gradients_refused: int
+    worker_seconds: Mapping[str, float]
+    ps_seconds: Mapping[str, float]
     exit_code: int | None
 
 
