@@ -20,6 +20,7 @@ from pathlib import Path
 
 from elasticdl_client.certificates import make_certificate
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_events import EventHistory, read_journal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
@@ -81,6 +82,21 @@ def read_whole_spec(directory: Path) -> JobSpec:
     except FileNotFoundError:  # of a job that was begun by a version without it
         return spec
     return spec.with_secrets(json.loads(secret_flags))
+
+
+def read_events(directory: Path) -> EventHistory:
+    """What has happened to the job of a directory, as far as its master has written it down.
+
+    Raises:
+        JobError: the journal cannot be read.
+    """
+    journal = directory / "journal.json"
+    try:
+        return read_journal(journal.read_bytes())
+    except FileNotFoundError:  # the master has not begun
+        return EventHistory()
+    except (OSError, ValueError) as error:
+        raise JobError(f"The events of the job in {journal} cannot be read: {error}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +175,10 @@ class JobDir:
         for entry in entries:
             entry.rename(previous / entry.name)
         return True
+
+    def events(self) -> EventHistory:
+        """See `read_events`."""
+        return read_events(self.path)
 
     def status(self) -> JobStatus | None:
         """What the master wrote last; None before the first time."""

@@ -25,6 +25,7 @@ class EventKind(StrEnum):
     JOB_FAILED = "JobFailed"
     MASTER_RESTARTED = "MasterRestarted"
     DATA_UNREADABLE = "DataUnreadable"
+    MODEL_REJECTED = "ModelRejected"
 
     POD_CREATED = "PodCreated"
     POD_NOT_CREATED = "PodNotCreated"
@@ -55,6 +56,7 @@ class EventKind(StrEnum):
     EVALUATION_FINISHED = "EvaluationFinished"
     CHECKPOINT_SAVED = "CheckpointSaved"
     CHECKPOINT_FAILED = "CheckpointFailed"
+    CHECKPOINT_UNREADABLE = "CheckpointUnreadable"
     TRAINING_STOPPED = "TrainingStopped"
     MODEL_EXPORTED = "ModelExported"
 
@@ -64,6 +66,7 @@ TROUBLES = frozenset(
         EventKind.JOB_FAILED,
         EventKind.MASTER_RESTARTED,
         EventKind.DATA_UNREADABLE,
+        EventKind.MODEL_REJECTED,
         EventKind.POD_NOT_CREATED,
         EventKind.POD_BLOCKED,
         EventKind.POD_NOT_RESIZED,
@@ -78,6 +81,7 @@ TROUBLES = frozenset(
         EventKind.RECORDS_EXCLUDED,
         EventKind.LOSS_NOT_FINITE,
         EventKind.CHECKPOINT_FAILED,
+        EventKind.CHECKPOINT_UNREADABLE,
     }
 )
 
@@ -192,3 +196,39 @@ def read_journal(data: bytes) -> EventHistory:
 def since(events: Sequence[JobEvent], number: int) -> list[JobEvent]:
     """Those after a number."""
     return [event for event in events if event.number > number]
+
+
+def describe(event: JobEvent) -> str:
+    """What happened, as one line for people: the first line of the message, or what the details of the kind say."""
+    first, details = event.message.partition("\n")[0], event.details
+    match event.kind:
+        case EventKind.JOB_STARTED:
+            return "the job has started"
+        case EventKind.JOB_SUCCEEDED:
+            return "the job has succeeded"
+        case EventKind.MASTER_RESTARTED:
+            return f"the master has restarted (restart {int(details.get('generation', 1)) - 1})"
+        case EventKind.POD_CREATED:
+            return "created"
+        case EventKind.POD_RUNNING:
+            return "running"
+        case EventKind.POD_COMPLETED:
+            return "completed"
+        case EventKind.POD_LOST | EventKind.POD_PENDING:
+            exit_code = f"exit code {details['exit_code']}" if "exit_code" in details else ""
+            is_told = first.startswith("exit code") or not exit_code
+            return ", ".join(filter(None, (str(details.get("reason", "")), "" if is_told else exit_code, first)))
+        case EventKind.WORKER_REGISTERED:
+            return "registered with the master"
+        case EventKind.PS_READY:
+            return f"ready, {first}" if first else "ready"
+        case EventKind.GROUP_BROKEN:
+            return f"broken: {first}"
+        case EventKind.GROUP_FORMED:
+            return f"{details['before']} → {details['after']} workers in {details['seconds']:.2f} s"
+        case EventKind.EPOCH_STARTED:
+            return f"started, {details['records']} records"
+        case EventKind.EVALUATION_FINISHED:
+            return ", ".join(f"{name} {value:.4g}" for name, value in details.items() if not isinstance(value, str))
+        case _:
+            return first

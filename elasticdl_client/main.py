@@ -79,6 +79,10 @@ class Commands:
         """Prints what a job's pods have printed."""
         self._act("logs")
 
+    def events(self) -> NoReturn:
+        """Lists what has happened to a job."""
+        self._act("events")
+
     def delete(self) -> NoReturn:
         """Ends and removes jobs."""
         self._act("delete")

@@ -13,7 +13,7 @@ from typing import Any
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_dir import is_elsewhere
-from elasticdl_client.jobs import words
+from elasticdl_client.jobs import event_list, words
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
 from elasticdl_client.jobs.places import Places
@@ -33,6 +33,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         "list": _list,
         "status": _status,
         "logs": _logs,
+        "events": _events,
         "delete": _delete,
         "clean": _clean,
         "resume": _resume,
@@ -76,6 +77,12 @@ def _logs(options: Options, places: Places) -> int:
         else:
             text = f"[{line.pod}] {line.text}" if request.is_of_many else line.text
         print(text, flush=options.follow)
+    return 0
+
+
+def _events(options: Options, places: Places) -> int:
+    job = places.find(options.jobs[0])
+    event_list.show(job, places.store(job), options)
     return 0
 
 

@@ -5,14 +5,17 @@ What the API shows of pods counts more than what a master wrote of them: it is t
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
+from elasticdl_client.job_events import EventHistory, read_journal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus, PodStatus
 from elasticdl_client.jobs import cluster_end, cluster_logs, cluster_tensorboard, pods
@@ -50,6 +53,22 @@ class KubernetesJobs:
     def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
         """See `JobStore`."""
         return cluster_logs.lines(self._connection, job, request, lambda: self.find(job.name))
+
+    def events(self, job: Job) -> EventHistory:
+        """See `JobStore`.
+
+        Raises:
+            JobError: the journal is damaged.
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        found = list_objects(self._connection, "config_map", job.namespace, job.name)
+        state = next((one for one in found if one["metadata"]["name"] == names.state_object(job.name)), {})
+        text = (state.get("binaryData") or {}).get(names.JOURNAL_KEY, "")
+        try:
+            return read_journal(zlib.decompress(base64.b64decode(text))) if text else EventHistory()
+        except (ValueError, zlib.error) as error:
+            where = f"the ConfigMap {names.state_object(job.name)}"
+            raise JobError(f"The events of job {job.name} in {where} cannot be read: {error}.") from error
 
     def delete(self, job: Job, wait_s: float | None) -> None:
         """See `JobStore`."""

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
-from elasticdl_client.job_dir import JobDir, home, read_whole_spec, registered
+from elasticdl_client.job_dir import JobDir, home, read_events, read_whole_spec, registered
+from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import holders, log_files, tensorboard
@@ -59,6 +60,10 @@ class LocalJobs:
     def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
         """See `JobStore`."""
         return log_files.lines(job, request)
+
+    def events(self, job: Job) -> EventHistory:
+        """See `JobStore`."""
+        return read_events(Path(job.directory))
 
     def delete(self, job: Job, wait_s: float | None) -> None:
         """See `JobStore`; the end of a local job is always waited for, it is a matter of seconds.

@@ -23,12 +23,13 @@ FORMATS = {  # command → what --output may say
     "list": ("json", "name", "wide", "yaml"),
     "status": ("json", "yaml"),
     "logs": ("json",),
+    "events": ("json", "yaml"),
     "delete": ("json", "name"),
     "clean": ("json", "name"),
     "resume": ("json", "name"),
     "tensorboard": (),
 }
-WITH_JOB = ("status", "logs", "delete", "resume", "tensorboard")
+WITH_JOB = ("status", "logs", "events", "delete", "resume", "tensorboard")
 _ALL = tuple(FORMATS)
 _PRINTING = tuple(command for command, formats in FORMATS.items() if formats)
 
@@ -66,12 +67,15 @@ class Options:
     job_dir: str = _option("", "Directory of a local job: only the one in it.")
     output: str = _option("", "Instead of text for people: {formats}.", _PRINTING, "o")
     port: int = _option(0, "Port of this machine; 0: the first free one from 6006 on.", ("tensorboard",))
-    follow: bool = _option(False, "Go on to the job's end, through restarts of its pods.", ("logs",), "f")
+    follow: bool = _option(False, "Go on to the job's end, through restarts of its pods.", ("logs", "events"), "f")
+    kind: str = _option(
+        "", "Only events of these kinds, such as PodLost,TaskFailed; warnings: all troubles.", ("events",)
+    )
     role: str = _option("", "Whose logs: master (by default), worker, ps; worker-0, ps-1, …", ("logs",))
     pod: str = _option("", "One pod by its name: worker-1, or elasticdl-JOB-worker-1.", ("logs",))
     all: bool = _option(False, "The logs of all pods, each line after its pod's name.", ("logs",))
     tail: int = _option(-1, "Only the last N lines of each pod so far; -1: all.", ("logs",))
-    since: str = _option("", "Only what was printed since so long ago: 30s, 5m, 1h30m.", ("logs",))
+    since: str = _option("", "Only what happened since so long ago: 30s, 5m, 1h30m.", ("logs", "events"))
     previous: bool = _option(False, "Of pods that were started again: the life before.", ("logs",), "p")
     watch: bool = _option(
         False, "Go on to the job's end; the exit code is the job's. Ctrl-C ends the watching alone.", ("status",), "w"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from elasticdl_client.job_events import EventHistory
 from elasticdl_client.jobs.job import Job
 
 
@@ -46,7 +47,7 @@ class LogRequest:
 
 
 class JobStore(Protocol):
-    """Six verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """Seven verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def list(self) -> list[Job]:
         """Every job, ended ones too, the oldest first."""
@@ -58,6 +59,14 @@ class JobStore(Protocol):
 
     def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
         """What the job's pods print."""
+        ...
+
+    def events(self, job: Job) -> EventHistory:
+        """What has happened to the job, as far as its master has written it down.
+
+        Raises:
+            JobError: it cannot be read.
+        """
         ...
 
     def delete(self, job: Job, wait_s: float | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from elasticdl.master.core.commands import DeletePod, EndJob
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.values import Level
+from elasticdl_client.job_events import EventKind
 
 GRACE = 30.0  # for workers to leave by themselves (a last checkpoint of the Local strategy)
 GRACE_AFTER_FAILURE = 5.0
@@ -37,16 +38,25 @@ class Ending:
     def has_failed(self) -> bool:
         return self._outcome is not None and self._outcome.exit_code != 0
 
-    def fail(self, message: str, pod: str = "") -> None:
-        """The job ends without success; written down before anybody is told."""
+    def fail(self, message: str, pod: str = "", cause: int = 0) -> None:
+        """Fail the job.  The outcome is persisted before it is published.
+
+        Args:
+            message: why, for people.
+            pod: whose log says more.
+            cause: number of the event that it follows from.
+        """
         if self._outcome is None:
             self._outcome = EndJob(1, message, pod)
+            details = {"log_of": pod} if pod else {}
+            self._out.events.add(EventKind.JOB_FAILED, "job", message, cause, **details)
             self._out.persist()
             self._out.log(message, Level.ERROR)
 
     def succeed(self) -> None:
         if self._outcome is None:
             self._outcome = EndJob(0)
+            self._out.events.add(EventKind.JOB_SUCCEEDED, "job")
             self._out.persist()
 
     def advance(self, clock: float, awaited: bool, pods: list[str]) -> None:

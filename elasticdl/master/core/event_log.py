@@ -1,7 +1,7 @@
 """EventLog: what happened to the job, for people and for `elasticdl explain`; nothing is decided by it.
 
 It numbers events and says when they happened.  It is kept in the snapshot, so that each event exists exactly once over
-all lives of the master.  It is bounded: the older half of what is not kept for good is summed up by kind.
+all lives of the master.  It is bounded: the older half of what is not kept to the end is summed up by kind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent, from_journal, to_journal
 
 MAX_EVENTS = 400  # about 80 kB of the journal, 10 kB compressed
-MAX_MESSAGE = 2000  # characters; the end of a long text is kept, as errors stand there
+MAX_CHARACTERS = 200_000  # of messages and details; the journal of a job on Kubernetes has 960 kB, compressed
+MAX_TEXT = 2000  # characters of a message or detail; the end of a long one is kept, where errors name their cause
 KEPT = frozenset(
     {
         EventKind.JOB_STARTED,
@@ -20,6 +21,7 @@ KEPT = frozenset(
         EventKind.JOB_SUCCEEDED,
         EventKind.JOB_FAILED,
         EventKind.DATA_UNREADABLE,
+        EventKind.MODEL_REJECTED,
     }
 )
 
@@ -36,13 +38,14 @@ class EventLog:
         self._events: list[JobEvent] = []
         self._summed_up: dict[str, int] = {}
         self._next = 1
+        self._num_characters = 0
         self._newest: dict[str, int] = {}  # by subject
 
     @property
     def history(self) -> EventHistory:
         return EventHistory(tuple(self._events), dict(self._summed_up))
 
-    def add(self, kind: EventKind, subject: str, message: str = "", cause: int = 0, **details: Detail) -> int:
+    def add(self, kind: EventKind, subject: str, message: str = "", cause: int = 0, /, **details: Detail) -> int:
         """Write an event down; return its number.
 
         Args:
@@ -50,11 +53,9 @@ class EventLog:
             details: see docs/events.md.
         """
         number, self._next = self._next, self._next + 1
-        if len(message) > MAX_MESSAGE:
-            message = "…" + message[-MAX_MESSAGE:]
-        self._events.append(JobEvent(number, self.now, kind, subject, message, cause, details))
-        self._newest[subject] = number
-        if len(self._events) > MAX_EVENTS:
+        short = {name: _shortened(value) if isinstance(value, str) else value for name, value in details.items()}
+        self._append(JobEvent(number, self.now, kind, subject, _shortened(message), cause, short))
+        if len(self._events) > MAX_EVENTS or self._num_characters > MAX_CHARACTERS:
             self._sum_up()
         return number
 
@@ -62,14 +63,32 @@ class EventLog:
         """The number of the newest event of a subject; 0: none is kept."""
         return self._newest.get(subject, 0)
 
+    def newest_of(self, *kinds: EventKind) -> int:
+        """The number of the newest event of some kinds; 0: none is kept."""
+        return next((event.number for event in reversed(self._events) if event.kind in kinds), 0)
+
+    def newest_about(self, subject: str, *kinds: EventKind) -> int:
+        """The number of the newest event of some kinds about a subject; 0: none is kept."""
+        found = (e.number for e in reversed(self._events) if e.kind in kinds and e.subject == subject)
+        return next(found, 0)
+
+    def _append(self, event: JobEvent) -> None:
+        self._events.append(event)
+        self._newest[event.subject] = event.number
+        self._num_characters += _size(event)
+
     def _sum_up(self) -> None:
         half = len(self._events) // 2
         old = [event for event in self._events[:half] if event.kind not in KEPT]
         for event in old:
             self._summed_up[event.kind.value] = self._summed_up.get(event.kind.value, 0) + 1
         gone = {event.number for event in old}
-        self._events = [event for event in self._events if event.number not in gone]
-        self._newest = {subject: number for subject, number in self._newest.items() if number not in gone}
+        self._keep([event for event in self._events if event.number not in gone])
+
+    def _keep(self, events: list[JobEvent]) -> None:
+        self._events, self._newest, self._num_characters = [], {}, 0
+        for event in events:
+            self._append(event)
 
     def snapshot(self) -> dict[str, Any]:
         return {**to_journal(self.history), "next": self._next}
@@ -77,5 +96,13 @@ class EventLog:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Takes over what an earlier life knew."""
         history = from_journal(saved)
-        self._events, self._summed_up, self._next = list(history.events), dict(history.summed_up), saved["next"]
-        self._newest = {event.subject: event.number for event in self._events}
+        self._summed_up, self._next = dict(history.summed_up), saved["next"]
+        self._keep(list(history.events))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else "…" + text[-MAX_TEXT:]
+
+
+def _size(event: JobEvent) -> int:
+    return len(event.message) + sum(len(value) for value in event.details.values() if isinstance(value, str))

@@ -11,6 +11,7 @@ from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import Lease, Level
+from elasticdl_client.job_events import EventKind
 
 
 class Failures:
@@ -31,11 +32,24 @@ class Failures:
             return
         failures = self._charges.task_failed(key_of(lease), event.worker_id)
         where = f"{lease.type} task {lease.task} of epoch {lease.epoch + 1}, minibatch {event.minibatch}"
+        cause = self._out.events.add(
+            EventKind.TASK_FAILED,
+            f"task-{lease.task}",
+            event.error,
+            worker=event.worker_id,
+            type=lease.type.value,
+            epoch=lease.epoch + 1,
+            minibatch=event.minibatch,
+            records=f"{lease.shard.name}:{lease.shard.start}-{lease.shard.end}",
+            failures=failures,
+            traceback=event.details,
+        )
         self._out.persist()
         self._out.log(f"Worker {event.worker_id} reported error: {event.error} ({where})", Level.WARNING)
         if self._charges.is_enough(failures):
             text = f"{where} (records {lease.shard.name}:{lease.shard.start}-{lease.shard.end})"
-            self._ending.fail(f"{text} failed {failures} times, last with: {event.error}\n{event.details}".rstrip())
+            text = f"{text} failed {failures} times, last with: {event.error}\n{event.details}".rstrip()
+            self._ending.fail(text, cause=cause)
 
     def _quarantine(
         self, event: TaskFailed, lease: Lease, tasks: Tasks, evaluations: Evaluations, is_planned: bool
@@ -52,7 +66,17 @@ class Failures:
         else:
             evaluations.quarantine(lease.task, event.bad_records)
             aside = evaluations.excluded(lease.task)
-        self._out.persist()
         names = ", ".join(f"{shard}:{record}" for shard, record in bad)
+        self._out.events.add(
+            EventKind.RECORDS_EXCLUDED,
+            f"task-{lease.task}",
+            event.error,
+            worker=event.worker_id,
+            epoch=lease.epoch + 1,
+            records=names,
+            excluded=count,
+            limit=limit,
+        )
+        self._out.persist()
         self._out.log(f"Quarantined {names} ({count} of at most {limit}): {event.error}", Level.WARNING)
         return aside.issuperset(event.bad_records)

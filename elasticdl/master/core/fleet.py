@@ -32,7 +32,9 @@ from elasticdl.master.core.values import Level, Partition, Phase, Role, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl_client.job_events import Detail, EventKind
 
+_NUMBERS = re.compile(r"\d+")
 _NEAR_LIMIT = 0.9  # of a pod's memory
 
 
@@ -126,13 +128,16 @@ class Fleet:
 
     def pod_resized(self, event: PodResized) -> None:
         self.pods.resized(event.name, event.memory_factor)
+        text = f"was near its memory limit, which is {event.memory_bytes >> 20} MiB now"
+        self._out.events.add(EventKind.POD_RESIZED, self._subject(event.name), text, 0, memory_bytes=event.memory_bytes)
         self._out.persist()
-        self._out.log(f"{event.name} was near its memory limit, which is {event.memory_bytes >> 20} MiB now")
+        self._out.log(f"{event.name} {text}")
 
     def pod_not_resized(self, event: PodNotResized) -> None:
         self._can_resize = self._can_resize and not event.is_final
         if event.message != self._resize_message:
             self._resize_message = event.message
+            self._out.events.add(EventKind.POD_NOT_RESIZED, self._subject(event.name), event.message)
             text = f"{event.name} is near its memory limit, which cannot be raised in place: {event.message}"
             self._out.log(f"{text} If it is OOMKilled, its successor gets more.", Level.WARNING)
 
@@ -144,14 +149,20 @@ class Fleet:
     def _worker_leaves(self, worker: Worker, clock: float) -> None:
         if not worker.is_leaving:
             worker.is_leaving = True
+            self._drains(f"worker-{worker.id}")
             self._worlds.leaves(worker.id, clock)
             self._work.lose_worker(worker.id)
             self._out.persist()
             self._out.log(f"Worker {worker.id} was told to end; its leases are back")
 
+    def _drains(self, subject: str) -> None:
+        if not self._ending.is_decided:  # else all are told to end
+            self._out.events.add(EventKind.POD_DRAINING, subject, "was told to end")
+
     def _ps_leaves(self, server: Server) -> None:
         if server.leaving_version is None:
             server.leaving_version = self._work.tasks.model_version
+            self._drains(f"ps-{server.id}")
             self._out.persist()
             last = "" if self._may_leave(server) else "; a checkpoint is written first"
             self._out.log(f"PS {server.id} was told to end{last}")
@@ -187,6 +198,14 @@ class Fleet:
             self._ps_cannot_restore(server, event)
         elif not server.is_ready:
             self._tell_restored(server, event)
+            self._out.events.add(
+                EventKind.PS_READY,
+                f"ps-{server.id}",
+                f"restored from {event.restored_from}" if event.restored_from else "",
+                self._out.events.newest(f"ps-{server.id}"),
+                incarnation=server.incarnation,
+                restored_from=event.restored_from,
+            )
             self.servers.ready(server, self._work.tasks.model_version)
             self._work.model_was_lost()
             self._truth.doubt()
@@ -200,12 +219,18 @@ class Fleet:
             "repair or remove what is damaged and start the job again, from a checkpoint that is whole "
             "(--checkpoint_dir_for_init) or without one"
         )
-        self._ending.fail(f"PS {server.id} cannot restore its part of the model: {event.error}{passed}\n  → {advice}")
+        text = f"{event.error}{passed}"
+        cause = self._out.events.add(EventKind.CHECKPOINT_UNREADABLE, f"ps-{server.id}", text)
+        text = f"PS {server.id} cannot restore its part of the model: {text}\n  → {advice}"
+        self._ending.fail(text, cause=cause)
 
     def _tell_restored(self, server: Server, event: PsReady) -> None:
         if event.damaged:
             passed = "; ".join(event.damaged)
             taken = event.restored_from or "no checkpoint: it begins with initial values"
+            self._out.events.add(
+                EventKind.CHECKPOINT_UNREADABLE, f"ps-{server.id}", passed, 0, restored_from=event.restored_from
+            )
             self._out.log(f"PS {server.id} restored its part from {taken}: {passed}", Level.WARNING)
         elif event.restored_from:
             self._out.log(f"PS {server.id} restored its part from {event.restored_from}")
@@ -223,7 +248,10 @@ class Fleet:
 
     def pod_changed(self, event: PodChanged, clock: float) -> None:
         had_run = self.pods.has_run(event.role)
+        lives = self.pods.get(event.role, event.index)
         record = self.pods.changed(event, clock)
+        if (lives := lives or self.pods.get(event.role, event.index)) is not None:
+            self._write_down(lives, event)
         if self.pods.has_run(event.role) and not had_run:
             self._out.persist()
         if record is None:
@@ -245,19 +273,64 @@ class Fleet:
         if not event.blocked or record is None or record.uid != event.uid or event.blocked in record.complaints:
             return
         record.complaints.add(event.blocked)
+        created = self._out.events.newest(record.subject)
+        cause = self._out.events.add(EventKind.POD_BLOCKED, record.subject, event.blocked, created)
         text = f"{record.name} cannot start: {event.blocked}"
         if self.pods.has_run(record.role):
             self._out.log(text, Level.WARNING)
         else:
-            self._ending.fail(text)
+            self._ending.fail(text, cause=cause)
+
+    def _write_down(self, record: PodRecord, event: PodChanged) -> None:
+        """Adds what a change of a pod shows for the first time to the log of events, but for its end."""
+        if record.uid != event.uid:
+            return
+        if not record.is_known:
+            record.is_known = True
+            self._out.events.add(EventKind.POD_CREATED, record.subject, "", record.cause, slot=record.slot)
+        if event.phase is Phase.RUNNING and not record.has_run:
+            record.has_run = True
+            self._out.events.add(EventKind.POD_RUNNING, record.subject, "", self._out.events.newest(record.subject))
+        why = ", ".join(filter(None, (event.reason, event.message)))
+        pattern = _NUMBERS.sub("#", why)  # how many nodes lack what changes from second to second
+        if event.phase is Phase.PENDING and why and not event.blocked and pattern != record.pending_why:
+            record.pending_why = pattern
+            created = self._out.events.newest(record.subject)
+            self._out.events.add(EventKind.POD_PENDING, record.subject, event.message, created, reason=event.reason)
+
+    def _subject(self, name: str) -> str:
+        """Of events about a pod, by its name."""
+        record = next((record for record in self.pods.existing() if record.name == name), None)
+        return name if record is None else record.subject
+
+    def _lost(self, record: PodRecord, event: PodChanged) -> int:
+        """Adds the end of a pod to the log of events; its number."""
+        if self._ending.is_decided:  # all leave
+            return 0
+        cause = self._out.events.newest_about(record.subject, EventKind.POD_DRAINING, EventKind.POD_GIVEN_UP)
+        if event.phase is Phase.SUCCEEDED and self._settings.runs_command and not record.is_leaving:
+            return self._out.events.add(EventKind.POD_COMPLETED, record.subject)
+        if record.is_leaving:  # it was given up before
+            return cause
+        details: dict[str, Detail] = {} if event.exit_code is None else {"exit_code": event.exit_code}
+        return self._out.events.add(
+            EventKind.POD_LOST,
+            record.subject,
+            event.message,
+            cause,
+            reason=event.reason or event.phase.value,
+            **details,
+        )
 
     def pod_not_created(self, event: PodNotCreated, clock: float) -> None:
         delay = self.pods.not_created(event.name, clock)
         if delay is not None and event.message != self._create_message:
             self._create_message = event.message
+            self._out.events.add(EventKind.POD_NOT_CREATED, self._subject(event.name), event.message)
             self._out.log(f"{event.name} cannot be created: {event.message}. It is tried again.", Level.WARNING)
 
     def _worker_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
+        lost = self._lost(record, event)
         worker = self._workers.get(record.index)
         was_leaving = worker is not None and worker.is_leaving
         has_committed = self.lose_worker(record.index, f"was lost ({_why(event)})", clock)
@@ -271,9 +344,10 @@ class Fleet:
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
             self._out.log(f"Relaunch the worker: {record.name} ({_why(event)})", Level.WARNING)
-            self._succeed(record, event, was_leaving, has_committed, clock)
+            self._succeed(record, event, lost, was_leaving, has_committed, clock)
 
     def _ps_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
+        lost = self._lost(record, event)
         server = self.servers.get(record.index)
         self._truth.doubt_session(Role.PS, record.slot)
         was_leaving = server is not None and server.leaving_version is not None
@@ -283,18 +357,22 @@ class Fleet:
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
             self._out.log(f"PS {record.index} is lost ({_why(event)}); it is started again", Level.WARNING)
-            self._succeed(record, event, was_leaving, has_served, clock)
+            self._succeed(record, event, lost, was_leaving, has_served, clock)
 
     def _succeed(
-        self, record: PodRecord, event: PodChanged, was_leaving: bool, has_committed: bool, clock: float
+        self, record: PodRecord, event: PodChanged, lost: int, was_leaving: bool, has_committed: bool, clock: float
     ) -> None:
-        """Plans the successor of a pod that was counted on, unless its end is one too many."""
+        """Plans the successor of a pod that was counted on, unless its end is one too many.
+
+        Args:
+            lost: number of the event that says that the pod has ended.
+        """
         delay = 0.0
         if not was_leaving and not self._gets_more_memory(record, event):
             delay = self._charges.pod_ended(event.reason, record.place, has_committed)
-            if self._fail_if_certain(record, event, has_committed) or self._fail_if_enough(record, event):
+            if self._fail_if_certain(record, event, lost, has_committed) or self._fail_if_enough(record, event, lost):
                 return
-        self.pods.succeed(record, clock + delay)
+        self.pods.succeed(record, clock + delay, lost)
 
     def _gets_more_memory(self, record: PodRecord, event: PodChanged) -> bool:
         if event.reason != "OOMKilled" or (factor := self.pods.grow_memory(record)) is None:
@@ -303,22 +381,22 @@ class Fleet:
         self._out.log(f"{record.role}-{record.index} ran out of memory (OOMKilled); {times}", Level.WARNING)
         return True
 
-    def _fail_if_certain(self, record: PodRecord, event: PodChanged, has_committed: bool) -> bool:
+    def _fail_if_certain(self, record: PodRecord, event: PodChanged, lost: int, has_committed: bool) -> bool:
         """A command that fails twice with the same error of its own code fails a third time, too."""
         if not self._settings.runs_command or has_committed:
             return False
         if self._charges.is_known_error(event.message):
             code, error = re.split(r": |; its last lines:\n", event.message, maxsplit=1)
             twice = f"The command has ended so twice before anything was committed, last in {record.name} ({code})"
-            self._ending.fail(f"{error}\n{twice}. It is not tried again.")
+            self._ending.fail(f"{error}\n{twice}. It is not tried again.", cause=lost)
         return self._ending.is_decided
 
-    def _fail_if_enough(self, record: PodRecord, event: PodChanged) -> bool:
+    def _fail_if_enough(self, record: PodRecord, event: PodChanged, lost: int) -> bool:
         faults = self._charges.num_faults
         if self._charges.is_enough(faults):
             text = f"{faults} pods in a row ended by their own fault before anything was committed"
             log_of = "" if "\n" in event.message else record.name  # else the end of its log is told already
-            self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", log_of)
+            self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", log_of, lost)
         return self._ending.is_decided
 
     def lose_worker(self, worker_id: int, why: str, clock: float) -> bool:
@@ -334,6 +412,10 @@ class Fleet:
         """Takes back leases that were not renewed, and replaces who is silent or stuck."""
         for lease in self._work.leases.expired(clock - self._settings.lease_timeout):
             holder = self._work.leases.holder_of(lease)
+            text = f"lease {lease.id} was not renewed in time"
+            self._out.events.add(
+                EventKind.LEASE_LOST, f"worker-{holder}", text, 0, epoch=lease.epoch + 1, task=lease.task
+            )
             self._out.log(f"Worker {holder} has lost lease {lease.id}: it was not renewed in time", Level.WARNING)
             self._work.give_back(lease)
             self._worlds.lost_lease(holder, clock)
@@ -378,6 +460,8 @@ class Fleet:
 
     def _replace(self, record: PodRecord, why: str, clock: float) -> None:
         record.is_leaving = True
+        cause = self._out.events.newest_about(record.subject, EventKind.WORKER_HUNG, EventKind.LEASE_LOST)
+        given_up = self._out.events.add(EventKind.POD_GIVEN_UP, record.subject, why, cause)
         self._truth.doubt_session(record.role, record.slot)
         self._out.persist()
         self._out.add(DeletePod(record.name))
@@ -387,7 +471,7 @@ class Fleet:
         else:
             self.servers.lose(record.index)
             self._out.log(f"PS {record.index} is given up ({why}); it is started again", Level.WARNING)
-        self.pods.succeed(record, clock)
+        self.pods.succeed(record, clock, given_up)
 
     def who_must_be_ended(self, heard_after: float) -> list[str]:
         """Names of the pods that do not end by themselves with the job; a PS that is heard leaves at `stop`."""

@@ -103,6 +103,7 @@ class Job:
         )
         self._has_opened = False  # something may have been handed out in this life
         self._rate = Rate()
+        self._waits_for = ""
         self._out.events.now = now + unix_offset
         if generation == 1:
             self._out.events.add(EventKind.JOB_STARTED, "job")
@@ -220,20 +221,25 @@ class Job:
             case events.ShardsListed():
                 self._joining.listed(event)
             case events.ShardsUnreadable():
-                self._ending.fail(f"The {event.kind} data cannot be read: {event.message}")
+                cause = self._out.events.add(EventKind.DATA_UNREADABLE, "data", event.message, data=str(event.kind))
+                self._ending.fail(f"The {event.kind} data cannot be read: {event.message}", cause=cause)
             case events.AppliedSetsRead():
                 self._truth.answered(event)
             case events.AppliedSetsUnreadable():
                 self._truth.failed(event, self._clock)
             case events.CheckpointSaved():
                 self._checkpoints.saved(event.version, event.directory)
-                self._out.log(f"Checkpoint of version {event.version} saved to {event.directory}")
+                subject, text = f"checkpoint-{event.version}", f"saved to {event.directory}"
+                self._out.events.add(EventKind.CHECKPOINT_SAVED, subject, text, directory=event.directory)
+                self._out.log(f"Checkpoint of version {event.version} {text}")
             case events.CheckpointFailed():
                 self._checkpoints.failed()
+                self._out.events.add(EventKind.CHECKPOINT_FAILED, f"checkpoint-{event.version}", event.reason)
                 text = f"The checkpoint of version {event.version} failed: {event.reason}"
                 self._out.log(f"{text}. The job goes on and tries again later.", Level.ERROR)
             case events.StopRequested():
-                self._ending.fail(event.reason)
+                cause = self._out.events.add(EventKind.JOB_STOP_REQUESTED, "user", event.reason)
+                self._ending.fail(event.reason, cause=cause)
             case events.Tick():
                 self._tick()
             case _:
@@ -264,6 +270,10 @@ class Job:
         self._members.time_out(self._clock)
         self._fleet.time_out(self._clock)
         self._rate.sample(self._now, self._work.tasks.records_done)
+        if not self._ending.is_decided and (why := self._why_waiting()) != self._waits_for:
+            self._waits_for = why
+            if why:
+                self._out.events.add(EventKind.JOB_WAITING, "job", why)
 
     def _advance(self) -> None:
         if self.settings.runs_command and self._fleet.pods.all_are_done and not self._ending.is_decided:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from elasticdl.master.core.applied import AppliedSet
 from elasticdl.master.core.callbacks import Callbacks
-from elasticdl.master.core.commands import Accepted, ListShards, Measured, Refused, Registered, UnknownWorker
+from elasticdl.master.core.commands import Accepted, ListShards, Refused, Registered, UnknownWorker
 from elasticdl.master.core.data import Data
 from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.evaluation import Evaluations, Schedule
@@ -29,6 +29,7 @@ from elasticdl.master.core.values import HeldLease, Level, Role
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl_client.job_events import EventKind
 
 
 class Joining:
@@ -71,6 +72,15 @@ class Joining:
             self._worlds.lost(event.worker_id, "began anew", clock)
             self._work.lose_worker(event.worker_id)
         worker = self._workers.join(event.worker_id, event.incarnation, clock)
+        if not is_same:
+            subject = f"worker-{worker.id}"
+            self._out.events.add(
+                EventKind.WORKER_REGISTERED,
+                subject,
+                "",
+                self._out.events.newest(subject),
+                incarnation=worker.incarnation,
+            )
         if is_first_time:
             self._learn_held(worker.id, event.held, begins, clock)
             self._learn_local_ledger(event.applied, is_same)
@@ -110,7 +120,11 @@ class Joining:
             return
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
         if event.error:
-            self._ending.fail(f"{event.error}\n{event.error_details}".rstrip())
+            subject = f"worker-{event.worker_id}"
+            cause = self._out.events.add(
+                EventKind.MODEL_REJECTED, subject, event.error, 0, traceback=event.error_details
+            )
+            self._ending.fail(f"{event.error}\n{event.error_details}".rstrip(), cause=cause)
         else:
             self._work.has_callbacks = event.has_callbacks
             for kind in self._data.model_reported(event.has_metrics, event.shards, event.plan, event.callbacks):
@@ -124,8 +138,7 @@ class Joining:
             return
         self._work.evaluations.told(event.step, event.metrics)
         self._out.persist()
-        self._out.log(f"Evaluation metrics[step={event.step}]: {dict(event.metrics)}")
-        self._out.add(Measured(event.step, dict(event.metrics)))
+        self._out.measured(event.step, event.metrics)
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
     def training_stop_requested(self, event: TrainingStopRequested, clock: float) -> None:

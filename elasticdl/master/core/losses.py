@@ -10,6 +10,7 @@ from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.settings import JobSettings, NanPolicy
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import Lease, Level
+from elasticdl_client.job_events import EventKind
 
 _ADVICE = "\n  → "  # stands between what is wrong and what to do about it
 MAX_SKIPS_TOLD = 20  # one by one; after that every so many
@@ -49,12 +50,23 @@ class Losses:
         where += f", records {lease.shard.name}:{lease.shard.start}-{lease.shard.end - 1}"
         said, _, own_advice = event.not_finite.partition(_ADVICE)
         what = f"{said or f'The loss is {event.loss}'} ({where})"
+        if self._settings.nan_policy is NanPolicy.FAIL or is_new:
+            cause = self._out.events.add(
+                EventKind.LOSS_NOT_FINITE,
+                f"task-{lease.task}",
+                said or f"The loss is {event.loss}",
+                worker=event.worker_id,
+                epoch=lease.epoch + 1,
+                minibatch=-1 if minibatch is None else minibatch,
+                records=f"{lease.shard.name}:{lease.shard.start}-{lease.shard.end}",
+                policy=self._settings.nan_policy.value,
+            )
         if self._settings.nan_policy is NanPolicy.FAIL:
             advice = (
                 "Look at these records first: a missing cell of a table is NaN, to be filled in the data or in feed. "
             )
             advice += "If they are finite, lower the learning rate.  --nan_policy=skip leaves such minibatches out."
-            self._ending.fail(f"{what}{_ADVICE}{own_advice or advice}")
+            self._ending.fail(f"{what}{_ADVICE}{own_advice or advice}", cause=cause)
         elif is_new:
             self._num_skips += 1
             if self._num_skips <= MAX_SKIPS_TOLD or self._num_skips % MAX_SKIPS_TOLD == 0:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from elasticdl.master.core.commands import Answer, Command, Log, Persist, Reply
+from collections.abc import Mapping
+
+from elasticdl.master.core.commands import Answer, Command, Log, Measured, Persist, Reply
 from elasticdl.master.core.event_log import EventLog
 from elasticdl.master.core.values import Level
+from elasticdl_client.job_events import EventKind
 
 
 class Outbox:
@@ -26,6 +29,12 @@ class Outbox:
 
     def log(self, text: str, level: Level = Level.INFO) -> None:
         self._commands.append(Log(level, text))
+
+    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+        """An evaluation has ended: its line, its event, and its numbers for the watchers of the job."""
+        self.events.add(EventKind.EVALUATION_FINISHED, f"evaluation-{step}", **metrics)
+        self.log(f"Evaluation metrics[step={step}]: {dict(metrics)}")
+        self.add(Measured(step, dict(metrics)))
 
     def persist(self) -> None:
         """What the core knows now is on disk before any command that follows is executed."""

@@ -38,6 +38,10 @@ class PodRecord:
         create_delay: before the attempt to create it.
         complaints: why it cannot start, as far as said.
         resized_to: the memory factor that a resize in place was last asked for; each is asked for once.
+        is_known: an event says that it was created; this, and the next three, are kept over the master's lives.
+        has_run: an event says that it runs.
+        pending_why: why it is pending, without numbers, as far as an event says so.
+        cause: number of the event that made it necessary.
     """
 
     name: str
@@ -51,6 +55,15 @@ class PodRecord:
     create_delay: float = 0.0
     complaints: set[str] = field(default_factory=set)
     resized_to: float = 1.0
+    is_known: bool = False
+    has_run: bool = False
+    pending_why: str = ""
+    cause: int = 0
+
+    @property
+    def subject(self) -> str:
+        """Of the events that are about it."""
+        return f"{self.role}-{self.index}"
 
     @property
     def place(self) -> Place:
@@ -66,6 +79,7 @@ class Pending:
     slot: int
     index: int | None
     delay: float = 0.0  # after the last attempt, which failed
+    cause: int = 0  # see `PodRecord`
 
 
 class Pods:
@@ -114,9 +128,9 @@ class Pods:
         planned = [pending.slot for pending in self._pending if pending.role is role]
         return [record.slot for record in self.living(role)] + planned
 
-    def succeed(self, record: PodRecord, due_at: float) -> None:
-        """Plans the successor of a lost pod."""
-        self._pending.append(_pending(due_at, record.role, record.slot))
+    def succeed(self, record: PodRecord, due_at: float, cause: int) -> None:
+        """Plan the successor of a pod that was lost by the event `cause`."""
+        self._pending.append(_pending(due_at, record.role, record.slot, cause))
 
     def complete(self, record: PodRecord) -> None:
         """The command of a worker has ended well: its slot is not filled again."""
@@ -184,7 +198,9 @@ class Pods:
             index, self._next_worker_id = self._next_worker_id, self._next_worker_id + 1
         name = self._settings.pod_name(role, index)
         gone_uids = self._gone_uids.pop(name, [])
-        record = self._records[name] = PodRecord(name, role, index, slot, "", gone_uids, create_delay=pending.delay)
+        record = self._records[name] = PodRecord(
+            name, role, index, slot, "", gone_uids, create_delay=pending.delay, cause=pending.cause
+        )
         return record
 
     def not_created(self, name: str, clock: float) -> float | None:
@@ -195,7 +211,7 @@ class Pods:
         del self._records[name]
         delay = min(MAX_CREATE_DELAY[record.role], max(RETRY, 2 * record.create_delay))
         self._gone_uids[name] = record.gone_uids
-        self._pending.append(Pending(clock + delay, record.role, record.slot, record.index, delay))
+        self._pending.append(Pending(clock + delay, record.role, record.slot, record.index, delay, record.cause))
         return delay
 
     def hurry(self, clock: float) -> None:
@@ -269,7 +285,13 @@ class Pods:
         return record
 
     def snapshot(self) -> dict[str, Any]:
-        records = [[r.name, r.role, r.index, r.uid, r.gone_uids, r.is_leaving, r.slot] for r in self._records.values()]
+        records = [
+            [
+                *(r.name, r.role, r.index, r.uid, r.gone_uids, r.is_leaving, r.slot),
+                *(r.is_known, r.has_run, r.pending_why, r.cause),
+            ]
+            for r in self._records.values()
+        ]
         return {
             "next_worker_id": self._next_worker_id,
             "records": records,
@@ -283,8 +305,11 @@ class Pods:
         """Takes over what an earlier life knew."""
         self._next_worker_id = saved["next_worker_id"]
         self._gone_uids = {name: list(uids) for name, uids in saved["gone_uids"].items()}
-        for name, role, index, uid, gone_uids, is_leaving, slot in saved["records"]:
-            self._records[name] = PodRecord(name, Role(role), index, slot, uid, list(gone_uids), is_leaving)
+        for name, role, index, uid, gone_uids, is_leaving, slot, *said in saved["records"]:
+            record = PodRecord(name, Role(role), index, slot, uid, list(gone_uids), is_leaving)
+            if said:  # a journal that is older than the log of events does not say it
+                record.is_known, record.has_run, record.pending_why, record.cause = said
+            self._records[name] = record
         self._memory_factors = {(Role(role), slot): factor for role, slot, factor in saved["memory_factors"]}
         self._has_run = {Role(role) for role in saved["has_run"]}
         self._done = set(saved.get("done", ()))
@@ -300,5 +325,5 @@ class Pods:
         assert all(1.0 < factor <= MAX_MEMORY_FACTOR for factor in self._memory_factors.values())
 
 
-def _pending(due_at: float, role: Role, slot: int) -> Pending:
-    return Pending(due_at, role, slot, slot if role is Role.PS else None)
+def _pending(due_at: float, role: Role, slot: int, cause: int = 0) -> Pending:
+    return Pending(due_at, role, slot, slot if role is Role.PS else None, cause=cause)

@@ -61,6 +61,11 @@ class Coverage:
             is_bound=is_bound,
         )
 
+    def counts(self) -> dict[str, int]:
+        """Records by fate."""
+        names = ("records", "committed", "repeated", "lost", "quarantined", "skipped", "unplanned", "filtered")
+        return {name: getattr(self, name) for name in (*names, "augmented")}
+
     def __str__(self) -> str:
         title = _PASSES.get(self.verb, f"Epoch {self.epoch}")
         line = f"{title}: records {self.records}, {self.verb} {self.committed}, "

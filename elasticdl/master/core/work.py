@@ -12,7 +12,7 @@ from typing import Any
 from elasticdl.master.core.applied import AppliedSet
 from elasticdl.master.core.callbacks import Callbacks
 from elasticdl.master.core.charges import Charges
-from elasticdl.master.core.commands import Accepted, LeaseGranted, Measured, NoLeaseNow, Refused, UnknownWorker
+from elasticdl.master.core.commands import Accepted, LeaseGranted, NoLeaseNow, Refused, UnknownWorker
 from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.evaluation import Evaluations, Schedule
 from elasticdl.master.core.events import (
@@ -34,9 +34,11 @@ from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import HeldLease, Lease, Level, Shard, TaskType
 from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl_client.job_events import EventKind
 
 LeaseEvent = ProgressReported | TaskFinished | TaskFailed | EvaluationReported | LeaseQuestioned
 TRAIN_END_KEY: TaskKey = (TaskType.TRAIN_END, 0, 0)
+_MODEL_CHANGES = (EventKind.PS_READY, EventKind.GROUP_FORMED, EventKind.WORKER_REGISTERED)  # to an older model
 
 
 class Work:
@@ -149,6 +151,7 @@ class Work:
         name = self.tasks.take(lambda epoch, task: allowed(planned, epoch, task)) if trains else None
         if trains and name is None and not self.tasks.has_todo and self.tasks.can_begin:
             epoch = self.tasks.begin_epoch()
+            self._out.events.add(EventKind.EPOCH_STARTED, f"epoch-{epoch.number + 1}", records=epoch.records)
             self._out.log(f"Starting epoch {epoch.number + 1}" if self._settings.trains else "Starting")
             name = self.tasks.take(lambda epoch, task: allowed(planned, epoch, task))
         if name is not None:
@@ -248,7 +251,10 @@ class Work:
             return
         for epoch in sorted({epoch for epoch, _ in reopened}):
             count = sum(one == epoch for one, _ in reopened)
-            self._out.log(f"Epoch {epoch + 1} is open again: the model has lost parts of {count} tasks", Level.WARNING)
+            cause = self._out.events.newest_of(*_MODEL_CHANGES)
+            text = f"the model has lost parts of {count} tasks"
+            self._out.events.add(EventKind.EPOCH_REOPENED, f"epoch-{epoch + 1}", text, cause, tasks=count)
+            self._out.log(f"Epoch {epoch + 1} is open again: {text}", Level.WARNING)
         for lease in self.leases.of_type(TaskType.TRAIN_END) + self.leases.of_type(TaskType.EVALUATION):
             self.leases.end(lease)
         self.evaluations.withdraw()
@@ -316,6 +322,8 @@ class Work:
             self.has_exported = True
             self._out.persist()
             if self._settings.output:
+                text = f"exported to {self._settings.output}"
+                self._out.events.add(EventKind.MODEL_EXPORTED, "job", text, directory=self._settings.output)
                 self._out.log(f"The model is exported to {self._settings.output}")
         else:
             self._finish_evaluation_task(lease, EvaluationReported(event.call, worker.id, event.incarnation, lease.id))
@@ -374,8 +382,7 @@ class Work:
                 f"{done.num_records} records",
                 Level.WARNING,
             )
-        self._out.log(f"Evaluation metrics[step={done.step}]: {self.evaluations.results}")
-        self._out.add(Measured(done.step, dict(self.evaluations.results)))
+        self._out.measured(done.step, self.evaluations.results)
         self._decide(done.step)
 
     def _decide(self, step: int) -> None:
@@ -392,7 +399,9 @@ class Work:
     def stop_training(self, reason: str) -> None:
         """Plans nothing more than what a worker has begun: that the rest stays out was asked for."""
         if not self.tasks.all_done:
-            self._out.log(f"Training stops at step {self.tasks.model_version}: {reason}")
+            step = self.tasks.model_version
+            self._out.events.add(EventKind.TRAINING_STOPPED, "job", reason, step=step)
+            self._out.log(f"Training stops at step {step}: {reason}")
             self.tasks.stop()
 
     def _end_well(self, lease: Lease, worker: Worker) -> None:

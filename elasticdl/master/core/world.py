@@ -23,6 +23,7 @@ from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world_candidates import Candidate, Watch, together
 from elasticdl.master.core.world_story import Story
 from elasticdl.master.core.world_suspects import Suspects
+from elasticdl_client.job_events import EventKind
 
 SETTLE = 0.2  # seconds that a new world waits for those who may be ready a moment later
 MAX_SETTLE = 1.0  # of the first that is ready
@@ -44,10 +45,12 @@ class Worlds:
         self._suspects = Suspects()
         self._watches: dict[int, Watch] = {}
         self._broken = ""  # why the newest one cannot stand
+        self._broken_by = 0  # number of the newest event of a broken world since one has formed
         self._broken_at = 0.0
         self._lost: set[int] = set()  # of the newest one, workers that are gone
         self._story = Story()
         self._complaint = ""
+        self._has_ended = False  # the job is decided: that members leave is no event
         self._judged = 0  # the newest version that could not form and is somebody's fault
 
     # What others ask ------------------------------------------------------------------------------------------------
@@ -112,6 +115,7 @@ class Worlds:
         first = world.members[0]
         if (first.worker_id, first.incarnation) != (event.worker_id, event.incarnation):
             return None
+        before = len(self.formed_members)
         has_source = any(member.is_source for member in world.members)
         is_new = not has_source or bool(event.restored_from)
         self.formed = world
@@ -119,6 +123,8 @@ class Worlds:
         for member in world.members:
             self._has_heard(member.worker_id, world)
         self._suspects.has_formed(member.worker_id for member in world.members)
+        self._write_down(world, before, clock)
+        self._broken_by = 0
         restored = f"that of {event.restored_from}" if event.restored_from else "the initial one"
         origin = "" if has_source and not event.restored_from else restored
         line = self._story.end(world, self.num_formed, clock, origin)
@@ -128,6 +134,22 @@ class Worlds:
             self._story.begin(clock)
         self._out.persist()
         return is_new
+
+    def _write_down(self, world: World, before: int, clock: float) -> None:
+        """Adds a world that has formed to the log of events."""
+        joined = [f"worker-{member.worker_id}" for member in world.members if not member.is_source]
+        cause = self._broken_by or max((self._out.events.newest(subject) for subject in joined), default=0)
+        seconds = 0.0 if self._story.since is None else clock - self._story.since
+        self._out.events.add(
+            EventKind.GROUP_FORMED,
+            f"group-{self.num_formed}",
+            "",
+            cause,
+            before=before,
+            after=len(world.members),
+            seconds=round(seconds, 3),
+            workers=" ".join(str(member.worker_id) for member in world.members),
+        )
 
     def is_formed(self, version: int) -> bool:
         """It is the last one that did."""
@@ -146,7 +168,8 @@ class Worlds:
     def lost_lease(self, worker_id: int, clock: float) -> None:
         """A member does not know any more what it has to do."""
         if worker_id in self.members:
-            self._break_knowingly(f"worker {worker_id} has lost its lease", clock)
+            cause = self._out.events.newest(f"worker-{worker_id}")
+            self._break_knowingly(f"worker {worker_id} has lost its lease", clock, cause)
 
     def leaves(self, worker_id: int, clock: float) -> None:
         """A worker was told to end by somebody else."""
@@ -157,16 +180,19 @@ class Worlds:
             return
         if any(member.worker_id == worker_id for member in self.planned.members):
             self._lost.add(worker_id)
-            self._break_knowingly(f"worker {worker_id} {why}", clock)
+            self._break_knowingly(f"worker {worker_id} {why}", clock, self._out.events.newest(f"worker-{worker_id}"))
 
-    def _break(self, why: str, clock: float) -> None:
+    def _break(self, why: str, clock: float, cause: int = 0) -> None:
         if not self._broken:
             self._broken, self._broken_at = why, clock
+            if not self._has_ended:
+                number = self.num_formed + (self.planned is not self.formed)
+                self._broken_by = self._out.events.add(EventKind.GROUP_BROKEN, f"group-{number}", why, cause)
             self._story.begin(clock)
 
-    def _break_knowingly(self, fact: str, clock: float) -> None:
+    def _break_knowingly(self, fact: str, clock: float, cause: int = 0) -> None:
         self._story.fact(fact)
-        self._break(fact, clock)
+        self._break(fact, clock, cause)
 
     def _formed_ids(self) -> set[int]:
         return {member.worker_id for member in self.formed_members}
@@ -227,6 +253,7 @@ class Worlds:
 
     def end(self) -> None:
         """The job is decided."""
+        self._has_ended = True
         for worker_id in list(self._watches):
             self._answer_watch(worker_id, JobOver())
 
@@ -362,7 +389,7 @@ class Worlds:
         if saved["members"]:
             self.formed = self.planned = World(saved["version"], tuple(Member(*one) for one in saved["members"]))
             self._candidates = {one[0]: Candidate(*one) for one in saved["members"]}
-            self._break_knowingly("the master has restarted", clock)
+            self._break_knowingly("the master has restarted", clock, self._out.events.newest("master"))
 
     def validate(self) -> None:
         """The newest world is not older than the last that formed, and nobody is in it twice.

@@ -18,6 +18,11 @@ class Story:
         self._complaints: list[str] = []
         self._since: float | None = None
 
+    @property
+    def since(self) -> float | None:
+        """When the change under way began; None: there is none."""
+        return self._since
+
     def begin(self, clock: float) -> None:
         """A world is broken or a new one is called; only the first of these since the last one formed counts."""
         self._since = clock if self._since is None else self._since

@@ -1,0 +1,117 @@
+"""`elasticdl events`: what has happened to a job, as a table or as objects, and with --follow what happens to its end.
+
+Only looks: the job does not need it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from elasticdl_client.errors import FlagError
+from elasticdl_client.flags import nearest
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, describe, since
+from elasticdl_client.jobs import words
+from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.options import Options, seconds_of
+from elasticdl_client.jobs.store import JobStore
+
+WARNINGS = "warnings"  # in --kind: every kind that is a trouble
+_LOOK_S = 0.5
+_KIND_WIDTH = max(len(kind) for kind in EventKind)
+
+
+def show(job: Job, store: JobStore, options: Options) -> None:
+    """Print the events of a job that the options ask for; with --follow those to come, too, until the job has ended.
+
+    Raises:
+        FlagError: --kind names no kind.
+        JobError: the events cannot be read.
+    """
+    wanted = _filter(options)
+    if options.follow:
+        for event in filter(wanted, _follow(job, store)):
+            text = json.dumps(event.to_plain(), ensure_ascii=False) if options.output else _line(event)
+            print(text, flush=True)
+        return
+    history = store.events(job)
+    events = list(filter(wanted, history.events))
+    if options.output:
+        print(words.structured([event.to_plain() for event in events], options.output))
+    elif events:
+        for line in _summary(history):
+            print(line)
+        print(table(events))
+    else:
+        print(f'No events of job "{job.name}" {job.where}.')
+
+
+def table(events: Sequence[JobEvent]) -> str:
+    """The events in columns, the oldest first."""
+    rows = [(_time(e.at), str(e.number), _type(e), e.kind.value, e.subject, _message(e)) for e in events]
+    return words.table([("TIME", "NUMBER", "TYPE", "KIND", "SUBJECT", "MESSAGE"), *rows])
+
+
+def kinds_of(text: str) -> frozenset[EventKind]:
+    """The kinds that --kind names; empty: all.
+
+    Raises:
+        FlagError: there is no such kind.
+    """
+    kinds: set[EventKind] = set()
+    known = {kind.value.lower(): kind for kind in EventKind}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name.lower() == WARNINGS:
+            kinds |= {kind for kind in EventKind if JobEvent(0, 0.0, kind, "").is_trouble}
+        elif name.lower() in known:
+            kinds.add(known[name.lower()])
+        else:
+            near = known.get(nearest(name.lower(), list(known)))
+            hint = f"Did you mean {near.value}?" if near else f"The kinds are {', '.join(EventKind)}, and {WARNINGS}."
+            raise FlagError(f"--kind={name} is not a kind of event.", hint)
+    return frozenset(kinds)
+
+
+def _filter(options: Options) -> Callable[[JobEvent], bool]:
+    kinds, age_s = kinds_of(options.kind), seconds_of(options.since)
+    oldest = time.time() - age_s if age_s is not None else 0.0
+    return lambda event: event.at >= oldest and (not kinds or event.kind in kinds)
+
+
+def _follow(job: Job, store: JobStore) -> Iterator[JobEvent]:
+    """The events of a job, and those to come until it has ended or was deleted; each once."""
+    newest, pause = 0, threading.Event()
+    while True:
+        found = store.find(job.name)  # before the events: the last ones are written before the end shows
+        for event in since(store.events(job).events, newest):
+            newest = event.number
+            yield event
+        if found is None or found.has_ended:
+            return
+        pause.wait(_LOOK_S)
+
+
+def _line(event: JobEvent) -> str:
+    return f"{_time(event.at)}   {event.kind.value.ljust(_KIND_WIDTH)}   {event.subject.ljust(9)}   {_message(event)}"
+
+
+def _message(event: JobEvent) -> str:
+    return describe(event) + (f" (follows from {event.cause})" if event.cause else "")
+
+
+def _type(event: JobEvent) -> str:
+    return "Warning" if event.is_trouble else "Normal"
+
+
+def _time(at: float) -> str:
+    """The time of day here, with the date if that is another one."""
+    then, today = time.localtime(at), time.localtime()
+    return time.strftime("%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", then)
+
+
+def _summary(history: EventHistory) -> Iterable[str]:
+    if history.summed_up:
+        counts = ", ".join(f"{kind} {count}" for kind, count in sorted(history.summed_up.items()))
+        yield f"Older events, by kind: {counts}"
