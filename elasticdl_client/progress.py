@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
+from elasticdl_client.durations import age
 from elasticdl_client.job_status import JobPhase, JobStatus
 
 _PLAIN_INTERVAL_S = 2.0
@@ -32,7 +33,16 @@ def open_display(stream: TextIO) -> Display:
 
 def summary(status: JobStatus) -> str:
     """One line on where the job is."""
-    return f"{_records(status)}, {_state(status)}"
+    return ", ".join(text for text in (_records(status), time_text(status), _state(status)) if text)
+
+
+def time_text(status: JobStatus, *, with_eta: bool = True) -> str:
+    """Return how long the job has run and how long its records still take; empty before its master has started."""
+    if not status.elapsed_seconds:
+        return ""
+    elapsed = f"elapsed {age(status.elapsed_seconds)}"
+    eta = status.eta_seconds if with_eta else None
+    return elapsed if eta is None else f"{elapsed}, ETA {age(eta)}"
 
 
 def _state(status: JobStatus) -> str:
@@ -136,10 +146,10 @@ class PlainDisplay:
         for line in news(self._status, status):
             self.say(line)
         self._status = status
-        line = summary(status)
-        if line != self._shown and self._clock() - self._shown_at >= _PLAIN_INTERVAL_S:
-            self._shown, self._shown_at = line, self._clock()
-            self.say(line)
+        text = _records(status) + _state(status)
+        if text != self._shown and self._clock() - self._shown_at >= _PLAIN_INTERVAL_S:
+            self._shown, self._shown_at = text, self._clock()
+            self.say(summary(status))
 
     def say(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
@@ -154,7 +164,7 @@ class RichDisplay:
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console, Group
         from rich.live import Live
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn
         from rich.text import Text
 
         self._status: JobStatus | None = None
@@ -162,7 +172,6 @@ class RichDisplay:
         self._bar = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
             console=self._console,
         )
         self._task = self._bar.add_task("starting", total=None)
@@ -176,7 +185,7 @@ class RichDisplay:
         self._status = status
         total = status.records_total or None
         self._bar.update(self._task, total=total, completed=status.records_done, description=_records(status))
-        self._line.plain = _state(status)
+        self._line.plain = ", ".join(text for text in (time_text(status), _state(status)) if text)
 
     def say(self, line: str) -> None:
         self._console.print(line, markup=False)

@@ -26,4 +26,6 @@ def to_job_status(
     values["coverage"] = tuple(EpochCoverage(**dataclasses.asdict(one)) for one in status.coverage)
     values["ps"] = tuple(PsStatus(**dataclasses.asdict(one)) for one in status.ps)
     values |= {"pods": pods, "lost_pods": lost_pods}
-    return JobStatus(job_name=job_name, started_at=started_at, updated_at=time.time(), **values)
+    now = time.time()
+    elapsed = max(0.0, now - started_at)
+    return JobStatus(job_name=job_name, started_at=started_at, updated_at=now, elapsed_seconds=elapsed, **values)

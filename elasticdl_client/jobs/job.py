@@ -73,6 +73,8 @@ class Job:
         status = dataclasses.asdict(self.status)
         for name in ("job_name", "phase"):
             del status[name]
+        if self.has_ended or self.phase is Phase.STOPPED:
+            status["eta_seconds"] = None
         return {
             "name": self.name,
             "runtime": self.runtime.value,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from elasticdl_client import progress, report
+from elasticdl_client.durations import age
 from elasticdl_client.job_status import EpochCoverage, JobStatus, PsStatus
 from elasticdl_client.jobs.job import Job, Phase
 
@@ -24,25 +25,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def age(seconds: float) -> str:
-    """A duration in kubectl's words: 45s, 5m3s, 62m, 3h5m, 26h, 3d4h."""
-    s = int(max(0.0, seconds))
-    minutes, hours, days = s // 60, s // 3600, s // 86400
-    if s < 120:
-        return f"{s}s"
-    if minutes < 10:
-        return f"{minutes}m{s % 60}s" if s % 60 else f"{minutes}m"
-    if minutes < 180:
-        return f"{minutes}m"
-    if hours < 8:
-        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
-    if hours < 48:
-        return f"{hours}h"
-    if days < 8 and hours % 24:
-        return f"{days}d{hours % 24}h"
-    return f"{days}d"
 
 
 def structured(value: object, form: str) -> str:
@@ -131,6 +113,7 @@ def page(job: Job, now: float) -> str:
     head += [("Directory", job.directory), ("Phase", job.phase.value)]
     head += [("Message", text) for text in [*messages(job), waiting_for(job)]]
     head += [("To do", what_to_do(job)), *_progress(status, with_rate=not is_over)]
+    head += [("Time", progress.time_text(status, with_eta=not is_over))]
     head += [("Workers", _pod_counts(status, "worker", status.workers_alive, status.workers_wanted))]
     head += [("PS", _pod_counts(status, "ps", status.ps_alive, status.ps_wanted) if status.ps_wanted else "")]
     head += [("Staleness", progress.staleness_text(status))]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl_client.choices import Runtime
+from elasticdl_client.durations import age
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
 from elasticdl_client.jobs import pods, words
 from elasticdl_client.jobs.job import Job, Phase, phase_of
@@ -60,7 +61,7 @@ JOB = Job("digits", Runtime.KUBERNETES, Phase.RUNNING, STATUS, namespace="team",
     ],
 )
 def test_ages_are_kubectls(seconds: float, text: str) -> None:
-    assert words.age(seconds) == text
+    assert age(seconds) == text
 
 
 def test_the_table_has_a_column_for_each_thing_and_no_blanks_in_a_cell() -> None:
@@ -90,6 +91,7 @@ def test_the_page_of_a_job_says_all_that_is_known() -> None:
     ):
         assert line in page.splitlines(), page
     assert "Directory" not in page
+    assert "Time:" not in page  # of a master that does not say it
     assert "No worker runs" not in page
 
 
@@ -164,7 +166,8 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("epoch", "num_epochs", "records_done", "records_total", "records_per_second", "workers_alive"),
         *("workers_wanted", "ps_alive", "ps_wanted", "model_version", "loss", "metrics", "metrics_step", "coverage"),
         *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at", "records_skipped"),
-        *("ps", "staleness", "gradients_refused", "world", "num_worlds", "lost_pods"),
+        *("ps", "staleness", "gradients_refused", "world", "num_worlds", "lost_pods", "elapsed_seconds", "eta_seconds"),
+        *("worker_seconds", "ps_seconds"),
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")
@@ -258,3 +261,14 @@ def container(**state: Any) -> dict[str, Any]:
 def test_a_pod_says_why_it_is_pending_or_has_ended(found: dict[str, Any], phase: str, message: str) -> None:
     status = pods.pod_status(found)
     assert (status.role, status.phase, status.message) == ("worker", phase, message)
+
+
+def test_a_job_says_how_long_it_has_run_and_what_the_rest_takes() -> None:
+    timed = dataclasses.replace(STATUS, elapsed_seconds=299.2, eta_seconds=366.0)
+    running = dataclasses.replace(JOB, status=timed)
+    assert "Time:         elapsed 4m59s, ETA 6m6s" in words.page(running, NOW).splitlines()
+    assert running.to_plain()["eta_seconds"] == 366.0
+    for phase in (Phase.STOPPED, Phase.SUCCEEDED):
+        over = dataclasses.replace(running, phase=phase)
+        assert "Time:         elapsed 4m59s" in words.page(over, NOW).splitlines()
+        assert over.to_plain()["eta_seconds"] is None

@@ -41,6 +41,9 @@ def test_the_summary_says_where_the_job_is() -> None:
     endless = dataclasses.replace(RUNNING, records_total=0, num_epochs=-1)
     assert summary(endless).startswith("records 1,024, ")
     assert "epoch 1," in summary(endless)
+    timed = dataclasses.replace(RUNNING, elapsed_seconds=75.0, eta_seconds=3700.0)
+    assert ", 2,346 records/s, elapsed 75s, ETA 61m, workers 1/2, " in summary(timed)
+    assert ", elapsed 75s, workers" in summary(dataclasses.replace(timed, eta_seconds=None))
 
 
 def test_plain_lines_come_when_something_changed_and_not_too_often() -> None:
@@ -53,7 +56,7 @@ def test_plain_lines_come_when_something_changed_and_not_too_often() -> None:
     now[0] = 2.5
     display.update(dataclasses.replace(RUNNING, records_done=2048))
     now[0] = 5.0
-    display.update(dataclasses.replace(RUNNING, records_done=2048, updated_at=5.0))
+    display.update(dataclasses.replace(RUNNING, records_done=2048, updated_at=5.0, elapsed_seconds=5.0))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
     assert "2,048/27,000" in lines[1]
@@ -76,13 +79,14 @@ def test_news_are_evaluations_complete_epochs_and_a_new_master() -> None:
 def test_a_terminal_gets_a_bar_and_the_news_above_it() -> None:
     stream = Terminal()
     display = RichDisplay(stream)
-    display.update(RUNNING)
+    display.update(dataclasses.replace(RUNNING, elapsed_seconds=75.0, eta_seconds=30.0))
     display.update(dataclasses.replace(RUNNING, metrics={"accuracy": 0.91}, metrics_step=16))
     display.say("[not markup]")
     display.close()
     assert "evaluation at step 16: accuracy 0.91" in stream.getvalue()
     assert "[not markup]" in stream.getvalue()
     assert "1,024/27,000" in stream.getvalue()
+    assert "elapsed 75s, ETA 30s, workers 1/2" in stream.getvalue()
 
 
 def test_the_end_of_a_job_says_what_was_left_out_and_how_stale_gradients_were(

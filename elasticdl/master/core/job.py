@@ -28,9 +28,10 @@ from elasticdl.master.core.load import Loads
 from elasticdl.master.core.members import Members
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.overview import look_at
+from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.session import Session
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.status import Coverage, Rate, Status
+from elasticdl.master.core.status import Coverage, Status
 from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.values import HeldLease, Lease, Level, Role, Shard, TaskType
 from elasticdl.master.core.work import Work
@@ -102,7 +103,7 @@ class Job:
             self._out,
         )
         self._has_opened = False  # something may have been handed out in this life
-        self._rate = Rate()
+        self._pace = Pace()
         self._waits_for = ""
         self._out.events.now = now + unix_offset
         if generation == 1:
@@ -269,7 +270,7 @@ class Job:
     def _tick(self) -> None:
         self._members.time_out(self._clock)
         self._fleet.time_out(self._clock)
-        self._rate.sample(self._now, self._work.tasks.records_done)
+        self._pace.sample(self._now, self._work.tasks.records_done, len(self._workers.all()))
         if not self._ending.is_decided and (why := self._why_waiting()) != self._waits_for:
             self._waits_for = why
             if why:
@@ -418,7 +419,7 @@ class Job:
             self._fleet.num_serving,
             self._loads,
             self._ending,
-            self._rate,
+            self._pace,
             self.settings.runs_command and self._fleet.pods.all_are_done,
         )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.load import Loads
+from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.status import Coverage, Rate, Status
+from elasticdl.master.core.status import Coverage, Status
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
@@ -22,7 +23,7 @@ def look_at(
     num_serving: int,
     loads: Loads,
     ending: Ending,
-    rate: Rate,
+    pace: Pace,
     all_have_left: bool,
 ) -> Status:
     """Return what a job looks like now.
@@ -40,7 +41,8 @@ def look_at(
         num_epochs=work.tasks.settings.num_epochs if settings.trains else 0,
         records_done=work.tasks.records_done,
         records_total=work.tasks.planned_records,
-        records_per_second=rate.value(),
+        records_per_second=pace.records_per_second(),
+        eta_seconds=_eta(work, ending, pace),
         workers_alive=len(workers.all()),
         workers_wanted=settings.num_workers + settings.has_evaluator,
         ps_alive=num_serving,
@@ -67,3 +69,9 @@ def look_at(
         ps_seconds={},
         exit_code=outcome.exit_code if outcome is not None and ending.is_over else None,
     )
+
+
+def _eta(work: Work, ending: Ending, pace: Pace) -> float | None:
+    if ending.is_decided or not work.tasks.planned_records:
+        return None
+    return pace.seconds_for(work.tasks.records_left_out)

@@ -1,15 +1,13 @@
-"""Status: what a job looks like from outside; the shell makes a JobStatus of it.  Values only, and a rate."""
+"""Status: what a job looks like from outside; the shell makes a JobStatus of it.  Values only."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elasticdl.master.core.epoch import Epoch
 from elasticdl.master.core.load import ServerLoad
 
-WINDOW = 30.0  # seconds over which a rate is taken
 _PASSES = {"evaluated": "evaluation", "predicted": "prediction", "analyzed": "analysis"}  # by verb
 
 
@@ -87,6 +85,7 @@ class Status:
         coverage: of the epochs whose line is printed.
         tasks_total: planned over all epochs; 0 while unknown or endless.
         records_done: committed, skipped or filtered, over all epochs.
+        eta_seconds: that the rest of the records takes; None while unknown, where it is endless, and after the end.
         world: AllReduce: workers of the world that stands, in order of rank.
         num_worlds: AllReduce: how many have formed.
         staleness: gradients taken by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
@@ -102,6 +101,7 @@ class Status:
     records_done: int
     records_total: int
     records_per_second: float
+    eta_seconds: float | None
     workers_alive: int
     workers_wanted: int
     ps_alive: int
@@ -123,22 +123,3 @@ class Status:
     worker_seconds: Mapping[str, float]
     ps_seconds: Mapping[str, float]
     exit_code: int | None
-
-
-class Rate:
-    """Records per second over the last seconds."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def sample(self, now: float, records: int) -> None:
-        """Once a tick."""
-        self._samples.append((now, records))
-        while now - self._samples[0][0] > WINDOW:
-            self._samples.popleft()
-
-    def value(self) -> float:
-        if len(self._samples) < 2:
-            return 0.0
-        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
-        return max(0, last - first) / (last_at - first_at) if last_at > first_at else 0.0
