@@ -158,6 +158,10 @@ class KubernetesCluster:
                 raise _exists_already(name)
             self._api.pause(_GONE_POLL_S)
 
+    def uid_of(self, name: str) -> str:
+        """The uid of the newest pod of a name; empty: none was seen."""
+        return self._memory.uid_of(name)
+
     def _delete(self, name: str, uid: str, grace_s: int | None) -> None:
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if grace_s is not None:

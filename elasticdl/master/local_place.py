@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from elasticdl.rpc.addresses import written
 from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE, read_token, whole_spec
 from elasticdl_client.choices import Framework
 from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 
@@ -67,6 +68,9 @@ class LocalPlace:
             found = {role: [written(self.host, next(ports)) for _ in range(size)] for role, size in sizes.items()}
             path.write_text(json.dumps(found))
         return dict(json.loads(path.read_text()))
+
+    def publish(self, history: Callable[[], EventHistory]) -> None:
+        """The client of a local job shows them itself."""
 
     def is_transient(self, error: ElasticDLError) -> bool:
         return False

@@ -125,6 +125,7 @@ class Master:
         effects = self._make_effects(inbox, generation, state["port"])
         watching = watcher(self._spec.tensorboard_log_dir, generation, job.status().model_version)
         shell = Shell(job, inbox, effects, self._journal, self._place.cluster, state, self._place.patience_s, watching)
+        self._place.publish(lambda: shell.history)
         server = self._serve(inbox, generation, shell, state["port"])
         with self._stop_lock:
             self._shell = shell

@@ -6,17 +6,19 @@ Adapters: local_place.py and kubernetes/place.py.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from elasticdl.cluster.cluster import Cluster
 from elasticdl.master.journal import Journal
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 
 
 class Place(Protocol):
-    """Four verbs, and what the master works with."""
+    """Five verbs, and what the master works with."""
 
     @property
     def spec(self) -> JobSpec: ...
@@ -61,6 +63,10 @@ class Place(Protocol):
 
     def pod_specs(self, port: int) -> PodSpecs:
         """For pods that reach this master at a port."""
+        ...
+
+    def publish(self, history: Callable[[], EventHistory]) -> None:
+        """Shows the job's events where people of this runtime look for them, from now on until `close`."""
         ...
 
     def is_transient(self, error: ElasticDLError) -> bool:

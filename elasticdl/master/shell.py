@@ -23,6 +23,7 @@ from elasticdl.master.pod_view import PodView
 from elasticdl.master.status import to_job_status
 from elasticdl.master.tensorboard import Nobody, Watcher
 from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_status import JobStatus
 
 TICK_S = 0.5
@@ -48,6 +49,9 @@ class Core(Protocol):
     def handle(self, event: events.Event, now: float) -> list[commands.Command]: ...
 
     def snapshot(self) -> dict[str, Any]: ...
+
+    @property
+    def events(self) -> EventHistory: ...
 
     def status(self) -> Status: ...
 
@@ -95,6 +99,7 @@ class Shell:
         self._pods = PodView()
         self._outcome: commands.EndJob | None = None
         self._is_leaving = False
+        self._history = core.events
 
     def request_stop(self, reason: str) -> None:
         """Ends the job in order; from any thread."""
@@ -105,6 +110,11 @@ class Shell:
         """Ends this life of the master and leaves the job to the next; from any thread."""
         self._stop.set()
         self._inbox.post(Leave())
+
+    @property
+    def history(self) -> EventHistory:
+        """The job's events as of the last second; from any thread."""
+        return self._history
 
     def keep_model_layout(self, layout: dict[str, object]) -> None:
         """Keeps the first description of the model for manifests; from any thread."""
@@ -212,6 +222,7 @@ class Shell:
             self._journalled_at = moment
             self._journal.save_later(self.snapshot(), self.status())
             self._watcher.look(self._core.status())
+            self._history = self._core.events
 
     def _until_tick_s(self) -> float:
         return 0.0 if self._tick_is_queued else min(self._ticked_at + TICK_S, self._wake_at) - time.monotonic()
@@ -254,6 +265,7 @@ class Shell:
                 self._watcher.measured(step, metrics)
             case commands.EndJob():
                 self._outcome = command
+                self._history = self._core.events
                 self._watcher.look(self._core.status())
             case commands.Persist():
                 raise AssertionError("carried out by `_carry_out`")

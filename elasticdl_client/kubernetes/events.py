@@ -8,6 +8,8 @@ from typing import Any
 
 from elasticdl_client.kubernetes.api import ClusterError, Connection, checked
 
+COMPONENT = "elasticdl"  # the source of the Events that a master creates
+
 
 def newest(connection: Connection, namespace: str, uids: Sequence[str]) -> dict[str, str]:
     """What the newest Event of each pod says, by its uid, if it is a warning, or that an image is being pulled.
@@ -23,7 +25,8 @@ def newest(connection: Connection, namespace: str, uids: Sequence[str]) -> dict[
             events = json.loads(checked(answer).data)["items"]
     except ClusterError:
         return {}
-    found = {str(event["involvedObject"].get("uid")): event for event in sorted(events, key=_age)}
+    others = [event for event in events if (event.get("source") or {}).get("component") != COMPONENT]
+    found = {str(event["involvedObject"].get("uid")): event for event in sorted(others, key=_age)}
     return {uid: _said(found[uid]) for uid in uids if uid in found and _tells(found[uid])}
 
 

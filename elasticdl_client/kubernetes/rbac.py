@@ -39,6 +39,9 @@ EXPIRY_RIGHTS = (Right("", "configmaps", ("delete",)),)
 RESIZE_RIGHTS = (Right("", "pods/resize", ("patch",)),)
 """What a master uses where it is granted: more memory for a pod that runs."""
 
+EVENT_RIGHTS = (Right("", "events", ("create",)),)
+"""What a master uses where it is granted: its job's events, shown by kubectl."""
+
 USER_RIGHTS = (
     Right("", "configmaps", ("create", "delete", "get", "list")),
     Right("", "secrets", ("create",)),
@@ -66,7 +69,7 @@ def manifests(namespace: str, service_account: str) -> list[Manifest]:
     """Return service account, Role and RoleBinding of a master."""
     metadata = _metadata(service_account, namespace)
     account = {"kind": "ServiceAccount", "name": service_account, "namespace": namespace}
-    role = _role(service_account, namespace, (*MASTER_RIGHTS, *EXPIRY_RIGHTS, *RESIZE_RIGHTS))
+    role = _role(service_account, namespace, (*MASTER_RIGHTS, *EXPIRY_RIGHTS, *RESIZE_RIGHTS, *EVENT_RIGHTS))
     return [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}, role, _binding(role, account)]
 
 

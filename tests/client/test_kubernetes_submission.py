@@ -309,7 +309,7 @@ def test_a_master_has_these_rights_and_no_others() -> None:
         ("", "secrets"): {"patch"},
         ("", "services"): {"patch"},
         ("networking.k8s.io", "networkpolicies"): {"patch"},
-        ("", "events"): {"list"},
+        ("", "events"): {"list", "create"},
         ("", "limitranges"): {"list"},
         ("", "pods/resize"): {"patch"},
     }

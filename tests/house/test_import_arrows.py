@@ -13,11 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = ("elasticai_api", "elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo")
 
 SHARED = (  # `choices` are the types of JobSpec's fields
-    "elasticdl_client.job_spec",
-    "elasticdl_client.choices",
     "elasticdl_client.checkpoint_manifest",
+    "elasticdl_client.choices",
     "elasticdl_client.errors",
     "elasticdl_client.goodput",
+    "elasticdl_client.job_events",
+    "elasticdl_client.job_spec",
     "elasticdl_client.job_status",
     "elasticdl_client.secret_values",
 )

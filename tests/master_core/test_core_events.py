@@ -149,3 +149,13 @@ def test_every_kind_can_be_described() -> None:
         assert text
         assert "\n" not in text
     assert describe(JobEvent(1, 0.0, EventKind.GROUP_FORMED, "group-2", "", 0, details)) == "4 → 3 workers in 0.19 s"
+
+
+def test_routine_is_summed_up_before_troubles_are() -> None:
+    log = EventLog()
+    for number in range(50):
+        log.add(EventKind.POD_LOST, f"worker-{number}")
+    for number in range(5 * MAX_EVENTS):
+        log.add(EventKind.EPOCH_COVERED, f"epoch-{number}")
+    assert set(log.history.summed_up) == {"EpochCovered"}
+    assert sum(event.kind is EventKind.POD_LOST for event in log.history.events) == 50

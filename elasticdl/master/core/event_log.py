@@ -1,7 +1,8 @@
 """EventLog: what happened to the job, for people and for `elasticdl explain`; nothing is decided by it.
 
 It numbers events and says when they happened.  It is kept in the snapshot, so that each event exists exactly once over
-all lives of the master.  It is bounded: the older half of what is not kept to the end is summed up by kind.
+all lives of the master.  It is bounded: what is routine is summed up by kind first, then the older half of the rest
+but for what is kept to the end.
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ KEPT = frozenset(
         EventKind.MODEL_REJECTED,
     }
 )
+ROUTINE = frozenset(
+    {
+        EventKind.EPOCH_STARTED,
+        EventKind.EPOCH_COVERED,
+        EventKind.EVALUATION_FINISHED,
+        EventKind.CHECKPOINT_SAVED,
+    }
+)
+_SUFFICES = 0.75  # of the bounds: if it is still more without the older half of the routine, other events go, too
 
 
 class EventLog:
@@ -79,7 +89,12 @@ class EventLog:
 
     def _sum_up(self) -> None:
         half = len(self._events) // 2
-        old = [event for event in self._events[:half] if event.kind not in KEPT]
+        self._drop([event for event in self._events[:half] if event.kind in ROUTINE])
+        if len(self._events) > _SUFFICES * MAX_EVENTS or self._num_characters > _SUFFICES * MAX_CHARACTERS:
+            half = len(self._events) // 2
+            self._drop([event for event in self._events[:half] if event.kind not in KEPT])
+
+    def _drop(self, old: list[JobEvent]) -> None:
         for event in old:
             self._summed_up[event.kind.value] = self._summed_up.get(event.kind.value, 0) + 1
         gone = {event.number for event in old}

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.kubernetes import KubernetesCluster
 from elasticdl.master.journal import JournalWriteError, Superseded
+from elasticdl.master.kubernetes.event_publisher import EventPublisher
 from elasticdl.master.kubernetes.expiry import Expiry
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl.master.kubernetes.own_pod import OwnPod
@@ -24,6 +25,7 @@ from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.rpc import addresses
 from elasticdl.rpc.job_secret import read_secret_flags, read_token, whole_spec
 from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_status import JobPhase
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection, connect
@@ -62,6 +64,7 @@ class KubernetesPlace:
         self.token = read_token()
         self._connection = connection
         self._namespace = namespace
+        self._publisher: EventPublisher | None = None
         self._own_pod = OwnPod(connection, namespace, job_name)
         try:
             self._take(job_name)
@@ -76,6 +79,7 @@ class KubernetesPlace:
     def _take(self, job_name: str) -> None:
         job = _patiently(lambda: self._read_job(job_name))
         owner_uid: str = job.metadata.uid
+        self._owner_uid = owner_uid
         self.spec = whole_spec(job.data[names.SPEC_KEY])
         account = self.spec.service_account
         self._expiry = Expiry(self._connection, self._namespace, job_name, owner_uid, account)
@@ -102,18 +106,29 @@ class KubernetesPlace:
         address = names.master_address(self.spec.job_name, self._namespace)
         return PodSpecs(self.spec, "python", address, ps_env=_PS_ENV)
 
+    def publish(self, history: Callable[[], EventHistory]) -> None:
+        self._publisher = EventPublisher(
+            self._connection, self._namespace, self.spec.job_name, self._owner_uid, history, self.cluster.uid_of
+        )
+
     def is_transient(self, error: ElasticDLError) -> bool:
         return isinstance(error, JournalWriteError) or (isinstance(error, ClusterError) and error.unreachable)
 
     def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
         """A job with a time to live is deleted after it; else a pod that failed is told to the kubelet to be over."""
+        self._close_publisher()
         if self.spec.expires and self._expiry.wait(ended_at, self.spec.ttl_after_finished, stop):
             return
         if exit_code != 0:
             self._own_pod.end()
 
     def close(self) -> None:
+        self._close_publisher()
         self.journal.close()
+
+    def _close_publisher(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
 
     def _say_phase(self, phase: JobPhase) -> None:
         self._own_pod.label(_LABELS[phase])

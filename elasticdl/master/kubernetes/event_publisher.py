@@ -1,0 +1,162 @@
+"""The job's events as Events of Kubernetes, for `kubectl describe` and `kubectl get events`.
+
+The journal is the truth: an Event is created some seconds after the journal holds what it shows, under a name made of
+its number, so that no life of the master creates it twice.  A thread of its own does that; a job without the right to
+create Events runs without them and says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, describe, since
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.kubernetes.events import COMPONENT
+
+_LOOK_S = 1.0
+_SETTLED_S = 3.0  # the journal is written once a second: what is older is in it
+_CAUGHT_UP_S = 600.0  # a new life publishes what is not older; before that, the last one did
+_MAX_MESSAGE = 1000  # bytes; Kubernetes takes 1,024
+_TIMEOUT_S = (5.0, 5.0)
+_ROUTINE = frozenset({EventKind.EPOCH_STARTED, EventKind.JOB_WAITING, EventKind.WORKER_REGISTERED})
+
+logger = logging.getLogger("elasticdl.master")
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Events of one kind about one object, that are published together."""
+
+    first: JobEvent
+    last: JobEvent
+    count: int
+
+
+class EventPublisher:
+    """Publishes the events of one job until it is closed.
+
+    Args:
+        connection: to the cluster.
+        namespace: of the job.
+        job_name: its name.
+        owner_uid: of its ConfigMap.
+        history: the events so far; called in a thread of this object's own.
+        pod_uid: the uid of a pod by its name; empty: unknown, and its events are shown with the job.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        namespace: str,
+        job_name: str,
+        owner_uid: str,
+        history: Callable[[], EventHistory],
+        pod_uid: Callable[[str], str],
+    ) -> None:
+        self._connection = connection
+        self._namespace = namespace
+        self._job_name = job_name
+        self._owner_uid = owner_uid
+        self._history = history
+        self._pod_uid = pod_uid
+        self._published = 0  # number of the newest
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Publish what is left, within a time."""
+        self._closed.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        complaint = ""
+        while True:
+            is_last = self._closed.wait(_LOOK_S)
+            try:
+                self._publish(time.time() - (0.0 if is_last else _SETTLED_S))
+                complaint = ""
+            except ClusterError as error:
+                if not error.unreachable:
+                    logger.warning(
+                        "The job's events are not shown by kubectl, only by `elasticdl events %s`: %s",
+                        self._job_name,
+                        error.what,
+                    )
+                    return
+                if error.what != complaint:
+                    logger.warning("The job's events are published later: %s", error.what)
+                complaint = error.what
+            if is_last:
+                return
+
+    def _publish(self, until: float) -> None:
+        """Creates the Events of what has happened until a time.
+
+        Raises:
+            ClusterError: the API does not answer, or refuses; what was not created is tried again by the next call.
+        """
+        new = [event for event in since(self._history().events, self._published) if event.at <= until]
+        wanted = [e for e in new if e.kind not in _ROUTINE and e.at >= time.time() - _CAUGHT_UP_S]
+        for group in _grouped(wanted):
+            self._create(group)
+        if new:  # only now: what is tried again has the same names
+            self._published = new[-1].number
+
+    def _create(self, group: _Group) -> None:
+        body = self._manifest(group)
+        try:
+            with self._connection.doing(f"create an Event in namespace {self._namespace}"):
+                self._connection.core.create_namespaced_event(self._namespace, body, _request_timeout=_TIMEOUT_S)
+        except ClusterError as error:
+            if error.status != 409:  # an earlier life has created it
+                raise
+
+    def _manifest(self, group: _Group) -> dict[str, Any]:
+        event = group.last
+        involved = self._involved(event.subject)
+        stamp = f"{self._job_name}.{self._owner_uid[:8]}.{group.first.number}"
+        message = describe(event) if involved["kind"] == "Pod" else f"{event.subject}: {describe(event)}"
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"elasticdl-{stamp}", "namespace": self._namespace},
+            "involvedObject": involved,
+            "reason": event.kind.value,
+            "message": message.encode()[:_MAX_MESSAGE].decode(errors="ignore"),
+            "type": "Warning" if event.is_trouble else "Normal",
+            "source": {"component": COMPONENT},
+            "firstTimestamp": _timestamp(group.first.at),
+            "lastTimestamp": _timestamp(event.at),
+            "count": group.count,
+        }
+
+    def _involved(self, subject: str) -> dict[str, str]:
+        role, _, index = subject.partition("-")
+        pod = names.pod_name(self._job_name, role, int(index)) if role in ("worker", "ps") and index.isdecimal() else ""
+        if pod and (uid := self._pod_uid(pod)):
+            return {"apiVersion": "v1", "kind": "Pod", "namespace": self._namespace, "name": pod, "uid": uid}
+        owner = names.job_object(self._job_name)
+        kind = {"apiVersion": "v1", "kind": "ConfigMap", "namespace": self._namespace}
+        return {**kind, "name": owner, "uid": self._owner_uid}
+
+
+def _grouped(events: Iterable[JobEvent]) -> list[_Group]:
+    """One for each subject and kind, in the order of their first events."""
+    groups: dict[tuple[str, EventKind], _Group] = {}
+    for event in events:
+        key = (event.subject, event.kind)
+        before = groups.get(key)
+        groups[key] = _Group(event, event, 1) if before is None else _Group(before.first, event, before.count + 1)
+    return list(groups.values())
+
+
+def _timestamp(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
