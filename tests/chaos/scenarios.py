@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from elasticdl.cluster.cluster import Role
+from elasticdl_client.job_dir import read_events
+from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import EpochCoverage
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import RealJob
@@ -30,6 +35,27 @@ def assert_exact(job: LocalJob, of: RealJob) -> None:
     assert len(coverage) == of.num_epochs
     for epoch in coverage:
         assert (epoch.records, epoch.committed, epoch.repeated, epoch.lost) == (of.num_train, of.num_train, 0, 0)
+
+
+def assert_events_are_whole(job: LocalJob, life: Sequence[Kill | Freeze]) -> None:
+    """Each fault is an event once, in order, over all lives of the master, and is the cause of its repair."""
+    history = read_events(job.job_dir)
+    events, known = history.events, history.by_number()
+    assert [event.number for event in events] == list(range(1, len(events) + 1)), events
+    assert [event.at for event in events] == sorted(event.at for event in events)
+    assert events[0].kind is EventKind.JOB_STARTED
+    assert [event.kind for event in events if event.subject == "job"][-1] is EventKind.JOB_SUCCEEDED
+    killed = Counter(fault.role for fault in life if isinstance(fault, Kill))
+    kinds = Counter(event.kind for event in events)
+    assert kinds[EventKind.MASTER_RESTARTED] == killed[Role.MASTER]
+    lost = [event for event in events if event.kind is EventKind.POD_LOST]
+    assert Counter(event.subject.partition("-")[0] for event in lost) == Counter(
+        {role.value: killed[role] for role in (Role.WORKER, Role.PS) if killed[role]}
+    )
+    assert all(event.details["reason"] == "Killed" for event in lost)
+    repaired = {event.cause for event in events if event.kind is EventKind.POD_CREATED and event.cause}
+    assert {known[number].kind for number in repaired} <= {EventKind.POD_LOST, EventKind.POD_GIVEN_UP}
+    assert len(repaired) >= len(lost) - killed[Role.MASTER]  # a master killed at that moment has forgotten the cause
 
 
 def coverage_of(job: LocalJob) -> tuple[EpochCoverage, ...]:

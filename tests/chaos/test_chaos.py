@@ -11,7 +11,7 @@ import pytest
 from elasticdl.cluster.cluster import Role
 from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Freeze, Kill, run_life
-from tests.chaos.scenarios import FREEZE_S, LEASE_TIMEOUT_S, coverage_of, life_of
+from tests.chaos.scenarios import FREEZE_S, LEASE_TIMEOUT_S, assert_events_are_whole, coverage_of, life_of
 
 
 def assert_survives(job: RealJob, life: Sequence[Kill | Freeze], tmp_path: Path) -> None:
@@ -23,6 +23,7 @@ def assert_survives(job: RealJob, life: Sequence[Kill | Freeze], tmp_path: Path)
     finally:
         running.end()
     assert kills >= sum(isinstance(fault, Kill) for fault in life)
+    assert_events_are_whole(running, life)
     coverage = coverage_of(running)
     assert len(coverage) == job.num_epochs
     for epoch in coverage:

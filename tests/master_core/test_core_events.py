@@ -56,6 +56,21 @@ def test_nothing_that_is_known_of_a_pod_is_an_event_a_second_time_after_a_restar
     assert [event.number for event in events] == list(range(1, len(events) + 1))
 
 
+def test_a_pod_that_the_master_before_has_planned_and_not_created_was_neither_created_nor_lost() -> None:
+    script = running(2)
+    script.pod(Role.PS, 0, Phase.FAILED, "Killed")
+    [lost] = of_kind(script, EventKind.POD_LOST)
+    script.restart_master()  # with the successor in its journal, and nowhere else
+    names = [script.settings.pod_name(Role.WORKER, index) for index in range(2)]
+    pods = [e.PodChanged(name, Role.WORKER, i, f"{name}/1", Phase.RUNNING) for i, name in enumerate(names)]
+    script.tell(e.PodsListed(tuple(pods)))
+    script.pass_time(6)
+    assert of_kind(script, EventKind.POD_LOST) == [lost]
+    script.pod(Role.PS, 0, Phase.RUNNING, life=2)
+    [*_, created] = of_kind(script, EventKind.POD_CREATED)
+    assert (created.subject, created.cause) == ("ps-0", lost.number)
+
+
 def test_an_end_follows_from_the_task_that_failed() -> None:
     script = running(1, max_task_failures=1)
     script.fail(script.lease(), error="ValueError: no such column")

@@ -283,7 +283,7 @@ class Fleet:
 
     def _write_down(self, record: PodRecord, event: PodChanged) -> None:
         """Adds what a change of a pod shows for the first time to the log of events, but for its end."""
-        if record.uid != event.uid:
+        if not event.uid or record.uid != event.uid:
             return
         if not record.is_known:
             record.is_known = True
@@ -304,9 +304,11 @@ class Fleet:
         return name if record is None else record.subject
 
     def _lost(self, record: PodRecord, event: PodChanged) -> int:
-        """Adds the end of a pod to the log of events; its number."""
+        """Adds the end of a pod to the log of events; returns the number of the event that causes its successor."""
         if self._ending.is_decided:  # all leave
             return 0
+        if not record.is_known:  # the master before was lost before it created the pod
+            return record.cause
         cause = self._out.events.newest_about(record.subject, EventKind.POD_DRAINING, EventKind.POD_GIVEN_UP)
         if event.phase is Phase.SUCCEEDED and self._settings.runs_command and not record.is_leaving:
             return self._out.events.add(EventKind.POD_COMPLETED, record.subject)
