@@ -11,7 +11,7 @@ import importlib.util
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -24,6 +24,7 @@ from elasticdl_client.job_dir import JobDir, is_elsewhere, path_of, register
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended
 from elasticdl_client.local_checks import check_local
+from elasticdl_client.news import News
 
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -62,7 +63,7 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
             note = f"`elasticdl list` does not show this job: {error.filename} cannot be written ({error.strerror})"
             print(f"note: {note}; give --job_dir={path}.", file=sys.stderr)
     print(f"Job {spec.job_name} starts on this machine; its directory is {path}", flush=True)
-    return _run_to_its_end(spec, job_dir, master_command)
+    return _run_to_its_end(spec, job_dir, master_command, News())
 
 
 def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER_COMMAND) -> int:
@@ -78,22 +79,32 @@ def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER
     """
     _require_runtime()
     print(f"Job {spec.job_name} goes on on this machine; its directory is {job_dir.path}", flush=True)
-    return _run_to_its_end(spec, job_dir, master_command)
+    return _run_to_its_end(spec, job_dir, master_command, _news_of_earlier_runs(job_dir))
 
 
-def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str]) -> int:
+def _news_of_earlier_runs(job_dir: JobDir) -> News:
+    """What was told then is not told again; what is damaged is the master's to complain about."""
+    status, history = None, None
+    with suppress(ValueError):
+        status = job_dir.status()
+    with suppress(JobError):
+        history = job_dir.events()
+    return News(status, history)
+
+
+def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News) -> int:
     try:
         with _signals_interrupt():
-            return _run(spec, job_dir, master_command)
+            return _run(spec, job_dir, master_command, news)
     except Interrupted as interruption:
         return 128 + interruption.number
 
 
-def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str]) -> int:
+def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News) -> int:
     from elasticdl_client.local_job import Follower, start_master
 
     agent = AgentProcess.start(spec, job_dir)
-    display = progress.open_display(sys.stdout)
+    display = progress.open_display(sys.stdout, news)
     try:
         cluster = start_master(spec, job_dir, agent.socket, master_command)
         ended = Follower(spec, job_dir, cluster, display).follow()

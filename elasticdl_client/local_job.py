@@ -17,6 +17,7 @@ from elasticdl_client.agent_process import tail
 from elasticdl_client.choices import MasterRestartPolicy
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_dir import JobDir
+from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.progress import Display
@@ -79,6 +80,8 @@ class Follower:
         self._display = display
         self._events: queue.SimpleQueue[PodEvent | ElasticDLError] = queue.SimpleQueue()
         self._status: JobStatus | None = None
+        self._history: EventHistory | None = None
+        self._journal_id = (0, 0)
         self._restarts = 0
         self._idle_restarts = 0
         self._deadline: float | None = None
@@ -137,11 +140,24 @@ class Follower:
 
     def _read_status(self) -> None:
         status = self._job_dir.status()
-        if status is not None and status != self._status:
+        has_news = self._read_events()
+        if status is not None and (has_news or status != self._status):
             if self._status is not None and status.records_done > self._status.records_done:
                 self._idle_restarts = 0
             self._status = status
-            self._display.update(status)
+            self._display.update(status, self._history)
+
+    def _read_events(self) -> bool:
+        """Reads the events if the journal is another one; whether it was."""
+        try:
+            found = (self._job_dir.path / "journal.json").stat()
+            if (found.st_ino, found.st_mtime_ns) == self._journal_id:
+                return False
+            self._history = self._job_dir.events()
+        except (FileNotFoundError, JobError):  # the job is shown without them
+            return False
+        self._journal_id = (found.st_ino, found.st_mtime_ns)
+        return True
 
     def _count_restarts(self, master: Pod) -> bool:
         """Whether there is a new one."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from elasticdl_client.durations import age
-from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_status import EpochCoverage, JobStatus
+from elasticdl_client.news import Headline, News, metrics_text
 
-_PLAIN_INTERVAL_S = 2.0
+_MIN_INTERVAL_S, _MAX_INTERVAL_S = 2.0, 600.0
+_INTERVAL_SHARE = 0.5  # of the time that the job is followed: a log of a long job is no longer than it is read
 
 
 class Display(Protocol):
     """Three verbs."""
 
-    def update(self, status: JobStatus) -> None:
-        """Takes a snapshot; may show nothing of it."""
+    def update(self, status: JobStatus, history: EventHistory | None = None) -> None:
+        """Takes a snapshot, with the events until then as far as they could be read; may show nothing of it."""
         ...
 
     def say(self, line: str) -> None:
@@ -26,9 +30,13 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-def open_display(stream: TextIO) -> Display:
-    """The display for a stream: rich on a terminal, plain elsewhere."""
-    return RichDisplay(stream) if stream.isatty() else PlainDisplay(stream)
+def open_display(stream: TextIO, news: News | None = None) -> Display:
+    """The display for a stream: rich on a terminal, plain elsewhere.
+
+    Args:
+        news: what is known of a job that does not begin now.
+    """
+    return RichDisplay(stream, news) if stream.isatty() else PlainDisplay(stream, news)
 
 
 def summary(status: JobStatus) -> str:
@@ -62,11 +70,6 @@ def _state(status: JobStatus) -> str:
     return ", ".join(parts)
 
 
-def metrics_text(status: JobStatus) -> str:
-    """The newest evaluation's metrics."""
-    return ", ".join(f"{name} {value:.4g}" for name, value in status.metrics.items())
-
-
 def staleness_text(status: JobStatus) -> str:
     """Which share of the gradients missed how many updates, and how many were refused; empty if none was sent."""
     total = sum(status.staleness)
@@ -80,47 +83,22 @@ def _missed(position: int) -> str:
     return str(position) if position < 3 else f"{2 ** (position - 2) + 1}-{2 ** (position - 1)}"
 
 
-def coverage_lines(status: JobStatus) -> list[str]:
-    """One line for each epoch that has a coverage."""
-    return [f"{coverage.title}: {coverage}" for coverage in status.coverage]
+def coverage_lines(status: JobStatus, shown: int) -> list[str]:
+    """Return a line for each of the newest epochs that are complete, after one for the sums of those before.
 
-
-def news(before: JobStatus | None, now: JobStatus) -> list[str]:
-    """What is worth a line of its own: lost pods and their successors, evaluations, complete epochs, why the job
-    waits, a new master."""
-    lines = [] if before is None or now.exit_code is not None else _pod_news(before, now)
-    if before is not None and now.generation > before.generation > 0:
-        lines.append(f"master restarted (generation {now.generation})")
-    if now.message and now.phase is not JobPhase.FAILED and (before is None or now.message != before.message):
-        lines.append(now.message)
-    if now.metrics and (before is None or (now.metrics_step, now.metrics) != (before.metrics_step, before.metrics)):
-        lines.append(f"evaluation at step {now.metrics_step}: {metrics_text(now)}")
-    if now.exit_code is not None:  # the report at the end has them all
-        return lines
-    known = set() if before is None else {str(coverage) + str(coverage.epoch) for coverage in before.coverage}
-    for coverage in now.coverage:
-        if coverage.lost == 0 and coverage.records and str(coverage) + str(coverage.epoch) not in known:
-            lines.append(f"{coverage.title}: {coverage}")
+    Args:
+        shown: so many get a line of their own, one more where the sum would be of one alone.
+    """
+    num_summed = len(status.coverage) - shown
+    summed = status.coverage[:num_summed] if num_summed > 1 else ()
+    lines = [f"{coverage.title}: {coverage}" for coverage in status.coverage[len(summed) :]]
+    if summed:
+        fields = [field.name for field in dataclasses.fields(EpochCoverage)]
+        counts = [name for name in fields if name not in ("epoch", "verb", "is_bound")]
+        values = {name: sum(getattr(one, name) for one in summed) for name in counts}
+        sums = EpochCoverage(0, **values, is_bound=summed[0].is_bound)
+        lines = [f"epochs {summed[0].epoch} to {summed[-1].epoch}: {sums}", *lines]
     return lines
-
-
-def _pod_news(before: JobStatus, now: JobStatus) -> list[str]:
-    known = {(pod.name, pod.at) for pod in before.lost_pods}
-    lost = [pod for pod in now.lost_pods if (pod.name, pod.at) not in known]
-    lines = [f"{_short(now, pod.name)} lost" + (f": {pod.message}" if pod.message else "") for pod in lost]
-    if now.lost_pods:
-        ran = _running(before).keys() - {pod.name for pod in lost}
-        lines += [f"{_short(now, name)} runs" for name in _running(now) if name not in ran]
-    return lines
-
-
-def _running(status: JobStatus) -> dict[str, None]:
-    """Names of the pods that run, in their order."""
-    return {pod.name: None for pod in status.pods if pod.role != "master" and pod.phase == "Running"}
-
-
-def _short(status: JobStatus, pod: str) -> str:
-    return pod.removeprefix(f"elasticdl-{status.job_name}-")
 
 
 def _records(status: JobStatus) -> str:
@@ -133,22 +111,23 @@ def _records(status: JobStatus) -> str:
 
 
 class PlainDisplay:
-    """A line when something has changed, at most one every two seconds; news at once."""
+    """News at once; where the job is in a line now and then, if that has changed."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO, news: News | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
+        self._news = news or News()
         self._clock = clock
-        self._status: JobStatus | None = None
+        self._begun_at = clock()
         self._shown = ""
-        self._shown_at = -_PLAIN_INTERVAL_S
+        self._next_at = self._begun_at
 
-    def update(self, status: JobStatus) -> None:
-        for line in news(self._status, status):
-            self.say(line)
-        self._status = status
-        text = _records(status) + _state(status)
-        if text != self._shown and self._clock() - self._shown_at >= _PLAIN_INTERVAL_S:
-            self._shown, self._shown_at = text, self._clock()
+    def update(self, status: JobStatus, history: EventHistory | None = None) -> None:
+        for headline in self._news.lines(status, history):
+            self.say(headline.text)
+        text, now = _records(status) + _state(status), self._clock()
+        if text != self._shown and now >= self._next_at:
+            interval = min(_MAX_INTERVAL_S, max(_MIN_INTERVAL_S, _INTERVAL_SHARE * (now - self._begun_at)))
+            self._shown, self._next_at = text, now + interval
             self.say(summary(status))
 
     def say(self, line: str) -> None:
@@ -161,13 +140,13 @@ class PlainDisplay:
 class RichDisplay:
     """A bar and a line that are redrawn in place; news scroll by above them."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, news: News | None = None) -> None:
         from rich.console import Console, Group
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.text import Text
 
-        self._status: JobStatus | None = None
+        self._news = news or News()
         self._console = Console(file=stream, highlight=False)
         self._bar = Progress(
             BarColumn(bar_width=24),
@@ -179,16 +158,18 @@ class RichDisplay:
         self._live = Live(Group(self._bar, self._line), console=self._console, refresh_per_second=4)
         self._live.start()
 
-    def update(self, status: JobStatus) -> None:
-        for line in news(self._status, status):
-            self.say(line)
-        self._status = status
+    def update(self, status: JobStatus, history: EventHistory | None = None) -> None:
+        for headline in self._news.lines(status, history):
+            self._print(headline)
         total = status.records_total or None
         self._bar.update(self._task, total=total, completed=status.records_done, description=_records(status))
         self._line.plain = ", ".join(text for text in (time_text(status), _state(status)) if text)
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        self._print(Headline(line))
+
+    def _print(self, headline: Headline) -> None:
+        self._console.print(headline.text, style="yellow" if headline.is_trouble else None, markup=False)
 
     def close(self) -> None:
         self._live.stop()

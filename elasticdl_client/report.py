@@ -8,6 +8,7 @@ from elasticdl_client import progress
 from elasticdl_client.choices import JobType
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended
+from elasticdl_client.news import MAX_UNTHINNED, metrics_text
 
 
 def print_end(job_name: str, ended: Ended, *, written: str, logs: str, hint: str) -> None:
@@ -22,11 +23,11 @@ def print_end(job_name: str, ended: Ended, *, written: str, logs: str, hint: str
     """
     status = ended.status
     if status is not None:
-        for line in progress.coverage_lines(status):
+        for line in progress.coverage_lines(status, MAX_UNTHINNED if len(status.coverage) <= MAX_UNTHINNED else 1):
             print(line)
         if status.metrics:
             when = f"final evaluation at step {status.metrics_step}" if status.metrics_step else "metrics"
-            print(f"{when}: {progress.metrics_text(status)}")
+            print(f"{when}: {metrics_text(status)}")
         if staleness := progress.staleness_text(status):
             print(f"staleness of gradients: {staleness}")
         if status.records_skipped:

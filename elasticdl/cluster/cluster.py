@@ -101,6 +101,7 @@ class Pod:
     restarts: int = 0
     blocked: str = ""  # why a pending pod cannot start until somebody acts: its image cannot be pulled, …
     pid: int = 0  # local runtime only
+    node: str = ""  # where it is; empty before it has a place, and in the local runtime
 
 
 class CannotResize(ElasticDLError):

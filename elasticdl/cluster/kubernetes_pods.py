@@ -92,6 +92,7 @@ def read_pod(pod: Object) -> Pod | None:
         message=cause.message,
         restarts=(_main(pod) or {}).get("restartCount", 0),
         blocked=blocked,
+        node=(pod.get("spec") or {}).get("nodeName") or "",
     )
 
 

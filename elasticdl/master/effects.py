@@ -251,4 +251,5 @@ def _pod_changed(pod: Pod, phase: Phase) -> events.PodChanged:
         exit_code=pod.exit_code,
         message=pod.message,
         blocked=pod.blocked,
+        node=pod.node,
     )

@@ -59,7 +59,8 @@ def _list(options: Options, places: Places) -> int:
 def _status(options: Options, places: Places) -> int:
     job = places.find(options.jobs[0])
     if options.watch:
-        return watch(job, lambda: places.store(job).find(job.name), options.output)
+        store = places.store(job)
+        return watch(job, lambda: store.find(job.name), store.events, options.output)
     if options.output:
         print(words.structured(job.to_plain(), options.output))
     else:

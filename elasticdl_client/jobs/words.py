@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from elasticdl_client import progress, report
 from elasticdl_client.durations import age
-from elasticdl_client.job_status import EpochCoverage, JobStatus, PsStatus
+from elasticdl_client.job_status import JobStatus, PsStatus
 from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.news import metrics_text
 
 _HEAD_WIDTH = 14
 _SHOWN_EPOCHS = 5
@@ -123,7 +124,9 @@ def page(job: Job, now: float) -> str:
     head += [("Logs", job.logs)]
     lines = [_head_line(name, text) for name, text in head if text]
     servers = [] if is_over else _server_lines(status)
-    return "\n".join([*lines, *_coverage_lines(status), *servers, *_pod_lines(status)])
+    coverage = [f"  {line}" for line in progress.coverage_lines(status, _SHOWN_EPOCHS)]
+    coverage = ["Coverage:", *coverage] if coverage else []
+    return "\n".join([*lines, *coverage, *servers, *_pod_lines(status)])
 
 
 def _pod_counts(status: JobStatus, role: str, alive: int, wanted: int) -> str:
@@ -131,25 +134,6 @@ def _pod_counts(status: JobStatus, role: str, alive: int, wanted: int) -> str:
     others = [pod.phase.lower() for pod in status.pods if pod.role == role and pod.phase != "Running"]
     missing = collections.Counter(others[max(0, len(others) - max(0, wanted - alive)) :])
     return ", ".join([f"{alive}/{wanted} running", *(f"{count} {phase}" for phase, count in missing.items())])
-
-
-def _coverage_lines(status: JobStatus) -> list[str]:
-    """The newest epochs, each with its line, and the sums of those before."""
-    if not status.coverage:
-        return []
-    num_summed = len(status.coverage) - _SHOWN_EPOCHS
-    if num_summed < 2:  # a sum of one is no shorter
-        num_summed = 0
-    summed, shown = status.coverage[:num_summed], status.coverage[num_summed:]
-    lines = progress.coverage_lines(dataclasses.replace(status, coverage=shown))
-    if summed:
-        fields = [field.name for field in dataclasses.fields(EpochCoverage)]
-        counts = [name for name in fields if name not in ("epoch", "verb", "is_bound")]
-        sums = EpochCoverage(
-            0, **{name: sum(getattr(one, name) for one in summed) for name in counts}, is_bound=summed[0].is_bound
-        )
-        lines = [f"epochs {summed[0].epoch} to {summed[-1].epoch}: {sums}", *lines]
-    return ["Coverage:", *(f"  {line}" for line in lines)]
 
 
 def _server_lines(status: JobStatus) -> list[str]:
@@ -196,7 +180,7 @@ def _progress(status: JobStatus, *, with_rate: bool) -> list[tuple[str, str]]:
     model = f"step {status.model_version}" if status.model_version else ""
     if status.loss is not None:
         model += f"{', ' if model else ''}loss {status.loss:.4g}"
-    evaluation = f"{progress.metrics_text(status)} at step {status.metrics_step}" if status.metrics else ""
+    evaluation = f"{metrics_text(status)} at step {status.metrics_step}" if status.metrics else ""
     epoch = f"{status.epoch}{epochs}" if status.epoch else ""
     return [("Records", records), ("Tasks", tasks), ("Epoch", epoch), ("Model", model), ("Evaluation", evaluation)]
 

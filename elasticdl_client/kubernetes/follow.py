@@ -5,13 +5,16 @@ Reads the master's pod and status once a second.  Nothing here changes the job.
 
 from __future__ import annotations
 
+import base64
 import sys
 import threading
 import time
+import zlib
 from typing import Any
 
 from elasticdl_client import progress
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_events import EventHistory, read_journal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.kubernetes import commands, events, names
@@ -71,6 +74,8 @@ class Follower:
         self._overdue_s = overdue_s
         self._leaving = ("", 0.0)  # the uid of a master that is being deleted, and since when that is known
         self._status: JobStatus | None = None
+        self._history: EventHistory | None = None
+        self._journal = ""
         self._said = ""
         self._restarts = 0
         self._idle_restarts = 0
@@ -215,11 +220,23 @@ class Follower:
         if not text:
             return
         status = JobStatus.from_json(text)
-        if status != self._status:
+        has_news = self._read_events((found.binary_data or {}).get(names.JOURNAL_KEY, ""))
+        if has_news or status != self._status:
             if self._status is not None and status.records_done > self._status.records_done:
                 self._idle_restarts = 0
             self._status = status
-            self._display.update(status)
+            self._display.update(status, self._history)
+
+    def _read_events(self, journal: str) -> bool:
+        """Reads the events if the journal is another one; whether it was."""
+        if journal == self._journal:
+            return False
+        self._journal = journal
+        try:
+            self._history = read_journal(zlib.decompress(base64.b64decode(journal)))
+        except (ValueError, zlib.error):  # the job is shown without them
+            return False
+        return True
 
     def _require_job(self) -> None:
         """Raises if the job was deleted."""

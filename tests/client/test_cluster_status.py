@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes.api import ClusterError, connect
@@ -102,7 +103,7 @@ class Told(Display):
     def say(self, line: str) -> None:
         raise EOFError(line)
 
-    def update(self, status: JobStatus) -> None:
+    def update(self, status: JobStatus, history: EventHistory | None = None) -> None:
         """Of no interest here."""
 
     def close(self) -> None:

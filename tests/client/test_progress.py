@@ -8,8 +8,10 @@ import io
 import pytest
 
 from elasticdl_client import report
-from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus, LostPod, PodStatus
-from elasticdl_client.progress import PlainDisplay, RichDisplay, news, summary
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
+from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus
+from elasticdl_client.news import News
+from elasticdl_client.progress import PlainDisplay, RichDisplay, coverage_lines, summary
 
 RUNNING = JobStatus(
     "job",
@@ -48,7 +50,7 @@ def test_the_summary_says_where_the_job_is() -> None:
 
 def test_plain_lines_come_when_something_changed_and_not_too_often() -> None:
     stream, now = io.StringIO(), [0.0]
-    display = PlainDisplay(stream, lambda: now[0])
+    display = PlainDisplay(stream, None, lambda: now[0])
     display.update(RUNNING)
     now[0] = 1.0
     display.update(dataclasses.replace(RUNNING, records_done=2048))
@@ -62,7 +64,11 @@ def test_plain_lines_come_when_something_changed_and_not_too_often() -> None:
     assert "2,048/27,000" in lines[1]
 
 
-def test_news_are_evaluations_complete_epochs_and_a_new_master() -> None:
+def news(before: JobStatus | None, now: JobStatus) -> list[str]:
+    return [headline.text for headline in News(before).lines(now)]
+
+
+def test_news_are_evaluations_complete_epochs_and_why_the_job_waits() -> None:
     evaluated = dataclasses.replace(RUNNING, metrics={"accuracy": 0.91, "auc": 0.5}, metrics_step=16)
     assert news(RUNNING, evaluated) == ["evaluation at step 16: accuracy 0.91, auc 0.5"]
     assert news(evaluated, evaluated) == []
@@ -70,7 +76,6 @@ def test_news_are_evaluations_complete_epochs_and_a_new_master() -> None:
     assert news(evaluated, incomplete) == []
     complete = dataclasses.replace(evaluated, coverage=(EpochCoverage(1, 9000, 9000),))
     assert news(incomplete, complete) == ["epoch 1: records 9000, committed 9000, repeated 0, lost 0"]
-    assert news(complete, dataclasses.replace(complete, generation=2)) == ["master restarted (generation 2)"]
     waiting = dataclasses.replace(RUNNING, message="worker 1 waits for a slot")
     assert news(RUNNING, waiting) == ["worker 1 waits for a slot"]
     assert news(RUNNING, dataclasses.replace(waiting, phase=JobPhase.FAILED)) == []
@@ -107,26 +112,53 @@ def test_the_end_of_a_job_says_what_was_left_out_and_how_stale_gradients_were(
     assert "warning: 10 records were left out by --nan_policy=skip" in lines
 
 
-def test_each_lost_pod_and_its_successor_are_a_line() -> None:
-    def status(*lost: LostPod, **phases: str) -> JobStatus:
-        pods = tuple(PodStatus(f"elasticdl-job-{name.replace('_', '-')}", "worker", phases[name]) for name in phases)
-        return dataclasses.replace(RUNNING, pods=pods, lost_pods=lost)
-
-    killed = LostPod("elasticdl-job-worker-1", "worker", 10.0, "Killed, exit code 137")
-    before = status(worker_0="Running", worker_1="Running")
-    assert news(status(worker_0="Running"), before) == []  # as many as were wanted, one by one
-    after = status(killed, worker_0="Running", worker_1="Failed")
-    assert news(before, after) == ["worker-1 lost: Killed, exit code 137"]
-    assert news(None, after) == []
-    again = status(killed, worker_0="Running", worker_1="Failed", worker_2="Running")
-    assert news(after, again) == ["worker-2 runs"]
-    assert news(again, again) == []
-    assert news(before, dataclasses.replace(again, exit_code=1)) == []
+LOST = JobEvent(7, 1.0, EventKind.POD_LOST, "worker-1", "killed by SIGKILL", 0, {"reason": "Killed"})
 
 
-def test_a_server_that_is_lost_twice_is_told_twice() -> None:
-    server = PodStatus("elasticdl-job-ps-0", "ps", "Running")
-    first, second = (LostPod("elasticdl-job-ps-0", "ps", at) for at in (10.0, 20.0))
-    before = dataclasses.replace(RUNNING, pods=(server,), lost_pods=(first,))
-    after = dataclasses.replace(before, lost_pods=(first, second))
-    assert news(before, after) == ["ps-0 lost", "ps-0 runs"]
+@pytest.mark.parametrize("display", [PlainDisplay, RichDisplay])
+def test_a_lost_worker_is_a_line_on_every_stream(display: type[PlainDisplay] | type[RichDisplay]) -> None:
+    stream = Terminal()
+    shown = display(stream)
+    shown.update(RUNNING, EventHistory((LOST,)))
+    shown.update(RUNNING, EventHistory((LOST,)))
+    shown.close()
+    assert stream.getvalue().count("worker-1 lost: Killed, killed by SIGKILL") == 1
+
+
+@pytest.mark.parametrize("minutes", [1, 60])
+def test_150_epochs_print_at_most_40_lines(minutes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    stream, now = io.StringIO(), [0.0]
+    display, status = PlainDisplay(stream, None, lambda: now[0]), dataclasses.replace(RUNNING, num_epochs=150)
+    for epoch in range(1, 151):
+        now[0] = minutes * 60 * epoch / 150
+        coverage = tuple(EpochCoverage(k, 1437, 1437) for k in range(1, epoch + 1))
+        values = {"epoch": epoch, "records_done": 1437 * epoch, "coverage": coverage, "updated_at": now[0]}
+        status = dataclasses.replace(status, metrics={"accuracy": epoch / 150}, metrics_step=45 * epoch, **values)
+        display.update(status)
+    report.print_end("j", Ended(0, "", status), written="model: m", logs="l", hint="")
+    lines = (stream.getvalue() + capsys.readouterr().out).splitlines()
+    assert len(lines) <= 40, "\n".join(lines)
+    assert "epoch 1: records 1437, committed 1437, repeated 0, lost 0" in lines
+    assert "epoch 150: records 1437, committed 1437, repeated 0, lost 0" in lines
+    assert f"epochs 1 to 149: records {149 * 1437}, committed {149 * 1437}, repeated 0, lost 0" in lines
+
+
+def test_epochs_that_take_long_are_shown_each() -> None:
+    news, status = News(), dataclasses.replace(RUNNING, num_epochs=30)
+    shown = []
+    for epoch in range(1, 31):
+        coverage = tuple(EpochCoverage(k, 100, 100) for k in range(1, epoch + 1))
+        status = dataclasses.replace(status, coverage=coverage, updated_at=3600.0 * epoch)
+        shown += news.lines(status)
+    assert len(shown) == 30
+
+
+def test_a_few_epochs_are_all_in_the_report_and_no_sum_of_one() -> None:
+    def lines(num_epochs: int, shown: int) -> list[str]:
+        return coverage_lines(
+            dataclasses.replace(RUNNING, coverage=tuple(EpochCoverage(k + 1, 5, 5) for k in range(num_epochs))), shown
+        )
+
+    assert len(lines(10, 10)) == 10
+    assert [line.split(":")[0] for line in lines(3, 2)] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert [line.split(":")[0] for line in lines(4, 2)] == ["epochs 1 to 2", "epoch 3", "epoch 4"]

@@ -48,7 +48,7 @@ def disruption(reason: str) -> list[dict[str, Any]]:
 def test_a_disruption_says_why_a_pod_has_ended(word: str, reason: EndReason) -> None:
     pod = read_pod(shown("Failed", terminated(137), conditions=disruption(word)))
     assert pod is not None
-    assert (pod.reason, pod.message, pod.exit_code) == (reason, "it had to go", 137)
+    assert (pod.reason, pod.message, pod.exit_code, pod.node) == (reason, "it had to go", 137, "n")
 
 
 def test_a_pod_that_runs_has_no_reason_yet_whatever_is_planned_for_it() -> None:

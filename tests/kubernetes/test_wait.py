@@ -17,6 +17,7 @@ from played_master import DONE, FAILED, RUNNING, play
 from submission_scene import NO_ROOM, ROOT, TIMEOUT_S, Scene
 
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.follow import Follower
@@ -46,7 +47,7 @@ class Told:
     def __init__(self) -> None:
         self._lines: Queue[str] = Queue()
 
-    def update(self, status: JobStatus) -> None:
+    def update(self, status: JobStatus, history: EventHistory | None = None) -> None:
         pass
 
     def say(self, line: str) -> None:

@@ -292,6 +292,7 @@ class PodChanged:
     Attributes:
         reason: `EndReason` of the port Cluster, as text: "", Completed, Error, Killed, OOMKilled, Preempted, …
         blocked: why a pending pod cannot start until somebody acts (an image that cannot be pulled); else empty.
+        node: where it is, if the cluster has nodes.
     """
 
     name: str
@@ -303,6 +304,7 @@ class PodChanged:
     exit_code: int | None = None
     message: str = ""
     blocked: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,7 +290,8 @@ class Fleet:
             self._out.events.add(EventKind.POD_CREATED, record.subject, "", record.cause, slot=record.slot)
         if event.phase is Phase.RUNNING and not record.has_run:
             record.has_run = True
-            self._out.events.add(EventKind.POD_RUNNING, record.subject, "", self._out.events.newest(record.subject))
+            created = self._out.events.newest(record.subject)
+            self._out.events.add(EventKind.POD_RUNNING, record.subject, "", created, **_where(event))
         why = ", ".join(filter(None, (event.reason, event.message)))
         pattern = _NUMBERS.sub("#", why)  # how many nodes lack what changes from second to second
         if event.phase is Phase.PENDING and why and not event.blocked and pattern != record.pending_why:
@@ -322,6 +323,7 @@ class Fleet:
             cause,
             reason=event.reason or event.phase.value,
             **details,
+            **_where(event),
         )
 
     def pod_not_created(self, event: PodNotCreated, clock: float) -> None:
@@ -492,6 +494,10 @@ class Fleet:
             self._out.persist()
         for command in commands:
             self._out.add(command)
+
+
+def _where(event: PodChanged) -> dict[str, Detail]:
+    return {"node": event.node} if event.node else {}
 
 
 def _why(event: PodChanged) -> str:

@@ -1,0 +1,265 @@
+"""News: what of a job's life is worth a line that stays, in the order in which it happened; each once.
+
+Losses, joins, restarts and changes of the group come from the job's events, evaluations and complete epochs from its
+status.  A line names what happened, why, and what followed of it at once.  Lines that a long job would print by the
+hundred are thinned out: all of them are in the events and in the status's JSON.  It never reads, waits or prints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, describe, since
+from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
+
+MAX_UNTHINNED = 10  # lines of a kind in a job of no more epochs
+_QUIET_S = 900.0  # after which a line comes even where they are thinned out
+_MAX_NAMES = 4  # of workers that join at once
+_ROOTS = frozenset(
+    {
+        EventKind.POD_LOST,
+        EventKind.POD_GIVEN_UP,
+        EventKind.POD_DRAINING,
+        EventKind.WORKER_REGISTERED,
+        EventKind.MASTER_RESTARTED,
+    }
+)
+_LOSSES = frozenset({EventKind.POD_LOST, EventKind.POD_GIVEN_UP})
+_JOINS = frozenset({EventKind.WORKER_REGISTERED, EventKind.PS_READY})
+_REPEATING = frozenset(
+    {EventKind.TASK_FAILED, EventKind.RECORDS_EXCLUDED, EventKind.LOSS_NOT_FINITE, EventKind.LEASE_LOST}
+)
+_TEXTS: Mapping[EventKind, str] = {
+    EventKind.POD_GIVEN_UP: "{subject} given up: {what}",
+    EventKind.POD_DRAINING: "{subject} {what}",
+    EventKind.POD_NOT_CREATED: "{subject} cannot be created: {what}",
+    EventKind.POD_BLOCKED: "{subject} cannot start: {what}",
+    EventKind.POD_RESIZED: "{subject} {what}",
+    EventKind.POD_NOT_RESIZED: "{subject} is near its memory limit, which cannot be raised: {what}",
+    EventKind.MASTER_RESTARTED: "{what}",
+    EventKind.PS_READY: "{subject} {what}",
+    EventKind.WORKER_HUNG: "{subject} hangs: {what}",
+    EventKind.WORKER_SLOW: "{subject} is slow: {what}",
+    EventKind.LEASE_LOST: "{subject}: {what}",
+    EventKind.TASK_FAILED: "{subject} failed: {what}",
+    EventKind.RECORDS_EXCLUDED: "{subject} leaves out bad records: {what}",
+    EventKind.LOSS_NOT_FINITE: "{subject}: {what}",
+    EventKind.CHECKPOINT_FAILED: "{subject} failed: {what}",
+    EventKind.CHECKPOINT_UNREADABLE: "{subject} cannot read a checkpoint: {what}",
+    EventKind.TRAINING_STOPPED: "training stopped: {what}",
+}
+_LOST: Mapping[str, str] = {"Preempted": "preempted", "Evicted": "evicted", "OOMKilled": "ran out of memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A line, and whether it tells of a trouble."""
+
+    text: str
+    is_trouble: bool = False
+
+
+class News:
+    """What is new since the call before.
+
+    Args:
+        status: what is known already, of a job that is resumed or watched from its middle on.
+        history: its events, likewise.
+    """
+
+    def __init__(self, status: JobStatus | None = None, history: EventHistory | None = None) -> None:
+        self._status = status
+        self._newest = max((event.number for event in history.events), default=0) if history is not None else 0
+        self._counts: Counter[EventKind] = Counter()
+        self._num_evaluations = 0
+        self._shown_at: dict[str, float] = {}  # when the newest coverage and evaluation were shown
+
+    def lines(self, status: JobStatus, history: EventHistory | None = None) -> list[Headline]:
+        """Return what has happened, and remember it."""
+        lines = self._of_events(history) if history is not None else []
+        lines += [Headline(text) for text in self._of_status(self._status, status)]
+        self._status = status
+        return lines
+
+    # The status -----------------------------------------------------------------------------------------------------
+
+    def _of_status(self, before: JobStatus | None, now: JobStatus) -> list[str]:
+        lines = []
+        if now.message and now.phase is not JobPhase.FAILED and (before is None or now.message != before.message):
+            lines.append(now.message)
+        if now.metrics and (before is None or (now.metrics_step, now.metrics) != (before.metrics_step, before.metrics)):
+            self._num_evaluations += 1
+            few = self._num_evaluations <= MAX_UNTHINNED and 0 < now.num_epochs <= MAX_UNTHINNED
+            if self._is_shown("evaluation", now, few or is_round(self._num_evaluations)):
+                lines.append(f"evaluation at step {now.metrics_step}: {metrics_text(now)}")
+        if now.exit_code is not None:  # the report at the end has them
+            return lines
+        known = set() if before is None else {(coverage.epoch, str(coverage)) for coverage in before.coverage}
+        for coverage in now.coverage:
+            is_new = (coverage.epoch, str(coverage)) not in known
+            if is_new and coverage.lost == 0 and coverage.records and self._is_shown_epoch(coverage, now):
+                lines.append(f"{coverage.title}: {coverage}")
+        return lines
+
+    def _is_shown_epoch(self, coverage: EpochCoverage, now: JobStatus) -> bool:
+        few = 0 < now.num_epochs <= MAX_UNTHINNED
+        return self._is_shown("coverage", now, few or is_round(coverage.epoch))
+
+    def _is_shown(self, what: str, now: JobStatus, is_chosen: bool) -> bool:
+        """Whether a line is shown: it is one of those that stay, or the one before it is long ago."""
+        if is_chosen or now.updated_at - self._shown_at.setdefault(what, now.updated_at) >= _QUIET_S:
+            self._shown_at[what] = now.updated_at
+            return True
+        return False
+
+    # Events ---------------------------------------------------------------------------------------------------------
+
+    def _of_events(self, history: EventHistory) -> list[Headline]:
+        new = since(history.events, self._newest)
+        if not new:
+            return []
+        self._newest = new[-1].number
+        followed = _Consequences(history, new)
+        lines: list[Headline] = []
+        joined: list[JobEvent] = []
+        reopened = [event for event in new if event.kind is EventKind.EPOCH_REOPENED]
+        for event in new:
+            if event.kind is EventKind.GROUP_FORMED:
+                if not followed.is_told(event):
+                    lines.append(Headline(followed.group_text(event)))
+            elif event.kind in _JOINS and not _is_later(event, history):
+                continue  # as many as were wanted at first: the bar counts them
+            elif event.kind is EventKind.WORKER_REGISTERED:
+                joined.append(event)
+            elif event.kind is EventKind.EPOCH_REOPENED:
+                lines += [_reopened_line(reopened)] if event is reopened[0] else []
+            elif event.kind is EventKind.POD_LOST:
+                lines.append(Headline(_lost_text(event) + followed.text(event), True))
+            elif event.kind in _TEXTS and self._is_told_again(event):
+                lines.append(Headline(_text(event) + followed.text(event), event.is_trouble))
+        return lines + _join_lines(joined, history, followed)
+
+    def _is_told_again(self, event: JobEvent) -> bool:
+        self._counts[event.kind] += 1
+        count = self._counts[event.kind]
+        return event.kind not in _REPEATING or count <= MAX_UNTHINNED or is_round(count)
+
+
+class _Consequences:
+    """What followed at once of what happened: it stands behind it, on the same line.
+
+    Args:
+        history: of the job.
+        new: those of its events that are told now.
+    """
+
+    def __init__(self, history: EventHistory, new: Sequence[JobEvent]) -> None:
+        self._roots: dict[int, JobEvent] = {}
+        self._texts: dict[int, list[str]] = {}
+        self._told: set[int] = set()
+        numbers = {event.number for event in new if event.kind in _ROOTS}
+        for event in new:
+            chain = history.chain(event)
+            root = next((one for one in chain if one.kind in _ROOTS), None)
+            if root is None:
+                continue
+            self._roots[event.number] = root
+            is_first = event.kind is EventKind.GROUP_FORMED and not event.details.get("before")
+            shown = root.kind is not EventKind.WORKER_REGISTERED or _is_later(root, history)
+            if root.number not in numbers or is_first or not shown:
+                continue
+            if event.kind is EventKind.GROUP_FORMED:
+                self._texts.setdefault(root.number, []).append(f"group {_group_change(event)}")
+                self._told.add(event.number)
+            elif event.kind is EventKind.POD_CREATED and event.subject != root.subject and event.cause == root.number:
+                self._texts.setdefault(root.number, []).append(f"successor {event.subject}")
+
+    def is_told(self, event: JobEvent) -> bool:
+        """The line of its cause tells it."""
+        return event.number in self._told
+
+    def text(self, *events: JobEvent) -> str:
+        """What to write behind them."""
+        return "".join(f" · {text}" for event in events for text in self._texts.get(event.number, ()))
+
+    def group_text(self, event: JobEvent) -> str:
+        """The line of a group whose cause was told before, or is none to be told."""
+        if not event.details.get("before"):
+            return f"group of {event.details.get('after', '?')} workers formed"
+        root = self._roots.get(event.number)
+        return f"group {_group_change(event)}" + (f" ({_brief(root)})" if root is not None else "")
+
+
+def is_round(number: int) -> bool:
+    """Return whether a number is 1, 2 or 5 times a power of 10."""
+    return str(number).rstrip("0") in ("1", "2", "5")
+
+
+def metrics_text(status: JobStatus) -> str:
+    """The newest evaluation's metrics."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in status.metrics.items())
+
+
+def _is_later(event: JobEvent, history: EventHistory) -> bool:
+    """Return whether a pod has joined a job that trains already, or in the place of another."""
+    if EventKind.EPOCH_STARTED.value in history.summed_up:
+        return True
+    begun = next((one.number for one in history.events if one.kind is EventKind.EPOCH_STARTED), event.number)
+    return begun < event.number or any(one.kind in _LOSSES for one in history.chain(event))
+
+
+def _join_lines(joined: Sequence[JobEvent], history: EventHistory, followed: _Consequences) -> list[Headline]:
+    if not joined:
+        return []
+    names = [_joined_name(event, history) for event in joined]
+    if len(names) > _MAX_NAMES:
+        names[_MAX_NAMES:] = [f"{len(names) - _MAX_NAMES} more"]
+    return [Headline(f"{', '.join(names)} joined{followed.text(*joined)}")]
+
+
+def _joined_name(event: JobEvent, history: EventHistory) -> str:
+    lost = next((one.subject for one in history.chain(event) if one.kind in _LOSSES), event.subject)
+    return event.subject if lost == event.subject else f"{event.subject} (for {lost})"
+
+
+def _reopened_line(reopened: Sequence[JobEvent]) -> Headline:
+    first, last = (event.subject.removeprefix("epoch-") for event in (reopened[0], reopened[-1]))
+    epochs = f"epoch {first} is" if first == last else f"epochs {first} to {last} are"
+    num_tasks = sum(int(event.details.get("tasks", 0)) for event in reopened)
+    return Headline(f"{epochs} open again: the model has lost parts of {num_tasks} tasks", True)
+
+
+def _text(event: JobEvent) -> str:
+    role, _, number = event.subject.partition("-")
+    subject = event.subject if role in ("worker", "ps") else f"{role} {number}".rstrip()
+    return _TEXTS[event.kind].format(subject=subject, what=describe(event))
+
+
+def _lost_text(event: JobEvent) -> str:
+    reason, node = str(event.details.get("reason", "")), event.details.get("node")
+    where = f" (node {node})" if node else ""
+    if reason in _LOST:
+        first = event.message.partition("\n")[0]
+        return f"{event.subject} {_LOST[reason]}{where}" + (f": {first}" if first else "")
+    return f"{event.subject} lost{where}: {describe(event)}"
+
+
+def _brief(event: JobEvent) -> str:
+    match event.kind:
+        case EventKind.POD_LOST:
+            return f"{event.subject} {_LOST.get(str(event.details.get('reason')), 'lost')}"
+        case EventKind.WORKER_REGISTERED:
+            return f"{event.subject} joined"
+        case EventKind.POD_DRAINING:
+            return f"{event.subject} leaves"
+        case EventKind.POD_GIVEN_UP:
+            return f"{event.subject} given up"
+        case _:
+            return "master restarted"
+
+
+def _group_change(event: JobEvent) -> str:
+    seconds = float(event.details.get("seconds", 0.0))
+    return f"{event.details.get('before')} → {event.details.get('after')} in {seconds:.2f} s"
