@@ -45,6 +45,13 @@ class NanPolicy(StrEnum):
     SKIP = "skip"
 
 
+class Remedy(StrEnum):
+    """What is done about a worker that hangs, or computes more slowly than the others."""
+
+    REPLACE = "replace"
+    REPORT = "report"
+
+
 class PredictionFormat(StrEnum):
     """Of the files that predictions are written to."""
 

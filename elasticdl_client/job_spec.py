@@ -29,6 +29,7 @@ from elasticdl_client.choices import (
     JobType,
     LogLevel,
     NanPolicy,
+    Remedy,
     Runtime,
     Tls,
 )
@@ -257,7 +258,23 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         check=above(0),
     )
     step_timeout: float = flag(
-        600.0, "Seconds in one minibatch after which the task is given to another worker.", Group.FAULTS, check=above(0)
+        600.0,
+        "Seconds in one minibatch after which a worker hangs in any case: while it compiles, exports or saves, too.",
+        Group.FAULTS,
+        check=above(0),
+    )
+    hang_timeout: float = flag(
+        300.0,
+        "Seconds in one minibatch after which a worker hangs that has finished others, unless 20 times the longest of "
+        "them is more; at most --step_timeout.",
+        Group.FAULTS,
+        check=above(0),
+    )
+    hang_action: Remedy = flag(
+        Remedy.REPLACE,
+        "What to do about a worker that hangs, after the stacks of its threads are in the master's log: replace it, or "
+        "only report it.",
+        Group.FAULTS,
     )
     master_timeout: float = flag(
         300.0,

@@ -150,7 +150,7 @@ class Kubelet:
     # ---- children ----
 
     def reap(self) -> None:
-        """Deals with every child that has ended, the orphans of pods among them.
+        """Deals with every child that has ended or was stopped, the orphans of pods among them.
 
         A leader is reaped after the rest of its group has been killed: until then nobody else can get its number.
         """
@@ -167,6 +167,20 @@ class Kubelet:
                     self._leader_ended(pod, Ending.of(status))
                 else:
                     self._replace_sentinel(pid)
+        for pod in self._pods.values():
+            self._see_whether_stopped(pod)
+
+    def _see_whether_stopped(self, pod: LocalPod) -> None:
+        """Says of a pod that a signal (SIGSTOP) has stopped it; such a process says nothing itself."""
+        if pod.group is None or pod.phase is not PodPhase.RUNNING:
+            return
+        changed = None
+        with suppress(ChildProcessError):
+            changed = os.waitid(os.P_PID, pod.group.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        if changed is not None:
+            is_stopped = changed.si_code == os.CLD_STOPPED
+            pod.message = f"stopped by {signal.Signals(changed.si_status).name}" if is_stopped else ""
+            self._emit(EventType.MODIFIED, pod)
 
     def _replace_sentinel(self, pid: int) -> None:
         if pid == self._standby.sentinel:

@@ -13,6 +13,7 @@ from elasticdl.master.core.applied import AppliedSet
 from elasticdl.master.core.callbacks import Callbacks
 from elasticdl.master.core.values import (
     Array,
+    CpuUse,
     DataKind,
     HeldLease,
     Lease,
@@ -24,6 +25,7 @@ from elasticdl.master.core.values import (
     Role,
     SessionEvent,
     Shard,
+    Stacks,
     TaskType,
 )
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -133,7 +135,13 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         message.world_version,
         message.waiting_seconds,
         message.memory_share,
+        Stacks(message.stacks.where, message.stacks.text) if message.HasField("stacks") else None,
+        _cpu_use(message.cpu) if message.HasField("cpu") else None,
     )
+
+
+def _cpu_use(message: pb.CpuUse) -> CpuUse:
+    return CpuUse(message.throttled_seconds, message.steal_seconds, message.load, message.cores)
 
 
 def lease_requested(call: int, message: pb.LeaseRequest) -> events.LeaseRequested:

@@ -109,17 +109,18 @@ def lease_reply(answer: commands.Answer, generation: int) -> pb.LeaseReply:
 
 def heartbeat_reply(answer: commands.Answer, generation: int) -> pb.HeartbeatReply:
     match answer:
-        case commands.HeartbeatAnswer(known, revoked, partition, stop, num_pushing, world_version, whole, newest):
+        case commands.HeartbeatAnswer():
             return pb.HeartbeatReply(
-                known=known,
+                known=answer.known,
                 generation=generation,
-                revoked=revoked,
-                partition=partition_message(partition),
-                stop=stop,
-                num_pushing=num_pushing,
-                world_version=world_version,
-                whole_epochs=whole,
-                newest_lease=newest,
+                revoked=answer.revoked,
+                partition=partition_message(answer.partition),
+                stop=answer.stop,
+                num_pushing=answer.num_pushing,
+                world_version=answer.world_version,
+                whole_epochs=answer.whole_epochs,
+                newest_lease=answer.newest_lease,
+                wants_stacks=answer.wants_stacks,
             )
     raise AssertionError(f"{answer} does not answer Heartbeat")
 

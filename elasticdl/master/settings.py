@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from elasticdl.master.core.settings import JobSettings, NanPolicy, Strategy
+from elasticdl.master.core.settings import JobSettings, NanPolicy, Remedy, Strategy
 from elasticdl.master.core.values import DataKind
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import JobError
@@ -60,6 +60,8 @@ def settings_of(spec: JobSpec) -> JobSettings:
         fixed_global_batch=spec.fixed_global_batch,
         lease_timeout=spec.lease_timeout,
         step_timeout=spec.step_timeout,
+        hang_timeout=spec.hang_timeout,
+        hang_action=Remedy(str(spec.hang_action)),
         max_task_failures=spec.max_task_failures,
         max_bad_records=spec.max_bad_records,
         bad_records_dir=spec.bad_records_dir,

@@ -349,7 +349,7 @@ class Position(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., minibatch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share")
+    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share", "stacks", "cpu")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +369,8 @@ class HeartbeatRequest(_message.Message):
     WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SHARE_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
     role: Role
     id: int
     incarnation: int
@@ -381,7 +383,29 @@ class HeartbeatRequest(_message.Message):
     world_version: int
     waiting_seconds: float
     memory_share: float
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ...) -> None: ...
+    stacks: Stacks
+    cpu: CpuUse
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., cpu: _Optional[_Union[CpuUse, _Mapping]] = ...) -> None: ...
+
+class Stacks(_message.Message):
+    __slots__ = ("where", "text")
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    where: str
+    text: str
+    def __init__(self, where: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class CpuUse(_message.Message):
+    __slots__ = ("throttled_seconds", "steal_seconds", "load", "cores")
+    THROTTLED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    throttled_seconds: float
+    steal_seconds: float
+    load: float
+    cores: float
+    def __init__(self, throttled_seconds: _Optional[float] = ..., steal_seconds: _Optional[float] = ..., load: _Optional[float] = ..., cores: _Optional[float] = ...) -> None: ...
 
 class PsLoad(_message.Message):
     __slots__ = ("pushes", "pulls", "rows_pushed", "rows_pulled", "bytes_received", "bytes_sent", "busy_seconds", "staleness", "refused", "table_rows", "table_bytes")
@@ -410,7 +434,7 @@ class PsLoad(_message.Message):
     def __init__(self, pushes: _Optional[int] = ..., pulls: _Optional[int] = ..., rows_pushed: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., staleness: _Optional[_Iterable[int]] = ..., refused: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_bytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "generation", "revoked", "partition", "stop", "world_version", "num_pushing", "whole_epochs", "newest_lease")
+    __slots__ = ("known", "generation", "revoked", "partition", "stop", "world_version", "num_pushing", "whole_epochs", "newest_lease", "wants_stacks")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +444,7 @@ class HeartbeatReply(_message.Message):
     NUM_PUSHING_FIELD_NUMBER: _ClassVar[int]
     WHOLE_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_LEASE_FIELD_NUMBER: _ClassVar[int]
+    WANTS_STACKS_FIELD_NUMBER: _ClassVar[int]
     known: bool
     generation: int
     revoked: _containers.RepeatedScalarFieldContainer[int]
@@ -429,7 +454,8 @@ class HeartbeatReply(_message.Message):
     num_pushing: int
     whole_epochs: int
     newest_lease: int
-    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., world_version: _Optional[int] = ..., num_pushing: _Optional[int] = ..., whole_epochs: _Optional[int] = ..., newest_lease: _Optional[int] = ...) -> None: ...
+    wants_stacks: bool
+    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., world_version: _Optional[int] = ..., num_pushing: _Optional[int] = ..., whole_epochs: _Optional[int] = ..., newest_lease: _Optional[int] = ..., wants_stacks: bool = ...) -> None: ...
 
 class ProgressReport(_message.Message):
     __slots__ = ("worker_id", "incarnation", "lease", "committed", "loss", "has_loss", "skipped", "not_finite", "learning_rate")

@@ -10,7 +10,7 @@ _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _UNBOUNDED = 1 << 60
-_V1 = "sys/fs/cgroup/memory"
+_FILE_NAMES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # version 2, 1
 _IDLE = ("inactive_file",)  # not used lately: the kernel drops them before it refuses memory
 _FILES = ("inactive_file", "active_file")  # what it drops before it kills
 
@@ -57,30 +57,34 @@ def _of_machine(root: Path) -> int:
 
 def _of_groups(root: Path, reclaimable: Sequence[str]) -> list[tuple[int, int]]:
     """Limit and use of each, without the pages that can be reclaimed."""
-    found = [(_UNBOUNDED, 0)]
+    return [(_UNBOUNDED, 0), *(_use(directory, reclaimable) for directory in control_groups(root, "memory"))]
+
+
+def control_groups(root: Path, controller: str) -> list[Path]:
+    """Return the directories of our control groups that a controller may limit, of version 1 and 2.
+
+    Ours and all above it; where the group's own directory cannot be seen, the mounted one.
+
+    Args:
+        root: where `proc` and `sys` are.
+        controller: memory, cpu, ….
+    """
+    found = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            found += _under(root / "sys/fs/cgroup", group, ("memory.max", "memory.current"), reclaimable)
-        elif "memory" in controllers.split(","):
-            found += _under(root / _V1, group, ("memory.limit_in_bytes", "memory.usage_in_bytes"), reclaimable)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        inner = mount / group.lstrip("/")
+        found += [path for path in (inner, *inner.parents) if path == mount or mount in path.parents]
     return found
 
 
-def _under(
-    mount: Path, group: str, limit_and_usage: tuple[str, str], reclaimable: Sequence[str]
-) -> list[tuple[int, int]]:
-    """Of a group and of all above it; where the group's own directory cannot be seen, of the mounted one."""
-    inner = mount / group.lstrip("/")
-    return [
-        _use(directory, limit_and_usage, reclaimable)
-        for directory in (inner, *inner.parents)
-        if directory == mount or mount in directory.parents
-    ]
-
-
-def _use(directory: Path, limit_and_usage: tuple[str, str], reclaimable: Sequence[str]) -> tuple[int, int]:
-    limit, used = (_read(directory / name).strip() for name in limit_and_usage)
+def _use(directory: Path, reclaimable: Sequence[str]) -> tuple[int, int]:
+    limit, used = next(
+        (values for names in _FILE_NAMES if (values := [_read(directory / name).strip() for name in names])[0]),
+        ("", ""),
+    )
     if not limit.isdigit() or not used.isdigit():
         return _UNBOUNDED, 0
     lines = (line.partition(" ") for line in _read(directory / "memory.stat").splitlines())

@@ -141,6 +141,7 @@ FIELDS: Mapping[str, Rule] = {
     "ShardMessage.end": Rule(most=MAX_RECORDS),
     "ShardMessage.name": Rule(max_length=1 << 16),
     "ShardMessage.start": Rule(most=MAX_RECORDS),
+    "Stacks.text": Rule(max_length=1 << 16),
     "Surplus.count": _ANY_NUMBER,
     "Table.constraint": _JSON,
     "Table.dim": Rule(least=1, most=1 << 20, is_needed=True),

@@ -22,7 +22,9 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
 from elasticdl.rpc.memory import used_share
 from elasticdl.rpc.patience import MasterGone
+from elasticdl.worker import stacks
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.cpu_use import cpu_use
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide
@@ -61,6 +63,9 @@ class MasterLink:
         self._standing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self._rate: Callable[[], float | None] = lambda: None
         self._told_rate = (-_RATE_S, 0.0)  # when, what
+        self._stacks: pb.Stacks | None = None  # for the next heartbeat
+        self._is_taking_stacks = False
+        self._beat_at_once = threading.Event()
         self.num_registrations = 0
 
     def carry_ledger(self, applied: Callable[[], pb.AppliedSet | None]) -> None:
@@ -341,19 +346,20 @@ class MasterLink:
                 self._partition_changed.notify_all()
 
     def _beat_for_ever(self) -> None:
-        pause = threading.Event()
         while True:
+            self._beat_at_once.clear()
             try:
                 self._beat()
             except grpc.RpcError as error:
                 if not is_transient(error):
                     raise
                 _log.debug("no heartbeat: %s", error.code())
-            pause.wait(_HEARTBEAT_S)
+            self._beat_at_once.wait(_HEARTBEAT_S)
 
     def _beat(self) -> None:
         activity, seconds = self._clock.read()
         world_version, waiting_seconds = self._standing()
+        taken, self._stacks = self._stacks, None
         reply: pb.HeartbeatReply = self._stub.Heartbeat(
             pb.HeartbeatRequest(
                 role=pb.WORKER,
@@ -366,6 +372,8 @@ class MasterLink:
                 world_version=world_version,
                 waiting_seconds=waiting_seconds,
                 memory_share=used_share(),
+                stacks=taken,
+                cpu=cpu_use(),
             ),
             timeout=_CALL_TIMEOUT_S,
         )
@@ -376,10 +384,19 @@ class MasterLink:
         if not reply.known:
             self.register()
             return
+        if reply.wants_stacks and not self._is_taking_stacks:
+            self._is_taking_stacks = True
+            threading.Thread(target=self._take_stacks, name="stacks", daemon=True).start()
         self._granted = (reply.whole_epochs, reply.newest_lease)
         for held in self.leases.revoke(reply.revoked):
             _log.info("Lease %d (%s) was taken back by the master", held.id, held.task_name)
         self.learn_partition(reply.partition)
+
+    def _take_stacks(self) -> None:
+        """In a thread of its own: heartbeats must not wait for py-spy."""
+        self._stacks = stacks.take(self._clock.read()[0])
+        self._is_taking_stacks = False
+        self._beat_at_once.set()
 
 
 def _message(surplus: Surplus) -> pb.Surplus | None:

@@ -86,6 +86,7 @@ class HeartbeatAnswer:
         world_version: the newest that is planned.
         whole_epochs: with a fixed global batch: of so many epochs every planned task is done or this worker's.
         newest_lease: with a fixed global batch: the newest training lease that it holds; to a PS: the newest of all.
+        wants_stacks: the next heartbeat is to bring the stacks of all threads, at once.
     """
 
     known: bool
@@ -96,6 +97,7 @@ class HeartbeatAnswer:
     world_version: int = 0
     whole_epochs: int = 0
     newest_lease: int = 0
+    wants_stacks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

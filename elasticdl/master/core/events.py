@@ -13,6 +13,7 @@ from typing import Any
 
 from elasticdl.master.core.applied import AppliedSet
 from elasticdl.master.core.values import (
+    CpuUse,
     DataKind,
     HeldLease,
     MetricState,
@@ -23,6 +24,7 @@ from elasticdl.master.core.values import (
     Role,
     SessionEvent,
     Shard,
+    Stacks,
     TaskType,
 )
 from elasticdl.master.core.world_events import ReadyForWorld as ReadyForWorld
@@ -123,6 +125,8 @@ class HeartbeatReceived:
         world_version: of the world that it is in; 0: in none.
         waiting_seconds: for so long it has been waiting inside one collective.
         memory_share: of its memory limit; 0: it has none.
+        stacks: the answer to `HeartbeatAnswer.wants_stacks`.
+        cpu: of a worker.
     """
 
     call: int
@@ -138,6 +142,8 @@ class HeartbeatReceived:
     world_version: int = 0
     waiting_seconds: float = 0.0
     memory_share: float = 0.0
+    stacks: Stacks | None = None
+    cpu: CpuUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from elasticdl.master.core.events import (
     PsJoined,
     PsReady,
 )
+from elasticdl.master.core.hangs import Hangs
 from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
@@ -67,6 +68,7 @@ class Fleet:
         self._out = out
         self.pods = Pods(settings)
         self.servers = Servers(settings.num_own_servers, generation)
+        self.hangs = Hangs(settings, workers, work, worlds, out)
         self._create_message = ""
         self._resize_message = ""
         self._can_resize = True  # as far as known
@@ -94,12 +96,13 @@ class Fleet:
         if event.leaving:
             self._worker_leaves(worker, clock)
         revoked = self._work.leases.renew(worker.id, event.positions, clock)
+        wants_stacks = self.hangs.on_heartbeat(worker, event, clock)
         self._workers.heard(worker, event.positions, event.activity, event.seconds, clock)
         known = worker.has_joined or worker.is_leaving
         version = self._worlds.newest_version
         partition = self._news_of_partition(event)
         whole, newest = self._work.rations.all_held_by(worker.id, self._work.tasks)
-        answer = HeartbeatAnswer(known, revoked, partition, stop, 0, version, whole, newest)
+        answer = HeartbeatAnswer(known, revoked, partition, stop, 0, version, whole, newest, wants_stacks)
         self._out.reply(event.call, answer)
 
     def _ps_heartbeat(self, event: HeartbeatReceived, clock: float) -> None:
@@ -412,43 +415,42 @@ class Fleet:
 
     # Time -----------------------------------------------------------------------------------------------------------
 
+    def find_hangs(self, clock: float) -> None:
+        """Looks for workers that do not move any more."""
+        if not self._ending.is_decided:
+            self.hangs.find(clock, self.servers.is_complete)
+
     def time_out(self, clock: float) -> None:
         """Takes back leases that were not renewed, and replaces who is silent or stuck."""
         for lease in self._work.leases.expired(clock - self._settings.lease_timeout):
             holder = self._work.leases.holder_of(lease)
-            text = f"lease {lease.id} was not renewed in time"
-            self._out.events.add(
-                EventKind.LEASE_LOST, f"worker-{holder}", text, 0, epoch=lease.epoch + 1, task=lease.task
-            )
+            if (record := self.pods.get(Role.WORKER, holder)) is not None and record.state:
+                self.hangs.is_silent(holder, record.state, clock)
+            subject, text = f"worker-{holder}", f"lease {lease.id} was not renewed in time"
+            cause = self._out.events.newest_about(subject, EventKind.WORKER_HUNG)
+            self._out.events.add(EventKind.LEASE_LOST, subject, text, cause, epoch=lease.epoch + 1, task=lease.task)
             self._out.log(f"Worker {holder} has lost lease {lease.id}: it was not renewed in time", Level.WARNING)
             self._work.give_back(lease)
             self._worlds.lost_lease(holder, clock)
-        self._find_stuck(clock)
         if self._ending.is_decided:
             return
         for record in self.pods.existing():
             if not record.is_leaving and (why := self._why_replaced(record, clock)):
+                if record.role is Role.WORKER:
+                    self.hangs.is_silent(record.index, record.state, clock)
                 self._replace(record, why, clock)
-
-    def _find_stuck(self, clock: float) -> None:
-        for worker in self._workers.all():
-            if not self.servers.is_complete or not self._work.leases.of_worker(worker.id):
-                worker.moved_at = clock
-            elif worker.stuck_since is None and clock - worker.moved_at > self._settings.step_timeout:
-                worker.stuck_since = clock
-                self._out.log(f"Worker {worker.id} is stuck ({worker.activity}); its leases go back", Level.WARNING)
-                self._work.lose_worker(worker.id)
 
     def _why_replaced(self, record: PodRecord, clock: float) -> str:
         """Why a pod must be replaced; empty when it need not be."""
         settings = self._settings
         silence = settings.lease_timeout + settings.silence_timeout
         heard_at = self._heard_at(record)
+        worker = self._workers.get(record.index) if record.role is Role.WORKER else None
         if heard_at is not None and clock - heard_at > silence:
             return f"it has been silent for {clock - heard_at:.0f} s"
-        worker = self._workers.get(record.index) if record.role is Role.WORKER else None
         if worker is not None and worker.stuck_since is not None:
-            return "it is stuck" if clock - worker.stuck_since > settings.silence_timeout else ""
+            grace = min(settings.silence_timeout, settings.step_timeout)
+            return "it is stuck" if clock - worker.stuck_since > grace else ""
         since = None if settings.runs_command else record.running_since  # a command need not know of us
         if heard_at is None and since is not None and clock - since > settings.step_timeout + silence:
             return f"it has run for {clock - since:.0f} s and never registered"

@@ -200,6 +200,7 @@ class Job:
                 | events.EvaluationReported()
                 | events.LeaseQuestioned()
             ):
+                self._fleet.hangs.on_report(event.worker_id, event.incarnation)
                 self._work.lease_event(event, self._clock)
             case events.MetricsReported():
                 self._joining.metrics_reported(event, self._clock)
@@ -263,11 +264,11 @@ class Job:
         else:
             if worker.waiting_call is not None:
                 self._out.reply(worker.waiting_call, NoLeaseNow())
-            worker.stuck_since = None
             worker.waiting_call, worker.waiting_since = event.call, self._clock
             worker.is_hasty, worker.only = event.at_once, event.only
 
     def _tick(self) -> None:
+        self._fleet.find_hangs(self._clock)
         self._members.time_out(self._clock)
         self._fleet.time_out(self._clock)
         self._pace.sample(self._now, self._work.tasks.records_done, len(self._workers.all()))
@@ -393,7 +394,8 @@ class Job:
                 worker.waiting_call = None
         self._members.end()
         heard_after = self._clock - self.settings.lease_timeout
-        awaited = any(worker.heard_at >= heard_after for worker in self._workers.staying())
+        staying = (worker for worker in self._workers.staying() if worker.stuck_since is None)
+        awaited = any(worker.heard_at >= heard_after for worker in staying)
         self._ending.advance(self._clock, awaited, self._fleet.who_must_be_ended(heard_after))
 
     # For people and tests -------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from elasticdl.master.core.events import ReadyForWorld, SampleRequested, WorldFo
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.truth import Truth
-from elasticdl.master.core.values import Level
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
@@ -77,12 +76,7 @@ class Members:
         self._worlds.abandoned(call)
 
     def time_out(self, clock: float) -> None:
-        """Looks for members that are not there any more, or that keep all others waiting."""
-        for worker in self._worlds.holding_up():
-            if worker.stuck_since is None:
-                worker.stuck_since = clock
-                self._out.log(f"Worker {worker.id} is stuck ({worker.activity}): all others wait for it", Level.WARNING)
-                self._work.lose_worker(worker.id)
+        """Looks for members that are not there any more."""
         self._worlds.time_out(clock)
 
     def advance(self, clock: float, is_trained: bool) -> None:

@@ -35,6 +35,7 @@ class PodRecord:
         gone_uids: of earlier pods of this name; what is said of them is over.
         is_leaving: it was told to end; nobody counts on it.
         running_since: None until it runs.
+        state: of its process while it runs, where the cluster says so, such as "stopped by SIGSTOP".
         create_delay: before the attempt to create it.
         complaints: why it cannot start, as far as said.
         resized_to: the memory factor that a resize in place was last asked for; each is asked for once.
@@ -52,6 +53,7 @@ class PodRecord:
     gone_uids: list[str] = field(default_factory=list)
     is_leaving: bool = False
     running_since: float | None = None
+    state: str = ""
     create_delay: float = 0.0
     complaints: set[str] = field(default_factory=set)
     resized_to: float = 1.0
@@ -234,6 +236,7 @@ class Pods:
             self._has_run.add(record.role)
         if event.phase is Phase.RUNNING and record.running_since is None:
             record.running_since = clock
+        record.state = event.message if event.phase is Phase.RUNNING else ""
         return self._end(record, clock) if event.phase in ENDED else None
 
     def _adopt(self, event: PodChanged) -> PodRecord | None:

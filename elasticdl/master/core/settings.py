@@ -19,6 +19,13 @@ class NanPolicy(StrEnum):
     SKIP = "skip"
 
 
+class Remedy(StrEnum):
+    """What is done about a worker that hangs, or is slow."""
+
+    REPLACE = "replace"
+    REPORT = "report"
+
+
 @dataclass(frozen=True, slots=True)
 class JobSettings:
     """Fields are named as the flags of `elasticdl` are, times in seconds.
@@ -41,6 +48,7 @@ class JobSettings:
         collective_timeout: AllReduce: a member that is silent for this long is out of the world.
         min_workers: AllReduce: a world has at least so many members.
         fixed_global_batch: AllReduce: records of every step, of the whole world; 0: each member brings a minibatch.
+        hang_timeout: a worker with a history hangs after this long in one minibatch, at the earliest.
         long_poll: after this long a request for a lease is answered with `NoLeaseNow`.
     """
 
@@ -66,6 +74,8 @@ class JobSettings:
     checkpoint_dir_for_init: str = ""
     lease_timeout: float = 10.0
     step_timeout: float = 600.0
+    hang_timeout: float = 300.0
+    hang_action: Remedy = Remedy.REPLACE
     silence_timeout: float = 60.0
     collective_timeout: float = 5.0
     min_workers: int = 1

@@ -240,3 +240,33 @@ class Partition:
 
     version: int
     ps: tuple[PsAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """What the threads of a worker are doing.
+
+    Attributes:
+        where: the innermost line of user code, "file:line in function"; empty: there is none.
+        text: of all threads, those with user code first.
+    """
+
+    where: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """How a worker gets on with the processors that it has; the seconds are cumulative.
+
+    Attributes:
+        throttled_seconds: its control group had to wait, as its CPU limit was used up.
+        steal_seconds: the hypervisor ran something else, per processor of the machine.
+        load: of the machine, over a minute.
+        cores: of the machine.
+    """
+
+    throttled_seconds: float
+    steal_seconds: float
+    load: float
+    cores: float

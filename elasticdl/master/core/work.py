@@ -110,7 +110,8 @@ class Work:
         """Answers the requests for which there is a lease; who holds none comes first."""
         for worker in sorted(self._workers.waiting(), key=lambda w: len(self.leases.of_worker(w.id))):
             call = worker.waiting_call
-            if call is None or worker.is_leaving or not self.rations.may_ask(worker):
+            is_out = worker.is_leaving or worker.stuck_since is not None
+            if call is None or is_out or not self.rations.may_ask(worker):
                 continue
             lease = self._grant(worker, call, clock)
             if lease is not None:
@@ -268,7 +269,6 @@ class Work:
         if worker is None:
             self._out.reply(event.call, UnknownWorker("register first"))
             return
-        worker.stuck_since = None
         lease = self.leases.get(event.lease, worker.id)
         if lease is None:
             if self.leases.has_finished(event.lease) and isinstance(event, TaskFinished | EvaluationReported):

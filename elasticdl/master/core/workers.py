@@ -18,7 +18,7 @@ class Worker:
 
     Attributes:
         moved_at: when its positions changed last, or it got a lease.
-        stuck_since: it has been in one minibatch for too long, and only its heartbeat has been heard since.
+        stuck_since: since then it hangs, as far as its heartbeats say, and its leases are gone.
         has_joined: it has registered in this life of the master, not only in an earlier one.
         is_leaving: it was told to end by somebody else, and gets nothing to do any more.
         is_hasty: its request for a lease is to be answered at once.

@@ -219,15 +219,11 @@ class Worlds:
             return 0.0
         return worker.collective_seconds
 
-    def holding_up(self) -> list[Worker]:
-        """Members that keep all others of their world waiting, those for `step_timeout`."""
-        if not self.stands or self.formed is None:
-            return []
-        seconds = {member.worker_id: self._collective_seconds(member) for member in self.formed.members}
-        waiting = [one for one in seconds.values() if one > 0]
-        if not waiting or min(waiting) <= self._settings.step_timeout:
-            return []
-        return [worker for worker in self._workers.all() if seconds.get(worker.id) == 0.0]
+    def collective_seconds(self) -> dict[int, float]:
+        """For how long each member of the world that stands has waited inside its present collective; 0: it has not."""
+        if not self.stands:
+            return {}
+        return {member.worker_id: self._collective_seconds(member) for member in self.formed_members}
 
     # Planning -------------------------------------------------------------------------------------------------------
 

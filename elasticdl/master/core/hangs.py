@@ -1,0 +1,226 @@
+"""Hangs: workers that live and do not move, when that is too long, and what their threads are doing then.
+
+A pause is judged by the worker's own history: `HISTORY` times its longest minibatch of the kind, but not less than
+`hang_timeout`, and never more than `step_timeout`.  That one alone counts before there is a history, and for work that
+takes as long as it takes: compiling, loading, exporting, saving, waiting for others.  A worker that is not heard is not
+judged here but by its silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from elasticdl.master.core.events import HeartbeatReceived
+from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.settings import JobSettings, Remedy
+from elasticdl.master.core.values import Level, Position, Stacks, TaskType
+from elasticdl.master.core.work import Work
+from elasticdl.master.core.workers import Worker, Workers
+from elasticdl.master.core.world import Worlds
+from elasticdl_client.job_events import EventKind
+
+HISTORY = 20.0  # times the longest minibatch: garbage collection, a cold cache, a slow file are all less
+LOOK_AHEAD = 10.0  # seconds before the end of its time at which a worker is asked for its stacks; py-spy takes some
+SILENCE = 3.0  # heartbeats that fail: it cannot be said whether it moves
+MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
+_NO_STACKS = Stacks("", "")
+OWN_WORK = frozenset({"compute", "input", "evaluate"})  # of a worker's activities; else it compiles, waits, saves
+UNBOUNDED_WORK = frozenset({"start", "compile", "export", "checkpoint"})  # says nothing of the next minibatch
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known of one process.
+
+    Attributes:
+        kind: of the task whose minibatch it is at; None: it holds none.
+        longest: seconds of its longest minibatch, by kind.
+        is_unbounded: in this minibatch it has also compiled, exported, ….
+        stacks: of this minibatch; None: it has not sent any.
+        hung: how it looked when it was found; None: it moves.
+        is_silent: an event says that nothing is heard of it.
+    """
+
+    incarnation: int
+    kind: TaskType | None = None
+    longest: dict[TaskType, float] = field(default_factory=dict)
+    is_unbounded: bool = False
+    stacks: Stacks | None = None
+    hung: _Hung | None = None
+    is_silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Hung:
+    activity: str
+    seconds: Mapping[str, float]  # by activity
+
+
+class Hangs:
+    """Finds workers that hang, and takes their leases back if that is wanted."""
+
+    def __init__(self, settings: JobSettings, workers: Workers, work: Work, worlds: Worlds, out: Outbox) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._work = work
+        self._worlds = worlds
+        self._out = out
+        self._watches: dict[int, _Watch] = {}
+
+    # Signs of life --------------------------------------------------------------------------------------------------
+
+    def on_heartbeat(self, worker: Worker, event: HeartbeatReceived, clock: float) -> bool:
+        """Take in a heartbeat, before the worker's record does.
+
+        Returns:
+            Whether the worker is to send its stacks.
+        """
+        watch = self._watch(worker)
+        before, now = _front(worker.positions), _front(event.positions)
+        if now != before:
+            if watch.kind is not None and not watch.is_unbounded and worker.stuck_since is None:
+                watch.longest[watch.kind] = max(watch.longest.get(watch.kind, 0.0), clock - worker.moved_at)
+            lease = None if now is None else self._work.leases.get(now.lease, worker.id)
+            watch.kind = None if lease is None else lease.type
+            watch.is_unbounded, watch.stacks = False, None
+        watch.is_silent = False
+        watch.is_unbounded |= event.activity in UNBOUNDED_WORK
+        watch.stacks = event.stacks or watch.stacks
+        if watch.hung is not None and _moves(watch.hung, event):
+            self._moves_again(worker, watch)
+        return watch.stacks is None and watch.hung is None and self._is_suspect(worker, event, clock)
+
+    def _is_suspect(self, worker: Worker, event: HeartbeatReceived, clock: float) -> bool:
+        threshold = self._threshold(worker, event.activity)
+        soon = threshold - min(LOOK_AHEAD, threshold / 2)
+        stands_still = event.positions == worker.positions and bool(event.positions) and not event.waiting_seconds
+        waited_for = self._seconds_waited_for().get(worker.id, 0.0)
+        return (stands_still and clock - worker.moved_at > soon) or waited_for > soon
+
+    def _moves_again(self, worker: Worker, watch: _Watch) -> None:
+        watch.hung = worker.stuck_since = None
+        self._out.log(f"Worker {worker.id} moves again")
+
+    def on_report(self, worker_id: int, incarnation: int) -> None:
+        """Take in a call about a lease: only a worker that moves makes one."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.incarnation != incarnation:
+            return
+        watch = self._watch(worker)
+        if watch.hung is not None:
+            self._moves_again(worker, watch)
+
+    def _watch(self, worker: Worker) -> _Watch:
+        watch = self._watches.get(worker.id)
+        if watch is None or watch.incarnation != worker.incarnation:
+            watch = self._watches[worker.id] = _Watch(worker.incarnation)
+        return watch
+
+    # Judging --------------------------------------------------------------------------------------------------------
+
+    def find(self, clock: float, are_servers_complete: bool) -> None:
+        """Look for workers that have become too slow since the last time.
+
+        Args:
+            are_servers_complete: else a minibatch may last as long as a PS is away.
+        """
+        known = {worker.id for worker in self._workers.all()}
+        self._watches = {worker_id: watch for worker_id, watch in self._watches.items() if worker_id in known}
+        waited_for = self._seconds_waited_for()
+        for worker in self._workers.all():
+            if not are_servers_complete or not self._work.leases.of_worker(worker.id):
+                worker.moved_at = clock
+            if self._watch(worker).hung is not None or clock - worker.heard_at > SILENCE:
+                continue
+            threshold = self._threshold(worker, worker.activity)
+            if clock - worker.moved_at > threshold:
+                self._hangs(worker, clock - worker.moved_at, threshold, "in one minibatch", clock)
+            elif waited_for.get(worker.id, 0.0) > threshold:
+                self._hangs(worker, waited_for[worker.id], threshold, "all others wait for it", clock)
+
+    def _threshold(self, worker: Worker, activity: str) -> float:
+        """After how many seconds without a move a worker hangs."""
+        watch = self._watch(worker)
+        longest = None if watch.kind is None else watch.longest.get(watch.kind)
+        if longest is None or watch.is_unbounded or activity not in OWN_WORK:
+            return self._settings.step_timeout
+        return min(self._settings.step_timeout, max(self._settings.hang_timeout, HISTORY * longest))
+
+    def _seconds_waited_for(self) -> dict[int, float]:
+        """For how long all other members of the group that stands have waited for some; empty: for none."""
+        seconds = self._worlds.collective_seconds()
+        waiting = [one for one in seconds.values() if one > 0]
+        return {worker_id: min(waiting) for worker_id, one in seconds.items() if not one and waiting}
+
+    def _hangs(self, worker: Worker, seconds: float, threshold: float, how: str, clock: float) -> None:
+        watch = self._watch(worker)
+        watch.hung = _Hung(worker.activity, dict(worker.seconds))
+        stacks = watch.stacks or _NO_STACKS
+        replaces = self._settings.hang_action is Remedy.REPLACE
+        at = f", at {stacks.where}" if stacks.where else ""
+        text = f"{how} for {seconds:.0f} s ({worker.activity or 'activity unknown'}){at}"
+        self._add(worker, text, seconds, threshold, stacks)
+        then = "its leases go back" if replaces else "--hang_action=report leaves it alone"
+        self._out.log(f"Worker {worker.id} is stuck: {text}; {then}", Level.WARNING)
+        if stacks.text:
+            self._out.log(f"Threads of worker {worker.id}:\n{stacks.text}", Level.WARNING)
+        if replaces:
+            worker.stuck_since = clock
+            self._work.lose_worker(worker.id)
+
+    def is_silent(self, worker_id: int, state: str, clock: float) -> None:
+        """Write down, once, that nothing is heard of a worker, unless it was found hanging before.
+
+        Args:
+            state: of its process, as its pod's runtime says; empty: it says nothing.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None or self._watch(worker).hung is not None or self._watch(worker).is_silent:
+            return
+        self._watch(worker).is_silent = True
+        why = state or "stopped, without processor time, cut off, or in native code that keeps Python's lock"
+        seconds = clock - worker.heard_at
+        text = f"silent for {seconds:.0f} s: {why}; so there are no stacks"
+        self._add(worker, text, seconds, self._settings.lease_timeout, state=state)
+
+    def _add(
+        self,
+        worker: Worker,
+        text: str,
+        seconds: float,
+        threshold: float,
+        stacks: Stacks = _NO_STACKS,
+        state: str = "",
+    ) -> None:
+        self._out.events.add(
+            EventKind.WORKER_HUNG,
+            f"worker-{worker.id}",
+            text,
+            0,
+            seconds=round(seconds, 1),
+            threshold=round(threshold, 1),
+            activity=worker.activity,
+            where=stacks.where,
+            stacks=_shortened(stacks.text),
+            state=state,
+            action=self._settings.hang_action.value,
+        )
+        self._out.persist()
+
+
+def _front(positions: Sequence[Position]) -> Position | None:
+    """Where a worker works: its oldest lease; others are prefetched."""
+    return min(positions, key=lambda position: position.lease, default=None)
+
+
+def _moves(hung: _Hung, event: HeartbeatReceived) -> bool:
+    """Whether the main thread has done something else since: that it waits for input again says nothing of a feed."""
+    same = {hung.activity, "input", "idle"} if hung.activity in ("input", "idle") else {hung.activity}
+    return any(
+        seconds > hung.seconds.get(activity, 0.0) for activity, seconds in event.seconds.items() if activity not in same
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT].rpartition("\n")[0] + "\n…"

@@ -1,0 +1,114 @@
+"""Jobs on this machine whose user code hangs: the event names the line, and every record is trained once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.cluster import Role
+from elasticdl_client.job_events import EventKind, JobEvent, read_journal
+from tests.chaos.job import REPOSITORY, LocalJob
+from tests.chaos.scenarios import coverage_of
+from tests.hangs import hanging_digits, hanging_script
+
+PS = {"num_ps_pods": 1}
+GROUP = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("digits")
+    argv = [sys.executable, "scripts/gen_dataset.py", "digits", "--output", str(output)]
+    subprocess.run(argv, cwd=REPOSITORY, check=True, capture_output=True)
+    return output / "train"
+
+
+def job_of(tmp_path: Path, data: Path, hangs_in: str, **flags: object) -> LocalJob:
+    """A job whose minibatches may take 2 s."""
+    return LocalJob(
+        tmp_path / "job",
+        {
+            "job_name": "hang",
+            "model_zoo": REPOSITORY,
+            "model_def": f"{hanging_digits.__name__}.custom_model",
+            "training_data": data,
+            "minibatch_size": 32,
+            "num_epochs": 1,
+            "num_workers": 1,
+            "step_timeout": 2,
+            **flags,
+        },
+        environment={"HANG_IN": hangs_in, "HANG_MARK": str(tmp_path / "mark")},
+    )
+
+
+def events_of(job: LocalJob, kind: EventKind) -> list[JobEvent]:
+    history = read_journal((job.job_dir / "journal.json").read_bytes())
+    return [event for event in history.events if event.kind is kind]
+
+
+def line_of(event: JobEvent) -> str:
+    """The source line that an event says is being executed."""
+    found = re.fullmatch(r"(.+):(\d+) in (\w+)", str(event.details["where"]))
+    assert found, event
+    assert str(event.details["where"]) in str(event.details["stacks"])
+    return Path(found[1]).read_text().splitlines()[int(found[2]) - 1].strip()
+
+
+def assert_exact(job: LocalJob, num_records: int) -> None:
+    assert job.wait(120) == 0, job.story()
+    assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [
+        (num_records, num_records, 0, 0)
+    ], job.story()
+
+
+@pytest.mark.parametrize(
+    ("hangs_in", "flags", "lines"),
+    [
+        ("feed", PS, ("while True:  # an endless loop", "pass")),
+        ("loss", PS, ("lock.acquire()  # a deadlock",)),
+        ("loss", GROUP, ("lock.acquire()  # a deadlock",)),
+        ("callback", PS, ("threading.Event().wait()",)),
+    ],
+)
+def test_the_event_names_the_line_and_no_record_is_lost(
+    digits: Path, tmp_path: Path, hangs_in: str, flags: dict[str, object], lines: tuple[str, ...]
+) -> None:
+    job = job_of(tmp_path, digits, hangs_in, **flags).start()
+    assert_exact(job, 1437)
+    (event,) = events_of(job, EventKind.WORKER_HUNG)
+    assert line_of(event) in lines
+    assert event.details["threshold"] == 2.0
+    if flags is PS:
+        assert [given_up.cause for given_up in events_of(job, EventKind.POD_GIVEN_UP)] == [event.number]
+    else:
+        assert event.number in [broken.cause for broken in events_of(job, EventKind.GROUP_BROKEN)]
+
+
+def test_a_script_that_hangs_is_replaced(tmp_path: Path) -> None:
+    command = f"{sys.executable} {hanging_script.__file__} {tmp_path / 'mark'} 100"
+    flags = {"job_name": "script", "job_command": command, "num_workers": 1, "step_timeout": 2}
+    job = LocalJob(tmp_path / "job", flags).start()
+    assert_exact(job, 100)
+    (event,) = events_of(job, EventKind.WORKER_HUNG)
+    assert line_of(event) in ("while True:", "pass")
+
+
+def test_a_stopped_worker_has_no_stacks_and_the_event_says_why(digits: Path, tmp_path: Path) -> None:
+    job = job_of(tmp_path, digits, "loss", num_ps_pods=1, num_workers=1, step_timeout=600, lease_timeout=1).start()
+    job.wait_until("a worker that stands still", (tmp_path / "mark").exists)
+    worker = job.pods(Role.WORKER)[0]
+    os.kill(worker.pid, signal.SIGSTOP)
+    job.wait_until("the event", lambda: bool(events_of(job, EventKind.WORKER_HUNG)))
+    (event,) = events_of(job, EventKind.WORKER_HUNG)
+    assert event.details["state"] == "stopped by SIGSTOP"
+    assert event.details["stacks"] == ""
+    assert [lost.cause for lost in events_of(job, EventKind.LEASE_LOST)][:1] == [event.number]
+    os.kill(worker.pid, signal.SIGKILL)
+    assert_exact(job, 1437)

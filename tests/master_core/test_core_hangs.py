@@ -1,0 +1,262 @@
+"""Workers that live and do not move: when that is too long, what is asked of them, and what is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core_script import Script, running
+from world_script import standing
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.settings import Remedy
+from elasticdl.master.core.values import Lease, Position, Role, Stacks, TaskType
+from elasticdl_client.job_events import EventKind, JobEvent
+
+STACKS = Stacks("net.py:31 in loss", "thread MainThread:\n  net.py:31 in loss")
+
+
+def working(**settings: Any) -> tuple[Script, Lease]:
+    """A worker that computes, and has finished a minibatch of 4 s and one of 2 s; nothing is asked of it."""
+    script = running(**{"step_timeout": 600.0, "hang_timeout": 100.0, **settings})
+    lease = script.lease()
+    script.heartbeat(0, (lease.id,), activity="compute")
+    pause(script, lease, 4, minibatch=0)
+    pause(script, lease, 2, minibatch=1)
+    script.heartbeat(0, (lease.id,), minibatch=2, activity="compute")
+    return script, lease
+
+
+def pause(script: Script, lease: Lease, duration: int, minibatch: int = 2, worker: int = 0, **fields: Any) -> bool:
+    """A worker stays in a minibatch, as its heartbeats say; whether the last answer asks for its stacks."""
+    answer = None
+    for _ in range(duration):
+        script.now += 1.0
+        answer = script.heartbeat(worker, (lease.id,), minibatch, **{"activity": "compute", **fields})
+        for server in script.job._fleet.servers.all():
+            script.ask(e.HeartbeatReceived, Role.PS, server.id, server.incarnation)
+        script.tell(e.Tick())
+    return answer is not None and answer.wants_stacks
+
+
+def hung(script: Script) -> list[JobEvent]:
+    return [event for event in script.job.events.events if event.kind is EventKind.WORKER_HUNG]
+
+
+def test_a_worker_hangs_after_hang_timeout_if_its_history_is_quick() -> None:
+    script, lease = working()
+    pause(script, lease, 100)
+    assert not hung(script)
+    pause(script, lease, 2)
+    (event,) = hung(script)
+    assert event.subject == "worker-0"
+    assert event.details["threshold"] == 100.0
+    assert event.details["seconds"] == pytest.approx(101.0)
+    assert event.details["activity"] == "compute"
+    assert script.job._work.leases.all() == []
+
+
+def test_a_history_of_long_minibatches_explains_a_long_one() -> None:
+    script, lease = working()
+    pause(script, lease, 20)
+    pause(script, lease, 399, minibatch=3)
+    assert not hung(script)
+    pause(script, lease, 30, minibatch=3)
+    assert hung(script)[0].details["threshold"] == pytest.approx(20 * 21, abs=20)
+
+
+def test_step_timeout_is_the_limit_of_every_history() -> None:
+    script, lease = working(step_timeout=150.0)
+    pause(script, lease, 90)
+    pause(script, lease, 152, minibatch=3)
+    assert hung(script)[0].details["threshold"] == 150.0
+
+
+def test_the_first_minibatch_has_step_timeout() -> None:
+    script = running(step_timeout=600.0, hang_timeout=100.0)
+    lease = script.lease()
+    pause(script, lease, 599, minibatch=0)
+    assert not hung(script)
+    pause(script, lease, 3, minibatch=0)
+    assert hung(script)[0].details["threshold"] == 600.0
+
+
+def test_what_is_compiled_makes_no_history_and_has_step_timeout() -> None:
+    script = running(step_timeout=600.0, hang_timeout=100.0)
+    lease = script.lease()
+    pause(script, lease, 50, minibatch=0, activity="compile")
+    pause(script, lease, 2, minibatch=1)
+    pause(script, lease, 102, minibatch=2)
+    assert hung(script)[0].details["threshold"] == 100.0
+
+
+@pytest.mark.parametrize("activity", ["compile", "ps", "world", "export", "checkpoint", "idle"])
+def test_what_is_not_its_own_minibatch_has_step_timeout(activity: str) -> None:
+    script, lease = working()
+    pause(script, lease, 500, activity=activity)
+    assert not hung(script)
+
+
+def test_a_kind_of_task_has_its_own_history() -> None:
+    script, lease = working(output="/out", records=20)
+    script.finish(lease)
+    script.sets_are_read({(0, 0): range(2)})
+    end = script.lease()
+    assert end.type is TaskType.TRAIN_END
+    script.heartbeat(0, (end.id,), activity="compute")
+    pause(script, end, 500, minibatch=0)
+    assert not hung(script)
+
+
+def test_the_stacks_are_asked_for_before_the_time_is_over_and_are_in_the_event() -> None:
+    script, lease = working()
+    assert not pause(script, lease, 88)
+    assert pause(script, lease, 4)
+    assert not pause(script, lease, 1, stacks=STACKS)
+    assert not pause(script, lease, 10)
+    (event,) = hung(script)
+    assert event.details["where"] == "net.py:31 in loss"
+    assert event.details["stacks"] == STACKS.text
+    assert "net.py:31 in loss" in event.message
+    assert any(STACKS.text in line for line in script.log())
+
+
+def test_stacks_of_an_earlier_minibatch_say_nothing() -> None:
+    script, lease = working()
+    pause(script, lease, 95, stacks=STACKS)
+    pause(script, lease, 1, minibatch=3)
+    assert pause(script, lease, 595, minibatch=3)
+    pause(script, lease, 7, minibatch=3)
+    assert hung(script)[0].details["where"] == ""
+
+
+def test_a_worker_of_an_older_version_hangs_without_stacks() -> None:
+    script, lease = working()
+    pause(script, lease, 102)
+    (event,) = hung(script)
+    assert (event.details["where"], event.details["stacks"]) == ("", "")
+
+
+def test_long_stacks_are_shortened_to_whole_lines() -> None:
+    script, lease = working()
+    text = "\n".join(f"  file.py:{n} in function" for n in range(400))
+    pause(script, lease, 102, stacks=Stacks("file.py:0 in function", text))
+    stacks = str(hung(script)[0].details["stacks"])
+    assert len(stacks) <= 2000
+    assert stacks.startswith("  file.py:0 in function\n")
+    assert stacks.endswith("in function\n…")
+
+
+def test_a_worker_that_hangs_is_replaced_and_the_cause_is_written_down() -> None:
+    script, lease = working()
+    pause(script, lease, 102)
+    pause(script, lease, 61)
+    assert script.last(c.DeletePod) == c.DeletePod("elasticdl-j-worker-0")
+    given_up = next(one for one in script.job.events.events if one.kind is EventKind.POD_GIVEN_UP)
+    assert given_up.cause == hung(script)[0].number
+    assert len(hung(script)) == 1
+
+
+def test_a_report_leaves_the_worker_and_its_lease_alone() -> None:
+    script, lease = working(hang_action=Remedy.REPORT)
+    pause(script, lease, 500)
+    (event,) = hung(script)
+    assert event.details["action"] == "report"
+    assert script.job._work.leases.all() == [lease]
+    assert not [one for one in script.history if isinstance(one, c.DeletePod)]
+    script.progress(lease, 1)
+    assert any("moves again" in line for line in script.log())
+    pause(script, lease, 2, minibatch=3)
+    assert len(hung(script)) == 1
+
+
+def test_requests_for_leases_are_no_sign_of_life_and_are_not_served() -> None:
+    """The input pipeline asks in a thread of its own while the main thread hangs."""
+    script, lease = working()
+    pause(script, lease, 102, seconds={"compute": 8.0})
+    assert script.request() is None
+    for _ in range(5):
+        pause(script, lease, 13, seconds={"compute": 80.0})
+        assert script.request() is None
+    assert any(isinstance(one, c.DeletePod) for one in script.history)
+
+
+def test_a_worker_that_does_something_else_moves_again_and_gets_work() -> None:
+    script, lease = working()
+    pause(script, lease, 102, seconds={"compute": 108.0})
+    assert script.request() is None
+    script.heartbeat(0, activity="idle", seconds={"compute": 110.0, "idle": 0.1})
+    assert script.request() is not None
+    script.pass_time(70, alive=(0,))
+    assert not [one for one in script.history if isinstance(one, c.DeletePod)]
+
+
+def test_waiting_for_input_is_no_sign_that_a_feed_moves() -> None:
+    script, lease = working()
+    pause(script, lease, 102, activity="input", seconds={"compute": 6.0, "input": 100.0})
+    pause(script, lease, 61, activity="idle", seconds={"compute": 6.0, "input": 101.0, "idle": 60.0})
+    assert script.last(c.DeletePod) == c.DeletePod("elasticdl-j-worker-0")
+
+
+def test_a_silent_worker_is_not_judged_by_its_minibatch_and_says_why_it_has_no_stacks() -> None:
+    script = running(2, hang_timeout=5.0, step_timeout=5.0)
+    lease = script.lease(0)
+    script.heartbeat(0, (lease.id,), activity="compute")
+    script.pass_time(69, alive=(1,))
+    assert not hung(script)
+    script.pass_time(3, alive=(1,))
+    (event,) = hung(script)
+    assert "silent for 71 s" in event.message
+    assert "no stacks" in event.message
+    given_up = next(one for one in script.job.events.events if one.kind is EventKind.POD_GIVEN_UP)
+    assert given_up.cause == event.number
+
+
+def test_a_ps_that_is_away_explains_everything() -> None:
+    script, lease = working()
+    script.ps_dies()
+    pause(script, lease, 700)
+    assert not hung(script)
+
+
+def test_a_new_process_under_the_same_id_has_no_history() -> None:
+    script, lease = working()
+    script.worker_joins(0, incarnation=8)
+    lease = script.ask(e.LeaseRequested, 0, 8).lease
+    for _ in range(400):
+        script.now += 1.0
+        script.ask(e.HeartbeatReceived, Role.WORKER, 0, 8, (Position(lease.id, 0),), "compute")
+        script.tell(e.Tick())
+    assert not hung(script)
+
+
+def test_of_a_group_that_stands_still_the_member_that_does_not_wait_hangs() -> None:
+    script = standing(3, step_timeout=20.0, hang_timeout=20.0)
+    answers = []
+    for second in range(1, 22):
+        script.now += 1.0
+        script.beat(0, waiting=float(second))
+        answers.append(script.beat(1, activity="compute", stacks=STACKS if answers and answers[-1] else None))
+        answers[-1] = answers[-1].wants_stacks
+        script.beat(2, waiting=float(second))
+        script.tell(e.Tick())
+    assert answers[:10] == [False] * 10
+    assert any(answers)
+    (event,) = hung(script)
+    assert event.subject == "worker-1"
+    assert event.details["where"] == "net.py:31 in loss"
+    broken = next(one for one in script.job.events.events if one.kind is EventKind.GROUP_BROKEN)
+    assert broken.cause == event.number
+
+
+def test_members_that_wait_do_not_hang() -> None:
+    script = standing(2, step_timeout=20.0, hang_timeout=20.0, hang_action=Remedy.REPORT, collective_timeout=1000.0)
+    lease = script.lease(0)
+    for second in range(1, 100):
+        script.now += 1.0
+        script.heartbeat(0, (lease.id,), activity="world", world_version=script.version, waiting_seconds=float(second))
+        script.beat(1)
+        script.tell(e.Tick())
+    assert {event.subject for event in hung(script)} == {"worker-1"}
+    assert script.stands
