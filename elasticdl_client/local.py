@@ -152,4 +152,7 @@ def _signals_interrupt() -> Iterator[None]:
 def _report(spec: JobSpec, job_dir: JobDir, ended: Ended) -> None:
     log = job_dir.logs / f"elasticdl-{spec.job_name}-master.log"
     hint = f"The master's log is {log}; those of other pods are next to it."
-    report.print_end(spec.job_name, ended, written=report.written(spec), logs=str(job_dir.logs), hint=hint)
+    history = None
+    with suppress(JobError):
+        history = job_dir.events()
+    report.print_end(spec, ended, history, logs=str(job_dir.logs), hint=hint)

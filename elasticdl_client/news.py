@@ -136,7 +136,7 @@ class News:
             elif event.kind is EventKind.EPOCH_REOPENED:
                 lines += [_reopened_line(reopened)] if event is reopened[0] else []
             elif event.kind is EventKind.POD_LOST:
-                lines.append(Headline(_lost_text(event) + followed.text(event), True))
+                lines.append(Headline(lost_text(event) + followed.text(event), True))
             elif event.kind in _TEXTS and self._is_told_again(event):
                 lines.append(Headline(_text(event) + followed.text(event), event.is_trouble))
         return lines + _join_lines(joined, history, followed)
@@ -237,7 +237,10 @@ def _text(event: JobEvent) -> str:
     return _TEXTS[event.kind].format(subject=subject, what=describe(event))
 
 
-def _lost_text(event: JobEvent) -> str:
+def lost_text(event: JobEvent) -> str:
+    """Return which pod was lost, where and why, of a `POD_LOST` or a `POD_GIVEN_UP`."""
+    if event.kind is EventKind.POD_GIVEN_UP:
+        return _text(event)
     reason, node = str(event.details.get("reason", "")), event.details.get("node")
     where = f" (node {node})" if node else ""
     if reason in _LOST:

@@ -1,55 +1,151 @@
-"""The words in which a job's end and its errors are told, by every command and for both runtimes.  Prints only."""
+"""The end of a job that was followed, for every command and both runtimes: its error, its figures, what to do next.
+
+Prints only.
+"""
 
 from __future__ import annotations
 
+import collections
+import re
+import shlex
 import sys
 
-from elasticdl_client import progress
-from elasticdl_client.choices import JobType
+from elasticdl_client import goodput, progress
+from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
+from elasticdl_client.durations import age
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import Ended
-from elasticdl_client.news import MAX_UNTHINNED, metrics_text
+from elasticdl_client.job_status import Ended, JobStatus
+from elasticdl_client.news import MAX_UNTHINNED, lost_text, metrics_text
+
+_MAX_LOST = 5  # lost pods that are named one by one
+_MORE_IS_BETTER = frozenset({"accuracy", "acc", "auc", "precision", "recall", "f1", "ndcg", "bleu", "iou", "r2"})
+_LESS_IS_BETTER = frozenset({"loss", "logloss", "error", "mse", "mae", "rmse", "perplexity", "crossentropy"})
+_LOSSES = (EventKind.POD_LOST, EventKind.POD_GIVEN_UP)
 
 
-def print_end(job_name: str, ended: Ended, *, written: str, logs: str, hint: str) -> None:
-    """Prints the end of a job that was followed: coverage and metrics, where things are, and why it failed.
+def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs: str, hint: str) -> None:
+    """Prints the end of a job that was followed: why it failed, coverage and metrics, its figures, what to do next.
 
     Args:
-        job_name: of the job.
+        spec: of the job.
         ended: how it ended.
-        written: what the job has made and where it is; may be empty.
+        history: what has happened to it; None where that could not be read.
         logs: where the logs are, or the command that shows them.
         hint: what to do after a failure.
     """
     status = ended.status
-    if status is not None:
-        for line in progress.coverage_lines(status, MAX_UNTHINNED if len(status.coverage) <= MAX_UNTHINNED else 1):
-            print(line)
-        if status.metrics:
-            when = f"final evaluation at step {status.metrics_step}" if status.metrics_step else "metrics"
-            print(f"{when}: {metrics_text(status)}")
-        if staleness := progress.staleness_text(status):
-            print(f"staleness of gradients: {staleness}")
-        if status.records_skipped:
-            print(f"warning: {status.records_skipped:,} records were left out by --nan_policy=skip")
+    if ended.exit_code != 0:
+        message = without_frames(ended.message) or "it did not say why."
+        print(f"error: Job {spec.job_name} failed: {message}", file=sys.stderr)
+        print(f"  → {hint}", file=sys.stderr, flush=True)
+    for line in _results(status) if status is not None else ():
+        print(line)
     if ended.exit_code == 0:
         if status is not None and not status.records_done and not status.records_total:
             print("warning: the commands have taken no data from ElasticDL: each has run by itself")
-        print(f"Job {job_name} succeeded.")
-        if written:
-            print(written)
-    print(f"logs: {logs}", flush=True)
+        print(f"Job {spec.job_name} succeeded.")
+    for name, text in [*_figures(status, history or EventHistory()), *_made(spec, ended), ("logs", logs)]:
+        if text:
+            print(f"{name}: {text}")
+    sys.stdout.flush()
+
+
+def _results(status: JobStatus) -> list[str]:
+    """What became of the records, and how good the model is."""
+    few = len(status.coverage) <= MAX_UNTHINNED
+    lines = progress.coverage_lines(status, MAX_UNTHINNED if few else 1)
+    if status.metrics:
+        when = f"final evaluation at step {status.metrics_step}" if status.metrics_step else "metrics"
+        lines.append(f"{when}: {metrics_text(status)}")
+    if staleness := progress.staleness_text(status):
+        lines.append(f"staleness of gradients: {staleness}")
+    if status.records_skipped:
+        lines.append(f"warning: {status.records_skipped:,} records were left out by --nan_policy=skip")
+    return lines
+
+
+def _figures(status: JobStatus | None, history: EventHistory) -> list[tuple[str, str]]:
+    """Name and text of each figure; the text is empty where there is nothing to say."""
+    if status is None:
+        return []
+    return [
+        ("best", best_metrics(history)),
+        ("duration", _duration(status)),
+        ("losses", lost_pods(history)),
+        ("time of workers", goodput.summary(status.worker_seconds)),
+    ]
+
+
+def _duration(status: JobStatus) -> str:
+    if not status.elapsed_seconds:
+        return ""
+    rate = status.records_done / status.elapsed_seconds
+    return f"{age(status.elapsed_seconds)}, {status.records_done:,} records, {rate:,.0f} records/s on average"
+
+
+def lost_pods(history: EventHistory) -> str:
+    """Return which pods were lost and why; of many how many by cause; empty if none was."""
+    lost = [event for event in history.events if event.kind in _LOSSES]
+    num_older = sum(history.summed_up.get(kind.value, 0) for kind in _LOSSES)
+    if num_older + len(lost) <= _MAX_LOST:
+        older = [f"{num_older} earlier"] if num_older else []
+        return "; ".join([*older, *(lost_text(event) for event in lost)])
+    causes = collections.Counter(_cause(event) for event in lost)
+    counts = [f"{count} {cause}" for cause, count in causes.most_common()]
+    return f"{num_older + len(lost)} pods: " + ", ".join([*counts, *([f"{num_older} earlier"] if num_older else [])])
+
+
+def _cause(event: JobEvent) -> str:
+    return str(event.details.get("reason") or "given up")
+
+
+def best_metrics(history: EventHistory) -> str:
+    """Return the best value of each metric, where the last evaluation has another.
+
+    A metric whose name does not say whether more or less is better is left out.
+    """
+    evaluations = [event for event in history.events if event.kind is EventKind.EVALUATION_FINISHED]
+    found = []
+    for name, last in evaluations[-1].details.items() if evaluations else ():
+        values = [(value, event) for event in evaluations if isinstance(value := event.details.get(name), int | float)]
+        words = set(re.findall("[a-z0-9]+", name.lower()))
+        if not values or not words & (_MORE_IS_BETTER | _LESS_IS_BETTER):
+            continue
+        choose = max if words & _MORE_IS_BETTER else min
+        best, event = choose(values, key=lambda pair: pair[0])
+        if best != last:
+            found.append(f"{name} {best:.4g} at step {event.subject.removeprefix('evaluation-')}")
+    return ", ".join(found)
+
+
+def _made(spec: JobSpec, ended: Ended) -> list[tuple[str, str]]:
+    """What a job that succeeded has made, where it is, and the commands that show and use it."""
     if ended.exit_code != 0:
-        message = without_frames(ended.message) or "it did not say why."
-        print(f"error: Job {job_name} failed: {message}", file=sys.stderr)
-        print(f"  → {hint}", file=sys.stderr)
-
-
-def written(spec: JobSpec) -> str:
-    """What a job makes, and where; empty if there is nothing."""
+        return []
     output = "statistics" if spec.job_type is JobType.ANALYZE else "model"
     made = {output: spec.output, "predictions": spec.prediction_outputs, "metrics": spec.metrics_output}
-    return next((f"{name}: {path}" for name, path in made.items() if path), "")
+    return [(name, path) for name, path in made.items() if path][:1] + [("next", one) for one in _next_commands(spec)]
+
+
+def _next_commands(spec: JobSpec) -> list[str]:
+    commands = []
+    if spec.tensorboard_log_dir:
+        commands.append(f"elasticdl tensorboard {spec.job_name} {_where(spec)}")
+    if spec.job_type is JobType.TRAIN and spec.output and spec.model_def:
+        strategy = DistributionStrategy.ALL_REDUCE.value
+        commands.append(
+            f"elasticdl predict {_where(spec)} --model_zoo={shlex.quote(spec.model_zoo)} --model_def={spec.model_def} "
+            f"--checkpoint_dir_for_init={shlex.quote(spec.output)} --distribution_strategy={strategy} "
+            "--prediction_data=DATA --prediction_outputs=DIRECTORY"
+        )
+    return commands
+
+
+def _where(spec: JobSpec) -> str:
+    if spec.runtime is Runtime.LOCAL:
+        return "--runtime=local"
+    return f"--namespace={spec.namespace}" + (f" --context={spec.context}" if spec.context else "")
 
 
 def without_frames(text: str) -> str:

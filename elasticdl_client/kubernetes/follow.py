@@ -20,7 +20,7 @@ from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.kubernetes import commands, events, names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.progress import Display
-from elasticdl_client.report import print_end, written
+from elasticdl_client.report import print_end
 
 BLOCKED = frozenset(
     {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "RegistryUnavailable"}
@@ -43,7 +43,8 @@ def wait(connection: Connection, spec: JobSpec) -> int:
     logs = commands.elasticdl("logs -f", spec)
     display = progress.open_display(sys.stdout)
     try:
-        ended = Follower(connection, spec, display).follow()
+        follower = Follower(connection, spec, display)
+        ended = follower.follow()
     except KeyboardInterrupt:
         display.close()
         print(f"The job {job} goes on. To follow it: {logs}", file=sys.stderr)
@@ -56,7 +57,7 @@ def wait(connection: Connection, spec: JobSpec) -> int:
     finally:
         display.close()
     hint = f"`{commands.elasticdl('logs', spec)}` shows the master's log, with --all those of all pods."
-    print_end(job, ended, written=written(spec), logs=commands.elasticdl("logs", spec), hint=hint)
+    print_end(spec, ended, follower.history, logs=commands.elasticdl("logs", spec), hint=hint)
     return ended.exit_code
 
 
@@ -65,6 +66,9 @@ class Follower:
 
     Args:
         overdue_s: a deleted master is called overdue when it is there for so long after its grace period.
+
+    Attributes:
+        history: what has happened to the job, as far as it could be read.
     """
 
     def __init__(self, connection: Connection, spec: JobSpec, display: Display, overdue_s: float = _OVERDUE_S) -> None:
@@ -74,7 +78,7 @@ class Follower:
         self._overdue_s = overdue_s
         self._leaving = ("", 0.0)  # the uid of a master that is being deleted, and since when that is known
         self._status: JobStatus | None = None
-        self._history: EventHistory | None = None
+        self.history: EventHistory | None = None
         self._journal = ""
         self._said = ""
         self._restarts = 0
@@ -225,7 +229,7 @@ class Follower:
             if self._status is not None and status.records_done > self._status.records_done:
                 self._idle_restarts = 0
             self._status = status
-            self._display.update(status, self._history)
+            self._display.update(status, self.history)
 
     def _read_events(self, journal: str) -> bool:
         """Reads the events if the journal is another one; whether it was."""
@@ -233,7 +237,7 @@ class Follower:
             return False
         self._journal = journal
         try:
-            self._history = read_journal(zlib.decompress(base64.b64decode(journal)))
+            self.history = read_journal(zlib.decompress(base64.b64decode(journal)))
         except (ValueError, zlib.error):  # the job is shown without them
             return False
         return True

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import sys
 
 import pytest
 
 from elasticdl_client import report
+from elasticdl_client.choices import Runtime
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.news import News
 from elasticdl_client.progress import PlainDisplay, RichDisplay, coverage_lines, summary
@@ -105,7 +109,7 @@ def test_the_end_of_a_job_says_what_was_left_out_and_how_stale_gradients_were(
         staleness=(3, 1),
         gradients_refused=2,
     )
-    report.print_end("j", Ended(0, "", status), written="", logs="l", hint="")
+    report.print_end(JobSpec(job_name="j"), Ended(0, "", status), None, logs="l", hint="")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "epoch 1: records 100, committed 86, repeated 0, lost 0, skipped 10, filtered 4, augmented 7"
     assert "staleness of gradients: 0 75%, 1 25%; refused 2" in lines
@@ -135,7 +139,7 @@ def test_150_epochs_print_at_most_40_lines(minutes: int, capsys: pytest.CaptureF
         values = {"epoch": epoch, "records_done": 1437 * epoch, "coverage": coverage, "updated_at": now[0]}
         status = dataclasses.replace(status, metrics={"accuracy": epoch / 150}, metrics_step=45 * epoch, **values)
         display.update(status)
-    report.print_end("j", Ended(0, "", status), written="model: m", logs="l", hint="")
+    report.print_end(JobSpec(job_name="j", output="m"), Ended(0, "", status), None, logs="l", hint="")
     lines = (stream.getvalue() + capsys.readouterr().out).splitlines()
     assert len(lines) <= 40, "\n".join(lines)
     assert "epoch 1: records 1437, committed 1437, repeated 0, lost 0" in lines
@@ -162,3 +166,62 @@ def test_a_few_epochs_are_all_in_the_report_and_no_sum_of_one() -> None:
     assert len(lines(10, 10)) == 10
     assert [line.split(":")[0] for line in lines(3, 2)] == ["epoch 1", "epoch 2", "epoch 3"]
     assert [line.split(":")[0] for line in lines(4, 2)] == ["epochs 1 to 2", "epoch 3", "epoch 4"]
+
+
+def evaluated(step: int, **metrics: float) -> JobEvent:
+    return JobEvent(step, 1.0, EventKind.EVALUATION_FINISHED, f"evaluation-{step}", "", 0, metrics)
+
+
+def test_the_end_is_a_card_of_what_a_user_asks_then(capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"model_zoo": "my zoo", "model_def": "m.model", "output": "out", "tensorboard_log_dir": "t"}
+    spec = JobSpec(job_name="j", runtime=Runtime.LOCAL, **values)
+    seconds = {"useful": 81.0, "starting": 9.0, "waiting_ps": 10.0}
+    status = dataclasses.replace(RUNNING, exit_code=0, elapsed_seconds=64.0, worker_seconds=seconds)
+    history = EventHistory((LOST, evaluated(10, auc=0.8, loss=0.3), evaluated(20, auc=0.7, loss=0.2)))
+    report.print_end(spec, Ended(0, "", status), history, logs="l", hint="")
+    printed = capsys.readouterr()
+    *lines, predict, logs = printed.out.splitlines()
+    assert lines == [
+        "Job j succeeded.",
+        "best: auc 0.8 at step 10",
+        "duration: 64s, 1,024 records, 16 records/s on average",
+        "losses: worker-1 lost: Killed, killed by SIGKILL",
+        "time of workers: 81 % useful, 10 % waiting for PS, 9 % starting",
+        "model: out",
+        "next: elasticdl tensorboard j --runtime=local",
+    ]
+    assert predict.startswith("next: elasticdl predict --runtime=local --model_zoo='my zoo' --model_def=m.model ")
+    assert "--checkpoint_dir_for_init=out" in predict
+    assert logs == "logs: l"
+    assert printed.err == ""
+
+
+def test_a_job_that_failed_says_its_error_first_and_no_command_that_needs_its_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = dataclasses.replace(RUNNING, phase=JobPhase.FAILED, exit_code=1, elapsed_seconds=64.0)
+    spec = JobSpec(job_name="j", model_def="m.model", output="out")
+    with contextlib.redirect_stderr(sys.stdout):  # in the order in which a terminal shows them
+        report.print_end(spec, Ended(1, "feed raised: broken", status), EventHistory((LOST,)), logs="l", hint="see")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["error: Job j failed: feed raised: broken", "  → see"]
+    assert [line.split(":")[0] for line in lines[2:]] == ["duration", "losses", "logs"]
+
+
+def test_many_lost_pods_are_counted_by_their_cause() -> None:
+    events = [
+        JobEvent(k, 1.0, EventKind.POD_LOST, f"worker-{k}", "", 0, {"reason": "Preempted" if k < 4 else "OOMKilled"})
+        for k in range(6)
+    ]
+    assert report.lost_pods(EventHistory(tuple(events))) == "6 pods: 4 Preempted, 2 OOMKilled"
+    assert report.lost_pods(EventHistory(tuple(events), {"PodLost": 90})) == (
+        "96 pods: 4 Preempted, 2 OOMKilled, 90 earlier"
+    )
+    assert report.lost_pods(EventHistory()) == ""
+
+
+def test_the_best_value_of_a_metric_is_named_where_its_name_says_what_is_better() -> None:
+    history = EventHistory((evaluated(1, val_mse=0.1, skew=9.0), evaluated(2, val_mse=0.2, skew=1.0)))
+    assert report.best_metrics(history) == "val_mse 0.1 at step 1"
+    assert report.best_metrics(EventHistory((evaluated(1, auc=0.1), evaluated(2, auc=0.2)))) == ""
+    assert report.best_metrics(EventHistory()) == ""
