@@ -24,6 +24,7 @@ _AFTERWARDS = {
     "status": "show a job's progress, its pods, and why it waits or failed",
     "logs": "print what a job's pods have printed",
     "events": "list what has happened to a job, and what followed from what",
+    "explain": "say what is wrong with a job, why, what it cost, and what to do",
     "delete": "end a job and remove all its objects",
     "clean": "remove the jobs that have ended",
     "resume": "start a new master for a job whose master is gone; the job continues where it was",
@@ -35,6 +36,7 @@ _MORE = {
     "status": "WORKERS and PS count pods that run. --output=json has the keys that docs/jobs.md lists.",
     "logs": "With --output=json each line is an object: pod and line.",
     "events": "Oldest first, each with the number of the event that it follows from. docs/events.md lists the kinds.",
+    "explain": "The newest trouble first, also after the job has ended. docs/troubles.md lists all troubles.",
     "delete": "On Kubernetes: pods, ConfigMaps, Secret and Services. Local: all its processes, then its directory with "
     "the logs and checkpoints in it; an exported model in it stays. Deletes without asking for confirmation.",
     "clean": "Removes jobs that succeeded or failed, as `delete` does; running and stopped jobs stay.",

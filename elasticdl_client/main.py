@@ -83,6 +83,10 @@ class Commands:
         """Lists what has happened to a job."""
         self._act("events")
 
+    def explain(self) -> NoReturn:
+        """Explains what is wrong with a job."""
+        self._act("explain")
+
     def delete(self) -> NoReturn:
         """Ends and removes jobs."""
         self._act("delete")

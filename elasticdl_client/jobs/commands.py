@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,9 @@ from typing import Any
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
+from elasticdl_client.explain import words as explain_words
+from elasticdl_client.explain.diagnosis import Facts
+from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.job_dir import is_elsewhere
 from elasticdl_client.jobs import event_list, words
 from elasticdl_client.jobs.job import Job, Phase
@@ -19,6 +23,8 @@ from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
 from elasticdl_client.jobs.places import Places
 from elasticdl_client.jobs.store import LogRequest
 from elasticdl_client.jobs.watch import watch
+
+_MAX_WIDTH = 120  # of a line of sentences; longer ones are hard to read
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -34,6 +40,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         "status": _status,
         "logs": _logs,
         "events": _events,
+        "explain": _explain,
         "delete": _delete,
         "clean": _clean,
         "resume": _resume,
@@ -84,6 +91,19 @@ def _logs(options: Options, places: Places) -> int:
 def _events(options: Options, places: Places) -> int:
     job = places.find(options.jobs[0])
     event_list.show(job, places.store(job), options)
+    return 0
+
+
+def _explain(options: Options, places: Places) -> int:
+    job = places.find(options.jobs[0])
+    store = places.store(job)
+    facts = Facts(job, store.events(job), time.time(), store.spec(job))
+    pod = role_of(options) if options.pod else ""
+    found = explain(facts, Question(options.why_pending, options.why_slow, pod, options.epoch))
+    if options.output:
+        print(words.structured(found.to_plain(), options.output))
+    else:
+        print(explain_words.text(found, min(_MAX_WIDTH, shutil.get_terminal_size().columns)))
     return 0
 
 

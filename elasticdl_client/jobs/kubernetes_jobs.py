@@ -70,6 +70,14 @@ class KubernetesJobs:
             where = f"the ConfigMap {names.state_object(job.name)}"
             raise JobError(f"The events of job {job.name} in {where} cannot be read: {error}.") from error
 
+    def spec(self, job: Job) -> JobSpec | None:
+        """See `JobStore`.
+
+        Raises:
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        return _spec(self._owner(job))
+
     def delete(self, job: Job, wait_s: float | None) -> None:
         """See `JobStore`."""
         cluster_end.delete(self._connection, job, wait_s)

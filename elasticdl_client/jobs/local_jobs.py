@@ -65,6 +65,13 @@ class LocalJobs:
         """See `JobStore`."""
         return read_events(Path(job.directory))
 
+    def spec(self, job: Job) -> JobSpec | None:
+        """See `JobStore`."""
+        try:
+            return JobSpec.from_json((Path(job.directory) / "spec.json").read_text())
+        except (OSError, FlagError):
+            return None
+
     def delete(self, job: Job, wait_s: float | None) -> None:
         """See `JobStore`; the end of a local job is always waited for, it is a matter of seconds.
 

@@ -24,12 +24,13 @@ FORMATS = {  # command → what --output may say
     "status": ("json", "yaml"),
     "logs": ("json",),
     "events": ("json", "yaml"),
+    "explain": ("json", "yaml"),
     "delete": ("json", "name"),
     "clean": ("json", "name"),
     "resume": ("json", "name"),
     "tensorboard": (),
 }
-WITH_JOB = ("status", "logs", "events", "delete", "resume", "tensorboard")
+WITH_JOB = ("status", "logs", "events", "explain", "delete", "resume", "tensorboard")
 _ALL = tuple(FORMATS)
 _PRINTING = tuple(command for command, formats in FORMATS.items() if formats)
 
@@ -72,7 +73,10 @@ class Options:
         "", "Only events of these kinds, such as PodLost,TaskFailed; warnings: all troubles.", ("events",)
     )
     role: str = _option("", "Whose logs: master (by default), worker, ps; worker-0, ps-1, …", ("logs",))
-    pod: str = _option("", "One pod by its name: worker-1, or elasticdl-JOB-worker-1.", ("logs",))
+    pod: str = _option("", "One pod by its name: worker-1, or elasticdl-JOB-worker-1.", ("logs", "explain"))
+    why_pending: bool = _option(False, "Only what keeps pods from starting.", ("explain",))
+    why_slow: bool = _option(False, "Only what takes time, and where the time has gone.", ("explain",))
+    epoch: int = _option(0, "Only what happened in this epoch, from 1; 0: in all.", ("explain",))
     all: bool = _option(False, "The logs of all pods, each line after its pod's name.", ("logs",))
     tail: int = _option(-1, "Only the last N lines of each pod so far; -1: all.", ("logs",))
     since: str = _option("", "Only what happened since so long ago: 30s, 5m, 1h30m.", ("logs", "events"))
@@ -197,6 +201,10 @@ def _check_values(command: str, options: Options) -> None:
         raise FlagError("--job_dir is the directory of a local job.", "Leave it out for jobs of a cluster.")
     if options.namespace and options.all_namespaces:
         raise FlagError("--namespace and --all_namespaces exclude each other.", "Give one of them.")
+    if options.epoch < 0:
+        raise FlagError(f"--epoch={options.epoch} is not an epoch.", "Epochs are counted from 1; 0: all of them.")
+    if options.why_pending and options.why_slow:
+        raise FlagError("--why_pending and --why_slow exclude each other.", "Give one of them.")
     _check_whose(options)
     if options.since and seconds_of(options.since) is None:
         raise FlagError(f"--since={options.since} is not a duration.", "For example 30s, 5m or 1h30m.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs.job import Job
 
 
@@ -47,7 +48,7 @@ class LogRequest:
 
 
 class JobStore(Protocol):
-    """Seven verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """Eight verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def list(self) -> list[Job]:
         """Every job, ended ones too, the oldest first."""
@@ -67,6 +68,10 @@ class JobStore(Protocol):
         Raises:
             JobError: it cannot be read.
         """
+        ...
+
+    def spec(self, job: Job) -> JobSpec | None:
+        """What was asked for, without what is secret in it; None if it is not kept any more, or cannot be read."""
         ...
 
     def delete(self, job: Job, wait_s: float | None) -> None:

@@ -1,0 +1,278 @@
+"""Diagnosis: one trouble of a job with its evidence, and Facts: what a diagnosis is made of.
+
+Both runtimes give the same facts: the job as it was found, its history of events and its specification.  Nothing here
+asks a cluster, reads a file or a clock, so an ended job is explained as a running one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.jobs.job import Job
+
+
+class Trouble(StrEnum):
+    """What can be wrong with a job; docs/troubles.md says of each what causes and what cures it."""
+
+    # A pod has ended
+    OUT_OF_MEMORY = "OutOfMemory"
+    EVICTED = "Evicted"
+    PREEMPTED = "Preempted"
+    NODE_LOST = "NodeLost"
+    KILLED = "Killed"
+    DELETED = "Deleted"
+    PROGRAM_FAILED = "ProgramFailed"
+    MASTER_KILLED = "MasterKilled"
+
+    # A pod does not start
+    IMAGE_NOT_FOUND = "ImageNotFound"
+    IMAGE_WITHOUT_RUNTIME = "ImageWithoutRuntime"
+    PULL_NOT_ALLOWED = "PullNotAllowed"
+    CONTAINER_NOT_CREATED = "ContainerNotCreated"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    NO_CPU = "NoCpu"
+    NO_MEMORY = "NoMemory"
+    NO_GPU = "NoGpu"
+    NO_RESOURCE = "NoResource"
+    TAINT_NOT_TOLERATED = "TaintNotTolerated"
+    NO_MATCHING_NODE = "NoMatchingNode"
+    CLAIM_NOT_BOUND = "ClaimNotBound"
+    RIGHT_MISSING = "RightMissing"
+    POD_REFUSED = "PodRefused"
+    API_SERVER_AWAY = "ApiServerAway"
+
+    # The user's code and data
+    MODEL_RAISED = "ModelRaised"
+    LOSS_RAISED = "LossRaised"
+    FEED_RAISED = "FeedRaised"
+    CALLBACK_RAISED = "CallbackRaised"
+    CODE_RAISED = "CodeRaised"
+    LOSS_NOT_FINITE = "LossNotFinite"
+    BAD_RECORD = "BadRecord"
+    DATA_GONE = "DataGone"
+    DATA_CHANGED = "DataChanged"
+    VERSIONS_DIFFER = "VersionsDiffer"
+
+    # Checkpoints
+    DISK_FULL = "DiskFull"
+    CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
+    CHECKPOINT_DAMAGED = "CheckpointDamaged"
+
+    # Standing still, and slow
+    CODE_HANGS = "CodeHangs"
+    COLLECTIVE_HANGS = "CollectiveHangs"
+    WORKER_SILENT = "WorkerSilent"
+    WORKER_THROTTLED = "WorkerThrottled"
+    WORKER_SLOW = "WorkerSlow"
+    INPUT_SLOW = "InputSlow"
+    PS_OVERLOADED = "PsOverloaded"
+    TOO_MANY_WORKERS = "TooManyWorkers"
+
+    # The job as a whole
+    STOPPED = "Stopped"
+    JOB_FAILED = "JobFailed"
+
+
+PENDING = frozenset(
+    {
+        Trouble.IMAGE_NOT_FOUND,
+        Trouble.IMAGE_WITHOUT_RUNTIME,
+        Trouble.PULL_NOT_ALLOWED,
+        Trouble.CONTAINER_NOT_CREATED,
+        Trouble.QUOTA_EXCEEDED,
+        Trouble.NO_CPU,
+        Trouble.NO_MEMORY,
+        Trouble.NO_GPU,
+        Trouble.NO_RESOURCE,
+        Trouble.TAINT_NOT_TOLERATED,
+        Trouble.NO_MATCHING_NODE,
+        Trouble.CLAIM_NOT_BOUND,
+        Trouble.RIGHT_MISSING,
+        Trouble.POD_REFUSED,
+        Trouble.API_SERVER_AWAY,
+    }
+)
+"""What `--why-pending` shows."""
+
+SLOW = frozenset(
+    {
+        Trouble.CODE_HANGS,
+        Trouble.COLLECTIVE_HANGS,
+        Trouble.WORKER_SILENT,
+        Trouble.WORKER_THROTTLED,
+        Trouble.WORKER_SLOW,
+        Trouble.INPUT_SLOW,
+        Trouble.PS_OVERLOADED,
+        Trouble.TOO_MANY_WORKERS,
+    }
+)
+"""What `--why-slow` shows, beside where the time went."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a trouble cost, as far as the events say.
+
+    Attributes:
+        slot_seconds: for which the pod's slot was not filled, summed over slots.
+        tasks: that were opened again because the model had lost parts of them.
+        records: left out of the model.
+        is_open: it still costs.
+    """
+
+    slot_seconds: float = 0.0
+    tasks: int = 0
+    records: int = 0
+    is_open: bool = False
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.slot_seconds + other.slot_seconds,
+            self.tasks + other.tasks,
+            self.records + other.records,
+            self.is_open or other.is_open,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One trouble, or several alike.
+
+    Attributes:
+        subjects: what it happened to, as events name it: worker-3, job, task-17; the newest first.
+        at: when it was last seen; seconds since the Unix epoch.
+        seen: what was seen, one sentence.
+        why: the evidence, the nearest cause first; an item may have several lines.
+        done: what the system did about it; empty: nothing.
+        advice: what the user can do; empty: nothing has to be done.
+        evidence: what `why` was read from, by name: exit_code, reason, message, ….
+        events: numbers of the events that show it.
+        is_fatal: the job has ended by it.
+        key: diagnoses of one trouble with one key are told as one.
+        count: how often it happened.
+    """
+
+    trouble: Trouble
+    subjects: tuple[str, ...]
+    at: float
+    seen: str
+    why: tuple[str, ...] = ()
+    done: str = ""
+    cost: Cost = field(default_factory=Cost)
+    advice: str = ""
+    evidence: Mapping[str, Detail] = field(default_factory=dict)
+    events: tuple[int, ...] = ()
+    is_fatal: bool = False
+    key: str = ""
+    count: int = 1
+
+    @property
+    def subject(self) -> str:
+        """The newest one."""
+        return self.subjects[0]
+
+    def to_plain(self) -> dict[str, Any]:
+        """The object of ``--output=json``; docs/troubles.md lists its keys."""
+        return {
+            "trouble": self.trouble.value,
+            "subjects": list(self.subjects),
+            "at": self.at,
+            "count": self.count,
+            "is_fatal": self.is_fatal,
+            "seen": self.seen,
+            "why": list(self.why),
+            "done": self.done,
+            "cost": {
+                "slot_seconds": round(self.cost.slot_seconds, 3),
+                "tasks": self.cost.tasks,
+                "records": self.cost.records,
+                "is_open": self.cost.is_open,
+            },
+            "advice": self.advice,
+            "evidence": dict(self.evidence),
+            "events": list(self.events),
+        }
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that is known of a job.
+
+    Attributes:
+        job: as it was found, with the status that its master wrote last and the pods as the cluster shows them.
+        history: its events, as far as they are kept.
+        now: seconds since the Unix epoch.
+        spec: what was asked for; None if that is not kept any more.
+    """
+
+    job: Job
+    history: EventHistory
+    now: float
+    spec: JobSpec | None = None
+
+    def of(self, *kinds: EventKind) -> list[JobEvent]:
+        """The events of some kinds, the oldest first."""
+        return [event for event in self.history.events if event.kind in kinds]
+
+    def about(self, subject: str) -> list[JobEvent]:
+        """The events of a subject, the oldest first."""
+        return [event for event in self.history.events if event.subject == subject]
+
+    def after(self, event: JobEvent, subject: str, *kinds: EventKind) -> JobEvent | None:
+        """The first later event of some kinds about a subject."""
+        later = (e for e in self.about(subject) if e.number > event.number and e.kind in kinds)
+        return next(later, None)
+
+    def consequences(self, *events: JobEvent) -> list[JobEvent]:
+        """The events that follow from some, at first or second hand, the oldest first."""
+        found = {event.number for event in events}
+        follow = []
+        for event in self.history.events:  # in order of number, and a cause has a smaller one
+            if event.cause in found:
+                found.add(event.number)
+                follow.append(event)
+        return follow
+
+    def has_ended_by(self, *events: JobEvent) -> bool:
+        """The job has failed, and that follows from one of these events."""
+        return any(event.kind is EventKind.JOB_FAILED for event in self.consequences(*events))
+
+    def flag(self, name: str) -> Any:
+        """The value of a flag; None where the specification is not kept."""
+        return None if self.spec is None else getattr(self.spec, name)
+
+    @cached_property
+    def end(self) -> float:
+        """Until when things can have cost something: now, or the end of the job."""
+        is_over = self.job.has_ended and self.job.status.updated_at
+        return min(self.now, self.job.status.updated_at) if is_over else self.now
+
+
+def evidence_of(event: JobEvent) -> dict[str, Detail]:
+    """What an event says, by name."""
+    return {**event.details, **({"message": event.message} if event.message else {})}
+
+
+def one_line(text: str) -> str:
+    """The first line of a text; its tail is in the evidence."""
+    return text.strip().partition("\n")[0]
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: 1 task, 2 tasks."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Names in a sentence, the first few of many."""
+    every = list(dict.fromkeys(names))
+    shown = every[:most]
+    if len(every) > most:
+        return f"{', '.join(shown)} and {len(every) - most} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

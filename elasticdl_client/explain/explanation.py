@@ -1,0 +1,159 @@
+"""Explanation: all troubles of a job, alike ones as one, the newest first; and those that a question asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl_client import goodput
+from elasticdl_client.explain import ends, failures, pending, slowness
+from elasticdl_client.explain.diagnosis import PENDING, SLOW, Cost, Diagnosis, Facts
+from elasticdl_client.job_events import EventKind
+
+_DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
+    ends.lost_pods,
+    ends.master,
+    pending.waiting_pods,
+    pending.pods_without_events,
+    failures.failed_tasks,
+    failures.rejected_models,
+    failures.losses,
+    failures.excluded,
+    failures.unreadable_data,
+    failures.checkpoints,
+    failures.stops,
+    slowness.hangs,
+    slowness.lost_leases,
+    slowness.stragglers,
+    slowness.input_bound,
+    slowness.overloaded_servers,
+    slowness.too_many_workers,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be explained; without anything: all of the job.
+
+    Attributes:
+        pending: why pods do not start.
+        slow: why it is not faster.
+        pod: worker-3, ps-0 or master.
+        epoch: from 1; 0: all.
+    """
+
+    pending: bool = False
+    slow: bool = False
+    pod: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer.
+
+    Attributes:
+        goodput: the useful share of the workers' time; None while there is none.
+        summed_up: events that are not kept any more, so that no diagnosis counts them.
+    """
+
+    facts: Facts
+    question: Question
+    diagnoses: tuple[Diagnosis, ...]
+    goodput: float | None
+    summed_up: int
+
+    def to_plain(self) -> dict[str, Any]:
+        """The object of ``--output=json``; docs/troubles.md lists its keys."""
+        job = self.facts.job
+        return {
+            "name": job.name,
+            "runtime": job.runtime.value,
+            "namespace": job.namespace,
+            "phase": job.phase.value,
+            "goodput": self.goodput,
+            "worker_seconds": dict(job.status.worker_seconds),
+            "ps_seconds": dict(job.status.ps_seconds),
+            "summed_up": self.summed_up,
+            "troubles": [diagnosis.to_plain() for diagnosis in self.diagnoses],
+        }
+
+
+def explain(facts: Facts, question: Question | None = None) -> Explanation:
+    """Return all troubles that the facts show, or those that a question asks for."""
+    asked = question or Question()
+    found = [diagnosis for detector in _DETECTORS for diagnosis in detector(facts)]
+    found += failures.others(facts, found)
+    shown = grouped(diagnosis for diagnosis in found if _concerns(facts, diagnosis, asked))
+    seconds = facts.job.status.worker_seconds
+    return Explanation(
+        facts,
+        asked,
+        tuple(shown),
+        round(goodput.goodput(seconds), 4) if seconds else None,
+        sum(facts.history.summed_up.values()),
+    )
+
+
+def grouped(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """Diagnoses alike as one, with the newest one's words; the newest first, what ended the job before all."""
+    groups: dict[tuple[str, str], list[Diagnosis]] = {}
+    for diagnosis in diagnoses:
+        groups.setdefault((diagnosis.trouble, diagnosis.key), []).append(diagnosis)
+    merged = [_merged(sorted(group, key=lambda one: (one.at, one.events))) for group in groups.values()]
+    return sorted(merged, key=lambda one: (not one.is_fatal, -one.at, one.trouble))
+
+
+def _merged(group: Sequence[Diagnosis]) -> Diagnosis:
+    newest = next((one for one in reversed(group) if one.is_fatal), group[-1])
+    return dataclasses.replace(
+        newest,
+        subjects=tuple(dict.fromkeys(subject for one in (newest, *reversed(group)) for subject in one.subjects)),
+        at=max(one.at for one in group),
+        cost=sum((one.cost for one in group), Cost()),
+        events=tuple(dict.fromkeys(number for one in group for number in one.events)),
+        is_fatal=any(one.is_fatal for one in group),
+        count=len(group),
+    )
+
+
+def _concerns(facts: Facts, diagnosis: Diagnosis, question: Question) -> bool:
+    """Whether a diagnosis belongs to the answer."""
+    if question.pending and diagnosis.trouble not in PENDING:
+        return False
+    if question.slow and diagnosis.trouble not in SLOW and not diagnosis.cost.slot_seconds:
+        return False
+    if question.pod and not _is_about(facts, diagnosis, question.pod):
+        return False
+    return not question.epoch or _is_in_epoch(facts, diagnosis, question.epoch)
+
+
+def _is_about(facts: Facts, diagnosis: Diagnosis, pod: str) -> bool:
+    if pod in diagnosis.subjects:
+        return True
+    if pod.startswith("worker-") and str(diagnosis.evidence.get("worker", "")) == pod.removeprefix("worker-"):
+        return True
+    events = facts.history.by_number()
+    chain = (one for number in diagnosis.events if number in events for one in facts.history.chain(events[number]))
+    return any(event.subject == pod for event in chain)
+
+
+def _is_in_epoch(facts: Facts, diagnosis: Diagnosis, epoch: int) -> bool:
+    """It names the epoch, or happened between the epoch's start and its coverage."""
+    if "epoch" in diagnosis.evidence:
+        return diagnosis.evidence["epoch"] == epoch
+    subject = f"epoch-{epoch}"
+    about = facts.about(subject)
+    started = next((event.at for event in about if event.kind is EventKind.EPOCH_STARTED), None)
+    if started is None:
+        return False
+    covered = [event.at for event in about if event.kind is EventKind.EPOCH_COVERED]
+    return started <= diagnosis.at <= (covered[-1] if covered else facts.end)
+
+
+def is_pod(text: str) -> bool:
+    """Return whether a text names a pod as events do."""
+    return re.fullmatch(r"master|(worker|ps)-[0-9]+", text) is not None

@@ -1,0 +1,284 @@
+"""Why pods do not start: the scheduler's, the kubelet's and the API server's messages as troubles.
+
+The messages are those of Kubernetes 1.20 to 1.34; what they share is matched, never a whole sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of
+from elasticdl_client.explain.ends import without_runtime
+from elasticdl_client.explain.recovery import stated
+from elasticdl_client.job_events import Detail, EventKind, JobEvent
+
+_COUNTED = re.compile(
+    r"(?P<count>\d+) (?P<reason>Insufficient \S+?|node\(s\) [^,]*?(?:\{[^}]*\}[^,]*)?)(?=, |\. |\.?$)"
+)
+_NODES = re.compile(r"0/(\d+) nodes are available")
+_GPU = re.compile(r"gpu|nvidia|amd\.com|habana|tpu", re.IGNORECASE)
+_TAINT = re.compile(r"taint\w* \{(?P<key>[^:}]+)")
+_CLAIM = re.compile(
+    r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim \"?[\w.-]+\"? not found"
+    r"|volume node affinity conflict|FailedMount|FailedAttachVolume|Unable to attach or mount volumes",
+    re.IGNORECASE,
+)
+_PULL_SECRET = re.compile(
+    r"FailedToRetrieveImagePullSecret|Unable to retrieve some image pull secrets|401 Unauthorized"
+    r"|unauthorized|authentication required|no basic auth credentials|pull access denied|insufficient_scope"
+    r"|denied: |403 Forbidden",
+    re.IGNORECASE,
+)
+_PULL = re.compile(r"ErrImagePull|ImagePullBackOff|Back-off pulling|Failed to pull image")
+_NO_IMAGE = re.compile(r"ErrImageNeverPull|InvalidImageName|ImageInspectError|InspectFailed")
+_RIGHT = re.compile(r"has no right to|cannot \w+ resource|serviceaccount \"?[\w.-]+\"? not found", re.IGNORECASE)
+_AWAY = re.compile(r"does not answer|connection refused|i/o timeout|TLS handshake timeout", re.IGNORECASE)
+_IMAGE = re.compile(r"[Ii]mage \\?\"(?P<image>[^\"\\]+)\\?\"")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a pod does not start.
+
+    Attributes:
+        seen: how it goes on after the name of the pod.
+        evidence: what was read from the message, by name.
+    """
+
+    trouble: Trouble
+    seen: str
+    advice: str
+    evidence: dict[str, Detail]
+
+
+def why_waiting(message: str, role: str = "worker") -> Wait | None:
+    """Return what a message of a pod that does not start means; None if it means no trouble.
+
+    Args:
+        message: of its status, of an Event, or of the refusal of its creation.
+        role: of the pod, for the flags in the advice.
+    """
+    if "exceeded quota" in message or re.search(r"exceeds? .*quota|must specify .*limits", message):
+        return _quota(message)
+    if _RIGHT.search(message):
+        return Wait(
+            Trouble.RIGHT_MISSING,
+            "cannot be created: the job's service account lacks a right",
+            "`elasticdl rbac --print | kubectl apply -f -` grants what a job needs; --service_account names another.",
+            {},
+        )
+    if _NODES.search(message) or "Insufficient" in message:
+        return _unscheduled(message, role)
+    if _CLAIM.search(message):
+        return _claim(message)
+    if _PULL.search(message) or _NO_IMAGE.search(message) or "image pull secret" in message.lower():
+        return _image(message)
+    if without_runtime(message):
+        return Wait(
+            Trouble.IMAGE_WITHOUT_RUNTIME,
+            "cannot start: its image has no Python with ElasticDL",
+            "Build the image with `elasticdl zoo init` and `elasticdl zoo build`, or install elasticdl2 in it.",
+            {},
+        )
+    if message.startswith(("CreateContainer", "RunContainerError", "CrashLoopBackOff")):
+        return Wait(
+            Trouble.CONTAINER_NOT_CREATED,
+            "cannot start: its container cannot be made",
+            "The message names what is missing, such as a Secret or ConfigMap of --volume, --envs or --cluster_spec.",
+            {},
+        )
+    return None
+
+
+def why_refused(message: str, role: str = "worker") -> Wait:
+    """Return why the API did not take a pod."""
+    found = why_waiting(message, role)
+    if found is not None:
+        return found
+    if _AWAY.search(message):
+        return Wait(
+            Trouble.API_SERVER_AWAY,
+            "could not be created: the API server did not answer",
+            "Nothing for the job: it trains on and tries again. `kubectl cluster-info` shows the server's state.",
+            {},
+        )
+    return Wait(
+        Trouble.POD_REFUSED,
+        "cannot be created: the API server refuses it",
+        "The message is the server's or an admission webhook's; `--dry_run` prints what is submitted.",
+        {},
+    )
+
+
+def _quota(message: str) -> Wait:
+    found = dict(re.findall(r"(requested|used|limited): ([^,\s]+(?:,[\w./-]+=[^,\s]+)*)", message))
+    return Wait(
+        Trouble.QUOTA_EXCEEDED,
+        "cannot be created: the quota of the namespace is used up",
+        "Raise the quota, ask for less (--num_workers, --worker_resource_request), or wait until others have ended; "
+        "the job trains with the pods that it has.",
+        found,
+    )
+
+
+def _unscheduled(message: str, role: str) -> Wait:
+    """The reason that matters of those that a scheduler lists, with the counts of nodes of all."""
+    scheduled = message.partition(" preemption:")[0]
+    reasons = {found["reason"].strip(): int(found["count"]) for found in _COUNTED.finditer(scheduled)}
+    evidence: dict[str, Detail] = {f"nodes: {reason}": count for reason, count in reasons.items()}
+    if (nodes := _NODES.search(message)) is not None:
+        evidence["nodes"] = int(nodes[1])
+    if _CLAIM.search(message):
+        claim = _claim(message)
+        return Wait(claim.trouble, claim.seen, claim.advice, {**evidence, **claim.evidence})
+    taints = {found["key"].strip() for reason in reasons if (found := _TAINT.search(reason)) is not None}
+    lacking = [found[1].rstrip(".,") for found in re.finditer(r"Insufficient (\S+)", scheduled)]
+    request = f"--{role}_resource_request"
+    if any(map(_GPU.search, lacking)):
+        if any(map(_GPU.search, taints)):  # those with GPUs are tainted, and the others have none
+            return _tainted(taints, evidence)
+        resource = next(filter(_GPU.search, lacking))
+        return Wait(
+            Trouble.NO_GPU,
+            f"waits for a node with a free GPU ({resource})",
+            f"Add nodes with GPUs, wait until others have ended, or ask for fewer: {request}, --num_workers.",
+            {**evidence, "resource": resource},
+        )
+    for resource, trouble, seen in (
+        ("cpu", Trouble.NO_CPU, "waits for a node with enough processors"),
+        ("memory", Trouble.NO_MEMORY, "waits for a node with enough memory"),
+    ):
+        if resource in lacking:
+            return Wait(
+                trouble,
+                seen,
+                f"Add nodes, wait until others have ended, or ask for less: {request}={resource}=…, --num_workers.",
+                {**evidence, "resource": resource},
+            )
+    if lacking:
+        return Wait(
+            Trouble.NO_RESOURCE,
+            f"waits for a node with enough {lacking[0]}",
+            f"Add nodes with it, wait until others have ended, or ask for less: {request}.",
+            {**evidence, "resource": lacking[0]},
+        )
+    if taints:
+        return _tainted(taints, evidence)
+    return Wait(
+        Trouble.NO_MATCHING_NODE,
+        "waits for a node that it may run on",
+        "Compare the selector and affinity of --cluster_spec or --cluster_spec_json with `kubectl get nodes "
+        "--show-labels`.",
+        evidence,
+    )
+
+
+def _tainted(taints: set[str], evidence: dict[str, Detail]) -> Wait:
+    names = ", ".join(sorted(taints))
+    return Wait(
+        Trouble.TAINT_NOT_TOLERATED,
+        f"is tolerated by no node with room: they have the taint {names}",
+        'Tolerate it: --cluster_spec_json=\'{"tolerations": [{"key": "…", "operator": "Exists"}]}\', or remove it.',
+        {**evidence, "taint": names},
+    )
+
+
+def _claim(message: str) -> Wait:
+    found = re.search(r"persistentvolumeclaim \"?([\w.-]+)\"?", message)
+    return Wait(
+        Trouble.CLAIM_NOT_BOUND,
+        "waits for a volume that is not there yet",
+        "`kubectl get pvc` shows the claims of --volume: one that is Pending needs a storage class or a volume, and "
+        "one with ReadWriteOnce fits a single node.",
+        {"claim": found[1]} if found else {},
+    )
+
+
+def _image(message: str) -> Wait:
+    found = _IMAGE.search(message)
+    evidence: dict[str, Detail] = {"image": found["image"]} if found else {}
+    if _PULL_SECRET.search(message):
+        return Wait(
+            Trouble.PULL_NOT_ALLOWED,
+            "cannot start: the registry does not let its image be pulled",
+            "Name the secret with the credentials in --image_pull_secret, made in the job's namespace by `kubectl "
+            "create secret docker-registry`. Some registries give the same answer for a name that does not exist.",
+            evidence,
+        )
+    return Wait(
+        Trouble.IMAGE_NOT_FOUND,
+        "cannot start: its image cannot be pulled",
+        "Correct --image_name (or --worker_image); `docker pull` shows whether it exists. An image that is only on the "
+        "nodes needs --image_pull_policy=IfNotPresent.",
+        evidence,
+    )
+
+
+def waiting_pods(facts: Facts) -> Iterator[Diagnosis]:
+    """Pods that could not be created, scheduled or started, from the events of the job."""
+    for event in facts.of(EventKind.POD_PENDING, EventKind.POD_BLOCKED, EventKind.POD_NOT_CREATED):
+        role = event.subject.removeprefix(f"elasticdl-{facts.job.name}-").partition("-")[0]
+        refused = event.kind is EventKind.POD_NOT_CREATED
+        wait = why_refused(event.message, role) if refused else why_waiting(event.message, role)
+        if wait is None and event.kind is EventKind.POD_BLOCKED:
+            wait = Wait(Trouble.CONTAINER_NOT_CREATED, "cannot start", "The message says what is missing.", {})
+        if wait is not None:
+            yield _diagnosis(facts, event, wait)
+
+
+def _diagnosis(facts: Facts, event: JobEvent, wait: Wait) -> Diagnosis:
+    subject = event.subject.removeprefix(f"elasticdl-{facts.job.name}-")
+    ran = facts.after(event, subject, EventKind.POD_RUNNING)
+    lost = facts.after(event, subject, EventKind.POD_LOST, EventKind.POD_GIVEN_UP)
+    is_fatal = facts.has_ended_by(event)
+    is_open = ran is None and lost is None and not facts.job.has_ended
+    until = next((one.at for one in (ran, lost) if one is not None), facts.end)
+    if is_fatal:
+        done = "The job was ended: no pod of that role had ever started."
+    elif ran is not None:
+        done = f"It ran after {until - event.at:.1f} s."
+    elif event.kind is EventKind.POD_NOT_CREATED:
+        done = "The creation is tried again, at longer and longer intervals; the job uses the pods that it has."
+    else:
+        done = "It is kept, and starts when it can; the job uses the pods that it has."
+    return Diagnosis(
+        wait.trouble,
+        (subject,),
+        event.at,
+        f"{subject} {wait.seen}",
+        (stated(event),),
+        done,
+        Cost(0.0 if is_fatal else max(0.0, until - event.at), is_open=is_open),
+        wait.advice,
+        {**evidence_of(event), **wait.evidence},
+        (event.number,),
+        is_fatal,
+        key=subject.partition("-")[0],
+    )
+
+
+def pods_without_events(facts: Facts) -> Iterator[Diagnosis]:
+    """Pods that the cluster shows as pending and no event is about, such as the master's own."""
+    known = {event.subject for event in facts.of(EventKind.POD_PENDING, EventKind.POD_BLOCKED)}
+    prefix = f"elasticdl-{facts.job.name}-"
+    for pod in facts.job.status.pods:
+        subject = "master" if pod.role == "master" else pod.name.removeprefix(prefix)
+        if facts.job.has_ended or subject in known or not pod.message or pod.phase == "Succeeded":
+            continue
+        wait = why_waiting(pod.message, pod.role)
+        if wait is None or (pod.phase != "Pending" and pod.role != "master"):
+            continue
+        yield Diagnosis(
+            wait.trouble,
+            (subject,),
+            facts.now,
+            f"{subject} {wait.seen}",
+            (f"{pod.name} {pod.phase}: {pod.message}",),
+            "It starts when it can." if pod.phase == "Pending" else "",
+            Cost(is_open=True),
+            wait.advice,
+            {"message": pod.message, **wait.evidence},
+            key=pod.role,
+        )

@@ -1,0 +1,238 @@
+"""Why a job is slower than it could be: hangs, stragglers, and where its time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticdl_client import goodput
+from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of, one_line
+from elasticdl_client.explain.recovery import evidence, recovery
+from elasticdl_client.goodput import SlotState
+from elasticdl_client.job_events import EventKind, JobEvent
+
+_MIN_SECONDS = 5.0  # of workers' time; a share of less says nothing
+_SHARE = 0.25  # of the time of the workers that is worth a diagnosis
+_BUSY = 0.7  # of a server's time: its calls queue
+_UNEVEN = 2.0  # times the mean of the other servers: the keys, not the number of servers, are to blame
+_THROTTLED_SHARE = 0.05
+_IN_COLLECTIVE = "world"  # the activity of a worker that waits for the other members
+_TOLD = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW)  # have a diagnosis of their own
+
+
+def hangs(facts: Facts) -> Iterator[Diagnosis]:
+    """Workers that held a lease and committed nothing, and those of which nothing was heard."""
+    for event in facts.of(EventKind.WORKER_HUNG):
+        yield _silent(facts, event) if event.message.startswith("silent") else _hung(facts, event)
+    for event in facts.of(EventKind.POD_GIVEN_UP):
+        if not any(one.kind in _TOLD for one in facts.history.chain(event)):
+            yield _given_up(facts, event)
+
+
+def _hung(facts: Facts, event: JobEvent) -> Diagnosis:
+    where = str(event.details.get("where", ""))
+    in_group = event.details.get("activity") == _IN_COLLECTIVE or ("all others wait" in event.message and not where)
+    what = "stood still in a collective" if in_group else "made no progress"
+    done, cost = _remedy(facts, event)
+    return Diagnosis(
+        Trouble.COLLECTIVE_HANGS if in_group else Trouble.CODE_HANGS,
+        (event.subject,),
+        event.at,
+        f"{event.subject} {what}: {one_line(event.message)}",
+        tuple(filter(None, (f"it is at {where}" if where else "", str(event.details.get("stacks", "")).strip())))
+        or (one_line(event.message),),
+        done,
+        cost,
+        "Look at the member that is not in the collective: its stack, or its silence, is the cause."
+        if in_group
+        else "Mend the line that the stack ends in: an endless loop, or a lock that is never released. If a minibatch "
+        "may take so long, raise --hang_timeout.",
+        evidence_of(event),
+        (event.number,),
+        facts.has_ended_by(event),
+    )
+
+
+def _silent(facts: Facts, event: JobEvent) -> Diagnosis:
+    done, cost = _remedy(facts, event)
+    return Diagnosis(
+        Trouble.WORKER_SILENT,
+        (event.subject,),
+        event.at,
+        f"{event.subject} sent no heartbeat for longer than --lease_timeout",
+        evidence(facts, event),
+        done,
+        cost,
+        "Nothing, if it was stopped on purpose (SIGSTOP). Otherwise look at its node: swapping, no processor time, no "
+        "network; or at native code of yours that keeps Python's lock.",
+        evidence_of(event),
+        (event.number,),
+        facts.has_ended_by(event),
+    )
+
+
+def _remedy(facts: Facts, event: JobEvent) -> tuple[str, Cost]:
+    """What was done about a worker that hangs, is silent or slow, and what that cost."""
+    ends = (EventKind.POD_GIVEN_UP, EventKind.POD_LOST)
+    given_up = next((one for one in facts.consequences(event) if one.kind in ends), None)
+    if given_up is not None:
+        return recovery(facts, given_up)
+    if event.kind is EventKind.WORKER_SLOW or event.details.get("action") == "report":
+        return "It was reported, and left as it is.", Cost()
+    return "Its tasks were given to other workers; what it computes under its old leases is refused.", Cost()
+
+
+def _given_up(facts: Facts, event: JobEvent) -> Diagnosis:
+    done, cost = recovery(facts, event)
+    is_stuck = "stuck" in event.message
+    return Diagnosis(
+        Trouble.CODE_HANGS if is_stuck else Trouble.WORKER_SILENT,
+        (event.subject,),
+        event.at,
+        f"{event.subject} was given up: {one_line(event.message)}",
+        evidence(facts, event),
+        done,
+        cost,
+        "Mend what does not return: `--log_level=DEBUG` shows its last steps, or raise --step_timeout."
+        if is_stuck
+        else "A process that is stopped (SIGSTOP), swaps, or is cut off from the network sends no heartbeat: look at "
+        "its node. Pods that are slow to start need a longer --step_timeout.",
+        evidence_of(event),
+        (event.number,),
+        facts.has_ended_by(event),
+        key=event.subject.partition("-")[0],
+    )
+
+
+def lost_leases(facts: Facts) -> Iterator[Diagnosis]:
+    """Workers that lost a lease without having been found silent."""
+    for event in facts.of(EventKind.LEASE_LOST):
+        follow = [e.kind for e in facts.consequences(event)]
+        if any(one.kind in _TOLD for one in facts.history.chain(event)) or EventKind.POD_GIVEN_UP in follow:
+            continue
+        yield _silent(facts, event)
+
+
+def stragglers(facts: Facts) -> Iterator[Diagnosis]:
+    """Members whose own computing is slower than that of the others."""
+    for event in facts.of(EventKind.WORKER_SLOW):
+        throttled = event.details.get("throttled", 0.0)
+        is_throttled = isinstance(throttled, int | float) and throttled > _THROTTLED_SHARE
+        ratio = event.details.get("ratio")
+        times = f"{float(ratio):.1f} times" if isinstance(ratio, int | float) else "much"
+        why = [one_line(event.message)] if event.message else []
+        why += [f"{name}: {value}" for name, value in event.details.items()]
+        done, cost = _remedy(facts, event)
+        yield Diagnosis(
+            Trouble.WORKER_THROTTLED if is_throttled else Trouble.WORKER_SLOW,
+            (event.subject,),
+            event.at,
+            f"{event.subject} takes {times} as long for a minibatch as the others"
+            + (", held back by the CPU limit of its container" if is_throttled else ""),
+            tuple(why),
+            done,
+            cost,
+            "Raise --worker_resource_limit=cpu=…, or leave the limit out and request what a worker needs."
+            if is_throttled
+            else "Look at its node: other load, a slower processor, heat. --cluster_spec_json chooses equal nodes; "
+            "--straggler_action=replace lets another pod take its place.",
+            evidence_of(event),
+            (event.number,),
+        )
+
+
+def input_bound(facts: Facts) -> Iterator[Diagnosis]:
+    """Workers that wait for records more than they should."""
+    seconds = facts.job.status.worker_seconds
+    share = _share(seconds, SlotState.INPUT)
+    if share >= _SHARE:
+        yield Diagnosis(
+            Trouble.INPUT_SLOW,
+            ("job",),
+            facts.job.status.updated_at,
+            f"Workers spend {share:.0%} of their time waiting for records and `feed`",
+            (goodput.summary(seconds),),
+            "",
+            Cost(seconds.get(SlotState.INPUT, 0.0), is_open=not facts.job.has_ended),
+            "Make reading cheaper: RecordIO or Parquet instead of text, vectorised `feed`, a larger --minibatch_size, "
+            "data on a faster disk; more workers read in parallel.",
+            {"share": round(share, 4), "seconds": round(seconds.get(SlotState.INPUT, 0.0), 3)},
+        )
+
+
+def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
+    """Parameter servers that hold the workers up."""
+    status = facts.job.status
+    waiting = _share(status.worker_seconds, SlotState.WAITING_PS)
+    busiest = max(status.ps, key=lambda ps: ps.busy, default=None)
+    if busiest is None or waiting < _SHARE or not status.ps:
+        return
+    others = [ps.busy for ps in status.ps if ps is not busiest]
+    mean = sum(others) / len(others) if others else busiest.busy  # of those beside the busiest
+    is_uneven = busiest.busy > _UNEVEN * mean
+    if busiest.busy < _BUSY and not is_uneven and not _is_busy(status.ps_seconds):
+        return
+    cure = (
+        "One server has most of the load: rows of a few hot ids. Raise --get_model_steps, or use larger minibatches, "
+        "so that a row is sent once for many records."
+        if is_uneven
+        else "Start more servers (--num_ps_pods), raise --get_model_steps, or give them more processors "
+        "(--ps_resource_request)."
+    )
+    yield Diagnosis(
+        Trouble.PS_OVERLOADED,
+        tuple(f"ps-{ps.id}" for ps in sorted(status.ps, key=lambda ps: -ps.busy)[:3]),
+        status.updated_at,
+        f"Workers spend {waiting:.0%} of their time waiting for parameter servers; ps-{busiest.id} is the busiest",
+        (
+            *(
+                f"ps-{ps.id}: {ps.busy:.2f} threads busy, {ps.pushes_per_second:,.0f} pushes/s, "
+                f"{ps.pulls_per_second:,.0f} pulls/s"
+                for ps in status.ps
+            ),
+            goodput.summary(status.worker_seconds),
+        ),
+        "",
+        Cost(status.worker_seconds.get(SlotState.WAITING_PS, 0.0), is_open=not facts.job.has_ended),
+        cure,
+        {"waiting": round(waiting, 4), "busy": round(busiest.busy, 4), "others_busy": round(mean, 4)},
+    )
+
+
+def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:
+    """More workers than there are tasks of an epoch."""
+    status = facts.job.status
+    if status.tasks_total <= 0 or status.num_epochs <= 0:
+        return
+    tasks = -(-status.tasks_total // status.num_epochs)
+    if status.workers_wanted <= tasks:
+        return
+    idle = status.worker_seconds.get(SlotState.IDLE, 0.0)
+    yield Diagnosis(
+        Trouble.TOO_MANY_WORKERS,
+        ("job",),
+        status.updated_at,
+        f"There are {status.workers_wanted} workers and {tasks} tasks in an epoch: {status.workers_wanted - tasks} "
+        "of them find none",
+        (f"tasks planned: {status.tasks_total} in {status.num_epochs} epochs", *_line(status.worker_seconds)),
+        "",
+        Cost(idle, is_open=not facts.job.has_ended),
+        "Take fewer workers (--num_workers), or cut smaller tasks: --num_minibatches_per_task, --minibatch_size.",
+        {"workers": status.workers_wanted, "tasks": tasks},
+    )
+
+
+def _line(seconds: dict[str, float]) -> tuple[str, ...]:
+    text = goodput.summary(seconds)
+    return (text,) if text else ()
+
+
+def _share(seconds: dict[str, float], state: SlotState) -> float:
+    """Of the time in which workers could work; starting and waiting for room is none."""
+    outside = (SlotState.UNSCHEDULED, SlotState.STARTING, SlotState.STOPPED)
+    whole = sum(value for name, value in seconds.items() if name not in outside)
+    return seconds.get(state, 0.0) / whole if whole >= _MIN_SECONDS else 0.0
+
+
+def _is_busy(seconds: dict[str, float]) -> bool:
+    whole = sum(seconds.values())
+    return whole > 0 and seconds.get("busy", 0.0) / whole >= _BUSY

@@ -1,0 +1,282 @@
+"""What histories of events that no local job makes come to: grouping, causes, costs, and questions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticdl_client.choices import Runtime
+from elasticdl_client.explain import words
+from elasticdl_client.explain.diagnosis import Diagnosis, Facts, Trouble
+from elasticdl_client.explain.explanation import Question, explain
+from elasticdl_client.explain.failures import blamed, frames_of_user
+from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
+from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus
+from elasticdl_client.jobs.job import Job, Phase
+
+NOW = 1_000_000.0
+RUNNING = Job(
+    "digits",
+    Runtime.KUBERNETES,
+    Phase.RUNNING,
+    JobStatus("digits", JobPhase.RUNNING),
+    namespace="team",
+    created_at=NOW - 900,
+)
+
+
+class Log:
+    """Events as the core adds them, one a second."""
+
+    def __init__(self) -> None:
+        self.events: list[JobEvent] = []
+
+    def add(self, kind: EventKind, subject: str, message: str = "", cause: int = 0, **details: Detail) -> int:
+        number = len(self.events) + 1
+        self.events.append(JobEvent(number, NOW - 600 + number, kind, subject, message, cause, details))
+        return number
+
+    def lose(self, subject: str, reason: str, message: str = "", exit_code: int = 137, cause: int = 0) -> int:
+        return self.add(EventKind.POD_LOST, subject, message, cause, reason=reason, exit_code=exit_code)
+
+    def replace(self, lost: int, subject: str) -> None:
+        created = self.add(EventKind.POD_CREATED, subject, "", lost)
+        runs = self.add(EventKind.POD_RUNNING, subject, "", created)
+        self.add(EventKind.WORKER_REGISTERED, subject, "", runs)
+
+    def facts(self, job: Job = RUNNING) -> Facts:
+        return Facts(job, EventHistory(tuple(self.events)), NOW)
+
+
+def diagnosed(log: Log, job: Job = RUNNING, question: Question | None = None) -> list[Diagnosis]:
+    return list(explain(log.facts(job), question).diagnoses)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "trouble"),
+    [
+        ("OOMKilled", "killed because memory ran out (limit 1Gi)", Trouble.OUT_OF_MEMORY),
+        ("Evicted", "The node was low on resource: ephemeral-storage.", Trouble.EVICTED),
+        ("Preempted", "preempted by team/high on node n7", Trouble.PREEMPTED),
+        ("NodeLost", "node n7 does not answer", Trouble.NODE_LOST),
+        ("Killed", "killed by SIGKILL", Trouble.KILLED),
+        ("Deleted", "", Trouble.DELETED),
+        ("Error", "exit code 1: ValueError: no", Trouble.PROGRAM_FAILED),
+        (
+            "Error",
+            "exit code 1; its last lines:\n/usr/bin/python: No module named elasticdl",
+            Trouble.IMAGE_WITHOUT_RUNTIME,
+        ),
+        ("Error", "exit code 127", Trouble.IMAGE_WITHOUT_RUNTIME),
+        (
+            "Error",
+            "exit code 1: the caller speaks version 2 of the wire, this server version 1",
+            Trouble.VERSIONS_DIFFER,
+        ),
+    ],
+)
+def test_the_end_of_a_pod_is_told_by_its_reason_with_the_clusters_words(
+    reason: str, message: str, trouble: Trouble
+) -> None:
+    log = Log()
+    lost = log.lose("worker-1", reason, message)
+    log.replace(lost, "worker-4")
+    (diagnosis,) = diagnosed(log)
+    assert diagnosis.trouble is trouble
+    assert diagnosis.evidence["reason"] == reason
+    assert message in "\n".join(diagnosis.why)
+    assert "worker-4" in diagnosis.done
+    assert diagnosis.cost.slot_seconds == 3.0
+    assert diagnosis.advice
+
+
+def test_losses_alike_are_told_once_with_the_sum_of_their_costs() -> None:
+    log = Log()
+    for k in range(3):
+        draining = log.add(EventKind.POD_DRAINING, f"worker-{k}", "was told to end")
+        log.replace(log.lose(f"worker-{k}", "Preempted", cause=draining), f"worker-{k + 3}")
+    (diagnosis,) = diagnosed(log)
+    assert (diagnosis.count, diagnosis.subjects) == (3, ("worker-2", "worker-1", "worker-0"))
+    assert diagnosis.cost.slot_seconds == 9.0
+    assert any("was told to end" in line for line in diagnosis.why)
+    text = words.text(explain(log.facts()), 100)
+    assert "This happened 3 times (worker-2, worker-1 and worker-0), last at" in " ".join(text.split())
+
+
+def test_a_slot_that_is_still_empty_costs_until_now() -> None:
+    log = Log()
+    log.lose("worker-0", "NodeLost")
+    (diagnosis,) = diagnosed(log)
+    assert diagnosis.cost.is_open
+    assert diagnosis.cost.slot_seconds == 599.0
+    ended = replace(RUNNING, phase=Phase.FAILED, status=replace(RUNNING.status, exit_code=1, updated_at=NOW - 500))
+    (diagnosis,) = (one for one in diagnosed(log, ended) if one.trouble is Trouble.NODE_LOST)
+    assert not diagnosis.cost.is_open
+    assert diagnosis.cost.slot_seconds == 99.0
+
+
+def test_a_group_and_lost_tasks_are_named_among_the_consequences() -> None:
+    log = Log()
+    lost = log.lose("worker-0", "Evicted")
+    broken = log.add(EventKind.GROUP_BROKEN, "group-1", "worker 0 was lost", lost)
+    formed = log.add(EventKind.GROUP_FORMED, "group-2", "", broken, before=4, after=3, seconds=0.19)
+    log.add(EventKind.EPOCH_REOPENED, "epoch-2", "the model has lost parts of 5 tasks", formed, tasks=5)
+    log.replace(lost, "worker-4")
+    (diagnosis,) = diagnosed(log)
+    assert "in 0.19 s with 3 members, 4 before" in diagnosis.done
+    assert diagnosis.cost.tasks == 5
+
+
+def test_what_ended_the_job_stands_before_newer_troubles() -> None:
+    log = Log()
+    lost = log.lose("worker-0", "Error", "exit code 1: ImportError: no module named pandas", exit_code=1)
+    log.add(
+        EventKind.JOB_FAILED,
+        "job",
+        "3 pods in a row ended by their own fault",
+        lost,
+        log_of="elasticdl-digits-worker-0",
+    )
+    log.lose("worker-1", "Deleted")
+    fatal, other = diagnosed(log)
+    assert (fatal.trouble, fatal.is_fatal) == (Trouble.PROGRAM_FAILED, True)
+    assert "3 pods in a row" in fatal.done
+    assert (other.trouble, other.is_fatal) == (Trouble.DELETED, False)
+
+
+def test_a_failure_that_nothing_explains_is_told_in_its_own_words() -> None:
+    log = Log()
+    log.add(EventKind.JOB_FAILED, "job", "There is no metric to evaluate.\n  → Define eval_metrics_fn.")
+    (diagnosis,) = diagnosed(log)
+    assert (diagnosis.trouble, diagnosis.advice) == (Trouble.JOB_FAILED, "Define eval_metrics_fn.")
+    status = replace(RUNNING.status, exit_code=1, message="the journal was written by another version of ElasticDL: 3")
+    (diagnosis,) = diagnosed(Log(), replace(RUNNING, phase=Phase.FAILED, status=status))
+    assert diagnosis.trouble is Trouble.VERSIONS_DIFFER
+
+
+def test_why_a_pod_waited_is_kept_after_it_ran() -> None:
+    log = Log()
+    created = log.add(EventKind.POD_CREATED, "worker-0")
+    pending = log.add(EventKind.POD_PENDING, "worker-0", "0/2 nodes are available: 2 Insufficient cpu.", created)
+    log.add(EventKind.POD_RUNNING, "worker-0", "", pending)
+    log.add(
+        EventKind.POD_NOT_CREATED, "elasticdl-digits-worker-1", "exceeded quota: pods, requested: pods=1, used: pods=5"
+    )
+    log.lose("worker-0", "Deleted")
+    found = {one.trouble: one for one in diagnosed(log, question=Question(pending=True))}
+    assert set(found) == {Trouble.NO_CPU, Trouble.QUOTA_EXCEEDED}
+    assert found[Trouble.NO_CPU].cost.slot_seconds == 1.0
+    assert not found[Trouble.NO_CPU].cost.is_open
+    assert found[Trouble.QUOTA_EXCEEDED].cost.is_open
+    assert found[Trouble.QUOTA_EXCEEDED].subject == "worker-1"
+
+
+def test_a_blocked_pod_that_ended_the_job_is_fatal() -> None:
+    log = Log()
+    text = 'ImagePullBackOff: Back-off pulling image "digits:typo"'
+    blocked = log.add(EventKind.POD_BLOCKED, "worker-0", text)
+    log.add(EventKind.JOB_FAILED, "job", f"elasticdl-digits-worker-0 cannot start: {text}", blocked)
+    (diagnosis,) = diagnosed(log)
+    assert (diagnosis.trouble, diagnosis.is_fatal) == (Trouble.IMAGE_NOT_FOUND, True)
+    assert diagnosis.evidence["image"] == "digits:typo"
+
+
+def test_a_master_that_cannot_start_is_explained_without_any_event() -> None:
+    pod = PodStatus("elasticdl-digits-master", "master", "Pending", "0/1 nodes are available: 1 Insufficient memory.")
+    pending = replace(RUNNING, phase=Phase.PENDING, status=replace(RUNNING.status, pods=(pod,)))
+    (diagnosis,) = diagnosed(Log(), pending)
+    assert (diagnosis.trouble, diagnosis.subject) == (Trouble.NO_MEMORY, "master")
+    assert "--master_resource_request=memory" in diagnosis.advice
+
+
+def test_where_the_time_goes_is_told_when_it_is_much() -> None:
+    servers = (PsStatus(0, busy=0.9, pushes_per_second=900.0), PsStatus(1, busy=0.1))
+    seconds = {"useful": 30.0, "waiting_ps": 50.0, "input": 40.0, "starting": 500.0}
+    slow = replace(RUNNING, status=replace(RUNNING.status, worker_seconds=seconds, ps=servers))
+    found = {one.trouble: one for one in diagnosed(Log(), slow, Question(slow=True))}
+    assert set(found) == {Trouble.INPUT_SLOW, Trouble.PS_OVERLOADED}
+    assert found[Trouble.INPUT_SLOW].evidence["share"] == pytest.approx(1 / 3, abs=1e-4)
+    assert found[Trouble.PS_OVERLOADED].subject == "ps-0"
+    assert "hot ids" in found[Trouble.PS_OVERLOADED].advice
+    quick = replace(RUNNING, status=replace(RUNNING.status, worker_seconds={"useful": 90.0, "input": 9.0}, ps=servers))
+    assert not diagnosed(Log(), quick)
+
+
+def test_a_throttled_straggler_is_told_from_a_slow_one() -> None:
+    log = Log()
+    log.add(EventKind.WORKER_SLOW, "worker-0", "", ratio=2.1, throttled=0.4)
+    log.add(EventKind.WORKER_SLOW, "worker-1", "", ratio=1.8, throttled=0.0)
+    assert {one.trouble: one.subject for one in diagnosed(log)} == {
+        Trouble.WORKER_THROTTLED: "worker-0",
+        Trouble.WORKER_SLOW: "worker-1",
+    }
+
+
+def test_a_hang_is_told_with_its_stack_and_successor() -> None:
+    log = Log()
+    message = "in one minibatch for 61 s (input), at /zoo/model.py:7 in feed"
+    at = "/zoo/model.py:7 in feed"
+    hung = log.add(EventKind.WORKER_HUNG, "worker-0", message, activity="input", where=at, stacks="MainThread\n  feed")
+    given_up = log.add(EventKind.POD_GIVEN_UP, "worker-0", "it is stuck", hung)
+    log.replace(given_up, "worker-2")
+    log.add(EventKind.WORKER_HUNG, "worker-1", "all others wait for it for 30 s (world)", activity="world", where="")
+    silent = log.add(EventKind.WORKER_HUNG, "worker-3", "silent for 12 s: stopped by a signal", state="T", where="")
+    log.add(EventKind.LEASE_LOST, "worker-3", "lease 7 was not renewed in time", silent)
+    found = {one.trouble: one for one in diagnosed(log)}
+    assert set(found) == {Trouble.CODE_HANGS, Trouble.COLLECTIVE_HANGS, Trouble.WORKER_SILENT}
+    assert found[Trouble.CODE_HANGS].evidence["where"] == at
+    assert any("feed" in line for line in found[Trouble.CODE_HANGS].why)
+    assert "worker-2" in found[Trouble.CODE_HANGS].done
+    assert found[Trouble.WORKER_SILENT].evidence["state"] == "T"
+    assert found[Trouble.WORKER_SILENT].count == 1
+
+
+def test_an_epoch_is_asked_for_by_its_number_or_its_time() -> None:
+    log = Log()
+    log.add(EventKind.EPOCH_STARTED, "epoch-1")
+    log.lose("worker-0", "Killed")
+    log.add(EventKind.EPOCH_COVERED, "epoch-1")
+    log.add(EventKind.EPOCH_STARTED, "epoch-2")
+    log.add(EventKind.TASK_FAILED, "task-3", "KeyError: 'image'", worker=1, epoch=2, traceback="")
+    first = diagnosed(log, question=Question(epoch=1))
+    assert [one.trouble for one in first] == [Trouble.KILLED]
+    assert [one.subject for one in diagnosed(log, question=Question(epoch=2))] == ["task-3"]
+    assert [one.subject for one in diagnosed(log, question=Question(pod="worker-1"))] == ["task-3"]
+
+
+@pytest.mark.parametrize(
+    ("error", "functions", "trouble"),
+    [
+        ("/zoo/m.py: feed(dataset, 'training', metadata) raised ValueError: no", (), Trouble.FEED_RAISED),
+        ("/zoo/m.py: Net.call raised TypeError: no", (), Trouble.MODEL_RAISED),
+        ("/zoo/m.py: callbacks() raised TypeError: no", (), Trouble.CALLBACK_RAISED),
+        ("ValueError: no", ("train", "my_loss"), Trouble.LOSS_RAISED),
+        ("ValueError: no", ("forward", "helper"), Trouble.MODEL_RAISED),
+        ("ValueError: no", ("on_epoch_end", "write"), Trouble.CALLBACK_RAISED),
+        ("ValueError: no", ("main",), Trouble.CODE_RAISED),
+        ("RecordIO file /data/a, byte 17: the chunk is damaged", (), Trouble.BAD_RECORD),
+        ("/data/a cannot be opened: No such file or directory", (), Trouble.DATA_GONE),
+    ],
+)
+def test_an_error_is_blamed_on_the_part_that_it_came_from(
+    error: str, functions: tuple[str, ...], trouble: Trouble
+) -> None:
+    frames = "".join(f'  File "/zoo/m.py", line {k}, in {name}\n    x()\n' for k, name in enumerate(functions, 1))
+    traceback = f"Traceback (most recent call last):\n{frames}{error}\n" if functions else ""
+    assert blamed(error, traceback, {"my_loss": Trouble.LOSS_RAISED}) is trouble
+
+
+def test_frames_of_libraries_and_of_a_later_exception_are_not_the_users() -> None:
+    traceback = (
+        'Traceback (most recent call last):\n  File "/zoo/m.py", line 3, in feed\n    a[9]\nIndexError: 9\n\n'
+        "The above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n"
+        '  File "/app/elasticdl/worker/loop.py", line 9, in run\n    b()\n  File "/zoo/m.py", line 8, in batches\n'
+    )
+    (frame,) = frames_of_user(traceback)
+    assert (frame.path, frame.line, frame.function, frame.code) == ("/zoo/m.py", 3, "feed", "a[9]")
+
+
+def test_events_that_are_not_kept_are_said_to_be_missing() -> None:
+    facts = Facts(RUNNING, EventHistory((), {"PodLost": 3, "PodCreated": 4}), NOW)
+    assert "7 older events of the job are not kept any more" in words.text(explain(facts), 100)

@@ -1,0 +1,211 @@
+"""Messages of Kubernetes, as its schedulers, kubelets and API servers wrote them, become troubles with evidence."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl_client.explain.diagnosis import Trouble
+from elasticdl_client.explain.pending import why_refused, why_waiting
+
+Case = tuple[str, Trouble, dict[str, object]]
+
+QUOTA = (
+    'pods "elasticdl-digits-worker-2" is forbidden: exceeded quota: pods, requested: pods=1, used: pods=5, limited: '
+    "pods=5"
+)
+SCHEDULED: list[Case] = [
+    ("0/1 nodes are available: 1 Insufficient cpu.", Trouble.NO_CPU, {"nodes": 1, "resource": "cpu"}),
+    (
+        (
+            "0/5 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 4 "
+            "Insufficient cpu. preemption: 0/5 nodes are available: 1 Preemption is not helpful for scheduling, 4 No "
+            "preemption victims found for incoming pod."
+        ),
+        Trouble.NO_CPU,
+        {"nodes": 5, "nodes: Insufficient cpu": 4},
+    ),
+    ("0/2 nodes are available: 2 Insufficient memory.", Trouble.NO_MEMORY, {"resource": "memory"}),
+    ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", Trouble.NO_GPU, {"resource": "nvidia.com/gpu"}),
+    (
+        (
+            "0/4 nodes are available: 1 Insufficient cpu, 3 Insufficient nvidia.com/gpu. preemption: 0/4 nodes are "
+            "available: 4 No preemption victims found for incoming pod."
+        ),
+        Trouble.NO_GPU,
+        {"nodes: Insufficient nvidia.com/gpu": 3, "nodes: Insufficient cpu": 1},
+    ),
+    (
+        (
+            "0/4 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}, 3 Insufficient "
+            "nvidia.com/gpu."
+        ),
+        Trouble.TAINT_NOT_TOLERATED,
+        {"taint": "nvidia.com/gpu"},
+    ),
+    (
+        "0/1 nodes are available: 1 node(s) had taint {dedicated: others}, that the pod didn't tolerate.",
+        Trouble.TAINT_NOT_TOLERATED,
+        {"taint": "dedicated", "nodes": 1},
+    ),
+    (
+        "0/1 nodes are available: 1 Insufficient example.com/room.",
+        Trouble.NO_RESOURCE,
+        {"resource": "example.com/room"},
+    ),
+    (
+        (
+            "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector. preemption: 0/2 nodes are "
+            "available: 2 Preemption is not helpful for scheduling."
+        ),
+        Trouble.NO_MATCHING_NODE,
+        {"nodes: node(s) didn't match Pod's node affinity/selector": 2},
+    ),
+    (
+        (
+            "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/1 nodes are "
+            "available: 1 Preemption is not helpful for scheduling."
+        ),
+        Trouble.CLAIM_NOT_BOUND,
+        {"nodes": 1},
+    ),
+    (
+        '0/1 nodes are available: persistentvolumeclaim "data" not found.',
+        Trouble.CLAIM_NOT_BOUND,
+        {"nodes": 1, "claim": "data"},
+    ),
+]
+KUBELET: list[Case] = [
+    (
+        'ImagePullBackOff: Back-off pulling image "registry.invalid/a:1"',
+        Trouble.IMAGE_NOT_FOUND,
+        {"image": "registry.invalid/a:1"},
+    ),
+    (
+        (
+            'ErrImagePull: rpc error: code = NotFound desc = failed to pull and unpack image "docker.io/library/no:1": '
+            'failed to resolve reference "docker.io/library/no:1": docker.io/library/no:1: not found'
+        ),
+        Trouble.IMAGE_NOT_FOUND,
+        {"image": "docker.io/library/no:1"},
+    ),
+    (
+        'ErrImageNeverPull: Container image "no-such-image:1" is not present with pull policy of Never',
+        Trouble.IMAGE_NOT_FOUND,
+        {"image": "no-such-image:1"},
+    ),
+    (
+        (
+            'InvalidImageName: Failed to apply default image tag "NO IMAGE": couldn\'t parse image name "NO IMAGE": '
+            "invalid reference format: repository name must be lowercase"
+        ),
+        Trouble.IMAGE_NOT_FOUND,
+        {},
+    ),
+    (
+        (
+            "ErrImagePull: Error response from daemon: pull access denied for team/private, repository does not exist "
+            "or may require 'docker login': denied: requested access to the resource is denied"
+        ),
+        Trouble.PULL_NOT_ALLOWED,
+        {},
+    ),
+    (
+        (
+            'ErrImagePull: failed to pull image "gcr.io/p/m:1": failed to authorize: failed to fetch anonymous token: '
+            "unexpected status from GET request to https://gcr.io/v2/token: 401 Unauthorized"
+        ),
+        Trouble.PULL_NOT_ALLOWED,
+        {"image": "gcr.io/p/m:1"},
+    ),
+    (
+        (
+            "FailedToRetrieveImagePullSecret: Unable to retrieve some image pull secrets (regcred); attempting to pull "
+            "the image may not succeed."
+        ),
+        Trouble.PULL_NOT_ALLOWED,
+        {},
+    ),
+    (
+        (
+            'RunContainerError: failed to create shim task: OCI runtime create failed: exec: "python": executable file '
+            "not found in $PATH: unknown"
+        ),
+        Trouble.IMAGE_WITHOUT_RUNTIME,
+        {},
+    ),
+    (
+        'CreateContainerConfigError: secret "no-such-secret" not found',
+        Trouble.CONTAINER_NOT_CREATED,
+        {},
+    ),
+    (
+        'FailedMount: MountVolume.SetUp failed for volume "data" : mount failed: exit status 32',
+        Trouble.CLAIM_NOT_BOUND,
+        {},
+    ),
+]
+REFUSED: list[Case] = [
+    (QUOTA, Trouble.QUOTA_EXCEEDED, {"requested": "pods=1", "used": "pods=5", "limited": "pods=5"}),
+    (
+        "system:serviceaccount:team:default has no right to create pods in namespace team.",
+        Trouble.RIGHT_MISSING,
+        {},
+    ),
+    (
+        (
+            'pods is forbidden: User "system:serviceaccount:team:default" cannot create resource "pods" in API group '
+            '"" in the namespace "team"'
+        ),
+        Trouble.RIGHT_MISSING,
+        {},
+    ),
+    (
+        'error looking up service account team/elasticdl-master: serviceaccount "elasticdl-master" not found',
+        Trouble.RIGHT_MISSING,
+        {},
+    ),
+    (
+        "The API server of the cluster (https://10.0.0.1:6443) does not answer: Connection refused.",
+        Trouble.API_SERVER_AWAY,
+        {},
+    ),
+    (
+        (
+            'violates PodSecurity "restricted:latest": runAsNonRoot != true (pod or container must set '
+            "securityContext.runAsNonRoot=true)"
+        ),
+        Trouble.POD_REFUSED,
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "trouble", "evidence"), SCHEDULED + KUBELET)
+def test_why_a_pod_does_not_start_is_read_from_its_message(
+    message: str, trouble: Trouble, evidence: dict[str, object]
+) -> None:
+    wait = why_waiting(message)
+    assert wait is not None
+    assert wait.trouble is trouble
+    assert {name: wait.evidence.get(name) for name in evidence} == evidence
+    assert wait.advice
+
+
+@pytest.mark.parametrize(("message", "trouble", "evidence"), REFUSED)
+def test_why_the_api_refused_a_pod_is_read_from_its_message(
+    message: str, trouble: Trouble, evidence: dict[str, object]
+) -> None:
+    refusal = why_refused(message)
+    assert refusal.trouble is trouble
+    assert {name: refusal.evidence.get(name) for name in evidence} == evidence
+
+
+@pytest.mark.parametrize("message", ["", "ContainerCreating", "it is being deleted", 'Pulling image "elasticdl:1"'])
+def test_a_pod_that_is_on_its_way_has_no_trouble(message: str) -> None:
+    assert why_waiting(message) is None
+
+
+def test_the_advice_names_the_flags_of_the_pods_role() -> None:
+    wait = why_waiting("0/1 nodes are available: 1 Insufficient cpu.", "ps")
+    assert wait is not None
+    assert "--ps_resource_request=cpu" in wait.advice
