@@ -77,7 +77,7 @@ class LostPod:
 
 @dataclass(frozen=True, slots=True)
 class PsStatus:
-    """What one parameter server did in the last seconds; rates are per second."""
+    """What one parameter server did in the last seconds, with rates per second, and what it did in all its lives."""
 
     id: int  # from 0
     pushes_per_second: float = 0.0  # gradients received
@@ -87,6 +87,11 @@ class PsStatus:
     busy: float = 0.0  # seconds of its threads in calls, per second: 1.5 are one and a half threads
     rows: int = 0  # of all its embedding tables
     table_bytes: int = 0  # that those take
+    pushes: int = 0  # gradients received, in all its lives
+    pulls: int = 0  # values sent, in all its lives
+    received_bytes: int = 0  # in all its lives
+    sent_bytes: int = 0  # in all its lives
+    busy_seconds: float = 0.0  # of its threads in calls, in all its lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ class JobStatus:
     epoch: int = 0  # the newest that has begun, from 1; 0 before the first
     num_epochs: int = 0  # how many there are; 0 or less: endless
     records_done: int = 0  # committed, skipped or filtered, over all epochs
+    records: dict[str, int] = field(default_factory=dict)  # by fate, over all epochs; the names are those of `coverage`
+    records_processed: int = 0  # like `records_done`, with what is computed again counted again; it only grows
     records_skipped: int = 0  # left out by --nan_policy=skip
     records_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     records_per_second: float = 0.0  # throughput, of all workers
@@ -111,6 +118,7 @@ class JobStatus:
     ps_wanted: int = 0  # --num_ps_pods
     model_version: int = 0  # steps: minibatches in the model, in every mode
     loss: float | None = None  # the newest finite one
+    learning_rate: float | None = None  # in use, of the first group of parameters
     metrics: dict[str, float] = field(default_factory=dict)  # of the newest evaluation
     metrics_step: int = 0  # of the model that was evaluated
     coverage: tuple[EpochCoverage, ...] = ()  # of each complete epoch
@@ -121,10 +129,14 @@ class JobStatus:
     ps: tuple[PsStatus, ...] = ()  # each parameter server
     world: tuple[int, ...] = ()  # AllReduce: the workers of the group that stands, by rank
     num_worlds: int = 0  # AllReduce: how many groups have formed
+    world_seconds: float = 0.0  # AllReduce: that the changes of the group took, altogether
     staleness: tuple[int, ...] = ()  # gradients by the updates that they missed: 0, 1, 2, 3-4, 5-8, … over all servers
     gradients_refused: int = 0  # too stale, or too late for their round: computed again
     worker_seconds: dict[str, float] = field(default_factory=dict)  # by `goodput.SlotState`, summed over wanted workers
     ps_seconds: dict[str, float] = field(default_factory=dict)  # by `goodput.PsState`, the same of parameter servers
+    event_counts: dict[str, int] = field(default_factory=dict)  # of all events, by kind
+    pods_lost: dict[str, dict[str, int]] = field(default_factory=dict)  # that ended unasked, by role and reason
+    checkpoint_at: float = 0.0  # when the parameter servers' newest checkpoint was complete; 0: there is none
     exit_code: int | None = None  # null until the job has ended
     started_at: float = 0.0  # first start of the master
     updated_at: float = 0.0  # last status of the master

@@ -20,7 +20,9 @@ def to_job_status(
     known = {field.name for field in dataclasses.fields(JobStatus)}
     values = {name: getattr(status, name) for name in (f.name for f in dataclasses.fields(status)) if name in known}
     values["phase"] = JobPhase(status.phase)
-    values["metrics"] = dict(status.metrics)
+    values["metrics"], values["records"] = dict(status.metrics), dict(status.records)
+    values["event_counts"] = dict(status.event_counts)
+    values["pods_lost"] = {role: dict(reasons) for role, reasons in status.pods_lost.items()}
     values["worker_seconds"] = dict(status.worker_seconds)
     values["ps_seconds"] = dict(status.ps_seconds)
     values["coverage"] = tuple(EpochCoverage(**dataclasses.asdict(one)) for one in status.coverage)

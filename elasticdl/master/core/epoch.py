@@ -58,6 +58,7 @@ class Epoch:
         self.num_repeated = 0  # records of minibatches that were applied twice, as far as seen
         self.num_done = 0
         self.committed_records = 0  # skipped ones among them
+        self.processed_records = 0  # counted each time that they are committed, so this only grows
         self.num_skipped = 0  # minibatches that are committed and empty
         self.skipped_records = 0
         self.num_filtered = 0  # records of done tasks of which `feed` made no sample
@@ -198,7 +199,7 @@ class Epoch:
         Args:
             surplus: with a size: samples beyond one a record.
         """
-        before = self.applied(task)
+        before, committed = self.applied(task), self.committed_records
         self._count(task, -1)
         if task in self._skipped:
             self._skipped[task] = frozenset(n for n in self._skipped[task] if n in applied or n not in before)
@@ -210,6 +211,7 @@ class Epoch:
             self._sizes[task] = size
             self._surpluses[task] = max(surplus, -self._records_of(task))
         self._count(task, 1)
+        self.processed_records += max(0, self.committed_records - committed)
         self._saved = None
 
     def records_in(self, task: int) -> int:
@@ -229,7 +231,8 @@ class Epoch:
                 "skipped": {str(task): sorted(skipped) for task, skipped in self._skipped.items() if skipped},
                 "unplanned": sorted(self._unplanned),
             }
-        return {**self._saved, "covered": self.covered, "num_repeated": self.num_repeated}
+        counted = {"num_repeated": self.num_repeated, "processed_records": self.processed_records}
+        return {**self._saved, "covered": self.covered, **counted}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         watermarks, sizes = _unpack(saved["watermarks"]), _unpack(saved["sizes"])
@@ -244,6 +247,7 @@ class Epoch:
                 self.change(task, applied, sizes[task], surpluses[task])
         self.todo = deque(task for task in self.order if not self.is_done(task))
         self.covered = saved["covered"]
+        self.processed_records = saved.get("processed_records", self.processed_records)
 
     def validate(self) -> None:
         """Every planned task is todo, leased or done exactly once.

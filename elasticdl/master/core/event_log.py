@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from elasticdl.master.core.event_totals import EventTotals
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent, from_journal, to_journal
 
 MAX_EVENTS = 400  # about 80 kB of the journal, 10 kB compressed
@@ -41,10 +42,12 @@ class EventLog:
 
     Attributes:
         now: seconds since the Unix epoch, set by the owner before each event that it handles.
+        totals: see `EventTotals`.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.totals = EventTotals()
         self._events: list[JobEvent] = []
         self._summed_up: dict[str, int] = {}
         self._next = 1
@@ -64,7 +67,9 @@ class EventLog:
         """
         number, self._next = self._next, self._next + 1
         short = {name: _shortened(value) if isinstance(value, str) else value for name, value in details.items()}
-        self._append(JobEvent(number, self.now, kind, subject, _shortened(message), cause, short))
+        event = JobEvent(number, self.now, kind, subject, _shortened(message), cause, short)
+        self._append(event)
+        self.totals.add(event)
         if len(self._events) > MAX_EVENTS or self._num_characters > MAX_CHARACTERS:
             self._sum_up()
         return number
@@ -106,13 +111,17 @@ class EventLog:
             self._append(event)
 
     def snapshot(self) -> dict[str, Any]:
-        return {**to_journal(self.history), "next": self._next}
+        return {**to_journal(self.history), "next": self._next, "totals": self.totals.snapshot()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Takes over what an earlier life knew."""
         history = from_journal(saved)
         self._summed_up, self._next = dict(history.summed_up), saved["next"]
         self._keep(list(history.events))
+        if "totals" in saved:
+            self.totals = EventTotals.restored(saved["totals"])
+        else:  # written before there were totals
+            self.totals = EventTotals(history.events, history.summed_up)
 
 
 def _shortened(text: str) -> str:

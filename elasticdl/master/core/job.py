@@ -134,6 +134,8 @@ class Job:
         if snapshot.get("session"):
             job._session.restore(snapshot["session"])
         job._worlds.restore(snapshot["worlds"], job._clock)
+        if "loads" in snapshot:
+            job._loads.restore(snapshot["loads"])
         if job._joining.is_planned:
             job._work.restore(snapshot)
         for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
@@ -165,6 +167,7 @@ class Job:
             "leases": self._work.leases.snapshot(),
             "worlds": self._worlds.snapshot(),
             "events": self._out.events.snapshot(),
+            "loads": self._loads.snapshot(),
         }
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
@@ -421,6 +424,7 @@ class Job:
             self._fleet.num_serving,
             self._loads,
             self._ending,
+            self._out.events.totals,
             self._pace,
             self.settings.runs_command and self._fleet.pods.all_are_done,
         )

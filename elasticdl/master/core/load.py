@@ -1,14 +1,15 @@
-"""Load: what the parameter servers do, from their heartbeats: rates for the status, two lines at the end of an epoch.
+"""Load: what the parameter servers do, from their heartbeats: rates and sums for the status, two lines an epoch.
 
-It is for people alone: nothing is decided by it, and none of it is journalled.
+Nothing is decided by it.  The sums are journalled, so that they never fall when a server or the master starts again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 from elasticdl.master.core.values import PsLoad
 
@@ -19,11 +20,12 @@ SHOWN = 8  # so many servers are told one by one
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """One PS lately, rates per second.
+    """One PS lately, rates per second, and what it has done in all its lives.
 
     Attributes:
         busy: seconds of its threads in calls, per second; 1.5: one and a half threads.
         rows: of all its tables; `table_bytes` is what they take.
+        pushes, pulls, received_bytes, sent_bytes, busy_seconds: sums, which only grow.
     """
 
     id: int
@@ -34,6 +36,11 @@ class ServerLoad:
     busy: float
     rows: int
     table_bytes: int
+    pushes: int
+    pulls: int
+    received_bytes: int
+    sent_bytes: int
+    busy_seconds: float
 
 
 @dataclass(slots=True)
@@ -64,8 +71,8 @@ class Loads:
 
     def __init__(self) -> None:
         self._lives: dict[int, _Life] = {}
-        self._ended_staleness: list[int] = []  # of lives that are over
-        self._ended_refused = 0
+        self._before: dict[int, tuple[int, PsLoad]] = {}  # incarnation and load, not heard in this life of the master
+        self._ended: dict[int, PsLoad] = {}  # sums of the lives of each PS that are over
         self._told_staleness: list[int] = []  # when an epoch ended
         self._told_refused = 0
 
@@ -73,39 +80,62 @@ class Loads:
         """With a heartbeat."""
         life = self._lives.get(ps_id)
         if life is None or life.incarnation != incarnation:
-            if life is not None:
-                self._ended_staleness = _add(self._ended_staleness, life.newest.staleness)
-                self._ended_refused += life.newest.refused
+            before = self._before.pop(ps_id, None) if life is None else (life.incarnation, life.newest)
+            if before is not None and before[0] != incarnation:
+                self._ended[ps_id] = _sum(self._ended.get(ps_id, PsLoad()), before[1])
             life = self._lives[ps_id] = _Life(incarnation, load, clock, (clock, load))
         life.heard(load, clock)
 
     @property
     def staleness(self) -> tuple[int, ...]:
         """Gradients taken by the updates that they missed, summed over all PS: 0, 1, 2, 3-4, 5-8, 9-16, …"""
-        total = self._ended_staleness
-        for life in self._lives.values():
-            total = _add(total, life.newest.staleness)
+        total: list[int] = []
+        for ps_id in self._ids():
+            total = _add(total, self._total(ps_id).staleness)
         return tuple(total)
 
     @property
     def refused(self) -> int:
         """Gradients refused as too stale or too late."""
-        return self._ended_refused + sum(life.newest.refused for life in self._lives.values())
+        return sum(self._total(ps_id).refused for ps_id in self._ids())
+
+    def _ids(self) -> list[int]:
+        return sorted({*self._lives, *self._before, *self._ended})
+
+    def _newest(self, ps_id: int) -> PsLoad:
+        """Of the life that is not over, as far as known."""
+        life = self._lives.get(ps_id)
+        return life.newest if life is not None else self._before.get(ps_id, (0, PsLoad()))[1]
+
+    def _total(self, ps_id: int) -> PsLoad:
+        """Of all lives."""
+        newest = self._newest(ps_id)
+        return _sum(self._ended[ps_id], newest) if ps_id in self._ended else newest
 
     def servers(self) -> tuple[ServerLoad, ...]:
         """In order of id."""
-        return tuple(
-            ServerLoad(
-                id=ps_id,
-                pushes_per_second=life.rate(lambda load: load.pushes),
-                pulls_per_second=life.rate(lambda load: load.pulls),
-                received_per_second=life.rate(lambda load: load.bytes_received),
-                sent_per_second=life.rate(lambda load: load.bytes_sent),
-                busy=life.rate(lambda load: load.busy_seconds),
-                rows=life.newest.table_rows,
-                table_bytes=life.newest.table_bytes,
-            )
-            for ps_id, life in sorted(self._lives.items())
+        return tuple(self._server(ps_id) for ps_id in self._ids())
+
+    def _server(self, ps_id: int) -> ServerLoad:
+        life, newest, total = self._lives.get(ps_id), self._newest(ps_id), self._total(ps_id)
+
+        def rate(of: Callable[[PsLoad], float]) -> float:
+            return 0.0 if life is None else life.rate(of)
+
+        return ServerLoad(
+            id=ps_id,
+            pushes_per_second=rate(lambda load: load.pushes),
+            pulls_per_second=rate(lambda load: load.pulls),
+            received_per_second=rate(lambda load: load.bytes_received),
+            sent_per_second=rate(lambda load: load.bytes_sent),
+            busy=rate(lambda load: load.busy_seconds),
+            rows=newest.table_rows,
+            table_bytes=newest.table_bytes,
+            pushes=total.pushes,
+            pulls=total.pulls,
+            received_bytes=total.bytes_received,
+            sent_bytes=total.bytes_sent,
+            busy_seconds=total.busy_seconds,
         )
 
     def lines(self) -> list[str]:
@@ -128,6 +158,19 @@ class Loads:
         for life in self._lives.values():
             life.told = (life.heard_at, life.newest)
         return lines
+
+    def snapshot(self) -> dict[str, Any]:
+        lives = {**self._before, **{ps_id: (life.incarnation, life.newest) for ps_id, life in self._lives.items()}}
+        return {
+            "lives": [[ps_id, incarnation, astuple(load)] for ps_id, (incarnation, load) in lives.items()],
+            "ended": [[ps_id, astuple(load)] for ps_id, load in self._ended.items()],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """What is known of servers until they are heard again; rates begin anew."""
+        self._before = {ps_id: (incarnation, _load(values)) for ps_id, incarnation, values in saved["lives"]}
+        self._ended = {ps_id: _load(values) for ps_id, values in saved["ended"]}
+        self._told_staleness, self._told_refused = list(self.staleness), self.refused
 
     def _load_line(self) -> str:
         lives = [life for _, life in sorted(self._lives.items())]
@@ -159,6 +202,27 @@ def _staleness_line(counts: list[int], refused: int) -> str:
 def _label(position: int) -> str:
     """Of a place in the histogram: 0, 1, 2, 3-4, 5-8, …"""
     return str(position) if position < 3 else f"{2 ** (position - 2) + 1}-{2 ** (position - 1)}"
+
+
+def _load(values: Sequence[Any]) -> PsLoad:
+    """The inverse of `astuple`, of which JSON has made lists."""
+    plain: list[Any] = [tuple(value) if isinstance(value, list) else value for value in values]
+    return PsLoad(*plain)
+
+
+def _sum(ended: PsLoad, newest: PsLoad) -> PsLoad:
+    """Of two lives of a PS; its tables are those of the newer one."""
+    return PsLoad(
+        pushes=ended.pushes + newest.pushes,
+        pulls=ended.pulls + newest.pulls,
+        bytes_received=ended.bytes_received + newest.bytes_received,
+        bytes_sent=ended.bytes_sent + newest.bytes_sent,
+        busy_seconds=ended.busy_seconds + newest.busy_seconds,
+        staleness=tuple(_add(ended.staleness, newest.staleness)),
+        refused=ended.refused + newest.refused,
+        table_rows=newest.table_rows,
+        table_bytes=newest.table_bytes,
+    )
 
 
 def _add(left: Iterable[int], right: Iterable[int]) -> list[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import compress
+
 from elasticdl.master.core.ending import Ending
+from elasticdl.master.core.event_totals import EventTotals
 from elasticdl.master.core.load import Loads
 from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.status import Coverage, Status
+from elasticdl.master.core.status import Coverage, Status, records_by_fate
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
@@ -23,6 +26,7 @@ def look_at(
     num_serving: int,
     loads: Loads,
     ending: Ending,
+    totals: EventTotals,
     pace: Pace,
     all_have_left: bool,
 ) -> Status:
@@ -33,6 +37,12 @@ def look_at(
         all_have_left: the commands of all workers have ended: what is not trained will not be.
     """
     outcome = ending.outcome
+    is_over = [epoch.covered or all_have_left for epoch in work.tasks.epochs]
+    coverage = tuple(
+        Coverage.of(epoch, not epoch.covered, settings.has_tensorflow_servers)
+        for epoch in compress(work.tasks.epochs, is_over)
+    )
+    running = (epoch for epoch, over in zip(work.tasks.epochs, is_over, strict=True) if not over)
     return Status(
         phase=phase,
         message=outcome.message if outcome is not None else why_waiting,
@@ -40,6 +50,8 @@ def look_at(
         epoch=len(work.tasks.epochs) if settings.trains else 0,
         num_epochs=work.tasks.settings.num_epochs if settings.trains else 0,
         records_done=work.tasks.records_done,
+        records=records_by_fate(coverage, running),
+        records_processed=work.tasks.records_processed,
         records_total=work.tasks.planned_records,
         records_per_second=pace.records_per_second(),
         eta_seconds=_eta(work, ending, pace),
@@ -54,19 +66,19 @@ def look_at(
         metrics_step=work.evaluations.results_step,
         tasks_done=work.tasks.num_done,
         tasks_total=work.tasks.planned_tasks,
-        coverage=tuple(
-            Coverage.of(epoch, not epoch.covered, settings.has_tensorflow_servers)
-            for epoch in work.tasks.epochs
-            if epoch.covered or all_have_left
-        ),
+        coverage=coverage,
         records_skipped=work.tasks.skipped_records,
         ps=loads.servers(),
         world=worlds.members,
         num_worlds=worlds.num_formed,
+        world_seconds=totals.group_seconds,
         staleness=loads.staleness,
         gradients_refused=loads.refused,
         worker_seconds={},
         ps_seconds={},
+        event_counts=dict(totals.by_kind),
+        pods_lost={role: dict(reasons) for role, reasons in totals.pods_lost.items()},
+        checkpoint_at=totals.checkpoint_at,
         exit_code=outcome.exit_code if outcome is not None and ending.is_over else None,
     )
 

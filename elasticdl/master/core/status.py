@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elasticdl.master.core.epoch import Epoch
@@ -73,6 +73,27 @@ class Coverage:
         return line
 
 
+FATES = ("committed", "repeated", "lost", "quarantined", "skipped", "filtered", "augmented", "unplanned")
+
+
+def records_by_fate(covered: Iterable[Coverage], running: Iterable[Epoch]) -> dict[str, int]:
+    """Return what has become of the records of all epochs.
+
+    Args:
+        covered: of the epochs that are over.
+        running: the others; of theirs none is lost or left out yet.
+    """
+    found = dict.fromkeys(FATES, 0)
+    for coverage in covered:
+        for fate in FATES:
+            found[fate] += getattr(coverage, fate)
+    for epoch in running:
+        now = Coverage.of(epoch)
+        for fate in FATES:
+            found[fate] += 0 if fate in ("lost", "unplanned") else getattr(now, fate)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """Fields are named as those of JobStatus.
@@ -86,11 +107,17 @@ class Status:
         tasks_total: planned over all epochs; 0 while unknown or endless.
         records_done: committed, skipped or filtered, over all epochs.
         eta_seconds: that the rest of the records takes; None while unknown, where it is endless, and after the end.
+        records: by fate, see `records_by_fate`.
+        records_processed: like `records_done`, with what is computed again counted again; it only grows.
         world: AllReduce: workers of the world that stands, in order of rank.
         num_worlds: AllReduce: how many have formed.
+        world_seconds: AllReduce: that their changes took, altogether.
         staleness: gradients taken by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
         worker_seconds: by `goodput.SlotState`, summed over the wanted workers since the job's beginning.
         ps_seconds: by `goodput.PsState`, the same of the parameter servers.
+        event_counts: how many events there were of each kind.
+        pods_lost: how many have ended unasked, by role and reason.
+        checkpoint_at: when the newest checkpoint was complete, since the Unix epoch; 0: there is none.
     """
 
     phase: str
@@ -99,6 +126,8 @@ class Status:
     epoch: int
     num_epochs: int
     records_done: int
+    records: Mapping[str, int]
+    records_processed: int
     records_total: int
     records_per_second: float
     eta_seconds: float | None
@@ -118,8 +147,12 @@ class Status:
     ps: tuple[ServerLoad, ...]
     world: tuple[int, ...]
     num_worlds: int
+    world_seconds: float
     staleness: tuple[int, ...]
     gradients_refused: int
     worker_seconds: Mapping[str, float]
     ps_seconds: Mapping[str, float]
+    event_counts: Mapping[str, int]
+    pods_lost: Mapping[str, Mapping[str, int]]
+    checkpoint_at: float
     exit_code: int | None

@@ -128,6 +128,11 @@ class Tasks:
         return sum(epoch.committed_records for epoch in self.epochs)
 
     @property
+    def records_processed(self) -> int:
+        """The same, counted each time that a record is committed: it never falls, whatever the model loses."""
+        return sum(epoch.processed_records for epoch in self.epochs)
+
+    @property
     def records_left_out(self) -> int:
         """Planned, in none of the models and not set aside; 0 where training was stopped on purpose, or is endless."""
         if self._is_stopped:
