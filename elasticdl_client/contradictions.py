@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from elasticdl_client.choices import DistributionStrategy, Framework, JobType, Runtime
 from elasticdl_client.errors import FlagError
+from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding, gpus
 
 if TYPE_CHECKING:
@@ -240,6 +241,9 @@ def _check_all_reduce(spec: JobSpec) -> None:
 
 
 def _check_runtime(spec: JobSpec) -> None:
+    taken = spec.master_port if spec.runtime == "local" else names.MASTER_PORT
+    if spec.metrics_port and spec.metrics_port == taken:
+        raise FlagError(f"--metrics_port={spec.metrics_port} is the port of the master itself.", "Name another port.")
     if spec.runtime == "local":
         return
     for role in ("master", "ps", "worker"):

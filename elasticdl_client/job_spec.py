@@ -109,6 +109,12 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         0, "Seed of initial values, task order, shuffles and dropout.", Group.JOB, check=between(0, 2**31 - 1)
     )
     log_level: LogLevel = flag(LogLevel.INFO, "Log level of all pods.", Group.JOB)
+    metrics_port: int = flag(
+        0,
+        "Port at which the master serves metrics for Prometheus, as /metrics; 0: none.",
+        Group.JOB,
+        check=between(0, 65535),
+    )
 
     # Data
     training_data: str = flag(

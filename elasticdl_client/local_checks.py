@@ -77,7 +77,9 @@ def check_local(spec: JobSpec) -> JobSpec:
     if "prediction_outputs" in changes and spec.job_type is JobType.PREDICT:
         check_unused(Path(changes["prediction_outputs"]))
     if spec.master_port:
-        _check_port(spec.master_port)
+        _check_port("master_port", spec.master_port, "Leave --master_port out to use a free port.")
+    if spec.metrics_port:
+        _check_port("metrics_port", spec.metrics_port, "Name another port, or leave --metrics_port out.")
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
 
 
@@ -127,13 +129,10 @@ def _check_trained(spec: JobSpec, path: Path) -> None:
     found.check_framework(framework_of(spec))
 
 
-def _check_port(port: int) -> None:
+def _check_port(name: str, port: int, hint: str) -> None:
     with socket.socket() as wanted:
         wanted.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             wanted.bind(("", port))
         except OSError as error:
-            raise JobError(
-                f"--master_port={port} cannot be used: {error.strerror}.",
-                "Leave --master_port out to use a free port.",
-            ) from error
+            raise JobError(f"--{name}={port} cannot be used: {error.strerror}.", hint) from error

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from elasticdl.cluster.cluster import Pod, PodEvent, PodSpec, check_spec
-from elasticdl.cluster.kubernetes_api import PATIENCE_S, ApiServer, Query, Refusal
+from elasticdl.cluster.kubernetes_api import PATIENCE_S, ApiCalls, ApiServer, Query, Refusal
 from elasticdl.cluster.kubernetes_causes import Causes
 from elasticdl.cluster.kubernetes_limits import max_memory
 from elasticdl.cluster.kubernetes_memory import PodMemory
@@ -38,6 +38,7 @@ class KubernetesCluster:
         job_name: pods are found by the label that holds it.
         manifest: makes the pod's object of what to run; labels with job, role and index included.
         api_client: a `kubernetes.client.ApiClient`; by default that of the current context, inside a pod the pod's own.
+        calls: counts the calls to the API.
 
     Raises:
         ElasticDLError: there is no usable configuration.
@@ -49,6 +50,7 @@ class KubernetesCluster:
         job_name: str,
         manifest: Callable[[PodSpec], dict[str, Any]],
         api_client: Any = None,
+        calls: ApiCalls | None = None,
     ) -> None:
         if api_client is None:
             from elasticdl_client.kubernetes.api import connect
@@ -56,7 +58,7 @@ class KubernetesCluster:
             api_client = connect().client
         self._manifest = manifest
         self._selector = f"{JOB_LABEL}={job_name}"
-        self._api = ApiServer(api_client, namespace)
+        self._api = ApiServer(api_client, namespace, calls)
         self._memory = PodMemory(Causes(self._api))
 
     def create(self, spec: PodSpec) -> Pod:

@@ -11,6 +11,7 @@ import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -59,19 +60,52 @@ class Closed(ElasticDLError):
         super().__init__("This connection to the cluster has been closed.")
 
 
+class ApiCalls:
+    """Counts the answers of API servers; its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def count(self, api_client: Any) -> None:
+        """Count all calls of a `kubernetes.client.ApiClient` from now on, those by `send` too."""
+        pool = api_client.rest_client.pool_manager
+        request = pool.request
+
+        def counted(method: str, *arguments: Any, **named: Any) -> Any:
+            status = "none"
+            try:
+                response = request(method, *arguments, **named)
+                status = str(response.status)
+                return response
+            finally:
+                with self._lock:
+                    self._counts[method, status] += 1
+
+        pool.request = counted
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Return how many there were by HTTP method and status; `none`: there was no answer."""
+        with self._lock:
+            return dict(self._counts)
+
+
 class ApiServer:
     """One namespace of a cluster.  Its methods may be called from any thread.
 
     Args:
         api_client: a `kubernetes.client.ApiClient`; its configuration is used, not its connections.
         namespace: what paths are relative to.
+        calls: counts them.
     """
 
-    def __init__(self, api_client: Any, namespace: str) -> None:
+    def __init__(self, api_client: Any, namespace: str, calls: ApiCalls | None = None) -> None:
         configuration = copy.deepcopy(api_client.configuration)
         configuration.connection_pool_maxsize = _POOL_SIZE
         configuration.retries = False  # tries are counted here alone
         self._client = client.ApiClient(configuration)
+        if calls is not None:
+            calls.count(self._client)
         self._namespace = namespace
         self._server = str(configuration.host)
         self._closed = threading.Event()

@@ -53,6 +53,9 @@ class LocalPlace:
     patience_s: float = 0.0
     sigterm_ends_job: bool = True
 
+    def api_calls(self) -> Mapping[tuple[str, str], int]:
+        return {}
+
     def pod_specs(self, port: int) -> PodSpecs:
         env = {TOKEN_FILE_VARIABLE: self.token_file, **shares_of_machine(self.spec, os.environ)}
         tf_addresses = self._tf_addresses() if self.spec.job_command and self.spec.need_tf_config else None

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -42,6 +42,9 @@ from elasticdl_client.model_source import reads_data_itself
 from elasticdl_client.secret_values import hide
 from elasticdl_client.trained_model import Kind, check_unused, look_at
 
+if TYPE_CHECKING:
+    from elasticdl.master.metrics_server import MetricsServer
+
 EXIT_TERMINATED = 143  # of a life that was told to leave and has left the job to the next
 _PORT_RETRY_S = 10.0
 _STOP_GRACE_S = 1.0
@@ -63,6 +66,7 @@ class Master:
         self._settings = settings_of(place.spec)
         self._journal = place.journal
         self._shell: Shell | None = None
+        self._metrics: MetricsServer | None = None
         self._stopped_by = ""
         self._stop_lock = threading.Lock()
         self._stop = threading.Event()
@@ -101,6 +105,9 @@ class Master:
             if self._is_leaving and (isinstance(error, JournalWriteError) or self._place.is_transient(error)):
                 return self._left()
             raise
+        finally:
+            if self._metrics is not None:
+                self._metrics.close()
 
     def _run(self, saved: dict[str, Any] | None) -> int:
         if self._spec.encrypt:
@@ -115,6 +122,8 @@ class Master:
             chosen["model_version"] = state["initial_version"]
         self._settings = dataclasses.replace(self._settings, **chosen)
         generation: int = state["generation"]
+        if self._spec.metrics_port:
+            self._metrics = self._serve_metrics(is_patient=saved is not None)
         for line in describe(self._spec):
             logger.info("%s", line)
         job = self._make_job(state)
@@ -210,6 +219,22 @@ class Master:
             else:
                 logger.info("The port of the master server is: %d", bound)
                 return server
+
+    def _serve_metrics(self, *, is_patient: bool) -> MetricsServer:
+        """Until this process ends, so that the last values are seen, too.
+
+        Args:
+            is_patient: pods train already: a port that is taken must not end the job.
+
+        Raises:
+            JobError: the port cannot be used.
+        """
+        from elasticdl.master.metrics import JobCollector
+        from elasticdl.master.metrics_server import MetricsServer
+
+        place = self._place
+        collector = JobCollector(place.spec, self._journal.read_status, place.api_calls)
+        return MetricsServer(place.host, place.spec.metrics_port, collector, is_patient=is_patient)
 
     def _list_data(self, effects: Effects, saved: Mapping[str, Any] | None) -> None:
         """Begins to list what the master can list itself, and to check what an earlier life has listed."""

@@ -6,7 +6,7 @@ Adapters: local_place.py and kubernetes/place.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from elasticdl.cluster.cluster import Cluster
@@ -18,7 +18,7 @@ from elasticdl_client.job_spec import JobSpec
 
 
 class Place(Protocol):
-    """Five verbs, and what the master works with."""
+    """Six verbs, and what the master works with."""
 
     @property
     def spec(self) -> JobSpec: ...
@@ -59,6 +59,10 @@ class Place(Protocol):
     @property
     def sigterm_ends_job(self) -> bool:
         """Whether it is the job that is ended by SIGTERM, or only this life of its master."""
+        ...
+
+    def api_calls(self) -> Mapping[tuple[str, str], int]:
+        """Answers of the Kubernetes API so far, by HTTP method and status; from any thread."""
         ...
 
     def pod_specs(self, port: int) -> PodSpecs:

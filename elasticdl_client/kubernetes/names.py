@@ -8,6 +8,7 @@ from __future__ import annotations
 MASTER_PORT = 50001
 PS_PORT = 2222
 WORKER_PORT = 3333
+METRICS_PORT_NAME = "metrics"  # of the master's container, where --metrics_port asks for it
 
 SPEC_KEY = "spec.json"  # in the ConfigMap `job_object`
 MASTER_POD_KEY = "master-pod.json"  # there too: the master's pod as it was made, for `elasticdl resume`

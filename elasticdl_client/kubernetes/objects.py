@@ -151,10 +151,13 @@ def _service(spec: JobSpec, role: str, index: int, port: int) -> Manifest:
 
 
 def _network_policy(spec: JobSpec) -> Manifest:
-    """Only pods of the job reach pods of the job."""
+    """Only pods of the job reach pods of the job; anyone reaches the metrics, at a port that the master alone names."""
     own_pods = {"podSelector": {"matchLabels": names.job_labels(spec.job_name)}}
     manifest = _object(spec, "NetworkPolicy", names.job_object(spec.job_name), version="networking.k8s.io/v1")
-    manifest["spec"] = {**own_pods, "policyTypes": ["Ingress"], "ingress": [{"from": [own_pods]}]}
+    rules: list[Manifest] = [{"from": [own_pods]}]
+    if spec.metrics_port:
+        rules.append({"ports": [{"protocol": "TCP", "port": names.METRICS_PORT_NAME}]})
+    manifest["spec"] = {**own_pods, "policyTypes": ["Ingress"], "ingress": rules}
     return manifest
 
 

@@ -73,10 +73,17 @@ def pod_manifest(
         FlagError: the user's --cluster_spec cannot be used, or a flag that was not checked is wrong.
     """
     role = str(pod.role)
+    metadata: Manifest = {"name": pod.name, "namespace": spec.namespace, "labels": _labels(spec, pod)}
+    if _serves_metrics(spec, pod):
+        metadata["annotations"] = {
+            "prometheus.io/scrape": "true",
+            "prometheus.io/port": str(spec.metrics_port),
+            "prometheus.io/path": "/metrics",
+        }
     manifest: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": pod.name, "namespace": spec.namespace, "labels": _labels(spec, pod)},
+        "metadata": metadata,
         "spec": _pod_spec(spec, pod, max_memory, spec.secret_envs_dict() if has_secret_envs else {}),
     }
     if spec.cluster_spec:
@@ -92,6 +99,10 @@ def owned(manifest: Manifest, job_name: str, uid: str) -> Manifest:
         return manifest
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": names.job_object(job_name), "uid": uid}
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
+
+
+def _serves_metrics(spec: JobSpec, pod: PodLike) -> bool:
+    return pod.role == "master" and spec.metrics_port > 0
 
 
 def _labels(spec: JobSpec, pod: PodLike) -> dict[str, str]:
@@ -140,11 +151,13 @@ def _container(
 ) -> Manifest:
     image = spec.image_name if pod.role == "master" else spec.worker_image or spec.image_name
     is_auto = spec.image_pull_policy is ImagePullPolicy.AUTO  # the server's own default
+    ports = [{"name": names.METRICS_PORT_NAME, "containerPort": spec.metrics_port, "protocol": "TCP"}]
     return {
         "name": pod.name[:63].rstrip("-"),
         "image": image,
         **({} if is_auto else {"imagePullPolicy": spec.image_pull_policy.value}),
         "command": [word.replace("$(", "$$(") for word in _command(spec, pod)],  # else $(NAME) is another word there
+        **({"ports": ports} if _serves_metrics(spec, pod) else {}),
         "env": env,
         "resources": resources,
         "securityContext": {

@@ -127,6 +127,7 @@ def test_a_port_in_use_is_refused(spec: JobSpec) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert f"--master_port={port}" in refused(spec, JobError, master_port=port)
+        assert f"--metrics_port={port}" in refused(spec, JobError, metrics_port=port)
     check_local(dataclasses.replace(spec, master_port=port))
 
 

@@ -97,6 +97,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.trained_model",
         "elasticdl_client.tf_config",
         "elasticdl_client.kubernetes.names",
+        "elasticdl_client.version",
     ),
     "elasticdl.master.__main__": (  # chooses the runtime
         *SHARED,

@@ -9,11 +9,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes_api import ApiCalls
 from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl.master.kubernetes.event_publisher import EventPublisher
 from elasticdl.master.kubernetes.expiry import Expiry
@@ -63,6 +64,8 @@ class KubernetesPlace:
         self.port = port
         self.token = read_token()
         self._connection = connection
+        self._calls = ApiCalls()
+        self._calls.count(connection.client)
         self._namespace = namespace
         self._publisher: EventPublisher | None = None
         self._own_pod = OwnPod(connection, namespace, job_name)
@@ -97,10 +100,14 @@ class KubernetesPlace:
             max_memory = self.cluster.max_memory() if pod.memory_factor > 1 else None
             return pod_manifest(self.spec, pod, owner_uid, max_memory, has_secret_envs)
 
-        self.cluster = KubernetesCluster(self._namespace, job_name, manifest, self._connection.client)
+        client = self._connection.client
+        self.cluster = KubernetesCluster(self._namespace, job_name, manifest, client, self._calls)
 
     def _check_rights(self) -> None:
         check_rights(self._connection, self._namespace, self.spec.service_account, self.spec.expires)
+
+    def api_calls(self) -> Mapping[tuple[str, str], int]:
+        return self._calls.counts()
 
     def pod_specs(self, port: int) -> PodSpecs:
         address = names.master_address(self.spec.job_name, self._namespace)

@@ -1,0 +1,143 @@
+"""MetricsServer: the HTTP server that Prometheus scrapes, at /metrics, and nothing else.
+
+It speaks OpenMetrics and the text format, as the scraper asks.  Whoever reaches the port may read; a slow or silent
+reader costs one of a few threads for some seconds, and never the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.registry import Collector
+
+from elasticdl.rpc.addresses import listen, written
+from elasticdl_client.errors import JobError
+
+PATH = "/metrics"
+MAX_SCRAPES = 8  # at a time
+TIMEOUT_S = 10.0  # of a read or write; Prometheus itself waits as long by default
+RETRY_S = 1.0
+POLL_S = 0.1  # `close` waits no longer for the thread
+_BACKLOG = 16
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+logger = logging.getLogger("elasticdl.master")
+
+
+class MetricsServer:
+    """Serves from its construction on until `close`.
+
+    Args:
+        host: to listen on.
+        port: to listen on.
+        collector: of the job's metrics.
+        is_patient: a port that is taken is tried again in the background, and not an error: the job runs already.
+
+    Raises:
+        JobError: the port is taken, or not for this user.
+    """
+
+    def __init__(self, host: str, port: int, collector: Collector, *, is_patient: bool = False) -> None:
+        self._address = (host, port)
+        registry = CollectorRegistry()
+        registry.register(collector)
+        ProcessCollector(registry=registry)
+        self._application = _only_metrics(cast(Application, make_wsgi_app(registry)))
+        self._closed = threading.Event()
+        self._server: _Server | None = None
+        try:
+            self._open()
+        except OSError as error:
+            if not is_patient:
+                raise JobError(
+                    f"--metrics_port={port} cannot be used: {error.strerror}",
+                    "name another port, or leave --metrics_port out: no metrics are served then",
+                ) from error
+            logger.warning("--metrics_port=%d cannot be used yet: %s; it is tried again", port, error.strerror)
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._closed.set()
+        if self._server is not None:
+            self._server.shutdown()
+        self._thread.join()
+
+    def _open(self) -> None:
+        host, port = self._address
+        self._server = _Server(listen(host, port, _BACKLOG), self._application)
+        logger.info("Metrics for Prometheus are served at http://%s%s", written(host, port), PATH)
+
+    def _run(self) -> None:
+        while self._server is None:
+            if self._closed.wait(RETRY_S):
+                return
+            try:
+                self._open()
+            except OSError as error:
+                logger.debug("--metrics_port: %s", error)
+        if not self._closed.is_set():
+            self._server.serve_forever(POLL_S)
+        self._server.server_close()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """One thread a request, of a few; it takes over a socket that listens."""
+
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, application: Application) -> None:
+        address = listening.getsockname()[:2]
+        super().__init__(address, _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.server_name, self.server_port = address  # the base class would ask the DNS for a name
+        self.setup_environ()
+        self.set_app(application)
+        self._scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._scrapes.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._scrapes.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Called inside of an `except`: a reader that has gone away is no error of ours."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            logger.error("A scrape of the metrics has failed", exc_info=error)
+
+
+def _only_metrics(metrics: Application) -> Application:
+    """prometheus_client answers with the metrics at any path."""
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == PATH:
+            return metrics(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"The metrics are at {PATH}.\n".encode()]
+
+    return application
