@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from elasticdl_client import progress, report
+from elasticdl_client import last_checkpoint, progress, report
 from elasticdl_client.agent_process import AgentProcess
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import JobError
@@ -109,13 +109,42 @@ def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: Ne
         cluster = start_master(spec, job_dir, agent.socket, master_command)
         ended = Follower(spec, job_dir, cluster, display).follow()
     except Interrupted as interruption:
-        display.say(f"{interruption}: ending the job and all its processes …")
+        _leave(spec, job_dir, agent, display, interruption.number)
         raise
     finally:
+        _ignore_signals()  # the end of all processes is not to be interrupted
         display.close()
         agent.end()
     _report(spec, job_dir, ended)
     return ended.exit_code
+
+
+def _leave(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, display: progress.Display, number: int) -> None:
+    """Before the job is ended: after Ctrl-C writes what it holds to a checkpoint, unless there is a second one."""
+    name = signal.Signals(number).name
+    if number == signal.SIGINT and last_checkpoint.can_be_written(spec, job_dir.status()):
+        display.say(f"{name}: writing a checkpoint before the end; Ctrl-C again ends the job at once …")
+        try:
+            version = _save(spec, job_dir, agent)
+        except Interrupted:
+            display.say("The checkpoint is not waited for.")
+        else:
+            written = (
+                f"A checkpoint of {version:,} minibatches is written." if version else "There is no new checkpoint."
+            )
+            display.say(written)
+    _ignore_signals()
+    display.say(f"{name}: ending the job and all its processes …")
+    if (job_dir.path / "journal.json").exists():
+        display.say(f"`elasticdl resume {spec.job_name} --runtime=local` continues it.")
+
+
+def _save(spec: JobSpec, job_dir: JobDir, agent: AgentProcess) -> int:
+    """The minibatches in a checkpoint that is written now; 0: there is none."""
+    from elasticdl_client.local_job import find_master
+
+    master_pid = find_master(spec, agent.socket)
+    return last_checkpoint.write(spec, job_dir, master_pid) if master_pid else 0
 
 
 def _event_files(spec: JobSpec, path: Path) -> str:
@@ -134,11 +163,14 @@ def _require_runtime() -> None:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Inside, the first of the ending signals raises `Interrupted`; further ones are ignored while the job ends."""
+    """Inside, the first of the ending signals raises `Interrupted`, and after SIGINT a second one; not more of them."""
+    is_first = True
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        for other in _ENDING_SIGNALS:
-            signal.signal(other, signal.SIG_IGN)
+        nonlocal is_first
+        if not is_first or number != signal.SIGINT:
+            _ignore_signals()
+        is_first = False
         raise Interrupted(number)
 
     before = {number: signal.signal(number, interrupt) for number in _ENDING_SIGNALS}
@@ -147,6 +179,11 @@ def _signals_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _report(spec: JobSpec, job_dir: JobDir, ended: Ended) -> None:

@@ -70,6 +70,18 @@ def start_master(spec: JobSpec, job_dir: JobDir, socket: str, command: Sequence[
     return cluster
 
 
+def find_master(spec: JobSpec, socket: str) -> int:
+    """The process of the job's master; 0: none runs, or the agent is gone."""
+    cluster = ProcessCluster(socket)
+    try:
+        pods = cluster.list()
+    except ElasticDLError:
+        return 0
+    finally:
+        cluster.close()
+    return next((pod.pid for pod in pods if pod.name == master_name(spec)), 0)
+
+
 class Follower:
     """Watches a job's master and status until one of them says that the job has ended."""
 

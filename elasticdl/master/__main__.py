@@ -46,7 +46,12 @@ class Life:
         finally:
             place.close()
 
-    def stop(self, number: int) -> None:
+    def on_signal(self, number: int) -> None:
+        """SIGUSR1 asks for a checkpoint, the others end the job, or this life of its master."""
+        if number == signal.SIGUSR1:
+            if self._master is not None:
+                self._master.request_checkpoint()
+            return
         if self._master is None:
             logging.shutdown()
             os._exit(128 + number)
@@ -74,7 +79,7 @@ def main() -> int:
     """The exit code of this life of the master."""
     log_to_stdout()
     life = Life()
-    on_signals(life.stop, signal.SIGTERM, signal.SIGINT)
+    on_signals(life.on_signal, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     return life.run()
 
 

@@ -79,6 +79,11 @@ class Master:
             if self._shell is not None:
                 self._stop_shell(self._shell)
 
+    def request_checkpoint(self) -> None:
+        """Asks for a checkpoint as soon as one can be written, if the job has begun; from any thread."""
+        if self._shell is not None:
+            self._shell.request_checkpoint()
+
     def _stop_shell(self, shell: Shell) -> None:
         if self._place.sigterm_ends_job:
             shell.request_stop(f"the job was ended by {self._stopped_by}")

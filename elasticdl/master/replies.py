@@ -121,6 +121,7 @@ def heartbeat_reply(answer: commands.Answer, generation: int) -> pb.HeartbeatRep
                 whole_epochs=answer.whole_epochs,
                 newest_lease=answer.newest_lease,
                 wants_stacks=answer.wants_stacks,
+                checkpoint_request=answer.checkpoint_request,
             )
     raise AssertionError(f"{answer} does not answer Heartbeat")
 

@@ -106,6 +106,10 @@ class Shell:
         self._stop.set()
         self._inbox.post(events.StopRequested(reason))
 
+    def request_checkpoint(self) -> None:
+        """Asks for a checkpoint as soon as one can be written; from any thread."""
+        self._inbox.post(events.CheckpointRequested())
+
     def request_leave(self) -> None:
         """Ends this life of the master and leaves the job to the next; from any thread."""
         self._stop.set()

@@ -434,7 +434,7 @@ class PsLoad(_message.Message):
     def __init__(self, pushes: _Optional[int] = ..., pulls: _Optional[int] = ..., rows_pushed: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., staleness: _Optional[_Iterable[int]] = ..., refused: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_bytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "generation", "revoked", "partition", "stop", "world_version", "num_pushing", "whole_epochs", "newest_lease", "wants_stacks")
+    __slots__ = ("known", "generation", "revoked", "partition", "stop", "world_version", "num_pushing", "whole_epochs", "newest_lease", "wants_stacks", "checkpoint_request")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
@@ -445,6 +445,7 @@ class HeartbeatReply(_message.Message):
     WHOLE_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_LEASE_FIELD_NUMBER: _ClassVar[int]
     WANTS_STACKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     known: bool
     generation: int
     revoked: _containers.RepeatedScalarFieldContainer[int]
@@ -455,7 +456,8 @@ class HeartbeatReply(_message.Message):
     whole_epochs: int
     newest_lease: int
     wants_stacks: bool
-    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., world_version: _Optional[int] = ..., num_pushing: _Optional[int] = ..., whole_epochs: _Optional[int] = ..., newest_lease: _Optional[int] = ..., wants_stacks: bool = ...) -> None: ...
+    checkpoint_request: int
+    def __init__(self, known: bool = ..., generation: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., stop: bool = ..., world_version: _Optional[int] = ..., num_pushing: _Optional[int] = ..., whole_epochs: _Optional[int] = ..., newest_lease: _Optional[int] = ..., wants_stacks: bool = ..., checkpoint_request: _Optional[int] = ...) -> None: ...
 
 class ProgressReport(_message.Message):
     __slots__ = ("worker_id", "incarnation", "lease", "committed", "loss", "has_loss", "skipped", "not_finite", "learning_rate")

@@ -50,6 +50,7 @@ def make_all_reduce_loop(
 ) -> AllReduceLoop:
     """The loop of a worker whose model is compiled; the master knows what it defines."""
     checkpoints = StateCheckpoints.of_module(spec, _STATE_FILE)
+    link.on_checkpoint_request(checkpoints.request)
     model = OwnModel(framework, checkpoints, spec.checkpoint_dir_for_init)
     with clock.during(Activity.COMPILE):
         compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)

@@ -108,7 +108,7 @@ class LocalStrategy:
             due = self._num_applies - steps >= self._checkpoint_steps
         else:
             due = time.monotonic() - moment >= _CHECKPOINT_PERIOD_S
-        if due:
+        if self._checkpoints.take_request() or due:
             self._checkpoint()
 
     def _checkpoint(self) -> None:

@@ -65,6 +65,8 @@ class MasterLink:
         self._told_rate = (-_RATE_S, 0.0)  # when, what
         self._stacks: pb.Stacks | None = None  # for the next heartbeat
         self._is_taking_stacks = False
+        self._checkpoint_request = 0  # of the master, as it was seen last
+        self._save: Callable[[], None] = lambda: None
         self._beat_at_once = threading.Event()
         self.num_registrations = 0
 
@@ -345,6 +347,10 @@ class MasterLink:
                 self._partition = partition
                 self._partition_changed.notify_all()
 
+    def on_checkpoint_request(self, save: Callable[[], None]) -> None:
+        """Sets what is called, in the thread of the heartbeats, when the master asks for a checkpoint of the model."""
+        self._save = save
+
     def _beat_for_ever(self) -> None:
         while True:
             self._beat_at_once.clear()
@@ -384,6 +390,10 @@ class MasterLink:
         if not reply.known:
             self.register()
             return
+        if reply.checkpoint_request != self._checkpoint_request:
+            self._checkpoint_request = reply.checkpoint_request
+            if reply.checkpoint_request:  # 0: a master that has restarted
+                self._save()
         if reply.wants_stacks and not self._is_taking_stacks:
             self._is_taking_stacks = True
             threading.Thread(target=self._take_stacks, name="stacks", daemon=True).start()

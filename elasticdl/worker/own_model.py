@@ -117,7 +117,7 @@ class CheckpointWriter:
             is_due = ledger.applied.num_names - number >= self._every
         else:
             is_due = time.monotonic() - moment >= _CHECKPOINT_PERIOD_S
-        if is_due:
+        if self._checkpoints.take_request() or is_due:
             self._start(ledger)
 
     def save_last(self, ledger: Ledger) -> None:

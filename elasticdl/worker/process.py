@@ -198,9 +198,11 @@ class Worker:
         spec = self._spec
         if on_parameter_servers(self._spec):
             return self._parameter_server_strategy(report)
+        checkpoints = StateCheckpoints.of_module(spec, STATE_FILE)
+        self._link.on_checkpoint_request(checkpoints.request)
         local = LocalStrategy(
             self._framework,
-            StateCheckpoints.of_module(spec, STATE_FILE),
+            checkpoints,
             spec.checkpoint_steps,
             spec.seed,
             self._clock,

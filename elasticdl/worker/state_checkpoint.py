@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -100,6 +101,17 @@ class StateCheckpoints:
         self._directory = Path(directory) if directory else None
         self._kind = kind
         self._keep = keep
+        self._is_requested = threading.Event()
+
+    def request(self) -> None:
+        """Asks for one after the next step; from any thread."""
+        self._is_requested.set()
+
+    def take_request(self) -> bool:
+        """Return whether one was asked for since the call before."""
+        is_requested = self._is_requested.is_set()
+        self._is_requested.clear()
+        return is_requested
 
     @property
     def is_wanted(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import sys
 from pathlib import Path
 
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, to_journal
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
 
 
@@ -17,8 +19,17 @@ def write(job_dir: Path, status: JobStatus) -> None:
     draft.rename(job_dir / "status.json")
 
 
+def save(job_dir: Path) -> None:
+    """Writes down that there is a checkpoint."""
+    saved = JobEvent(1, 1.0, EventKind.CHECKPOINT_SAVED, "checkpoint-50")
+    journal = {"snapshot": {"core": {"events": to_journal(EventHistory((saved,)))}}}
+    draft = job_dir / "journal.tmp"
+    draft.write_text(json.dumps(journal))
+    draft.rename(job_dir / "journal.json")
+
+
 def main() -> None:
-    """Plays one scenario: succeed, fail, crash, die_once or wait."""
+    """Plays one scenario: succeed, fail, crash, die_once, wait, or deaf: it waits and writes no checkpoint."""
     scenario = sys.argv[1]
     job_dir = Path(os.environ["ELASTICDL_JOB_DIR"])
     first_life = not (job_dir / "lived").exists()
@@ -28,10 +39,11 @@ def main() -> None:
     if scenario == "crash":
         raise SystemExit("this master never works")
     print("port", os.environ["MASTER_PORT"], "pod", os.environ["ELASTICDL_POD_NAME"], flush=True)
-    if scenario == "wait":
+    if scenario in ("wait", "deaf"):
+        signal.signal(signal.SIGUSR1, lambda number, frame: (scenario == "wait" and save(job_dir)) or None)
         (job_dir / "pid").write_text(str(os.getpid()))
     write(job_dir, running)  # whoever is told of it by the client finds the line and the pid
-    if scenario == "wait":
+    while scenario in ("wait", "deaf"):
         signal.pause()
     if scenario == "die_once" and first_life:
         os.kill(os.getpid(), signal.SIGKILL)

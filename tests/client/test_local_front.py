@@ -152,6 +152,33 @@ def test_a_signal_ends_the_job_and_all_its_processes(flags: dict[str, str], numb
     assert_master_is_gone(flags)
 
 
+def test_ctrl_c_waits_for_a_checkpoint_and_names_the_command_that_continues(flags: dict[str, str]) -> None:
+    process = start(flags, "wait")
+    wait_for_line(process, "records 50/100")
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, output + errors
+    lines = output.splitlines()
+    saved = lines.index("A checkpoint of 50 minibatches is written.")
+    assert lines[saved + 1 :] == [
+        "SIGINT: ending the job and all its processes …",
+        "`elasticdl resume job --runtime=local` continues it.",
+    ]
+    assert_master_is_gone(flags)
+
+
+def test_a_second_ctrl_c_waits_for_nothing(flags: dict[str, str]) -> None:
+    process = start(flags, "deaf")
+    wait_for_line(process, "records 50/100")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "Ctrl-C again ends the job at once")
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, output + errors
+    assert "The checkpoint is not waited for." in output
+    assert_master_is_gone(flags)
+
+
 def test_a_killed_client_leaves_no_process_behind(flags: dict[str, str]) -> None:
     process = start(flags, "wait")
     wait_for_line(process, "records 50/100")

@@ -395,3 +395,17 @@ def test_at_the_end_a_ps_is_told_to_stop_and_one_that_is_not_heard_is_deleted() 
     silent.job._fleet.servers.all()[0].heard_at -= 60
     silent.pod(Role.WORKER, 0, Phase.SUCCEEDED, "Completed")
     assert silent.commands == [c.DeletePod(f"{PS}-0"), c.EndJob(0)]
+
+
+def test_a_checkpoint_that_is_asked_for_is_written_once_and_workers_are_asked_for_theirs() -> None:
+    script = running(checkpoint_dir="/checkpoints")
+    assert script.heartbeat(0).checkpoint_request == 0
+    script.tell(e.CheckpointRequested())
+    assert script.told(c.SaveCheckpoint) == []  # nothing is in the model yet
+    lease = script.lease()
+    script.progress(lease, 0)
+    assert [save.version for save in script.told(c.SaveCheckpoint)] == [1]
+    script.tell(e.CheckpointSaved(1, "/checkpoints/version-1"))
+    script.progress(lease, 1)
+    assert script.told(c.SaveCheckpoint) == []
+    assert script.heartbeat(0).checkpoint_request == 1

@@ -31,6 +31,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self.known = True
         self.generation = 1
         self.revoked: list[int] = []
+        self.checkpoint_request = 0
         self.accepts = True
         self.on_call: Callable[[str], object] = lambda method: None  # before the answer
         self.changed = threading.Condition()
@@ -92,7 +93,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
 
     def Heartbeat(self, request: Any, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
         self._note("Heartbeat", request)
-        return pb.HeartbeatReply(known=self.known, revoked=self.revoked)
+        return pb.HeartbeatReply(known=self.known, revoked=self.revoked, checkpoint_request=self.checkpoint_request)
 
     def ReportProgress(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("ReportProgress", request)

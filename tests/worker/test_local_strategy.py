@@ -135,3 +135,12 @@ def test_minibatches_that_the_model_holds_are_passed_over() -> None:
     held.committed.update((0, 2))
     assert [batch.n for batch in batches] == [1, 3]
     assert batches.num_minibatches == 4
+
+
+def test_a_checkpoint_that_is_asked_for_is_written_after_the_next_step(tmp_path: Path) -> None:
+    local = strategy(Adder(), tmp_path)
+    local._checkpoints.request()
+    train(local, 3, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["version-1"]
+    train(local, 4, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["version-1"]  # the next is due after two steps

@@ -130,6 +130,16 @@ def test_a_revoked_lease_is_marked_and_forgotten(master: ScriptedMaster) -> None
     assert worker.leases.held() == []
 
 
+def test_a_request_for_a_checkpoint_is_passed_on_once(master: ScriptedMaster) -> None:
+    worker, asked = link(master), threading.Semaphore(0)
+    worker.on_checkpoint_request(asked.release)
+    master.checkpoint_request = 1
+    worker.start_heartbeat()
+    master.hears("Heartbeat", times=3)
+    assert asked.acquire(blocking=False)
+    assert not asked.acquire(blocking=False)
+
+
 def test_records_come_in_order_of_grant_and_stop_at_another_type(master: ScriptedMaster) -> None:
     begun: list[int] = []
     tasks = stream(link(master), begun)

@@ -90,3 +90,14 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
     restored = OwnModel(framework, checkpoints, "").start_over().ledger
     restored.add(MinibatchName(0, 0, 3), 4)
     assert restored.num_samples == {(0, 0): UNKNOWN}
+
+
+def test_a_checkpoint_that_is_asked_for_is_written_after_the_next_step(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.begin(ledger_of(0))
+    writer._checkpoints.request()
+    writer.save_if_due(ledger_of(1))
+    writer.wait()
+    writer.save_if_due(ledger_of(2))
+    writer.wait()
+    assert written(tmp_path) == ["version-1"]

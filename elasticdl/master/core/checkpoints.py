@@ -12,17 +12,29 @@ from elasticdl.master.core.settings import JobSettings, Strategy
 
 
 class Checkpoints:
-    """Versions are model versions."""
+    """Versions are model versions.
+
+    Attributes:
+        newest: directory of the newest whole checkpoint of the parameter servers.
+        num_requests: how often one was asked for in this life of the master; workers that hold the model follow it.
+    """
 
     def __init__(self, settings: JobSettings, clock: float) -> None:
         self._settings = settings
         self._is_on = bool(settings.checkpoint_dir) and settings.strategy is Strategy.PARAMETER_SERVER
         self._is_on = self._is_on and settings.has_training_data
-        self.newest = ""  # directory of the newest whole checkpoint
+        self.newest = ""
+        self.num_requests = 0
+        self._is_requested = False
         self._saved_version = 0
         self._tried_version = 0
         self._tried_at = clock
         self.is_running = False
+
+    def request(self) -> None:
+        """Asks for one at the next moment at which one can be written."""
+        self.num_requests += 1
+        self._is_requested = self._is_on
 
     def begin_if_due(self, version: int, is_wanted: bool, clock: float) -> bool:
         """Whether to write one now; if so, it counts as being written.
@@ -37,8 +49,9 @@ class Checkpoints:
             due = version // steps > self._tried_version // steps
         else:
             due = clock - self._tried_at >= self._settings.checkpoint_interval
-        if not due and not is_wanted:
+        if not due and not is_wanted and not self._is_requested:
             return False
+        self._is_requested = False
         self.is_running, self._tried_version, self._tried_at = True, version, clock
         return True
 

@@ -87,6 +87,7 @@ class HeartbeatAnswer:
         whole_epochs: with a fixed global batch: of so many epochs every planned task is done or this worker's.
         newest_lease: with a fixed global batch: the newest training lease that it holds; to a PS: the newest of all.
         wants_stacks: the next heartbeat is to bring the stacks of all threads, at once.
+        checkpoint_request: another number than before asks a worker for a checkpoint of the model that it holds.
     """
 
     known: bool
@@ -98,6 +99,7 @@ class HeartbeatAnswer:
     whole_epochs: int = 0
     newest_lease: int = 0
     wants_stacks: bool = False
+    checkpoint_request: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -409,6 +409,11 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """A checkpoint is to be written as soon as one can be: the user is about to end the job."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """Somebody ends the job (Ctrl-C, `elasticdl delete`)."""
 
@@ -451,6 +456,7 @@ Event = (
     | AppliedSetsUnreadable
     | CheckpointSaved
     | CheckpointFailed
+    | CheckpointRequested
     | StopRequested
     | Tick
 )

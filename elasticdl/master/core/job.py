@@ -242,6 +242,9 @@ class Job:
                 self._out.events.add(EventKind.CHECKPOINT_FAILED, f"checkpoint-{event.version}", event.reason)
                 text = f"The checkpoint of version {event.version} failed: {event.reason}"
                 self._out.log(f"{text}. The job goes on and tries again later.", Level.ERROR)
+            case events.CheckpointRequested():
+                self._checkpoints.request()
+                self._out.log("A checkpoint was asked for")
             case events.StopRequested():
                 cause = self._out.events.add(EventKind.JOB_STOP_REQUESTED, "user", event.reason)
                 self._ending.fail(event.reason, cause=cause)

@@ -1,0 +1,78 @@
+"""The last checkpoint of a local job that the user ends: asked for, and waited for.
+
+The master takes SIGUSR1 as the request.  Nothing here ends anything.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from elasticdl_client.checkpoint_manifest import MANIFEST
+from elasticdl_client.choices import DistributionStrategy, JobType
+from elasticdl_client.errors import JobError
+from elasticdl_client.job_dir import JobDir
+from elasticdl_client.job_events import EventKind
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
+
+TIMEOUT_S = 60.0
+_LOOK_S = 0.1
+
+
+def can_be_written(spec: JobSpec, status: JobStatus | None) -> bool:
+    """Return whether the job has a model with something in it, and a place for it; a script keeps its own."""
+    has_model = spec.job_type is JobType.TRAIN and bool(spec.model_def) and bool(spec.checkpoint_dir)
+    return has_model and status is not None and status.exit_code is None and status.records_done > 0
+
+
+def write(spec: JobSpec, job_dir: JobDir, master_pid: int, timeout_s: float = TIMEOUT_S) -> int:
+    """Asks a job's master for a checkpoint and returns when there is one that the next master takes.
+
+    Returns:
+        The number of minibatches in it; 0: there is none in time, or it has failed.
+    """
+    before, failures = _newest(spec, job_dir), _number(job_dir, EventKind.CHECKPOINT_FAILED)
+    try:
+        os.kill(master_pid, signal.SIGUSR1)
+    except ProcessLookupError:
+        return 0
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while time.monotonic() < deadline:
+        if (version := _newest(spec, job_dir)) > before:
+            return version
+        status = job_dir.status()
+        if _number(job_dir, EventKind.CHECKPOINT_FAILED) > failures:
+            return 0
+        if status is not None and status.exit_code is not None:
+            return 0
+        pause.wait(_LOOK_S)
+    return 0
+
+
+def _newest(spec: JobSpec, job_dir: JobDir) -> int:
+    """The number of minibatches in the newest checkpoint; 0: there is none.
+
+    Of parameter servers it counts once the journal has it: the next master restores what its journal names.
+    """
+    if spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER:
+        return _number(job_dir, EventKind.CHECKPOINT_SAVED)
+    found = Path(spec.checkpoint_dir).glob(f"version-*/{MANIFEST}")
+    return max((_number_of(path.parent.name) for path in found), default=0)
+
+
+def _number(job_dir: JobDir, kind: EventKind) -> int:
+    """The greatest number of a checkpoint in the events of a kind; 0: there are none."""
+    try:
+        events = job_dir.events().events
+    except JobError:
+        return 0
+    return max((_number_of(event.subject) for event in events if event.kind is kind), default=0)
+
+
+def _number_of(name: str) -> int:
+    number = name.partition("-")[2]
+    return int(number) if number.isdecimal() else 0

@@ -1,0 +1,40 @@
+"""A real job that is ended with Ctrl-C, and resumed: no model with anything in it is trained from its beginning."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.chaos.job import REPOSITORY, LocalJob
+from tests.chaos.jobs import NUMPY_DIGITS
+
+
+def resume(job: LocalJob) -> str:
+    """Continues a job to its end; what that printed."""
+    command = [sys.executable, "-m", "elasticdl_client.main", "resume", "numpy", f"--job_dir={job.job_dir}"]
+    job.hurry()
+    environment = {**os.environ, "PACE_FILE": str(job.job_dir.with_name(f"{job.job_dir.name}.pace"))}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_is_trained_before_ctrl_c_is_not_trained_again_nor_said_again(tmp_path: Path) -> None:
+    data = NUMPY_DIGITS.make_data(tmp_path)
+    job = NUMPY_DIGITS.local_job(tmp_path / "job", data, job_name="numpy", num_epochs=4, validation_data="").start()
+    job.wait_until("an epoch", lambda: any("epoch 1: records" in line for line in job.output))
+    before = job.status()
+    assert before is not None
+    assert job.process is not None
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(60) == 128 + signal.SIGINT, job.story()
+    assert "`elasticdl resume numpy --runtime=local` continues it." in job.output
+    [saved] = [line for line in job.output if line.startswith("A checkpoint of ")]
+    assert int(saved.split()[3].replace(",", "")) >= before.model_version
+    said = resume(job)
+    assert "restored from" in said, said
+    assert "epoch 4: records 1437, committed 1437, repeated 0, lost 0" in said, said
+    assert said.count("epoch 1: records") == 1, said  # in the report at the end
