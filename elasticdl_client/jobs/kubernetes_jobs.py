@@ -10,20 +10,30 @@ import dataclasses
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from typing import TypeVar
 
+from elasticdl_client import job_events, job_series
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
-from elasticdl_client.job_events import EventHistory, read_journal
+from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_series import JobSeries
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus, PodStatus
 from elasticdl_client.jobs import cluster_end, cluster_logs, cluster_tensorboard, pods
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
 from elasticdl_client.jobs.job import Job, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
-from elasticdl_client.kubernetes import api, events, names
+from elasticdl_client.kubernetes import access, api, events, names
+from elasticdl_client.kubernetes.rbac import Right
 
+T = TypeVar("T")
+
+_RIGHTS = {  # that a verb needs
+    "delete": (Right("", "configmaps", ("delete",)), Right("", "pods", ("delete",))),
+    "resume": (Right("", "configmaps", ("list",)), Right("", "pods", ("create", "delete"))),
+}
 _SUBMISSION_S = 15.0  # a job whose ConfigMap is younger may still be getting its master
 _REPLACE_TIMEOUT_S = 60.0  # an ended master's pod gets so long to go
 
@@ -61,11 +71,32 @@ class KubernetesJobs:
             JobError: the journal is damaged.
             ClusterError: the cluster does not answer, or refuses.
         """
+        return self._of_journal(job, job_events.read_journal) or EventHistory()
+
+    def series(self, job: Job) -> JobSeries:
+        """See `JobStore`.
+
+        Raises:
+            JobError: the journal is damaged.
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        return self._of_journal(job, job_series.read_journal) or JobSeries()
+
+    def may(self, job: Job, verb: str) -> bool:
+        """See `JobStore`; asks the API server.
+
+        Raises:
+            ClusterError: the cluster does not answer.
+        """
+        return not access.missing_of_user(self._connection, job.namespace, _RIGHTS[verb])
+
+    def _of_journal(self, job: Job, read: Callable[[bytes], T]) -> T | None:
+        """What `read` finds in the job's journal; None before its master has begun it."""
         found = list_objects(self._connection, "config_map", job.namespace, job.name)
         state = next((one for one in found if one["metadata"]["name"] == names.state_object(job.name)), {})
         text = (state.get("binaryData") or {}).get(names.JOURNAL_KEY, "")
         try:
-            return read_journal(zlib.decompress(base64.b64decode(text))) if text else EventHistory()
+            return read(zlib.decompress(base64.b64decode(text))) if text else None
         except (ValueError, zlib.error) as error:
             where = f"the ConfigMap {names.state_object(job.name)}"
             raise JobError(f"The events of job {job.name} in {where} cannot be read: {error}.") from error

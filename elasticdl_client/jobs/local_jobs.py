@@ -16,8 +16,9 @@ from pathlib import Path
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
-from elasticdl_client.job_dir import JobDir, home, read_events, read_whole_spec, registered
+from elasticdl_client.job_dir import JobDir, home, read_events, read_series, read_whole_spec, registered
 from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_series import JobSeries
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import holders, log_files, tensorboard
@@ -71,6 +72,15 @@ class LocalJobs:
             return JobSpec.from_json((Path(job.directory) / "spec.json").read_text())
         except (OSError, FlagError):
             return None
+
+    def series(self, job: Job) -> JobSeries:
+        """See `JobStore`."""
+        return read_series(Path(job.directory))
+
+    def may(self, job: Job, verb: str) -> bool:
+        """See `JobStore`; who may write the job's directory may do both."""
+        directory = Path(job.directory)
+        return os.access(directory, os.W_OK | os.X_OK) and (verb != "resume" or (directory / "journal.json").exists())
 
     def delete(self, job: Job, wait_s: float | None) -> None:
         """See `JobStore`; the end of a local job is always waited for, it is a matter of seconds.

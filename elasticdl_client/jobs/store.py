@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_series import JobSeries
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs.job import Job
 
@@ -48,7 +49,7 @@ class LogRequest:
 
 
 class JobStore(Protocol):
-    """Eight verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """Ten verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def list(self) -> list[Job]:
         """Every job, ended ones too, the oldest first."""
@@ -72,6 +73,18 @@ class JobStore(Protocol):
 
     def spec(self, job: Job) -> JobSpec | None:
         """What was asked for, without what is secret in it; None if it is not kept any more, or cannot be read."""
+        ...
+
+    def series(self, job: Job) -> JobSeries:
+        """The job's numbers since its start, as far as its master has written them down.
+
+        Raises:
+            JobError: they cannot be read.
+        """
+        ...
+
+    def may(self, job: Job, verb: str) -> bool:
+        """Whether this user has the rights to `delete` or to `resume` the job."""
         ...
 
     def delete(self, job: Job, wait_s: float | None) -> None:

@@ -108,7 +108,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.master.kubernetes",
     ),
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
-    "elasticdl.master.core": ("elasticdl_client.job_events", "elasticdl_client.goodput"),  # values only
+    "elasticdl.master.core": (  # values only
+        "elasticdl_client.job_events",
+        "elasticdl_client.job_series",
+        "elasticdl_client.goodput",
+    ),
     "elasticdl.ps": (*SHARED, *BELOW, "elasticdl.kernels"),
     "elasticdl.worker": (  # a worker's own model has an applied set, too
         *SHARED,
@@ -156,7 +160,18 @@ CONFINED: dict[str, tuple[str, ...]] = {
 # Room → the only packages of others that it may import.
 FRUGAL: dict[str, tuple[str, ...]] = {
     # pyarrow: the schema of local files, where it is installed
-    "elasticdl_client": ("cryptography", "fire", "kubernetes", "urllib3", "docker", "yaml", "rich", "pyarrow"),
+    "elasticdl_client": (
+        "cryptography",
+        "fire",
+        "kubernetes",
+        "urllib3",
+        "docker",
+        "yaml",
+        "rich",
+        "pyarrow",
+        "starlette",  # the dashboard, with the next
+        "uvicorn",
+    ),
     "elasticdl.master.core": (),
 }
 

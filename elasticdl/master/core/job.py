@@ -31,13 +31,14 @@ from elasticdl.master.core.overview import look_at
 from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.session import Session
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.status import Coverage, Status
+from elasticdl.master.core.status import Coverage, Status, point_of
 from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.values import HeldLease, Lease, Level, Role, Shard, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
 from elasticdl_client.job_events import EventHistory, EventKind
+from elasticdl_client.job_series import JobSeries
 
 _NO_DATA = (
     "All commands have ended with 0, and none of them has taken any data: each has run by itself. Let the script make "
@@ -104,6 +105,7 @@ class Job:
         )
         self._has_opened = False  # something may have been handed out in this life
         self._pace = Pace()
+        self._series = JobSeries()
         self._waits_for = ""
         self._out.events.now = now + unix_offset
         if generation == 1:
@@ -117,6 +119,8 @@ class Job:
         job = cls(settings, generation, now, unix_offset)
         if "events" in snapshot:
             job._out.events.restore(snapshot["events"])
+        if "series" in snapshot:
+            job._series = JobSeries.from_journal(snapshot["series"])
         job._out.events.add(EventKind.MASTER_RESTARTED, "master", generation=generation)
         job._truth.num_repeated = snapshot["num_repeated"]
         job._data.restore(snapshot["data"])
@@ -168,6 +172,7 @@ class Job:
             "worlds": self._worlds.snapshot(),
             "events": self._out.events.snapshot(),
             "loads": self._loads.snapshot(),
+            "series": self._series.to_journal(),
         }
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
@@ -282,6 +287,7 @@ class Job:
             self._waits_for = why
             if why:
                 self._out.events.add(EventKind.JOB_WAITING, "job", why)
+        self._series.add(point_of(self.status(), self._out.events.now))
 
     def _advance(self) -> None:
         if self.settings.runs_command and self._fleet.pods.all_are_done and not self._ending.is_decided:
@@ -394,6 +400,7 @@ class Job:
 
     def _leave(self) -> None:
         """The job is decided: everybody leaves."""
+        self._series.add(point_of(self.status(), self._out.events.now))
         for worker in self._workers.waiting():
             if worker.waiting_call is not None:
                 self._out.reply(worker.waiting_call, JobOver())
@@ -410,6 +417,11 @@ class Job:
     def events(self) -> EventHistory:
         """What has happened so far."""
         return self._out.events.history
+
+    @property
+    def series(self) -> JobSeries:
+        """The job's numbers so far."""
+        return self._series
 
     def status(self) -> Status:
         """What the job looks like now."""

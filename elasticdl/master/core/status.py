@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from elasticdl.master.core.epoch import Epoch
 from elasticdl.master.core.load import ServerLoad
+from elasticdl_client.job_series import SeriesPoint
 
 _PASSES = {"evaluated": "evaluation", "predicted": "prediction", "analyzed": "analysis"}  # by verb
 
@@ -156,3 +157,23 @@ class Status:
     pods_lost: Mapping[str, Mapping[str, int]]
     checkpoint_at: float
     exit_code: int | None
+
+
+def point_of(status: Status, at: float) -> SeriesPoint:
+    """The point of the job's series for a status.
+
+    Args:
+        at: seconds since the Unix epoch.
+    """
+    return SeriesPoint(
+        at=at,
+        step=status.model_version,
+        records=status.records_done,
+        loss=status.loss,
+        workers=status.workers_alive,
+        ps=status.ps_alive,
+        ps_busy=sum(server.busy for server in status.ps),
+        metrics=status.metrics,
+        metrics_step=status.metrics_step,
+        worker_seconds=status.worker_seconds,
+    )

@@ -1,0 +1,165 @@
+"""JobSeries: a job's numbers over its whole life, in a bounded number of points.
+
+The master's core records one and the journal keeps it, so it survives the master; the dashboard records what it sees
+itself in another.  This module owns the points, how they are thinned and their form in the journal.  It has no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_POINTS = 240  # about 25 kB of the journal, 6 kB compressed; a page is not much wider in dots
+MIN_GAP_S = 1.0  # a master's status is as old
+_PLACES = 2  # decimals of times: a point is the state of about a second
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPoint:
+    """A job at one moment; counts and seconds are sums since its start.
+
+    Attributes:
+        at: seconds since the Unix epoch.
+        step: minibatches in the model.
+        records: committed, skipped or filtered, over all epochs.
+        loss: the newest finite one.
+        workers: pods that run; on Kubernetes the page knows it of the pods, the master of those that are registered.
+        ps: the same of parameter servers.
+        ps_busy: threads of all parameter servers that are in calls.
+        metrics: of the newest evaluation.
+        metrics_step: of the model that was evaluated.
+        worker_seconds: by `goodput.SlotState`.
+    """
+
+    at: float
+    step: int = 0
+    records: int = 0
+    loss: float | None = None
+    workers: int = 0
+    ps: int = 0
+    ps_busy: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics_step: int = 0
+    worker_seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class JobSeries:
+    """Points in order of time, at most `limit` of them, a second or more apart but for the newest.
+
+    When there would be more, every second one goes, and from then on points must be twice as far apart: an old job has
+    coarse points, all of its life is in them, and the newest is always there.
+
+    Args:
+        limit: even, so that halving leaves half of it.
+    """
+
+    def __init__(self, points: Iterable[SeriesPoint] = (), limit: int = MAX_POINTS) -> None:
+        self._limit = limit
+        self._points: list[SeriesPoint] = []
+        self._gap_s = MIN_GAP_S
+        for point in points:
+            self.add(point)
+
+    @property
+    def points(self) -> tuple[SeriesPoint, ...]:
+        return tuple(self._points)
+
+    @property
+    def gap_s(self) -> float:
+        """How far apart points must be."""
+        return self._gap_s
+
+    def add(self, point: SeriesPoint) -> None:
+        """Take a point in; one that is too near to the one before the newest takes the newest's place.
+
+        A point that is not newer than the newest is left out: the clock of a master's successor may be behind.
+        """
+        if self._points and point.at <= self._points[-1].at:
+            return
+        if len(self._points) > 1 and self._points[-1].at - self._points[-2].at < self._gap_s:
+            self._points[-1] = point
+        else:
+            self._points.append(point)
+        if len(self._points) > self._limit:
+            newest = self._points[-1]
+            self._points = self._points[::2]
+            if self._points[-1] is not newest:
+                self._points.append(newest)
+            self._gap_s = max(2 * self._gap_s, (newest.at - self._points[0].at) / (len(self._points) - 1))
+
+    def to_journal(self) -> dict[str, Any]:
+        """The series as the master's core keeps it in its snapshot; of JSON's types only."""
+        metrics = sorted({name for point in self._points for name in point.metrics})
+        states = sorted({state for point in self._points for state in point.worker_seconds})
+        return {
+            "gap_s": self._gap_s,
+            "metrics": metrics,
+            "states": states,
+            "points": [
+                [
+                    round(point.at, _PLACES),
+                    point.step,
+                    point.records,
+                    point.loss,
+                    point.workers,
+                    point.ps,
+                    round(point.ps_busy, _PLACES),
+                    point.metrics_step,
+                    [point.metrics.get(name) for name in metrics],
+                    [round(point.worker_seconds.get(state, 0.0), _PLACES) for state in states],
+                ]
+                for point in self._points
+            ],
+        }
+
+    @classmethod
+    def from_journal(cls, saved: Mapping[str, Any], limit: int = MAX_POINTS) -> JobSeries:
+        """The inverse of `to_journal`.
+
+        Raises:
+            ValueError: it is not such a thing.
+        """
+        try:
+            series = cls(limit=limit)
+            series._gap_s = float(saved["gap_s"])
+            metrics, states = [str(name) for name in saved["metrics"]], [str(state) for state in saved["states"]]
+            series._points = [
+                SeriesPoint(
+                    at=float(at),
+                    step=int(step),
+                    records=int(records),
+                    loss=None if loss is None else float(loss),
+                    workers=int(workers),
+                    ps=int(ps),
+                    ps_busy=float(busy),
+                    metrics={n: float(v) for n, v in zip(metrics, values, strict=True) if v is not None},
+                    metrics_step=int(metrics_step),
+                    worker_seconds={s: float(v) for s, v in zip(states, seconds, strict=True)},
+                )
+                for at, step, records, loss, workers, ps, busy, metrics_step, values, seconds in saved["points"]
+            ]
+            return series
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a series: {error!r}") from error
+
+
+def read_journal(data: bytes) -> JobSeries:
+    """The series in a job's journal, as it was written; empty for one that was written before there were series.
+
+    Raises:
+        ValueError: it is not a journal.
+    """
+    document = json.loads(data)
+    try:
+        saved = document["snapshot"]["core"].get("series")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a journal: {error!r}") from error
+    return JobSeries.from_journal(saved) if saved is not None else JobSeries()
+
+
+def joined(before: Iterable[SeriesPoint], own: Iterable[SeriesPoint]) -> list[SeriesPoint]:
+    """A journal's points up to the first of one's own, and these."""
+    later = list(own)
+    return [point for point in before if not later or point.at < later[0].at] + later
