@@ -21,7 +21,6 @@ _PREPARATION = {
 }
 _AFTERWARDS = {
     "list": "list jobs",
-    "top": "show all jobs and their pods as they are now, until Ctrl-C",
     "status": "show a job's progress, its pods, and why it waits or failed",
     "logs": "print what a job's pods have printed",
     "events": "list what has happened to a job, and what followed from what",
@@ -30,11 +29,11 @@ _AFTERWARDS = {
     "clean": "remove the jobs that have ended",
     "resume": "start a new master for a job whose master is gone; the job continues where it was",
     "tensorboard": "show a job's losses and metrics in TensorBoard",
+    "dashboard": "show jobs on a page in the browser: pods over time, charts, events, logs",
 }
 COMMANDS = {**JOBS, **_PREPARATION, **_AFTERWARDS}
 _MORE = {
     "list": "A job is Pending, Running, Succeeded, Failed, or Stopped: not ended, but without a master; see `resume`.",
-    "top": "Where the output is no terminal, and with --output, what is seen now is printed once.",
     "status": "WORKERS and PS count pods that run. --output=json has the keys that docs/jobs.md lists.",
     "logs": "With --output=json each line is an object: pod and line.",
     "events": "Oldest first, each with the number of the event that it follows from. docs/events.md lists the kinds.",
@@ -46,6 +45,8 @@ _MORE = {
     "local job continues in the foreground, from its newest checkpoint.",
     "tensorboard": "For a job with --tensorboard_log_dir. Prints its address; Ctrl-C ends it. On Kubernetes it runs "
     "in a pod with the job's image and volumes.",
+    "dashboard": "Prints the page's address, which has a token in it; Ctrl-C ends it. Needs the extra `dashboard`: "
+    "pip install 'elasticdl2-client[dashboard]'.",
     "completion": "bash: `source <(elasticdl completion bash)` in ~/.bashrc; zsh: `source <(elasticdl completion zsh)` "
     "in ~/.zshrc; fish: `elasticdl completion fish > ~/.config/fish/completions/elasticdl.fish`.",
     "rbac": "For `kubectl apply -f -`. Whoever applies it needs the right to grant these rights.",

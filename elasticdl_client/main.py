@@ -71,10 +71,6 @@ class Commands:
         """Lists jobs."""
         self._act("list")
 
-    def top(self) -> NoReturn:
-        """Shows all jobs and their pods as they are now."""
-        self._act("top")
-
     def status(self) -> NoReturn:
         """Shows a job."""
         self._act("status")
@@ -106,6 +102,10 @@ class Commands:
     def tensorboard(self) -> NoReturn:
         """Shows a job in TensorBoard."""
         self._act("tensorboard")
+
+    def dashboard(self) -> NoReturn:
+        """Shows jobs on a page in the browser."""
+        self._act("dashboard")
 
     def _run(self, job_type: JobType) -> NoReturn:
         if _asks_for_help(self.arguments):

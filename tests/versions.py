@@ -75,9 +75,10 @@ BOTH_FRAMEWORKS = (  # in one process
 )
 LANES = {
     "kubernetes-oldest": Lane(
-        extras=("zoo", "arrow"),
+        extras=("zoo", "dashboard", "arrow"),
         tests=(
             "tests/client",
+            "tests/dashboard/test_dashboard_access.py",
             "tests/kubernetes",
             "tests/rpc",
             "tests/master",
@@ -132,6 +133,7 @@ LANES = {
         ),
         tests_apart=(
             "tests/client",
+            "tests/dashboard/test_dashboard_access.py",
             "tests/kubernetes",
             "tests/rpc",
             "tests/torch",

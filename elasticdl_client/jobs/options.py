@@ -21,7 +21,6 @@ T = TypeVar("T")
 
 FORMATS = {  # command → what --output may say
     "list": ("json", "name", "wide", "yaml"),
-    "top": ("json", "yaml"),
     "status": ("json", "yaml"),
     "logs": ("json",),
     "events": ("json", "yaml"),
@@ -30,8 +29,10 @@ FORMATS = {  # command → what --output may say
     "clean": ("json", "name"),
     "resume": ("json", "name"),
     "tensorboard": (),
+    "dashboard": (),
 }
 WITH_JOB = ("status", "logs", "events", "explain", "delete", "resume", "tensorboard")
+MAY_HAVE_JOB = ("dashboard",)
 _ALL = tuple(FORMATS)
 _PRINTING = tuple(command for command, formats in FORMATS.items() if formats)
 
@@ -64,11 +65,19 @@ class Options:
         "", "Namespace on Kubernetes; by default the context's. Given, local jobs are left out.", short="n"
     )
     context: str = _option("", "Context of the kubeconfig; by default the current one.")
-    all_namespaces: bool = _option(False, "Jobs of all namespaces.", ("list", "top"), "A")
+    all_namespaces: bool = _option(False, "Jobs of all namespaces.", ("list", "dashboard"), "A")
     runtime: str = _option("", "kubernetes or local; by default both are searched.")
     job_dir: str = _option("", "Directory of a local job: only the one in it.")
     output: str = _option("", "Instead of text for people: {formats}.", _PRINTING, "o")
-    port: int = _option(0, "Port of this machine; 0: the first free one from 6006 on.", ("tensorboard",))
+    port: int = _option(
+        0, "Port of this machine; 0: the first free one from 6006 (dashboard: 8265) on.", ("tensorboard", "dashboard")
+    )
+    listen: str = _option("127.0.0.1", "IP address to listen on; 0.0.0.0: all of this machine's.", ("dashboard",))
+    hosts: str = _option(
+        "", "Names by which browsers reach the page besides localhost, comma-separated.", ("dashboard",)
+    )
+    read_only: bool = _option(False, "Show jobs, and offer neither delete nor resume.", ("dashboard",))
+    browser: bool = _option(True, "Open the page in a browser where this machine has a display.", ("dashboard",))
     follow: bool = _option(False, "Go on to the job's end, through restarts of its pods.", ("logs", "events"), "f")
     kind: str = _option(
         "", "Only events of these kinds, such as PodLost,TaskFailed; warnings: all troubles.", ("events",)
@@ -83,10 +92,7 @@ class Options:
     since: str = _option("", "Only what happened since so long ago: 30s, 5m, 1h30m.", ("logs", "events"))
     previous: bool = _option(False, "Of pods that were started again: the life before.", ("logs",), "p")
     watch: bool = _option(
-        False,
-        "Show each change, of a job to its end, whose exit code is the command's. Ctrl-C ends the watching alone.",
-        ("status", "list"),
-        "w",
+        False, "Go on to the job's end; the exit code is the job's. Ctrl-C ends the watching alone.", ("status",), "w"
     )
     wait: bool = _option(
         True, "Return when nothing of the job is left; at once with --no_wait or --wait=false.", ("delete", "clean")
@@ -176,7 +182,7 @@ def _name_and_value(
 
 def _check_jobs(command: str, options: Options) -> None:
     usage = f"Usage: {usage_of(command)}"
-    if command not in WITH_JOB and options.jobs:
+    if command not in (*WITH_JOB, *MAY_HAVE_JOB) and options.jobs:
         raise FlagError(f"`elasticdl {command}` takes no job's name, and here is '{options.jobs[0]}'.", usage)
     if command in WITH_JOB and not options.jobs:
         raise FlagError(f"`elasticdl {command}` needs the name of a job.", f"{usage}; `elasticdl list` shows all jobs.")
@@ -197,8 +203,6 @@ def _check_values(command: str, options: Options) -> None:
         raise FlagError(
             f"--output is one of {', '.join(FORMATS[command])}, not '{options.output}'.", "Choose one of these."
         )
-    if command == "list" and options.watch and options.output in ("name", "yaml"):
-        raise FlagError(f"--output={options.output} does not go with --watch.", "--output=json and wide do.")
     if options.runtime == Runtime.LOCAL and (options.namespace or options.all_namespaces):
         raise FlagError("Local jobs have no namespace.", "Leave out --namespace, or --runtime=local.")
     if options.runtime == Runtime.LOCAL and options.context:
@@ -249,5 +253,5 @@ def seconds_of(text: str) -> float | None:
 
 def usage_of(command: str) -> str:
     """How a command is written."""
-    jobs = {"delete": " JOB…"}.get(command, " JOB" if command in WITH_JOB else "")
+    jobs = {"delete": " JOB…", "dashboard": " [JOB]"}.get(command, " JOB" if command in WITH_JOB else "")
     return f"elasticdl {command}{jobs} [--flag=value …]"

@@ -81,6 +81,19 @@ def test_every_folder_with_code_is_a_package_that_setuptools_finds() -> None:
             assert (folder / "__init__.py").is_file(), f"{folder.relative_to(ROOT)} would be missing from the wheel"
 
 
+def test_the_wheel_of_the_client_has_every_folder_and_every_file_of_the_page() -> None:
+    tool = tomllib.loads((ROOT / "elasticdl_client" / "pyproject.toml").read_text())["tool"]["setuptools"]
+    client = ROOT / "elasticdl_client"
+    folders = {file.parent for file in client.rglob("*.py") if "build" not in file.parts}
+    assert sorted(tool["packages"]) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
+    packed = {file for pattern in tool["package-data"]["elasticdl_client"] for file in client.glob(pattern)}
+    page = {file for file in (client / "dashboard" / "page").rglob("*") if file.is_file()}
+    assert page <= packed
+    assert {"index.html", "main.js", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE.txt"} <= {
+        one.name for one in page
+    }
+
+
 def test_the_client_starts_without_framework_and_without_grpc() -> None:
     code = (
         "import sys, elasticdl_client.main\n"

@@ -1,0 +1,258 @@
+"""Observer: looks at the jobs while a page is open, and keeps what it has seen of each.
+
+One task looks, in a thread, as the stores wait for files and for the API server; pages wait for its next look.  A look
+may take a fifth of the time: a slow cluster, or a machine of many jobs, is looked at less often.  It never acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from elasticdl_client.choices import Runtime
+from elasticdl_client.dashboard.actions import Action, possible
+from elasticdl_client.dashboard.lanes import Lane, lanes_of
+from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.explain.diagnosis import Diagnosis, Facts
+from elasticdl_client.explain.explanation import explain
+from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_series import JobSeries, SeriesPoint, joined
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
+from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.places import Places
+from elasticdl_client.jobs.store import JobStore
+
+_INTERVALS_S = {Runtime.LOCAL: 1.0, Runtime.KUBERNETES: 2.0}  # a master writes its status once a second
+_SHARE = 5  # of the time between two looks, a look takes at most one in so many
+_EXPLAINED_EVENTS = 500  # the newest; a journal keeps fewer
+_OWN_POINTS = 600  # of a job that was looked at: ten minutes at one a second, then half as many
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetail:
+    """What a job's page shows besides the job itself.
+
+    Attributes:
+        points: of the journal, then of what was seen.
+        actions: that the client could take now.
+        diagnoses: what `elasticdl explain` says.
+        problem: why the history cannot be read; may be empty.
+    """
+
+    history: EventHistory = field(default_factory=EventHistory)
+    points: tuple[SeriesPoint, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    actions: frozenset[Action] = frozenset()
+    diagnoses: tuple[Diagnosis, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that one look has found.
+
+    Attributes:
+        number: of the look; 0: there was none yet.
+        jobs: by id, the newest first.
+        details: of the jobs that pages show.
+        problems: places that do not answer, and why.
+    """
+
+    number: int = 0
+    at: float = 0.0
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    details: Mapping[str, JobDetail] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def id_of(job: Job) -> str:
+    """What a job is called in addresses: of fixed form, whatever its name and directory are."""
+    place = "\0".join((job.runtime.value, job.namespace, job.directory, job.name))
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+class Observer:
+    """Looks at the jobs of some places as long as a page wants to know.
+
+    Args:
+        places: which.
+        only: a job by its id: the others are not shown; empty: all are.
+        offers_actions: pages may offer what the client could do.
+    """
+
+    def __init__(self, places: Places, only: str = "", *, offers_actions: bool = True) -> None:
+        self._places = places
+        self._offers_actions = offers_actions
+        self._only = only
+        self._view = View()
+        self._looked = asyncio.Condition()
+        self._wake = asyncio.Event()
+        self._pages: Counter[str] = Counter()  # by the id of the job that they show; "": of no job
+        self._known: dict[Runtime, list[Job]] = {}
+        self._seen: dict[str, _Seen] = {}
+
+    @property
+    def view(self) -> View:
+        """The newest."""
+        return self._view
+
+    def store(self, job: Job) -> JobStore:
+        """Where a job was found."""
+        return self._places.store(job)
+
+    @contextmanager
+    def page(self, job_id: str = "") -> Iterator[None]:
+        """As long as a page is open; looks at once."""
+        self._pages[job_id] += 1
+        self._wake.set()
+        try:
+            yield
+        finally:
+            self._pages[job_id] -= 1
+            self._pages += Counter()  # without those of which none is left
+
+    def look_again(self) -> None:
+        """Something was done to a job: look now."""
+        self._wake.set()
+
+    async def newer_than(self, number: int) -> View:
+        """The newest view, once there is one after that number."""
+        async with self._looked:
+            await self._looked.wait_for(lambda: self._view.number > number)
+            return self._view
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            if not self._pages:
+                await self._wake.wait()
+            self._wake.clear()
+            began = time.monotonic()
+            view = await asyncio.to_thread(self._look, frozenset(self._pages) - {""})
+            took = time.monotonic() - began
+            async with self._looked:
+                self._view = view
+                self._looked.notify_all()
+            interval = max(_INTERVALS_S[runtime] for runtime in self._places.stores or _INTERVALS_S)
+            try:
+                await asyncio.wait_for(self._wake.wait(), max(interval, _SHARE * took))
+            except TimeoutError:
+                continue
+
+    # In a thread, one at a time ---------------------------------------------------------------------------------
+
+    def _look(self, shown: frozenset[str]) -> View:
+        found: dict[str, Job] = {}
+        problems = [self._places.unreachable] if self._places.unreachable else []
+        for runtime, store in self._places.stores.items():
+            try:
+                self._known[runtime] = store.list()
+            except ElasticDLError as error:  # what was known is shown, with the reason
+                problems.append(error.what)
+            found |= {id_of(job): job for job in self._known.get(runtime, ())}
+        if self._only:
+            found = {job_id: job for job_id, job in found.items() if job_id == self._only}
+        now, details = time.time(), {}
+        self._seen = {job_id: seen for job_id, seen in self._seen.items() if job_id in shown and job_id in found}
+        for job_id in shown & found.keys():
+            store, job = self._places.store(found[job_id]), found[job_id]
+            found[job_id] = job = _nearer(store, job)
+            details[job_id] = self._seen.setdefault(job_id, _Seen(self._offers_actions)).look(store, job, now)
+        newest = sorted(found.items(), key=lambda item: (item[1].created_at, item[1].name), reverse=True)
+        return View(self._view.number + 1, now, dict(newest), details, tuple(problems))
+
+
+def _nearer(store: JobStore, job: Job) -> Job:
+    """A job of a cluster with why its pods are pending, for which a list does not ask."""
+    if job.runtime is Runtime.LOCAL or all(pod.phase != "Pending" for pod in job.status.pods):
+        return job
+    try:
+        again = store.find(job.name)
+    except ElasticDLError:
+        return job
+    return again if again is not None and id_of(again) == id_of(job) else job
+
+
+def _point_of(status: JobStatus) -> SeriesPoint:
+    """The numbers of a status, as of when its master wrote it."""
+    return SeriesPoint(
+        at=status.updated_at,
+        step=status.model_version,
+        records=status.records_done,
+        loss=status.loss,
+        workers=status.workers_alive,
+        ps=status.ps_alive,
+        ps_busy=sum(server.busy for server in status.ps),
+        metrics=status.metrics,
+        metrics_step=status.metrics_step,
+        worker_seconds=status.worker_seconds,
+    )
+
+
+def _spec_of(store: JobStore, job: Job) -> JobSpec | None:
+    try:
+        return store.spec(job)
+    except ElasticDLError:
+        return None
+
+
+class _Seen:
+    """What was seen of a job since a page has shown it."""
+
+    def __init__(self, offers_actions: bool) -> None:
+        self._offers_actions = offers_actions
+        self._actions: frozenset[Action] = frozenset()
+        self._series = JobSeries(limit=_OWN_POINTS)
+        self._before: tuple[SeriesPoint, ...] | None = None  # of the journal; None: not read yet
+        self._history = EventHistory()
+        self._read_at: tuple[float, Phase] | None = None  # the status with which the journal was read
+        self._problem = ""
+        self._spec: JobSpec | None = None
+        self._has_spec = False
+        self._explained: object = None
+        self._diagnoses: tuple[Diagnosis, ...] = ()
+
+    def look(self, store: JobStore, job: Job, now: float) -> JobDetail:
+        state = (job.status.updated_at, job.phase)
+        if state != self._read_at:
+            self._read(store, job)
+            self._read_at = state
+        if job.status.updated_at and not job.has_ended and job.phase is not Phase.STOPPED:
+            self._series.add(_point_of(job.status))
+        until = now
+        if job.has_ended or job.phase is Phase.STOPPED:
+            newest = self._history.events[-1].at if self._history.events else 0.0
+            until = max(job.status.updated_at, newest) or now
+        points = joined(self._before or (), self._series.points)
+        lanes = lanes_of(job.status, self._history, until)
+        self._explain(store, job, now)
+        return JobDetail(self._history, tuple(points), lanes, self._actions, self._diagnoses, self._problem)
+
+    def _explain(self, store: JobStore, job: Job, now: float) -> None:
+        """Anew only if there is something new to explain."""
+        newest = self._history.events[-1].number if self._history.events else 0
+        what = (newest, job.phase, tuple((pod.name, pod.phase, pod.message) for pod in job.status.pods))
+        if what == self._explained:
+            return
+        self._explained = what
+        if not self._has_spec:
+            self._spec, self._has_spec = _spec_of(store, job), True
+        history = replace(self._history, events=self._history.events[-_EXPLAINED_EVENTS:])
+        self._diagnoses = explain(Facts(job, history, now, self._spec)).diagnoses
+
+    def _read(self, store: JobStore, job: Job) -> None:
+        try:
+            if self._offers_actions and (self._read_at is None or self._read_at[1] is not job.phase):
+                self._actions = possible(job, store)
+            self._history = store.events(job)
+            if self._before is None or job.has_ended:
+                self._before = store.series(job).points
+            self._problem = ""
+        except ElasticDLError as error:
+            self._problem = error.what

@@ -1,0 +1,123 @@
+// What is shown is in the address: #/ all jobs, #/job/ID/TAB one.  One stream of events feeds it.
+
+import { el, hideTip } from "./dom.js";
+import { JobView } from "./job.js";
+import { JobsView } from "./jobs.js";
+
+const main = document.getElementById("main");
+const path = document.querySelector(".path");
+const link = document.querySelector(".link");
+const dialog = document.getElementById("confirm");
+const session = { action: "", read_only: true };
+let source = null, view = null, shown = null, newest = null;
+
+const act = {
+  get allowed() {
+    return !session.read_only;
+  },
+  confirm(action, job) {
+    const what = {
+      delete: `Job ${job.name} is ended, and all that there is of it is removed${job.directory ? `: also ${job.directory} with its logs and checkpoints` : ""}. This cannot be undone.`,
+      resume: `Job ${job.name} gets a new master and continues where it was.`,
+    }[action];
+    const word = { delete: "Delete", resume: "Resume" }[action];
+    const problem = el("p", { class: "note", role: "alert" });
+    const go = el("button", { type: "button", class: action === "delete" ? "danger" : "primary" }, word);
+    go.addEventListener("click", async () => {
+      go.disabled = true;
+      problem.replaceChildren("…");
+      const response = await fetch(`api/jobs/${job.id}/${action}`, { method: "POST", headers: { "x-elasticdl-action": session.action } });
+      const answer = await response.json().catch(() => ({ error: "The dashboard does not answer as it should." }));
+      if (response.ok) {
+        dialog.close();
+        if (action === "delete") location.hash = "#/";
+      } else {
+        go.disabled = false;
+        problem.replaceChildren(`${answer.error} ${answer.hint ?? ""}`);
+      }
+    });
+    const keep = el("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
+    dialog.replaceChildren(el("h2", null, `${word} ${job.name}?`), el("p", null, what), problem, el("div", { class: "tools" }, keep, go));
+    dialog.showModal();
+    keep.focus();
+  },
+};
+
+function place() {
+  const [, kind, id, tab] = location.hash.split("/");
+  return kind === "job" && /^[0-9a-f]{16}$/.test(id ?? "") ? { id, tab: tab ?? "overview" } : { id: "", tab: "" };
+}
+
+function go() {
+  hideTip();
+  const { id, tab } = place();
+  if (shown !== id) {
+    view?.close?.();
+    shown = id;
+    view = id ? new JobView(id, act) : new JobsView();
+    document.title = "ElasticDL";
+    path.replaceChildren();
+    main.replaceChildren(el("p", { class: "empty" }, "Looking …"));
+    main.setAttribute("aria-busy", "true");
+    connect(id);
+    if (!id && newest) show();
+  }
+  if (id) view.open(tab);
+}
+
+function show() {
+  const problems = (newest?.problems ?? []).map((text) => el("p", { class: "problem" }, text));
+  main.replaceChildren(...problems, view.element);
+  main.setAttribute("aria-busy", "false");
+}
+
+function connect(id) {
+  source?.close();
+  const current = new EventSource(`api/stream${id ? `?job=${id}` : ""}`);
+  source = current;
+  const on = (name, take) => current.addEventListener(name, (event) => current === source && take(JSON.parse(event.data)));
+  on("session", (value) => {
+    Object.assign(session, value);
+    online(true);
+  });
+  on("jobs", (value) => {
+    const told = JSON.stringify(newest?.problems) !== JSON.stringify(value.problems);
+    newest = value;
+    if (!id) view.show(value);
+    if (!id && (told || view.element.parentNode !== main)) show();
+  });
+  on("job", (value) => {
+    path.replaceChildren("/ ", value.name);
+    view.show(value);
+    if (view.element.parentNode !== main) show();
+  });
+  on("events", (rows) => view.take(rows));
+  on("gone", () => main.replaceChildren(el("p", { class: "empty" }, "There is no such job any more. ", el("a", { href: "#/" }, "All jobs"))));
+  current.addEventListener("error", () => {
+    if (current !== source) return;
+    online(false);
+    if (current.readyState === EventSource.CLOSED) setTimeout(() => current === source && connect(id), 3000);
+  });
+}
+
+function online(is) {
+  link.classList.toggle("lost", !is);
+  link.replaceChildren(is ? "live" : "no connection");
+}
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  view?.draw?.();
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const chosen = () => localStorage.getItem("elasticdl-theme") ?? (dark.matches ? "dark" : "light");
+theme(chosen());
+dark.addEventListener("change", () => theme(chosen()));
+document.querySelector(".theme").addEventListener("click", () => {
+  const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("elasticdl-theme", next);
+  theme(next);
+});
+addEventListener("hashchange", go);
+go();

@@ -1,0 +1,260 @@
+"""The dashboard's server: addresses, and what is sent at each.
+
+    GET  /                        the page; its scripts, styles and pictures below /static/
+    GET  /api/stream?job=ID       server-sent events: `jobs`, and of one job `job` and `events`, whenever they change
+    GET  /api/jobs, /api/jobs/ID  the same once, as JSON
+    GET  /api/jobs/ID/logs        server-sent events: `lines`, to the job's end
+    POST /api/jobs/ID/ACTION      delete, resume
+
+A job is named by its id among the jobs that were found, and a file by its name among those of the package: no text of
+a request becomes a path.  Access is `access.Gate`'s affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import mimetypes
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from elasticdl_client.dashboard import actions, views
+from elasticdl_client.dashboard.access import Gate, Keys
+from elasticdl_client.dashboard.actions import Action
+from elasticdl_client.dashboard.observer import JobDetail, Observer
+from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.job_events import since
+from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.options import Options
+
+_KEEP_ALIVE_S = 15.0  # proxies close a silent connection after a minute or so
+_MAX_LOGS = 16  # at once: each is a process
+_TAIL = 1000  # lines of each pod that a page begins with
+_BLOCK_BYTES = 1 << 16
+_POD = re.compile(r"master|(worker|ps)(-[0-9]+)?|")
+_SSE = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class Dashboard:
+    """The handlers of requests.
+
+    Args:
+        observer: of the jobs.
+        options: of the command line.
+        keys: for the header of actions, which the page is given.
+    """
+
+    def __init__(self, observer: Observer, options: Options, keys: Keys) -> None:
+        self._observer = observer
+        self._options = options
+        self._keys = keys
+        self._files = _files()
+        self._num_logs = 0
+
+    def application(self) -> Starlette:
+        """The ASGI application, behind its gate."""
+        routes = [
+            Route("/", self._index),
+            Route("/static/{name:path}", self._static),
+            Route("/api/stream", self._stream),
+            Route("/api/jobs", self._jobs),
+            Route("/api/jobs/{id}", self._job),
+            Route("/api/jobs/{id}/logs", self._logs),
+            Route("/api/jobs/{id}/{action}", self._act, methods=["POST"]),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan, middleware=[Middleware(Gate, keys=self._keys)])
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        looking = asyncio.create_task(self._observer.run())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await looking
+
+    # Files ------------------------------------------------------------------------------------------------------
+
+    async def _index(self, request: Request) -> Response:
+        return self._file(request, "index.html")
+
+    async def _static(self, request: Request) -> Response:
+        return self._file(request, request.path_params["name"])
+
+    def _file(self, request: Request, name: str) -> Response:
+        if name not in self._files:
+            return PlainTextResponse("There is no such file.\n", 404)
+        content = self._files[name]
+        headers = {"etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"', "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=mimetypes.guess_type(name)[0] or "text/plain")
+
+    # Jobs -------------------------------------------------------------------------------------------------------
+
+    async def _jobs(self, _: Request) -> Response:
+        with self._observer.page():
+            await self._observer.newer_than(self._observer.view.number)
+        return JSONResponse(self._list(), headers={"cache-control": "no-store"})
+
+    async def _job(self, request: Request) -> Response:
+        job_id = request.path_params["id"]
+        with self._observer.page(job_id):
+            detail = None
+            while detail is None:  # a look that is under way does not know of this page
+                view = await self._observer.newer_than(self._observer.view.number)
+                if job_id not in view.jobs:
+                    return _unknown_job()
+                detail = view.details.get(job_id)
+        page = self._page(job_id, view.jobs[job_id], detail)
+        events = [views.event_row(event) for event in detail.history.events]
+        return JSONResponse({**page, "events": events}, headers={"cache-control": "no-store"})
+
+    async def _stream(self, request: Request) -> Response:
+        return StreamingResponse(self._changes(request.query_params.get("job", "")), headers=_SSE)
+
+    async def _changes(self, job_id: str) -> AsyncIterator[bytes]:
+        sent: dict[str, str] = {}
+        newest_event, number, asked = 0, -1, self._observer.view.number
+        yield _message("session", {"action": self._keys.action, "read_only": self._options.read_only})
+        with self._observer.page(job_id):
+            while True:
+                try:
+                    view = await asyncio.wait_for(self._observer.newer_than(max(number, 0)), _KEEP_ALIVE_S)
+                except TimeoutError:
+                    yield b": here\n\n"
+                    continue
+                number = view.number
+                found = {"jobs": self._list()}
+                if job_id and job_id not in view.jobs and number > asked:
+                    found["gone"] = {"id": job_id}
+                detail = view.details.get(job_id)
+                if detail is not None:
+                    found["job"] = self._page(job_id, view.jobs[job_id], detail)
+                for name, value in found.items():
+                    text = json.dumps(value, separators=(",", ":"))
+                    if sent.get(name) != text:
+                        sent[name] = text
+                        yield f"event: {name}\ndata: {text}\n\n".encode()
+                if detail is not None:
+                    known = detail.history.events
+                    if known and known[-1].number < newest_event:  # another job has this one's place now
+                        newest_event = 0
+                    events = since(known, newest_event)
+                    if events:
+                        newest_event = events[-1].number
+                        yield _message("events", [views.event_row(event) for event in events])
+
+    def _list(self) -> dict[str, Any]:
+        view = self._observer.view
+        rows = [views.job_row(job_id, job) for job_id, job in view.jobs.items()]
+        return {"jobs": rows, "problems": view.problems}
+
+    def _page(self, job_id: str, job: Job, detail: JobDetail) -> views.Plain:
+        return views.job_page(job_id, job, detail)
+
+    # Logs -------------------------------------------------------------------------------------------------------
+
+    async def _logs(self, request: Request) -> Response:
+        job = self._observer.view.jobs.get(request.path_params["id"])
+        pod = request.query_params.get("pod", "")
+        if job is None:
+            return _unknown_job()
+        if not _POD.fullmatch(pod):
+            return JSONResponse({"error": "There is no such pod."}, 400)
+        if self._num_logs >= _MAX_LOGS:
+            return JSONResponse({"error": f"{_MAX_LOGS} logs are followed already: close one."}, 429)
+        return StreamingResponse(self._lines(job, pod), headers=_SSE)
+
+    async def _lines(self, job: Job, pod: str) -> AsyncIterator[bytes]:
+        """What the command `logs` prints: a process can be ended while it waits for a line, a thread cannot."""
+        whose = f"--role={pod}" if pod else "--all"
+        follow = [] if job.has_ended else ["--follow"]
+        arguments = actions.command("logs", job, self._options, whose, f"--tail={_TAIL}", "--output=json", *follow)
+        self._num_logs += 1
+        process = None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            async for lines in _blocks(process):
+                yield _message(
+                    "lines", [[line["pod"].removeprefix(f"elasticdl-{job.name}-"), line["line"]] for line in lines]
+                )
+            assert process.stderr is not None
+            said = (await process.stderr.read()).decode(errors="replace").strip()
+            yield _message("end", {"error": said if await process.wait() else ""})
+        finally:
+            self._num_logs -= 1
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    # Actions ----------------------------------------------------------------------------------------------------
+
+    async def _act(self, request: Request) -> Response:
+        if self._options.read_only:
+            return JSONResponse({"error": "This dashboard shows, and does nothing (--read_only)."}, 403)
+        job = self._observer.view.jobs.get(request.path_params["id"])
+        if job is None:
+            return _unknown_job()
+        try:
+            action = Action(request.path_params["action"])
+        except ValueError:
+            return JSONResponse({"error": "There is no such action."}, 404)
+        try:
+            store = self._observer.store(job)
+            done = await asyncio.to_thread(actions.perform, action, job, store, self._options)
+        except ElasticDLError as error:
+            return JSONResponse({"error": error.what, "hint": error.hint}, 409)
+        finally:
+            self._observer.look_again()
+        return JSONResponse({"done": done})
+
+
+async def _blocks(process: asyncio.subprocess.Process) -> AsyncIterator[list[dict[str, str]]]:
+    """The objects that a process prints, one a line, as many at a time as have come."""
+    assert process.stdout is not None
+    rest = b""
+    while block := await process.stdout.read(_BLOCK_BYTES):
+        *whole, rest = (rest + block).split(b"\n")
+        if whole:
+            yield [json.loads(line) for line in whole if line]
+
+
+def _message(event: str, value: object) -> bytes:
+    return f"event: {event}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
+
+
+def _unknown_job() -> Response:
+    return JSONResponse({"error": "There is no such job any more."}, 404)
+
+
+def _files() -> Mapping[str, bytes]:
+    """All files of the page, by their path below it."""
+    found: dict[str, bytes] = {}
+
+    def add(folder: Traversable, prefix: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                add(entry, f"{prefix}{entry.name}/")
+            else:
+                found[f"{prefix}{entry.name}"] = entry.read_bytes()
+
+    add(resources.files("elasticdl_client.dashboard") / "page", "")
+    return found

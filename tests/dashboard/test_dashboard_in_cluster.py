@@ -1,0 +1,107 @@
+"""The dashboard in a namespace: what it asks of the API, what its Role grants, and what its Deployment runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.jobs.options import parse
+from tests.client.api_server import NAMESPACE, ApiServer
+from tests.dashboard.dashboards import ROOT, RunningDashboard
+
+MANIFEST = ROOT / "manifests" / "dashboard.yaml"
+
+
+class Recording(ApiServer):
+    """Remembers the rights that requests need, as (resource, verb)."""
+
+    def __init__(self) -> None:
+        self.used: set[tuple[str, str]] = set()
+        super().__init__()
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        parts = path.partition("?")[0].removeprefix(f"/api/v1/namespaces/{NAMESPACE}/").split("/")
+        resource = "/".join(part for i, part in enumerate(parts) if i != 1)
+        self.used.add((resource, "list" if len(parts) == 1 else "get"))
+        return super().answer(path)
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    return {one["kind"]: one for one in yaml.safe_load_all(MANIFEST.read_text())}
+
+
+def deployed() -> list[str]:
+    (container,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "elasticdl_client.main", "dashboard"]
+    return list(container["args"])
+
+
+@pytest.fixture
+def cluster() -> Iterator[Recording]:
+    server = Recording()
+    server.status = JobStatus("job", JobPhase.RUNNING, workers_wanted=2, updated_at=1.0)
+    server.add_pod("master", ["I am the master"])
+    server.add_pod("worker-0", ["I am a worker"], phase="Pending")
+    worker = server.pods["elasticdl-job-worker-0"]
+    worker["spec"]["nodeName"] = "n"
+    worker["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    server.add_event("worker-0", "00:02:00", "FailedMount", "the volume is not there")
+    yield server
+    server.stop()
+
+
+def test_its_role_grants_what_it_asks_for_and_nothing_else(cluster: Recording, tmp_path: Path) -> None:
+    arguments = [one for one in deployed() if not one.startswith(("--listen", "--port", "--browser"))]
+    dashboard = RunningDashboard(tmp_path, *arguments, KUBECONFIG=str(cluster.kubeconfig(tmp_path / "config")))
+    try:
+        (row,) = dashboard.get("/api/jobs")["jobs"]
+        page = dashboard.get(f"/api/jobs/{row['id']}")
+        assert (page["namespace"], page["phase"], page["actions"]) == (NAMESPACE, "Running", [])
+        (worker,) = [pod for pod in page["pods"] if pod["name"] == "worker-0"]
+        assert "the volume is not there" in worker["message"]
+        dashboard.read_until(f"/api/jobs/{row['id']}/logs?pod=master", b"I am the master")
+    finally:
+        dashboard.stop()
+    rules = manifests()["Role"]["rules"]
+    granted = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+    assert cluster.used == granted
+    assert {verb for _, verb in granted} <= {"get", "list"}
+    assert {group for rule in rules for group in rule["apiGroups"]} == {""}
+
+
+def test_a_cluster_that_is_away_is_said_and_what_was_known_stays(cluster: Recording, tmp_path: Path) -> None:
+    kubeconfig = str(cluster.kubeconfig(tmp_path / "config"))
+    dashboard = RunningDashboard(tmp_path, "--runtime=kubernetes", KUBECONFIG=kubeconfig)
+    try:
+        assert [job["name"] for job in dashboard.get("/api/jobs")["jobs"]] == ["job"]
+        cluster.stop()
+        answer = dashboard.get("/api/jobs")
+        assert [job["name"] for job in answer["jobs"]] == ["job"]
+        assert "cannot be reached" in answer["problems"][0]
+        cluster.start()
+        assert dashboard.get("/api/jobs")["problems"] == []
+    finally:
+        dashboard.stop()
+
+
+def test_its_pod_fits_the_restricted_profile_and_takes_its_token_from_the_secret() -> None:
+    found = manifests()
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    (variable,) = container["env"]
+    assert variable["name"] == "ELASTICDL_DASHBOARD_TOKEN"
+    assert variable["valueFrom"]["secretKeyRef"] == {"name": "elasticdl-dashboard", "key": "token"}
+    options = parse("dashboard", deployed())
+    assert options.read_only
+    assert (options.listen, options.port) == ("0.0.0.0", found["Service"]["spec"]["ports"][0]["port"])
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert labels == found["Service"]["spec"]["selector"] == found["Deployment"]["spec"]["selector"]["matchLabels"]
