@@ -243,6 +243,10 @@ def lost_text(event: JobEvent) -> str:
         return _text(event)
     reason, node = str(event.details.get("reason", "")), event.details.get("node")
     where = f" (node {node})" if node else ""
+    if event.message.startswith(
+        "exit code"
+    ):  # with the program's error: if that fails the job, the job's error says it
+        return f"{event.subject} lost{where}: {reason}, exit code {event.details.get('exit_code', '?')}"
     if reason in _LOST:
         first = event.message.partition("\n")[0]
         return f"{event.subject} {_LOST[reason]}{where}" + (f": {first}" if first else "")

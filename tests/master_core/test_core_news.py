@@ -35,7 +35,9 @@ class Reader:
 
 def lose(script: Script, worker_id: int, reason: str, message: str = "", node: str = "") -> None:
     name = script.settings.pod_name(Role.WORKER, worker_id)
-    gone = e.PodChanged(name, Role.WORKER, worker_id, f"{name}/1", Phase.FAILED, reason, message=message)
+    gone = e.PodChanged(
+        name, Role.WORKER, worker_id, f"{name}/1", Phase.FAILED, reason, 1 if reason == "Error" else None, message
+    )
     script.tell(dataclasses.replace(gone, node=node))
 
 
@@ -47,6 +49,7 @@ def lose(script: Script, worker_id: int, reason: str, message: str = "", node: s
         ("OOMKilled", "", "", "worker-1 ran out of memory"),
         ("Killed", "killed by SIGKILL", "", "worker-1 lost: Killed, killed by SIGKILL"),
         ("NodeLost", "", "n7", "worker-1 lost (node n7): NodeLost"),
+        ("Error", "exit code 1: TypeError: no", "", "worker-1 lost: Error, exit code 1"),
     ],
 )
 def test_a_loss_is_one_line_with_its_cause(reason: str, message: str, node: str, line: str) -> None:
