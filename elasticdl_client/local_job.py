@@ -21,6 +21,7 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.progress import Display
+from elasticdl_client.script_output import ScriptOutput
 
 _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0  # a master that has written the job's end gets so long to end itself
@@ -97,6 +98,8 @@ class Follower:
         self._restarts = 0
         self._idle_restarts = 0
         self._deadline: float | None = None
+        prefix = master_name(spec).removesuffix("master")
+        self._script = ScriptOutput(job_dir.logs, prefix, spec.num_workers)
 
     def follow(self) -> Ended:
         """Returns when the job has ended.
@@ -108,6 +111,9 @@ class Follower:
         try:
             while True:
                 ended = self._look(self._next_event())
+                if self._status is not None:
+                    for line in self._script.lines(self._status, last=ended is not None):
+                        self._display.say(line)
                 if ended is not None:
                     return ended
         finally:

@@ -22,11 +22,12 @@ _NEXT_LIFE = re.compile(r"---- started again ")  # what the agent writes before 
 _STAMP = re.compile(r"(?:---- started again )?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 
 
-class _GrowingFile:
+class GrowingFile:
     """The lines of a file as they come; the last one only when its end, or the job's, has come."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start: int = 0) -> None:
         self._file = path.open("rb")
+        self._file.seek(start)
         self._rest = b""
 
     def lines(self, *, last: bool) -> list[str]:
@@ -71,7 +72,7 @@ def lines(job: Job, request: LogRequest) -> Iterator[LogLine]:
 
 def _lines(job: Job, request: LogRequest, logs: Path, pattern: str) -> Iterator[LogLine]:
     processes = holders.holders(Path(job.directory)) if request.follow else []
-    files: dict[Path, _GrowingFile] = {}
+    files: dict[Path, GrowingFile] = {}
     is_first_look = True
     last = not processes
     while True:
@@ -134,14 +135,14 @@ def _time_of(line: str) -> float | None:
         return None
 
 
-def _new_files(logs: Path, pattern: str, known: Container[Path]) -> dict[Path, _GrowingFile]:
+def _new_files(logs: Path, pattern: str, known: Container[Path]) -> dict[Path, GrowingFile]:
     """Those that are not known yet; somebody may be deleting the job and them, so one that has just gone is none."""
     found = {}
     with suppress(FileNotFoundError):
         for path in logs.glob(pattern):
             if path not in known:
                 with suppress(FileNotFoundError):
-                    found[path] = _GrowingFile(path)
+                    found[path] = GrowingFile(path)
     return found
 
 

@@ -99,6 +99,7 @@ def test_a_command_that_knows_nothing_of_us_is_over_when_it_ends(tmp_path: Path)
     job = job_of(tmp_path, f'python -c "{code}" "a b" $HOME', model_zoo=zoo).start()
     assert job.wait(60) == 0, job.story()
     assert f"here is a b $HOME 0 {zoo}" in job.log("elasticdl-script-worker-0")
+    assert f"here is a b $HOME 0 {zoo}" in job.output
     assert "warning: the commands have taken no data from ElasticDL" in "\n".join(job.output)
 
 

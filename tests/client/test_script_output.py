@@ -1,0 +1,104 @@
+"""What rank 0 of a local job prints is shown, and nothing of its logs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl_client.job_status import JobStatus, PodStatus
+from elasticdl_client.script_output import MAX_LINES, ScriptOutput
+
+PREFIX = "elasticdl-job-"
+
+
+def status(*running: int, ended: tuple[int, ...] = (), world: tuple[int, ...] = (), **fields: Any) -> JobStatus:
+    phases = {**dict.fromkeys(ended, "Succeeded"), **dict.fromkeys(running, "Running")}
+    pods = tuple(PodStatus(f"{PREFIX}worker-{k}", "worker", phase) for k, phase in phases.items())
+    return JobStatus("job", pods=(PodStatus(f"{PREFIX}ps-0", "ps", "Running"), *pods), world=world, **fields)
+
+
+def show(shown: ScriptOutput, now: JobStatus) -> list[str]:
+    """The lines up to now, after the time for which they are kept back."""
+    lines = shown.lines(now)
+    return lines + shown.lines(dataclasses.replace(now, updated_at=now.updated_at + 2.0))
+
+
+def append(logs: Path, worker: int, text: str) -> None:
+    with (logs / f"{PREFIX}worker-{worker}.log").open("a") as file:
+        file.write(text)
+
+
+def test_lines_of_the_first_worker_come_as_they_are_printed(tmp_path: Path) -> None:
+    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    assert show(shown, status(0)) == []
+    append(tmp_path, 0, "2026-11-24 15:52:15,958 INFO Starting worker 0\nhello\nhalf a ")
+    assert show(shown, status(0)) == ["hello"]
+    append(tmp_path, 0, "line\n  0%|  |\r 50%|# |\r100%|##|\n\n")
+    assert show(shown, status(0)) == ["half a line", "100%|##|"]
+    append(tmp_path, 0, "last words")
+    assert shown.lines(status(), last=True) == ["last words"]
+
+
+def test_of_several_workers_rank_0_is_shown_and_named_and_its_successor_after_it(tmp_path: Path) -> None:
+    shown = ScriptOutput(tmp_path, PREFIX, 3)
+    for worker in (1, 2):
+        append(tmp_path, worker, f"I am {worker}\n")
+    assert show(shown, status(1, 2)) == ["[worker-1] I am 1"]
+    append(tmp_path, 1, "bye\n")
+    assert show(shown, status(2)) == ["[worker-1] bye"]
+    append(tmp_path, 2, "my turn\n")
+    assert show(shown, status(2)) == ["[worker-2] my turn"]
+    append(tmp_path, 3, "rank 0 of the group\n")
+    assert show(shown, status(2, 3, world=(3, 2))) == []  # only what it prints from now on
+    append(tmp_path, 3, "a step\n")
+    assert show(shown, status(2, 3, world=(3, 2))) == ["[worker-3] a step"]
+
+
+def test_a_worker_that_has_ended_before_it_was_seen_is_shown_at_the_end(tmp_path: Path) -> None:
+    append(tmp_path, 0, "")
+    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    append(tmp_path, 0, "that was quick\n")
+    assert shown.lines(status(ended=(0,)), last=True) == ["that was quick"]
+
+
+def test_what_was_printed_before_a_job_is_resumed_is_not_shown_again(tmp_path: Path) -> None:
+    append(tmp_path, 0, "old\n")
+    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    append(tmp_path, 0, "---- started again 2026-11-24 15:00:00 ----\nnew\n")
+    assert show(shown, status(0)) == ["new"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-24 15:28:43.123456: I tensorflow/core/util/port.cc:113] oneDNN custom operations are on.",
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1732462123.123456   12345 service.cc:148] XLA service initialized",
+        "[W1124 15:28:43.123456789 socket.cpp:755] [c10d] The client socket has failed to connect",
+        "/x/site-packages/keras/src/saving.py:395: UserWarning: You are saving\n  warnings.warn(",
+        "2026-11-24 15:00:00,000 ERROR it failed\nTraceback (most recent call last):\n  File a.py\n\nValueError: x",
+    ],
+)
+def test_logs_warnings_and_tracebacks_stay_in_the_log(tmp_path: Path, text: str) -> None:
+    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    append(tmp_path, 0, f"before\n{text}\nafter\n")
+    assert show(shown, status(0)) == ["before", "after"]
+
+
+def test_a_flood_of_lines_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> None:
+    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    append(tmp_path, 0, "".join(f"step {step}\n" for step in range(1000)))
+    lines = show(shown, status(0))
+    assert len(lines) == MAX_LINES + 1
+    assert lines[-1] == f"… {1000 - MAX_LINES} lines more: `elasticdl logs` with --pod=worker-0"
+
+
+def test_an_error_that_the_job_tells_is_not_shown_a_second_time(tmp_path: Path) -> None:
+    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    append(tmp_path, 0, "epoch 1\nthe rate is wrong\n")
+    assert shown.lines(status(0, updated_at=1.0)) == []
+    failed = PodStatus(f"{PREFIX}worker-0", "worker", "Failed", "exit code 1: the rate is wrong")
+    assert shown.lines(JobStatus("job", pods=(failed,), updated_at=3.0)) == ["epoch 1"]
