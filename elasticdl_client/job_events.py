@@ -24,6 +24,7 @@ class EventKind(StrEnum):
     JOB_SUCCEEDED = "JobSucceeded"
     JOB_FAILED = "JobFailed"
     MASTER_RESTARTED = "MasterRestarted"
+    JOURNAL_DELAYED = "JournalDelayed"
     DATA_UNREADABLE = "DataUnreadable"
     MODEL_REJECTED = "ModelRejected"
 
@@ -65,6 +66,7 @@ TROUBLES = frozenset(
     {
         EventKind.JOB_FAILED,
         EventKind.MASTER_RESTARTED,
+        EventKind.JOURNAL_DELAYED,
         EventKind.DATA_UNREADABLE,
         EventKind.MODEL_REJECTED,
         EventKind.POD_NOT_CREATED,

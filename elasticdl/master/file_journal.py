@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from elasticdl.data.durable import sync_directory
-from elasticdl.master.journal import JournalWriteError, Superseded, decode, encode
+from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superseded, decode, encode
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
 
@@ -31,6 +31,7 @@ class FileJournal:
         self._temporary = job_dir / "journal.json.new"
         self._on_disk = b""  # as far as this process has written it
         self._status = StatusFile(job_dir)
+        self._outages = Outages()
         try:
             self._lock = os.open(job_dir / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -69,10 +70,12 @@ class FileJournal:
         try:
             replace_file(self._path, self._temporary, data)
         except OSError as error:
+            self._outages.failed(f"{error.strerror} ({self._path})")
             raise JournalWriteError(
                 f"the journal {self._path} cannot be written: {error.strerror}",
                 "the job waits; free space or make the directory writable again",
             ) from error
+        self._outages.written()
         self._on_disk = data
 
     def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
@@ -87,6 +90,9 @@ class FileJournal:
 
     def write_status(self, status: JobStatus) -> None:
         self._status.write(status)
+
+    def take_outages(self) -> list[Outage]:
+        return self._outages.take()
 
     def close(self) -> None:
         """Frees the lock."""

@@ -12,6 +12,8 @@ import re
 import threading
 import time
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elasticdl_client.errors import JobError
@@ -33,8 +35,55 @@ class JournalWriteError(JobError):
     """A snapshot could not be written; the one before it is still whole.  Saving again may succeed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A time in which nothing could be written.
+
+    Attributes:
+        message: why, the last time that it was tried.
+        seconds: from the first failure to the next success.
+    """
+
+    message: str
+    seconds: float
+
+
+class Outages:
+    """The outages of a journal, from any thread.
+
+    Args:
+        clock: seconds, of any beginning.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the rest
+        self._since: float | None = None
+        self._message = ""
+        self._over: list[Outage] = []
+
+    def failed(self, message: str) -> None:
+        """A write has failed."""
+        with self._lock:
+            self._since = self._clock() if self._since is None else self._since
+            self._message = message
+
+    def written(self) -> None:
+        """A write has succeeded."""
+        with self._lock:
+            if self._since is not None:
+                self._over.append(Outage(self._message, self._clock() - self._since))
+                self._since = None
+
+    def take(self) -> list[Outage]:
+        """Return those that are over, each once."""
+        with self._lock:
+            over, self._over = self._over, []
+            return over
+
+
 class Journal(Protocol):
-    """Six verbs.  A snapshot is a dict that JSON can hold.  All but `close` may raise `Superseded`."""
+    """Seven verbs.  A snapshot is a dict that JSON can hold.  All but `close` may raise `Superseded`."""
 
     def load(self) -> dict[str, Any] | None:
         """The newest snapshot, or None for a job that never had one.
@@ -69,6 +118,10 @@ class Journal(Protocol):
 
     def write_status(self, status: JobStatus) -> None:
         """Replaces the status at once; what cannot be written is said in the log."""
+        ...
+
+    def take_outages(self) -> list[Outage]:
+        """Return the times in which it could not be written and that are over, each once."""
         ...
 
     def close(self) -> None:

@@ -224,6 +224,8 @@ class Shell:
             self._effects.list_pods()
         if moment - self._journalled_at >= JOURNAL_INTERVAL_S:
             self._journalled_at = moment
+            for outage in self._journal.take_outages():
+                self._carry_out(self._handle(events.JournalDelayed(outage.message, outage.seconds)))
             self._journal.save_later(self.snapshot(), self.status())
             self._watcher.look(self._core.status())
             self._history = self._core.events

@@ -59,10 +59,11 @@ class Trouble(StrEnum):
     DATA_CHANGED = "DataChanged"
     VERSIONS_DIFFER = "VersionsDiffer"
 
-    # Checkpoints
+    # Checkpoints and the journal
     DISK_FULL = "DiskFull"
     CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
     CHECKPOINT_DAMAGED = "CheckpointDamaged"
+    JOURNAL_NOT_WRITTEN = "JournalNotWritten"
 
     # Standing still, and slow
     CODE_HANGS = "CodeHangs"

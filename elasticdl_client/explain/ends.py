@@ -23,6 +23,7 @@ _BY_REASON = {
 _NO_RUNTIME = re.compile(
     r"No module named '?elasticdl|executable file not found|no such file or directory: unknown|exit code 127\b"
 )
+_AWAY = re.compile(r"does not answer|cannot be reached|connection refused|i/o timeout|handshake timeout", re.IGNORECASE)
 _VERSIONS = re.compile(r"same version of elasticdl|another version of ElasticDL|speaks version \d+ of the wire")
 
 
@@ -34,6 +35,11 @@ def without_runtime(text: str) -> bool:
 def other_version(text: str) -> bool:
     """Return whether an error says that two pods run different versions of ElasticDL."""
     return _VERSIONS.search(text) is not None
+
+
+def server_is_away(text: str) -> bool:
+    """Return whether an error says that the API server did not answer."""
+    return _AWAY.search(text) is not None
 
 
 def lost_pods(facts: Facts) -> Iterator[Diagnosis]:
@@ -103,6 +109,30 @@ def _advice(trouble: Trouble, facts: Facts, event: JobEvent) -> str:
         case Trouble.VERSIONS_DIFFER:
             return "Let all pods run one version: the same tag in --image_name and --worker_image, pulled anew."
     return f"Mend the error that the last lines of its log show; {log} (job {name})."
+
+
+def outages(facts: Facts) -> Iterator[Diagnosis]:
+    """Times in which the master could not write its journal: the API server was away, or the disk full."""
+    for event in facts.of(EventKind.JOURNAL_DELAYED):
+        seconds = float(event.details.get("seconds", 0.0))
+        is_away = facts.job.runtime is Runtime.KUBERNETES and server_is_away(event.message)
+        yield Diagnosis(
+            Trouble.API_SERVER_AWAY if is_away else Trouble.JOURNAL_NOT_WRITTEN,
+            ("master",),
+            event.at,
+            f"The API server did not answer for {seconds:.1f} s"
+            if is_away
+            else f"The journal could not be written for {seconds:.1f} s",
+            (event.message,),
+            "Workers trained on with the tasks that they had; pods, failures and the end of tasks were written down "
+            "afterwards.",
+            Cost(),
+            "Nothing for the job. `kubectl cluster-info` shows the server's state."
+            if is_away
+            else "Make room, or make the place writable; on Kubernetes see that the master may patch its ConfigMap.",
+            evidence_of(event),
+            (event.number,),
+        )
 
 
 def master(facts: Facts) -> Iterator[Diagnosis]:

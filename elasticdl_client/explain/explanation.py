@@ -16,6 +16,7 @@ from elasticdl_client.job_events import EventKind
 _DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
     ends.lost_pods,
     ends.master,
+    ends.outages,
     pending.waiting_pods,
     pending.pods_without_events,
     failures.failed_tasks,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of
-from elasticdl_client.explain.ends import without_runtime
+from elasticdl_client.explain.ends import server_is_away, without_runtime
 from elasticdl_client.explain.recovery import stated
 from elasticdl_client.job_events import Detail, EventKind, JobEvent
 
@@ -34,7 +34,6 @@ _PULL_SECRET = re.compile(
 _PULL = re.compile(r"ErrImagePull|ImagePullBackOff|Back-off pulling|Failed to pull image")
 _NO_IMAGE = re.compile(r"ErrImageNeverPull|InvalidImageName|ImageInspectError|InspectFailed")
 _RIGHT = re.compile(r"has no right to|cannot \w+ resource|serviceaccount \"?[\w.-]+\"? not found", re.IGNORECASE)
-_AWAY = re.compile(r"does not answer|connection refused|i/o timeout|TLS handshake timeout", re.IGNORECASE)
 _IMAGE = re.compile(r"[Ii]mage \\?\"(?P<image>[^\"\\]+)\\?\"")
 
 
@@ -97,7 +96,7 @@ def why_refused(message: str, role: str = "worker") -> Wait:
     found = why_waiting(message, role)
     if found is not None:
         return found
-    if _AWAY.search(message):
+    if server_is_away(message):
         return Wait(
             Trouble.API_SERVER_AWAY,
             "could not be created: the API server did not answer",

@@ -29,7 +29,7 @@ def recovery(facts: Facts, *lost: JobEvent) -> tuple[str, Cost]:
         sentence, own = _successor(facts, event, follow)
         sentences += [sentence] if sentence else []
         cost += own
-    sentences += _group(follow)
+    sentences += group_change(follow)
     reopened = [event for event in follow if event.kind is EventKind.EPOCH_REOPENED]
     if reopened:
         tasks = sum(int(event.details.get("tasks", 0)) for event in reopened)
@@ -78,7 +78,8 @@ def _successor(facts: Facts, lost: JobEvent, follow: list[JobEvent]) -> tuple[st
     return f"a successor, {name}, was created and {what}", Cost(seconds, is_open=is_open)
 
 
-def _group(follow: list[JobEvent]) -> list[str]:
+def group_change(follow: list[JobEvent]) -> list[str]:
+    """How a group formed again after something, as a part of a sentence; empty: none did."""
     formed = next((event for event in follow if event.kind is EventKind.GROUP_FORMED), None)
     if formed is None:
         return []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from elasticdl_client import goodput
 from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of, one_line
-from elasticdl_client.explain.recovery import evidence, recovery
+from elasticdl_client.explain.recovery import as_sentences, evidence, group_change, recovery
 from elasticdl_client.goodput import SlotState
 from elasticdl_client.job_events import EventKind, JobEvent
 
@@ -73,12 +73,14 @@ def _silent(facts: Facts, event: JobEvent) -> Diagnosis:
 def _remedy(facts: Facts, event: JobEvent) -> tuple[str, Cost]:
     """What was done about a worker that hangs, is silent or slow, and what that cost."""
     ends = (EventKind.POD_GIVEN_UP, EventKind.POD_LOST)
-    given_up = next((one for one in facts.consequences(event) if one.kind in ends), None)
+    follow = facts.consequences(event)
+    given_up = next((one for one in follow if one.kind in ends), None)
     if given_up is not None:
         return recovery(facts, given_up)
     if event.kind is EventKind.WORKER_SLOW or event.details.get("action") == "report":
         return "It was reported, and left as it is.", Cost()
-    return "Its tasks were given to other workers; what it computes under its old leases is refused.", Cost()
+    given = "its tasks were given to other workers; what it computes under its old leases is refused"
+    return as_sentences([given, *group_change(follow)]), Cost()
 
 
 def _given_up(facts: Facts, event: JobEvent) -> Diagnosis:

@@ -203,6 +203,16 @@ def test_where_the_time_goes_is_told_when_it_is_much() -> None:
     assert not diagnosed(Log(), quick)
 
 
+def test_an_api_server_that_was_away_is_told_afterwards() -> None:
+    log = Log()
+    text = "the journal could not be written for 20.1 s: The API server of the cluster cannot be reached."
+    log.add(EventKind.JOURNAL_DELAYED, "master", text, seconds=20.1)
+    (diagnosis,) = diagnosed(log)
+    assert (diagnosis.trouble, diagnosis.evidence["seconds"]) == (Trouble.API_SERVER_AWAY, 20.1)
+    (diagnosis,) = diagnosed(log, replace(RUNNING, runtime=Runtime.LOCAL))
+    assert diagnosis.trouble is Trouble.JOURNAL_NOT_WRITTEN
+
+
 def test_a_throttled_straggler_is_told_from_a_slow_one() -> None:
     log = Log()
     log.add(EventKind.WORKER_SLOW, "worker-0", "", ratio=2.1, throttled=0.4)

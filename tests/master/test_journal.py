@@ -151,5 +151,10 @@ def test_a_full_disk_keeps_the_journal_before(tmp_path: Path) -> None:
         with pytest.raises(JournalWriteError, match="No space left"):
             journal.save({"n": 2, "filler": "x" * 1_000_000})
         assert journal.load() == {"n": 1}
+        assert journal.take_outages() == []
         journal.save({"n": 3})
         assert journal.load() == {"n": 3}
+        (outage,) = journal.take_outages()
+        assert outage.message.startswith("No space left on device")
+        assert outage.seconds > 0
+        assert journal.take_outages() == []

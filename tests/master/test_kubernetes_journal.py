@@ -132,6 +132,8 @@ def test_an_api_server_that_is_away_costs_time_and_nothing_else(journals: Config
     proxy.fault = Fault.NONE
     wait_until(lambda: journal.read_status() == _RUNNING, "what was to be written later")
     journal.save({"n": 4})
+    (outage,) = journal.take_outages()
+    assert "cannot be reached" in outage.message
     journal.close()
     journal = journals.open()
     assert journal.load() == {"n": 4}

@@ -16,10 +16,11 @@ from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.effects import Effects, Listing
 from elasticdl.master.inbox import Inbox
-from elasticdl.master.journal import JournalWriteError, Superseded
+from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superseded
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.shell import Shell
+from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from tests.master.actors import wait_until
@@ -37,6 +38,7 @@ class MemoryJournal:
         self.status: JobStatus | None = None
         self.fault: Exception | None = None
         self.num_refused = 0
+        self.outages = Outages()
 
     def load(self) -> dict[str, Any] | None:
         return self.saved[-1] if self.saved else None
@@ -44,7 +46,9 @@ class MemoryJournal:
     def save(self, snapshot: dict[str, Any], status: JobStatus | None = None) -> None:
         if self.fault is not None:
             self.num_refused += 1
+            self.outages.failed(str(self.fault))
             raise self.fault
+        self.outages.written()
         self.saved.append(snapshot)
         self.status = status or self.status
 
@@ -57,6 +61,9 @@ class MemoryJournal:
 
     def write_status(self, status: JobStatus) -> None:
         self.status = status
+
+    def take_outages(self) -> list[Outage]:
+        return self.outages.take()
 
     def close(self) -> None:
         pass
@@ -161,6 +168,25 @@ def test_a_master_that_is_told_to_leave_writes_the_journal_and_ends_no_pod(life:
     assert len(life.journal.saved) == num_saved + 1
     assert life.journal.saved[-1]["core"]["ending"] is None
     assert len(life.cluster.list()) == _NUM_PS + 1
+
+
+def test_a_time_without_journal_is_an_event_afterwards(life: Life) -> None:
+    life.start()
+    wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
+    life.journal.fault = JournalWriteError("the API server does not answer")
+    future = life.ask(0)
+    wait_until(lambda: life.journal.num_refused > 0, "a write that fails")
+    life.journal.fault = None
+    future.result(10)
+
+    def delays() -> list[object]:
+        return [
+            one for one in life.journal.later[-1]["core"]["events"]["events"] if one[2] == EventKind.JOURNAL_DELAYED
+        ]
+
+    wait_until(lambda: bool(life.journal.later) and bool(delays()), "the event")
+    assert len(delays()) == 1
+    assert "the API server does not answer" in str(delays())
 
 
 def test_a_superseded_master_answers_nobody(life: Life) -> None:

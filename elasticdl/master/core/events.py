@@ -414,6 +414,14 @@ class CheckpointRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalDelayed:
+    """The journal could not be written for so many seconds, and now it can be again."""
+
+    message: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """Somebody ends the job (Ctrl-C, `elasticdl delete`)."""
 
@@ -457,6 +465,7 @@ Event = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointRequested
+    | JournalDelayed
     | StopRequested
     | Tick
 )

@@ -250,6 +250,11 @@ class Job:
             case events.CheckpointRequested():
                 self._checkpoints.request()
                 self._out.log("A checkpoint was asked for")
+            case events.JournalDelayed():
+                text = f"journal could not be written for {event.seconds:.1f} s: {event.message}"
+                seconds = round(event.seconds, 3)
+                self._out.events.add(EventKind.JOURNAL_DELAYED, "master", f"the {text}", 0, seconds=seconds)
+                self._out.log(f"The {text}", Level.WARNING)
             case events.StopRequested():
                 cause = self._out.events.add(EventKind.JOB_STOP_REQUESTED, "user", event.reason)
                 self._ending.fail(event.reason, cause=cause)

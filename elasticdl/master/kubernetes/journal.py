@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from elasticdl.master.journal import JournalWriteError, Superseded, damaged, decode, encode
+from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superseded, damaged, decode, encode
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes import names
@@ -71,6 +71,7 @@ class ConfigMapJournal:
         self._later: tuple[bytes, str] | None = None
         self._failure: BaseException | None = None  # a bug of the thread
         self._closed = threading.Event()
+        self._outages = Outages()
         found = self._claim()
         self._found_journal: str = (found.binary_data or {}).get(names.JOURNAL_KEY, "")
         self._status_text: str = (found.data or {}).get(names.STATUS_KEY, "")
@@ -125,6 +126,9 @@ class ConfigMapJournal:
             self._say_phase()
         except JournalWriteError as error:
             logger.warning("%s", error.what)
+
+    def take_outages(self) -> list[Outage]:
+        return self._outages.take()
 
     def close(self) -> None:
         self._closed.set()
@@ -218,10 +222,12 @@ class ConfigMapJournal:
             self._lost = error
             raise
         except ClusterError as error:
+            self._outages.failed(error.what)
             raise JournalWriteError(
                 f"the journal {self._where} cannot be written: {error.what}",
                 "the job waits until the API server takes it",
             ) from error
+        self._outages.written()
         self._written = data if data is not None else self._written
         self._status_text = status or self._status_text
 
