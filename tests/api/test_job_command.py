@@ -12,8 +12,10 @@ from script_waits import kept_from_beginning
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from elasticdl.cluster.cluster import Role
+from elasticdl_client.explain.diagnosis import Trouble
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
+from tests.explain.explained import the_trouble
 
 SCRIPT = Path(__file__).with_name("script_of_a_user.py")
 
@@ -109,6 +111,9 @@ def test_a_command_that_fails_ends_the_job_with_its_log(tmp_path: Path) -> None:
     assert job.wait(60) == 1, job.story()
     assert "\n".join(job.output).count("the rate is wrong") == 1
     assert "2 pods in a row ended by their own fault" in "\n".join(job.output)
+    diagnosis = the_trouble(tmp_path / "job", Trouble.PROGRAM_FAILED)
+    assert (diagnosis.is_fatal, diagnosis.count, diagnosis.evidence["exit_code"]) == (True, 2, 1)
+    assert "the rate is wrong" in "\n".join(diagnosis.why)
 
 
 def test_an_error_of_the_script_is_told_once_with_its_line_and_not_tried_a_third_time(tmp_path: Path) -> None:
@@ -120,6 +125,7 @@ def test_an_error_of_the_script_is_told_once_with_its_line_and_not_tried_a_third
     assert output.count("TypeError: the JSON object must be") == 1, output
     assert f'File "{script}", line 5, in read\n    return json.loads(1)\n' in output
     assert "json/__init__.py" not in output
+    assert f'File "{script}", line 5, in read' in "\n".join(the_trouble(tmp_path / "job", Trouble.PROGRAM_FAILED).why)
     assert not job.log("elasticdl-script-worker-2"), job.story()
 
 

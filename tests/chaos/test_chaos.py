@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.cluster import Role
+from elasticdl_client.explain.diagnosis import Trouble
 from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Freeze, Kill, run_life
 from tests.chaos.scenarios import FREEZE_S, LEASE_TIMEOUT_S, assert_events_are_whole, coverage_of, life_of
+from tests.explain.explained import explained
 
 
 def assert_survives(job: RealJob, life: Sequence[Kill | Freeze], tmp_path: Path) -> None:
@@ -24,12 +26,27 @@ def assert_survives(job: RealJob, life: Sequence[Kill | Freeze], tmp_path: Path)
         running.end()
     assert kills >= sum(isinstance(fault, Kill) for fault in life)
     assert_events_are_whole(running, life)
+    assert_explained(tmp_path / "job", life)
     coverage = coverage_of(running)
     assert len(coverage) == job.num_epochs
     for epoch in coverage:
         assert (epoch.records, epoch.committed, epoch.repeated, epoch.lost) == (job.num_train, job.num_train, 0, 0)
     metric, least = job.quality
     assert running.metrics()[metric] >= least, running.story()
+
+
+def assert_explained(job_dir: Path, life: Sequence[Kill | Freeze]) -> None:
+    """Each fault is a trouble, none of which has ended the job."""
+    found = explained(job_dir)
+    assert not any(diagnosis.is_fatal for diagnosis in found.diagnoses)
+    counts = {(one.trouble, one.key): one.count for one in found.diagnoses}
+    for role in (Role.WORKER, Role.PS):
+        kills = sum(isinstance(fault, Kill) and fault.role is role for fault in life)
+        assert counts.get((Trouble.KILLED, role.value), 0) == kills, found.to_plain()
+    restarts = sum(isinstance(fault, Kill) and fault.role is Role.MASTER for fault in life)
+    assert counts.get((Trouble.MASTER_KILLED, ""), 0) == restarts, found.to_plain()
+    freezes = sum(isinstance(fault, Freeze) for fault in life)
+    assert counts.get((Trouble.WORKER_SILENT, ""), 0) >= freezes, found.to_plain()
 
 
 @pytest.mark.timeout(300)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from explained_pods import refusal_of
 from kubernetes import client
 from kubernetes.utils.quantity import parse_quantity
 from local_agent import Observer
@@ -21,6 +22,7 @@ from tcp_proxy import TcpProxy
 from elasticdl.cluster.cluster import EventType
 from elasticdl.cluster.kubernetes import KubernetesCluster
 from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.explain.diagnosis import Trouble
 
 pytestmark = pytest.mark.cluster
 
@@ -70,6 +72,9 @@ def test_a_quota_is_told_in_the_servers_words_and_can_be_raised(
     with pytest.raises(ElasticDLError) as refused:
         cluster.create(worker("w-1"))
     assert refused.value.what.startswith("exceeded quota: few, requested: pods=1")
+    diagnosis = refusal_of(refused.value.what)
+    assert diagnosis.trouble is Trouble.QUOTA_EXCEEDED
+    assert (diagnosis.evidence["requested"], diagnosis.evidence["limited"]) == ("pods=1", "pods=1")
     namespace.core.patch_namespaced_resource_quota("few", namespace.name, {"spec": {"hard": {"pods": "2"}}})
     namespace.await_object(
         lambda **more: listing(**quotas, **more), lambda quota: quota["status"].get("hard", {}).get("pods") == "2"
@@ -83,16 +88,18 @@ def test_a_missing_right_is_named(namespace: Namespace, manifests: Manifests) ->
     configuration.cert_file = configuration.key_file = None
     configuration.api_key = {"BearerToken": f"Bearer {token.status.token}"}
     cluster = KubernetesCluster(namespace.name, JOB, manifests.of, client.ApiClient(configuration))
-    with pytest.raises(ElasticDLError, match=f"{namespace.name}:default has no right to create pods"):
+    with pytest.raises(ElasticDLError, match=f"{namespace.name}:default has no right to create pods") as refused:
         cluster.create(worker("w-0"))
+    assert refusal_of(refused.value.what).trouble is Trouble.RIGHT_MISSING
     assert cluster.max_memory() is None
     cluster.close()
 
 
 def test_what_the_server_finds_wrong_with_a_pod_is_told(cluster: KubernetesCluster, manifests: Manifests) -> None:
     manifests.spec = {"priorityClassName": "no-such-priority"}
-    with pytest.raises(ElasticDLError, match="no-such-priority"):
+    with pytest.raises(ElasticDLError, match="no-such-priority") as refused:
         cluster.create(worker("w-0"))
+    assert refusal_of(refused.value.what).trouble is Trouble.POD_REFUSED
 
 
 def test_a_creation_whose_answer_is_lost_is_no_error(
@@ -126,9 +133,10 @@ def test_a_creation_waits_for_a_server_that_is_away_for_a_moment(
 def test_a_server_that_stays_away_is_an_error_that_names_it(distant: KubernetesCluster, proxy: TcpProxy) -> None:
     proxy.refuse()
     begin = time.monotonic()
-    with pytest.raises(ElasticDLError, match=f"127.0.0.1:{proxy.port}.*refused"):
+    with pytest.raises(ElasticDLError, match=f"127.0.0.1:{proxy.port}.*refused") as away:
         distant.create(worker("w-0"))
     assert time.monotonic() - begin < 13
+    assert refusal_of(away.value.what).trouble is Trouble.API_SERVER_AWAY
 
 
 def test_a_deletion_hits_the_pod_that_was_known_and_no_later_one(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from explained_pods import diagnoses_of, diagnosis_of
 from hollow_node import HollowNode
 from kubernetes import client
 from local_agent import Observer
 from pod_specs import worker
 from real_cluster import NOWHERE, Manifests, Namespace
 
-from elasticdl.cluster.cluster import CannotResize, EndReason, EventType, PodPhase, RestartPolicy, Role
+from elasticdl.cluster.cluster import CannotResize, EndReason, EventType, PodEvent, PodPhase, RestartPolicy, Role
 from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl_client.explain.diagnosis import Trouble
 
 pytestmark = pytest.mark.cluster
 
@@ -38,6 +41,10 @@ def high(namespace: Namespace) -> Iterator[str]:
     api.delete_priority_class(namespace.name)
 
 
+def _as_worker(event: PodEvent) -> PodEvent:
+    return replace(event, pod=replace(event.pod, role=Role.WORKER))
+
+
 def test_a_pod_that_gives_way_to_a_more_important_one_is_preempted(
     cluster: KubernetesCluster, observer: Observer, manifests: Manifests, slot: dict[str, Any], high: str
 ) -> None:
@@ -49,6 +56,9 @@ def test_a_pod_that_gives_way_to_a_more_important_one_is_preempted(
     ended = observer.ended_pod("low")
     assert (ended.phase, ended.reason) == (PodPhase.FAILED, EndReason.PREEMPTED)
     assert "high" in ended.message
+    diagnosis = diagnosis_of(observer.seen, "low")
+    assert diagnosis.trouble is Trouble.PREEMPTED
+    assert "high" in str(diagnosis.evidence["message"])
     observer.until(lambda _: observer.latest()["low"].type is EventType.DELETED)
     assert observer.latest()["low"].pod.reason is EndReason.PREEMPTED
     if observer.latest()["high"].pod.phase is not PodPhase.RUNNING:
@@ -66,6 +76,7 @@ def test_an_evicted_pod_has_not_ended_by_its_own_fault(
     namespace.core.create_namespaced_pod_eviction("w-0", namespace.name, eviction, _preload_content=False)
     assert observer.ended_pod("w-0").reason is (EndReason.EVICTED if tells else EndReason.DELETED)
     assert observer.deleted("w-0").phase is PodPhase.FAILED
+    assert diagnosis_of(observer.seen, "w-0").trouble is (Trouble.EVICTED if tells else Trouble.DELETED)
 
 
 def test_the_users_line_is_told_of_an_error_that_is_longer_than_what_a_pod_keeps_of_its_log(
@@ -78,6 +89,9 @@ def test_the_users_line_is_told_of_an_error_that_is_longer_than_what_a_pod_keeps
     assert ended.message == (
         "exit code 1: TypeError: cannot pickle '_thread.lock' object\n  File \"<string>\", line 4, in <module>"
     )
+    diagnosis = diagnosis_of(observer.seen, "w-0")
+    assert (diagnosis.trouble, diagnosis.evidence["exit_code"]) == (Trouble.PROGRAM_FAILED, 1)
+    assert "line 4, in <module>" in "\n".join(diagnosis.why)
 
 
 def test_a_pod_beyond_its_memory_is_oom_killed(
@@ -94,6 +108,9 @@ def test_a_pod_beyond_its_memory_is_oom_killed(
             break
     assert ended.reason is EndReason.OOM_KILLED
     assert "48Mi" in ended.message
+    diagnosis = diagnosis_of(observer.seen, ended.name)
+    assert diagnosis.trouble is Trouble.OUT_OF_MEMORY
+    assert "48Mi" in str(diagnosis.evidence["message"])
 
 
 def test_a_pod_runs_on_whether_the_server_resizes_it_or_not(
@@ -145,6 +162,8 @@ def test_a_pod_on_a_lost_node_ends_as_lost_and_its_name_is_free(
         lost = observer.ended_pod("ps-0")
         assert (lost.phase, lost.reason) == (PodPhase.FAILED, EndReason.NODE_LOST)
         assert node.name in lost.message
+        diagnosis = next(one for one in diagnoses_of([_as_worker(event) for event in observer.seen], "ps-0"))
+        assert (diagnosis.trouble, diagnosis.evidence["node"]) == (Trouble.NODE_LOST, node.name)
         assert [(pod.uid, pod.reason) for pod in cluster.list()] == [(first.uid, EndReason.NODE_LOST)]
         manifests.spec = {}
         second = cluster.create(worker("ps-0", role=Role.PS))
@@ -161,6 +180,7 @@ def test_a_pod_that_fits_nowhere_says_so_and_can_be_deleted(
     pending = observer.until(lambda event: event.pod.message != "").pod
     assert (pending.phase, pending.blocked) == (PodPhase.PENDING, "")
     assert "nodes are available" in pending.message
+    assert diagnosis_of(observer.seen, "w-0").trouble is Trouble.NO_MATCHING_NODE
     assert cluster.logs("w-0") == ""
     cluster.delete("w-0")
     gone = observer.deleted("w-0")
@@ -168,20 +188,34 @@ def test_a_pod_that_fits_nowhere_says_so_and_can_be_deleted(
 
 
 @pytest.mark.parametrize(
-    ("container", "words"),
+    ("container", "words", "trouble"),
     [
-        ({"image": "no-such-image:1", "imagePullPolicy": "Never"}, ["ErrImageNeverPull", "no-such-image:1"]),
-        ({"image": "registry.invalid/a:1", "imagePullPolicy": "Always"}, ["ImagePullBackOff", "registry.invalid"]),
-        ({"image": "NO IMAGE"}, ["InvalidImageName", "NO IMAGE"]),
+        (
+            {"image": "no-such-image:1", "imagePullPolicy": "Never"},
+            ["ErrImageNeverPull", "no-such-image:1"],
+            Trouble.IMAGE_NOT_FOUND,
+        ),
+        (
+            {"image": "registry.invalid/a:1", "imagePullPolicy": "Always"},
+            ["ImagePullBackOff", "registry.invalid"],
+            Trouble.IMAGE_NOT_FOUND,
+        ),
+        ({"image": "NO IMAGE"}, ["InvalidImageName", "NO IMAGE"], Trouble.IMAGE_NOT_FOUND),
         (
             {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "no-such-secret", "key": "a"}}}]},
             ["CreateContainerConfigError", "no-such-secret"],
+            Trouble.CONTAINER_NOT_CREATED,
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_pod_that_cannot_start_until_somebody_acts_is_blocked(
-    cluster: KubernetesCluster, observer: Observer, manifests: Manifests, container: dict[str, Any], words: list[str]
+    cluster: KubernetesCluster,
+    observer: Observer,
+    manifests: Manifests,
+    container: dict[str, Any],
+    words: list[str],
+    trouble: Trouble,
 ) -> None:
     manifests.container = container
     cluster.create(worker("w-0"))
@@ -189,6 +223,9 @@ def test_a_pod_that_cannot_start_until_somebody_acts_is_blocked(
     assert pod.phase is PodPhase.PENDING
     assert all(word in pod.blocked for word in words)
     assert pod.message == pod.blocked
+    diagnosis = diagnosis_of(observer.seen, "w-0")
+    assert (diagnosis.trouble, diagnosis.is_fatal) == (trouble, True)
+    assert diagnosis.evidence["message"] == pod.blocked
 
 
 def test_a_failed_pull_is_told_with_its_reason(

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl_client.explain.diagnosis import Trouble
 from tests.chaos.jobs import DIGITS
 from tests.chaos.scenarios import assert_exact, coverage_of
 from tests.e2e.all_reduce_jobs import JOB, KERAS, TORCH, all_reduce_job, worker_logs
 from tests.e2e.ugly_sevens import NOT_FINITE, RAISES, check_some_are_skipped
+from tests.explain.explained import the_trouble
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -115,6 +117,9 @@ def test_a_loss_that_raises_in_every_member_fails_the_job_after_the_retries(
     text = "\n".join(running.output)
     assert "an ugly loss" in text, text
     assert "failed 2 times" in text, text
+    diagnosis = the_trouble(tmp_path / "job", Trouble.LOSS_RAISED)
+    assert diagnosis.is_fatal
+    assert "an ugly loss" in diagnosis.seen
 
 
 @KERAS_FIRST

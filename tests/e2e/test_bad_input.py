@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elasticdl_client.explain.diagnosis import Trouble
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, zoo_with
 from tests.chaos.scenarios import coverage_of
 from tests.e2e.all_reduce_jobs import KERAS
 from tests.e2e.ugly_sevens import RAISES
+from tests.explain.explained import the_trouble
 from tests.master.small_disk import small_disk
 
 
@@ -87,6 +89,10 @@ def test_a_feed_that_raises_fails_the_job_with_its_exception(tmp_path: Path, dig
     code, text = said(DIGITS.local_job(tmp_path / "job", digits, model_zoo=zoo, model_def="model.custom_model"))
     assert code != 0
     assert "this feed is broken on purpose" in text
+    diagnosis = the_trouble(tmp_path / "job", Trouble.FEED_RAISED)
+    assert diagnosis.is_fatal
+    assert diagnosis.evidence["function"] == "feed"
+    assert str(diagnosis.evidence["at"]).startswith(f"{zoo / 'model.py'}:")
 
 
 @pytest.mark.timeout(180)
@@ -107,6 +113,9 @@ def test_a_feed_that_raises_on_a_record_fails_the_job_after_retries(tmp_path: Pa
     )
     assert code != 0
     assert "records are too long on purpose" in text
+    diagnosis = the_trouble(tmp_path / "job", Trouble.FEED_RAISED)
+    assert diagnosis.is_fatal
+    assert diagnosis.evidence["failures"] == 2
 
 
 @pytest.mark.timeout(180)
@@ -121,6 +130,7 @@ def test_a_corrupt_chunk_names_file_and_offset(tmp_path: Path, digits: Path) -> 
     assert code != 0
     assert str(damaged) in text
     assert "byte" in text
+    assert the_trouble(tmp_path / "job", Trouble.BAD_RECORD).is_fatal
 
 
 def test_a_damaged_archive_ends_the_job_once_and_not_its_master(tmp_path: Path) -> None:
@@ -149,6 +159,7 @@ def test_a_full_disk_costs_checkpoints_not_the_job(tmp_path: Path, digits: Path)
     assert code == 0, running.story()
     assert "No space left on device" in log
     assert str(disk) in log
+    assert str(disk) in str(the_trouble(tmp_path / "job", Trouble.DISK_FULL).evidence["message"])
 
 
 @pytest.mark.timeout(180)
@@ -167,6 +178,10 @@ def test_bad_records_are_set_aside_and_counted(tmp_path: Path, digits: Path) -> 
     assert len(written) == coverage_of(running)[-1].quarantined
     assert all("an ugly seven" in json.loads(line)["error"] for line in written)
     assert f"they and their errors are in {tmp_path / 'job' / 'bad_records'}" in running.master_log()
+    diagnosis = the_trouble(tmp_path / "job", Trouble.BAD_RECORD)
+    assert not diagnosis.is_fatal
+    assert diagnosis.cost.records == len(written)
+    assert "an ugly seven" in str(diagnosis.evidence["message"])
     code, text = said(DIGITS.local_job(tmp_path / "strict", digits, **flags))
     assert code == 1
     assert "an ugly seven" in text
@@ -185,3 +200,6 @@ def test_a_loss_that_is_not_finite_fails_the_job_and_says_where(tmp_path: Path, 
     assert code == 1
     assert "The loss is nan" in text
     assert "in minibatch 0 (epoch 1, task " in text
+    diagnosis = the_trouble(tmp_path / "job", Trouble.LOSS_NOT_FINITE)
+    assert diagnosis.is_fatal
+    assert str(diagnosis.evidence["records"]).startswith(str(digits / "train"))

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.cluster import Role
+from elasticdl_client.explain.diagnosis import Trouble
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import FRAPPE, NUMPY_DIGITS
 from tests.chaos.scenarios import assert_exact
+from tests.explain.explained import the_trouble
 from tests.master.small_disk import BREAKS, small_disk
 
 LONG = replace(NUMPY_DIGITS, num_epochs=30)
@@ -76,6 +78,11 @@ def test_checkpoints_come_back_when_the_volume_does(
             running.end()
         assert str(place) in running.master_log()
     assert_exact(running, LONG)
+    is_full = message == "No space left on device"
+    diagnosis = the_trouble(tmp_path / "job", Trouble.DISK_FULL if is_full else Trouble.CHECKPOINT_NOT_WRITTEN)
+    assert message in str(diagnosis.evidence["message"])
+    assert not diagnosis.is_fatal
+    assert not diagnosis.cost.is_open
 
 
 @pytest.mark.timeout(240)
@@ -101,6 +108,10 @@ def test_a_restarted_server_passes_over_a_damaged_checkpoint_and_says_so(tmp_pat
     assert_exact(running, LONG)
     assert f"{newest.name}/{part.name}" in running.master_log(), running.story()
     assert "damaged" in running.master_log()
+    diagnosis = the_trouble(tmp_path / "job", Trouble.CHECKPOINT_DAMAGED)
+    assert newest.name in str(diagnosis.evidence["message"])
+    assert not diagnosis.is_fatal
+    assert "passed over" in diagnosis.done
 
 
 @pytest.mark.timeout(240)

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.cluster import Role
+from elasticdl_client.explain.diagnosis import Trouble
 from elasticdl_client.job_events import EventKind, JobEvent, read_journal
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.scenarios import coverage_of
+from tests.explain.explained import the_trouble
 from tests.hangs import hanging_digits, hanging_script
 
 PS = {"num_ps_pods": 1}
@@ -89,6 +91,14 @@ def test_the_event_names_the_line_and_no_record_is_lost(
         assert [given_up.cause for given_up in events_of(job, EventKind.POD_GIVEN_UP)] == [event.number]
     else:
         assert event.number in [broken.cause for broken in events_of(job, EventKind.GROUP_BROKEN)]
+    diagnosis = the_trouble(job.job_dir, Trouble.CODE_HANGS)
+    assert diagnosis.events == (event.number,)
+    assert diagnosis.evidence["where"] == event.details["where"]
+    if flags is PS:
+        assert "worker-1" in diagnosis.done
+        assert diagnosis.cost.slot_seconds > 0
+    else:
+        assert "the group formed again" in diagnosis.done.lower()
 
 
 def test_a_script_that_hangs_is_replaced(tmp_path: Path) -> None:
@@ -112,3 +122,4 @@ def test_a_stopped_worker_has_no_stacks_and_the_event_says_why(digits: Path, tmp
     assert [lost.cause for lost in events_of(job, EventKind.LEASE_LOST)][:1] == [event.number]
     os.kill(worker.pid, signal.SIGKILL)
     assert_exact(job, 1437)
+    assert the_trouble(job.job_dir, Trouble.WORKER_SILENT).evidence["state"] == "stopped by SIGSTOP"
