@@ -245,9 +245,11 @@ def losses(facts: Facts) -> Iterator[Diagnosis]:
 
 def excluded(facts: Facts) -> Iterator[Diagnosis]:
     """Records that --max_bad_records has left out."""
+    before = 0
     for event in facts.of(EventKind.RECORDS_EXCLUDED):
         records = str(event.details.get("records", ""))
-        count, limit = event.details.get("excluded", 0), event.details.get("limit", 0)
+        count, limit = int(event.details.get("excluded", 0)), event.details.get("limit", 0)
+        new, before = count - before, count  # two workers may have met the same one
         yield Diagnosis(
             Trouble.BAD_RECORD,
             (event.subject,),
@@ -255,7 +257,7 @@ def excluded(facts: Facts) -> Iterator[Diagnosis]:
             f"Records cannot be used: {one_line(event.message)}",
             (f"records {records}",),
             f"They were left out, in this and later epochs: {count} of at most {limit} (--max_bad_records).",
-            Cost(records=len(records.split(", ")) if records else 0),
+            Cost(records=new),
             "Mend or remove them; --bad_records_dir names where they are written with their errors.",
             evidence_of(event),
             (event.number,),
