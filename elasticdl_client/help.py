@@ -21,6 +21,7 @@ _PREPARATION = {
 }
 _AFTERWARDS = {
     "list": "list jobs",
+    "top": "show all jobs and their pods as they are now, until Ctrl-C",
     "status": "show a job's progress, its pods, and why it waits or failed",
     "logs": "print what a job's pods have printed",
     "events": "list what has happened to a job, and what followed from what",
@@ -34,6 +35,7 @@ _AFTERWARDS = {
 COMMANDS = {**JOBS, **_PREPARATION, **_AFTERWARDS}
 _MORE = {
     "list": "A job is Pending, Running, Succeeded, Failed, or Stopped: not ended, but without a master; see `resume`.",
+    "top": "Where the output is no terminal, and with --output, what is seen now is printed once.",
     "status": "WORKERS and PS count pods that run. --output=json has the keys that docs/jobs.md lists.",
     "logs": "With --output=json each line is an object: pod and line.",
     "events": "Oldest first, each with the number of the event that it follows from. docs/events.md lists the kinds.",

@@ -71,6 +71,10 @@ class Commands:
         """Lists jobs."""
         self._act("list")
 
+    def top(self) -> NoReturn:
+        """Shows all jobs and their pods as they are now."""
+        self._act("top")
+
     def status(self) -> NoReturn:
         """Shows a job."""
         self._act("status")

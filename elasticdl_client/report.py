@@ -38,7 +38,7 @@ def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs
     if ended.exit_code != 0:
         message = without_frames(ended.message) or "it did not say why."
         print(f"error: Job {spec.job_name} failed: {message}", file=sys.stderr)
-        print(f"  → {hint}", file=sys.stderr, flush=True)
+        print(f"  → `elasticdl explain {spec.job_name} {_where(spec)}` says why. {hint}", file=sys.stderr, flush=True)
     for line in _results(status) if status is not None else ():
         print(line)
     if ended.exit_code == 0:

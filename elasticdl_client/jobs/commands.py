@@ -17,7 +17,7 @@ from elasticdl_client.explain import words as explain_words
 from elasticdl_client.explain.diagnosis import Facts
 from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.job_dir import is_elsewhere
-from elasticdl_client.jobs import event_list, words
+from elasticdl_client.jobs import event_list, top, words
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
 from elasticdl_client.jobs.places import Places
@@ -37,6 +37,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     options = parse(command, arguments, os.environ)
     actions: dict[str, Callable[[Options, Places], int]] = {
         "list": _list,
+        "top": _top,
         "status": _status,
         "logs": _logs,
         "events": _events,
@@ -50,7 +51,15 @@ def run(command: str, arguments: Sequence[str]) -> int:
     return actions[command](options, Places.of(options))
 
 
+def _top(options: Options, places: Places) -> int:
+    return top.top(places.list_again, options.output)
+
+
 def _list(options: Options, places: Places) -> int:
+    if options.watch:
+        wide = options.output == "wide"
+        table = lambda jobs: words.job_table(jobs, with_namespace=options.all_namespaces, wide=wide)  # noqa: E731
+        return top.watch_list(places.list_again, table, options.output)
     jobs = places.list()
     _say_unreachable(places)
     if options.output in ("json", "yaml"):

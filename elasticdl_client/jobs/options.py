@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 FORMATS = {  # command → what --output may say
     "list": ("json", "name", "wide", "yaml"),
+    "top": ("json", "yaml"),
     "status": ("json", "yaml"),
     "logs": ("json",),
     "events": ("json", "yaml"),
@@ -65,7 +66,7 @@ class Options:
         "", "Namespace on Kubernetes; by default the context's. Given, local jobs are left out.", short="n"
     )
     context: str = _option("", "Context of the kubeconfig; by default the current one.")
-    all_namespaces: bool = _option(False, "Jobs of all namespaces.", ("list", "dashboard"), "A")
+    all_namespaces: bool = _option(False, "Jobs of all namespaces.", ("list", "top", "dashboard"), "A")
     runtime: str = _option("", "kubernetes or local; by default both are searched.")
     job_dir: str = _option("", "Directory of a local job: only the one in it.")
     output: str = _option("", "Instead of text for people: {formats}.", _PRINTING, "o")
@@ -92,7 +93,10 @@ class Options:
     since: str = _option("", "Only what happened since so long ago: 30s, 5m, 1h30m.", ("logs", "events"))
     previous: bool = _option(False, "Of pods that were started again: the life before.", ("logs",), "p")
     watch: bool = _option(
-        False, "Go on to the job's end; the exit code is the job's. Ctrl-C ends the watching alone.", ("status",), "w"
+        False,
+        "Show each change, of a job to its end, whose exit code is the command's. Ctrl-C ends the watching alone.",
+        ("status", "list"),
+        "w",
     )
     wait: bool = _option(
         True, "Return when nothing of the job is left; at once with --no_wait or --wait=false.", ("delete", "clean")
@@ -203,6 +207,8 @@ def _check_values(command: str, options: Options) -> None:
         raise FlagError(
             f"--output is one of {', '.join(FORMATS[command])}, not '{options.output}'.", "Choose one of these."
         )
+    if command == "list" and options.watch and options.output in ("name", "yaml"):
+        raise FlagError(f"--output={options.output} does not go with --watch.", "--output=json and wide do.")
     if options.runtime == Runtime.LOCAL and (options.namespace or options.all_namespaces):
         raise FlagError("Local jobs have no namespace.", "Leave out --namespace, or --runtime=local.")
     if options.runtime == Runtime.LOCAL and options.context:

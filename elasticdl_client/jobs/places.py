@@ -68,6 +68,16 @@ class Places:
         """
         return self._ask(lambda store: store.list())
 
+    def list_again(self) -> Sequence[Job]:
+        """The jobs of all places that have answered once: a cluster that does not answer later is not left out.
+
+        Raises:
+            ElasticDLError: see `list`.
+        """
+        jobs = self.list()
+        self.needs_cluster = Runtime.KUBERNETES in self.stores
+        return jobs
+
     def find(self, name: str) -> Job:
         """The job of that name.
 

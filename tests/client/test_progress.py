@@ -204,7 +204,9 @@ def test_a_job_that_failed_says_its_error_first_and_no_command_that_needs_its_mo
     with contextlib.redirect_stderr(sys.stdout):  # in the order in which a terminal shows them
         report.print_end(spec, Ended(1, "feed raised: broken", status), EventHistory((LOST,)), logs="l", hint="see")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["error: Job j failed: feed raised: broken", "  → see"]
+    assert lines[0] == "error: Job j failed: feed raised: broken"
+    assert lines[1].startswith("  → `elasticdl explain j ")
+    assert lines[1].endswith(" see")
     assert [line.split(":")[0] for line in lines[2:]] == ["duration", "losses", "logs"]
 
 

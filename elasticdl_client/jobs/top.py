@@ -1,0 +1,179 @@
+"""`elasticdl top` and `elasticdl list --watch`: all jobs as they are now, redrawn on a terminal until Ctrl-C.
+
+Elsewhere `top` prints what it sees once, and `list --watch` a row whenever it is another one, as kubectl does.  Only
+looks: no job needs it, and it continues when a cluster answers again.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from elasticdl_client import goodput
+from elasticdl_client.durations import age
+from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.jobs import words
+from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.kubernetes.api import ClusterError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+LOOK_S = 1.0
+_STYLES = {
+    "Running": "green",
+    "Succeeded": "cyan",
+    "Pending": "yellow",
+    "Stopped": "yellow",
+    "Failed": "bold red",
+}
+_NONE = "-"
+_ORDER = (Phase.RUNNING, Phase.PENDING, Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED)
+_MAX_MESSAGE = 80
+
+Table = Callable[[Sequence[Job]], str]
+
+
+def top(list_jobs: Callable[[], Sequence[Job]], form: str) -> int:
+    """Show all jobs, and the pods of those that have not ended, until Ctrl-C; the exit code.
+
+    Args:
+        list_jobs: the jobs as they are now.
+        form: json or yaml, objects of what is seen now; empty: text for people.
+
+    Raises:
+        ElasticDLError: a runtime cannot be reached, or refuses.
+    """
+    if form:
+        print(words.structured([job.to_plain() for job in list_jobs()], form))
+    elif sys.stdout.isatty():
+        _redraw(list_jobs, lambda jobs: screen(jobs, time.time()), sys.stdout)
+    else:
+        print(screen(list_jobs(), time.time()))
+    return 0
+
+
+def watch_list(list_jobs: Callable[[], Sequence[Job]], table: Table, form: str) -> int:
+    """Show the table of `elasticdl list` until Ctrl-C; the exit code.
+
+    Args:
+        list_jobs: the jobs as they are now.
+        table: its first line has the heads.
+        form: json: a list of objects in one line whenever it is another one; else text for people.
+
+    Raises:
+        ElasticDLError: a runtime cannot be reached, or refuses.
+    """
+    if form != "json" and sys.stdout.isatty():
+        _redraw(list_jobs, table, sys.stdout)
+        return 0
+    shown: set[str] = set()
+    pause = threading.Event()
+    while True:
+        jobs = _try(list_jobs)
+        if jobs is not None:
+            now = [_objects(jobs)] if form == "json" else table(jobs).splitlines()
+            for line in now:
+                if line not in shown:
+                    print(line, flush=True)
+            shown = set(now)
+        pause.wait(LOOK_S)
+
+
+def screen(jobs: Sequence[Job], now: float) -> str:
+    """Return the tables of `elasticdl top`: the jobs, those that run first, and the pods of those that have not ended.
+
+    Args:
+        now: seconds since the Unix epoch.
+    """
+    ordered = sorted(jobs, key=lambda job: (_ORDER.index(job.phase), -job.created_at))
+    heads = ["JOB", "WHERE", "PHASE", "RECORDS", "RATE", "ETA", "GOODPUT", "WORKERS", "PS", "STEP", "LOSS", "AGE"]
+    by_phase = collections.Counter(job.phase for job in ordered)
+    counts = ", ".join(f"{count} {phase.value.lower()}" for phase, count in by_phase.items())
+    lines = [f"{time.strftime('%H:%M:%S', time.localtime(now))}   jobs: {counts or 'none'}", ""]
+    lines += words.table([heads, *(_job_row(job, now) for job in ordered)]).splitlines()
+    pods = [row for job in ordered if not job.has_ended for row in _pod_rows(job)]
+    if pods:
+        lines += ["", *words.table([["JOB", "POD", "PHASE", "RESTARTS", "MESSAGE"], *pods]).splitlines()]
+    return "\n".join(lines)
+
+
+def _job_row(job: Job, now: float) -> list[str]:
+    status, runs = job.status, job.phase is Phase.RUNNING
+    share = f"{status.records_done / status.records_total:.0%}" if status.records_total else f"{status.records_done:,}"
+    eta = status.eta_seconds if runs else None
+    return [
+        job.name,
+        job.namespace or job.runtime.value,
+        job.phase.value,
+        share,
+        f"{status.records_per_second:,.0f}/s" if runs else _NONE,
+        _NONE if eta is None else age(eta),
+        f"{goodput.goodput(status.worker_seconds):.0%}" if status.worker_seconds else _NONE,
+        f"{status.workers_alive}/{status.workers_wanted}",
+        f"{status.ps_alive}/{status.ps_wanted}" if status.ps_wanted else _NONE,
+        f"{status.model_version:,}",
+        _NONE if status.loss is None else f"{status.loss:.4g}",
+        age(now - job.created_at) if job.created_at else _NONE,
+    ]
+
+
+def _pod_rows(job: Job) -> list[list[str]]:
+    prefix = f"elasticdl-{job.name}-"
+    return [
+        [
+            job.name,
+            pod.name.removeprefix(prefix),
+            pod.phase,
+            str(pod.restarts),
+            " ".join(pod.message.split())[:_MAX_MESSAGE],
+        ]
+        for pod in job.status.pods
+        if pod.phase in ("Pending", "Running", "Failed")
+    ]
+
+
+def _objects(jobs: Sequence[Job]) -> str:
+    return json.dumps([job.to_plain() for job in jobs], ensure_ascii=False)
+
+
+def _try(list_jobs: Callable[[], Sequence[Job]]) -> Sequence[Job] | None:
+    """The jobs; None while a cluster is out of reach.
+
+    Raises:
+        ElasticDLError: it refuses.
+    """
+    try:
+        return list_jobs()
+    except ElasticDLError as error:
+        if not isinstance(error, ClusterError) or not error.unreachable:
+            raise
+        return None
+
+
+def _redraw(list_jobs: Callable[[], Sequence[Job]], text: Table, stream: TextIO) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=stream, highlight=False)
+    pause = threading.Event()
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop", screen=True) as live:
+        while True:
+            jobs = _try(list_jobs)
+            shown = text(jobs) if jobs is not None else "The cluster does not answer; it is asked again."
+            live.update(_colored(shown), refresh=True)
+            pause.wait(LOOK_S)
+
+
+def _colored(text: str) -> Text:
+    from rich.text import Text
+
+    colored = Text(text, no_wrap=True, overflow="ellipsis")
+    for phase, style in _STYLES.items():
+        colored.highlight_regex(rf"(?<=  ){phase}(?=  |$)", style)
+    return colored
