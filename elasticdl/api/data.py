@@ -18,6 +18,7 @@ import atexit
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +123,7 @@ class DataShardService:
         self._drawn = Drawn()
         self._fetching: Iterator[TaskRecords] | None = None
         self._one_fetches = threading.Lock()
-        clock.switch(Activity.INPUT)
+        clock.switch(Activity.COMPUTE)
         atexit.register(self.close)
 
     # The data ---------------------------------------------------------------------------------------------------
@@ -142,11 +143,14 @@ class DataShardService:
 
     def __iter__(self) -> Iterator[Minibatch]:
         """Minibatches, each reported when the next one is asked for, unless `done` was called before."""
-        for task in self.tasks.records(pb.TRAINING):
-            for minibatch in self._minibatches_of(task):
-                with self.session.clock.during(Activity.COMPUTE):
-                    yield minibatch
-                self.done(minibatch)
+        minibatches = self.minibatches()
+        while True:
+            with self.session.clock.during(Activity.INPUT):
+                minibatch = next(minibatches, None)
+            if minibatch is None:
+                return
+            yield minibatch
+            self.done(minibatch)
 
     def done(self, minibatch: Minibatch, loss: float | None = None) -> bool:
         """A minibatch is in the model.
@@ -279,6 +283,8 @@ class DataShardService:
     def close(self) -> None:
         """Waits until the master knows what was reported; also done at the end of the process."""
         self.reporter.drain(_LAST_REPORTS_S)
+        if self.session.link is not None:
+            self.session.link.report_time()
 
     # The original's calls ---------------------------------------------------------------------------------------
 
@@ -288,7 +294,6 @@ class DataShardService:
         A new stream takes the place of the one before, and begins with what that one has not got reported.
         """
         number = self._drawn.begin_stream()
-        self.session.clock.switch(Activity.COMPUTE)
         for minibatch in self.minibatches():
             if not self._drawn.add([minibatch], number):
                 return
@@ -296,7 +301,7 @@ class DataShardService:
 
     def fetch_shard(self) -> TaskShard | None:
         """The next task, waiting for one if need be; None when there are no more data."""
-        with self._one_fetches:
+        with self._one_fetches, self._waiting_for_input():
             self._fetching = self._fetching or self.tasks.records(pb.TRAINING)
             for task in self._fetching:
                 minibatches = list(self._minibatches_of(task))
@@ -344,6 +349,11 @@ class DataShardService:
         return message
 
     # Behind them ------------------------------------------------------------------------------------------------
+
+    def _waiting_for_input(self) -> AbstractContextManager[None]:
+        """The block's time is input, if it is in the thread whose time is told; others draw ahead of it."""
+        is_main = threading.current_thread() is threading.main_thread()
+        return self.session.clock.during(Activity.INPUT) if is_main else nullcontext()
 
     def _has_open(self) -> bool:
         with self._lock:

@@ -187,7 +187,7 @@ class Master:
         if snapshot is None:
             if self._settings.checkpoint_dir:
                 checkpoints.check_unused(Path(self._settings.checkpoint_dir))
-            return Job(self._settings, state["generation"], now, unix_offset)
+            return Job(self._settings, state["generation"], now, unix_offset, state["started_at"])
         logger.info("Life %d of the master takes over from the journal", state["generation"])
         written = snapshot["checkpoints"]
         written["newest"] = checkpoints.still_there(written["newest"])

@@ -53,7 +53,7 @@ class Core(Protocol):
     @property
     def events(self) -> EventHistory: ...
 
-    def status(self) -> Status: ...
+    def status(self, now: float | None = None) -> Status: ...
 
 
 class Shell:
@@ -154,7 +154,7 @@ class Shell:
         with self._state_lock:
             job_name, started_at = self._state["job_name"], self._state["started_at"]
         pods = self._pods
-        return to_job_status(job_name, started_at, self._core.status(), pods.statuses(), pods.lost())
+        return to_job_status(job_name, started_at, self._core.status(time.monotonic()), pods.statuses(), pods.lost())
 
     def write_end(self, status: JobStatus) -> None:
         """Writes the last status, and in the journal that there is nothing left to do."""

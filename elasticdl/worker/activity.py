@@ -1,4 +1,7 @@
-"""Where a worker's time goes: what its main thread is doing now, and cumulative seconds by activity."""
+"""Where a worker's time goes: what its main thread is doing now, and cumulative seconds by activity.
+
+The master makes goodput of it (master/core/slot_time.py knows the same names).
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,43 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from types import TracebackType
 
 
 class Activity(StrEnum):
     """What the main thread is busy with; the heartbeat carries it to the master."""
 
     START = "start"  # importing, loading and building the model
-    COMPILE = "compile"  # the first minibatch of each kind
-    COMPUTE = "compute"
+    COMPILE = "compile"  # the first minibatch
+    COMPUTE = "compute"  # minibatches, and whatever comes between the other activities
+    REPEAT = "repeat"  # computing a minibatch again whose gradient came too late
     PS = "ps"  # waiting for parameter servers
-    WORLD = "world"  # AllReduce: waiting for the other members
+    WORLD = "world"  # AllReduce: waiting for the other members in a step
+    JOIN = "join"  # AllReduce: waiting for a group, and taking its model over
     INPUT = "input"  # waiting for records and the user's feed
     EVALUATE = "evaluate"
     EXPORT = "export"
     CHECKPOINT = "checkpoint"
     IDLE = "idle"  # waiting for a task
+
+
+class _During:
+    """A block whose time belongs to an activity; a class, since a generator would take twice as long."""
+
+    __slots__ = ("_activity", "_before", "_clock")
+
+    def __init__(self, clock: ActivityClock, activity: Activity) -> None:
+        self._clock = clock
+        self._activity = activity
+        self._before = activity
+
+    def __enter__(self) -> None:
+        self._before = self._clock.switch(self._activity)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._clock.switch(self._before)
 
 
 class ActivityClock:
@@ -41,14 +66,9 @@ class ActivityClock:
             before, self._now = self._now, activity
             return before
 
-    @contextmanager
-    def during(self, activity: Activity) -> Iterator[None]:
-        """The time of the block belongs to `activity`."""
-        before = self.switch(activity)
-        try:
-            yield
-        finally:
-            self.switch(before)
+    def during(self, activity: Activity) -> _During:
+        """Return a context: the time of its block belongs to `activity`."""
+        return _During(self, activity)
 
     @contextmanager
     def without_task(self) -> Iterator[None]:

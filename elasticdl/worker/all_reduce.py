@@ -83,6 +83,7 @@ class AllReduceLoop:
 
     def run(self) -> None:
         """Returns when the master says that the job is over."""
+        self._clock.switch(Activity.COMPUTE)
         self._session.start()
         self._supply.start()
         while not self._supply.is_over and self._enter():
@@ -109,7 +110,7 @@ class AllReduceLoop:
     # -- worlds
 
     def _enter(self) -> bool:
-        with self._clock.during(Activity.IDLE):
+        with self._clock.during(Activity.JOIN):
             if not self._session.enter():
                 return False
         self._is_idle = False
@@ -258,7 +259,8 @@ class AllReduceLoop:
 
     def _save_last(self) -> None:
         if self._session.rank == 0:
-            self._checkpoints.save_last(self._session.ledger)
+            with self._clock.during(Activity.CHECKPOINT):
+                self._checkpoints.save_last(self._session.ledger)
 
 
 def compile_on(framework: Framework, model: OwnModel, samples: Sequence[Batch], seed: int) -> None:

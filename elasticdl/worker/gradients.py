@@ -56,10 +56,12 @@ class Gradients:
         parameters: Parameters,
         rows: Mapping[str, Floats],
         versions: Sequence[int],
+        activity: Activity = Activity.COMPUTE,
     ) -> Computed:
         """
         Args:
             versions: of the values, by PS.
+            activity: what the time counts as.
 
         Raises:
             NotFinite: the loss or a gradient is not finite, which ends the job.
@@ -68,7 +70,7 @@ class Gradients:
         lease = held.lease
         held.minibatch = batch.n
         seed = derive_seed(self._seed, lease.epoch, lease.task, batch.n)
-        with self._clock.during(Activity.COMPUTE if self._compiled else Activity.COMPILE):
+        with self._clock.during(activity if self._compiled else Activity.COMPILE):
             step = self._framework.gradients(batch, parameters, rows, seed)
         self._compiled = True
         what = _not_finite(step)

@@ -57,6 +57,7 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Returns when the master says that the job is over."""
+        self._clock.switch(Activity.COMPUTE)
         while (held := self._next()) is not None:
             if held.lease.type == pb.TRAIN_END:
                 self._outcomes.end_training(held)

@@ -323,11 +323,34 @@ class MasterLink:
     def say_farewell(self) -> None:
         """The last word of a worker that was told to end: it holds nothing any more.  Unheard if the master is away."""
         self.leases.revoke([held.id for held in self.leases.held()])
-        message = pb.HeartbeatRequest(role=pb.WORKER, id=self.worker_id, incarnation=self._incarnation, leaving=True)
         try:
-            self.call(self._stub.Heartbeat, lambda: message, _FAREWELL_S, _FAREWELL_S)
+            self._beat_once(is_leaving=True)
         except (MasterGone, grpc.RpcError) as error:
             _log.warning("The master does not hear that worker %d leaves: %s", self.worker_id, error)
+
+    def report_time(self) -> None:
+        """The last word of a worker whose work is done: how its time went since the last heartbeat."""
+        try:
+            self._beat_once(is_leaving=False)
+        except (MasterGone, grpc.RpcError) as error:
+            _log.debug("The master does not hear of the last second: %s", error)
+
+    def _beat_once(self, is_leaving: bool) -> None:
+        """One heartbeat whose answer says nothing new.
+
+        Raises:
+            MasterGone: the master is not there.
+        """
+        activity, seconds = self._clock.read()
+        message = pb.HeartbeatRequest(
+            role=pb.WORKER,
+            id=self.worker_id,
+            incarnation=self._incarnation,
+            activity=activity,
+            seconds=seconds,
+            leaving=is_leaving,
+        )
+        self.call(self._stub.Heartbeat, lambda: message, _FAREWELL_S, _FAREWELL_S)
 
     def partition(self, newer_than: int = 0, timeout_s: float | None = None) -> pb.Partition:
         """Waits until a complete partition newer than a version is known; after the time-out the one known now."""

@@ -104,6 +104,7 @@ class OnePassLoop:
 
     def run(self) -> None:
         """Returns when the master says that the job is over."""
+        self._clock.switch(Activity.COMPUTE)
         while (held := self._next()) is not None:
             if held.lease.type == pb.TRAIN_END or held.lease.merged:
                 self._guarded(held, partial(self._end, held))

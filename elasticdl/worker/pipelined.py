@@ -121,7 +121,9 @@ class PipelinedTraining:
         while True:
             pulled = self._session.exchange(held, None, Pull(dense=True, ids=batch.ids))
             assert pulled.parameters is not None
-            computed = self._gradients.compute(held, batch, pulled.parameters, pulled.rows, pulled.versions)
+            computed = self._gradients.compute(
+                held, batch, pulled.parameters, pulled.rows, pulled.versions, Activity.REPEAT
+            )
             try:
                 self._session.exchange(held, computed.push, None)
             except TooStale:

@@ -81,6 +81,7 @@ class Worker:
             self._analyze()
         else:
             self._make_one_pass()
+        self._link.report_time()
         _log.info("Worker %d is done", self._link.worker_id)
 
     def _make_one_pass(self) -> None:

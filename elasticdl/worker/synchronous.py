@@ -40,9 +40,11 @@ class SynchronousTraining:
     def close(self) -> None:
         """Nothing is left over."""
 
-    def _compute(self, held: HeldLease, batch: Batch, pulled: Pulled) -> Computed:
+    def _compute(
+        self, held: HeldLease, batch: Batch, pulled: Pulled, activity: Activity = Activity.COMPUTE
+    ) -> Computed:
         assert pulled.parameters is not None
-        return self._gradients.compute(held, batch, pulled.parameters, pulled.rows, pulled.versions)
+        return self._gradients.compute(held, batch, pulled.parameters, pulled.rows, pulled.versions, activity)
 
     def _pulled(self, held: HeldLease, batch: Batch) -> Pulled:
         with self._clock.during(Activity.PS):
@@ -55,7 +57,8 @@ class SynchronousTraining:
             try:
                 return computed, self._round(held, computed, pull)
             except TooStale:
-                computed = self._compute(held, computed.batch, self._pulled(held, computed.batch))
+                pulled = self._pulled(held, computed.batch)
+                computed = self._compute(held, computed.batch, pulled, Activity.REPEAT)
 
     def _round(self, held: HeldLease, computed: Computed, pull: Pull | None) -> Pulled:
         def check() -> None:

@@ -28,6 +28,7 @@ class SimJob(SimShell):
             self.join_ps(self.ps[pod.index])
         else:
             worker = self.new_worker(pod, number)
+            worker.began = self.now
             self.workers.append(worker)
             self.register(worker)
 
@@ -228,8 +229,8 @@ class SimJob(SimShell):
                 worker.id,
                 worker.incarnation,
                 positions,
-                "computing",
-                {"compute": 1.0},
+                "compute",
+                worker.seconds(self.now),
                 seen,
                 **self.heartbeat_fields(worker),
             ),
@@ -247,7 +248,10 @@ class SimJob(SimShell):
             worker.is_leaving = answer.known
 
         self.call(
-            lambda call: e.HeartbeatReceived(call, Role.WORKER, worker.id, worker.incarnation, leaving=True), answered
+            lambda call: e.HeartbeatReceived(
+                call, Role.WORKER, worker.id, worker.incarnation, seconds=worker.seconds(self.now), leaving=True
+            ),
+            answered,
         )
 
     def leave_ps(self, server: SimPs) -> None:

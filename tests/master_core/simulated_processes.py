@@ -90,3 +90,11 @@ class SimWorker:
     has_request: bool = False
     held: dict[int, SimLease] = field(default_factory=dict)
     partition: Partition | None = None
+    began: float = 0.0
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Of its life, by activity: as an earnest worker would say it."""
+        lived = max(0.0, now - self.began)
+        start = min(lived, 1.5)
+        shares = {"compute": 0.5, "ps": 0.2, "idle": 0.1, "join": 0.1, "input": 0.1}
+        return {"start": start, **{activity: share * (lived - start) for activity, share in shares.items()}}

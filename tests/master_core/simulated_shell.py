@@ -78,8 +78,18 @@ class SimShell(ABC):
             self.execute(command)
         self.job.validate_state()
         self.check_ledger()
+        self.check_time()
         if self.now - self.written_at >= 1.0:
             self._persist()
+
+    def check_time(self) -> None:
+        """The time of the wanted workers and servers is that of the wall, and no state has less than none."""
+        now, settings = self.now + 0.3, self.settings
+        workers, servers = self.job._accounting.worker_seconds(now), self.job._accounting.ps_seconds(now)
+        assert abs(sum(workers.values()) - (settings.num_workers + settings.has_evaluator) * now) < 1e-3, workers
+        assert abs(sum(servers.values()) - settings.num_own_servers * now) < 1e-3, servers
+        assert min(*workers.values(), *servers.values()) >= 0.0, (workers, servers)
+        assert workers["unknown"] == 0.0, workers
 
     def _persist(self) -> None:
         self.disk = json.loads(json.dumps(self.job.snapshot()))

@@ -250,21 +250,24 @@ def test_a_prediction_job_hands_every_record_out_once() -> None:
 
 def test_at_the_end_the_coverage_is_what_the_parameter_servers_hold() -> None:
     script = running()
-    script.heartbeat(0, seconds={"compute": 6.0, "ps": 2.0})
+    script.heartbeat(0, seconds={"start": 0.0})
+    script.now = 8.0
     first, second = script.lease(), script.lease()
     script.finish(first)
     assert script.told(c.ReadAppliedSets) == []
+    script.heartbeat(0, seconds={"compute": 6.0, "ps": 2.0})
     script.finish(second)
     assert script.commands[-1] == Like(c.ReadAppliedSets)
     assert script.request() is None
     waiting = script._num_calls
     script.sets_are_read(everything(script), num_applies=5)
     assert "Epoch 1: records 40, committed 40, repeated 10, lost 0" in script.log()
-    assert script.log()[-1] == "time: 75 % compute, 25 % ps"
     assert script.answer(waiting) == c.JobOver()
     assert script.told(c.EndJob) == []
     script.pod(Role.WORKER, 0, Phase.SUCCEEDED, "Completed")
-    assert script.commands == [c.EndJob(0)]  # the server that is heard leaves by itself
+    assert script.commands[-1] == c.EndJob(0)
+    assert script.told(c.DeletePod) == []  # the server that is heard leaves by itself
+    assert script.log()[-2:] == ["time: 75 % useful, 25 % waiting for PS", "time of servers: 100 % idle"]
 
 
 def test_what_the_parameter_servers_lack_at_the_end_is_handed_out_again() -> None:

@@ -23,6 +23,7 @@ from elasticdl.api.pytorch.alone import World
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.torch.buckets import Buckets
 from elasticdl.frameworks.torch.model import BuiltModel, buffers_of
+from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.world_session import WorldEnded
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -75,7 +76,7 @@ class ScriptGradients(Buckets):
         ended_by: it, where it is not raised.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, modules: Sequence[torch.nn.Module], clock: ActivityClock) -> None:
         named = {f"{k}.{name}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
         if not trained:
@@ -88,6 +89,7 @@ class ScriptGradients(Buckets):
         self.device = device
         self._places = places
         num_changes = sum(place.tensor.numel() for place in places)
+        self._clock = clock
         self._last = torch.zeros(len(self._parameters) + num_changes, device=device)
         self._counts, self._changes = self._last[: len(self._parameters)], self._last[len(self._parameters) :]
         self._starts: list[Any] = []
@@ -260,7 +262,8 @@ class ScriptGradients(Buckets):
         self._counts.copy_(torch.tensor(self.used, dtype=torch.float32))
         self._begin_reduce(self._last)
         try:
-            self._world.finish_reduce(self._reductions)
+            with self._clock.during(Activity.WORLD):
+                self._world.finish_reduce(self._reductions)
         except WorldEnded as ended:
             raise StepDropped from ended
         self._reductions.clear()

@@ -172,7 +172,8 @@ class Steps:
             self._num_given += 1
             if self._trainer is not None:
                 self._trainer.begin_batch(self._epoch, self._parts.world.ledger.steps)
-            with self._parts.data.session.clock.during(Activity.COMPUTE):
+            doing = Activity.COMPILE if self.is_rehearsal else Activity.COMPUTE
+            with self._parts.data.session.clock.during(doing):
                 try:
                     yield self._batch
                 except GeneratorExit:
@@ -253,7 +254,7 @@ class Steps:
                 self._rehearse(parts.data.session.link.sample())
                 return False
         parts.start()
-        with parts.data.session.clock.during(Activity.IDLE):
+        with parts.data.session.clock.during(Activity.JOIN):
             if not parts.world.enter():
                 self._is_over = True
                 return False

@@ -57,7 +57,7 @@ def make_loop(wishes: Wishes, session: Session, controller: Steps, dataset: Any,
     """
     spec = session.spec
     limit_threads()
-    gradients = ScriptGradients(controller.state.modules)
+    gradients = ScriptGradients(controller.state.modules, session.clock)
     data = DataShardService(
         batch_size=wishes.batch_size,
         num_epochs=wishes.num_epochs,

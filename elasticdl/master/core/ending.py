@@ -59,12 +59,13 @@ class Ending:
             self._out.events.add(EventKind.JOB_SUCCEEDED, "job")
             self._out.persist()
 
-    def advance(self, clock: float, awaited: bool, pods: list[str]) -> None:
+    def advance(self, clock: float, awaited: bool, pods: list[str], last_lines: list[str]) -> None:
         """Ends the job once no worker is awaited any more, or the grace is over.
 
         Args:
             awaited: some worker lives and is heard.
             pods: names of those that do not end by themselves.
+            last_lines: what the log says before the last command.
         """
         if self._outcome is None or self.is_over:
             return
@@ -75,6 +76,8 @@ class Ending:
             return
         for name in pods:
             self._out.add(DeletePod(name))
+        for line in last_lines:
+            self._out.log(line)
         self._out.add(self._outcome)
         self.is_over = True
 

@@ -57,6 +57,7 @@ class Epoch:
         self.covered = False  # its coverage line is printed
         self.num_repeated = 0  # records of minibatches that were applied twice, as far as seen
         self.num_done = 0
+        self.num_minibatches = 0  # committed
         self.committed_records = 0  # skipped ones among them
         self.processed_records = 0  # counted each time that they are committed, so this only grows
         self.num_skipped = 0  # minibatches that are committed and empty
@@ -203,6 +204,7 @@ class Epoch:
         self._count(task, -1)
         if task in self._skipped:
             self._skipped[task] = frozenset(n for n in self._skipped[task] if n in applied or n not in before)
+        self.num_minibatches += len(applied) - len(before)
         self._watermarks[task] = applied.watermark
         self._extras.pop(task, None)
         if applied.extras:
@@ -260,6 +262,7 @@ class Epoch:
         assert sorted(groups) == sorted(self.order), (self.number, self.todo, self.leased, done)
         assert self.num_done == len(done)
         assert self.committed_records == sum(self.records_in(task) for task in self.order)
+        assert self.num_minibatches == sum(len(self.applied(task)) for task in self.order)
         assert 0 <= self.committed_records <= self.planned_records - self.num_quarantined <= self.records
         assert self.num_skipped == sum(len(self._skipped_in(task)) for task in self.order)
         assert self.num_filtered - self.num_augmented == -sum(self._surpluses)

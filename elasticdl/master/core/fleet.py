@@ -93,6 +93,7 @@ class Fleet:
             return
         self._relieve(event)
         worker.world_version, worker.collective_seconds = event.world_version, event.waiting_seconds
+        self._workers.times.report(worker.id, worker.incarnation, event.seconds)
         if event.leaving:
             self._worker_leaves(worker, clock)
         revoked = self._work.leases.renew(worker.id, event.positions, clock)
@@ -114,6 +115,7 @@ class Fleet:
         self._relieve(event)
         if event.load is not None:
             self._loads.heard(server.id, server.incarnation, event.load, clock)
+            self.servers.times.report(server.id, server.incarnation, event.load.busy_seconds)
         if event.leaving:
             self._ps_leaves(server)
         stop = self._ending.is_over or self._may_leave(server)
@@ -341,8 +343,11 @@ class Fleet:
         lost = self._lost(record, event)
         worker = self._workers.get(record.index)
         was_leaving = worker is not None and worker.is_leaving
+        is_done = self._settings.runs_command and event.phase is Phase.SUCCEEDED and not record.is_leaving
+        if is_done:
+            self._workers.times.committed(record.index)
         has_committed = self.lose_worker(record.index, f"was lost ({_why(event)})", clock)
-        if self._settings.runs_command and event.phase is Phase.SUCCEEDED and not record.is_leaving:
+        if is_done:
             self.pods.complete(record)
             self._out.persist()
             self._out.log(f"Worker {record.index} is done: its command has ended with 0")
@@ -431,6 +436,7 @@ class Fleet:
             cause = self._out.events.newest_about(subject, EventKind.WORKER_HUNG)
             self._out.events.add(EventKind.LEASE_LOST, subject, text, cause, epoch=lease.epoch + 1, task=lease.task)
             self._out.log(f"Worker {holder} has lost lease {lease.id}: it was not renewed in time", Level.WARNING)
+            self._workers.times.lost(holder)
             self._work.give_back(lease)
             self._worlds.lost_lease(holder, clock)
         if self._ending.is_decided:

@@ -25,7 +25,7 @@ LOOK_AHEAD = 10.0  # seconds before the end of its time at which a worker is ask
 SILENCE = 3.0  # heartbeats that fail: it cannot be said whether it moves
 MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
 _NO_STACKS = Stacks("", "")
-OWN_WORK = frozenset({"compute", "input", "evaluate"})  # of a worker's activities; else it compiles, waits, saves
+OWN_WORK = frozenset({"compute", "repeat", "input", "evaluate"})  # activities; else it compiles, waits, saves
 UNBOUNDED_WORK = frozenset({"start", "compile", "export", "checkpoint"})  # says nothing of the next minibatch
 
 

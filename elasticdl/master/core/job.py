@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from elasticdl.master.core import events
+from elasticdl.master.core.accounting import Accounting
 from elasticdl.master.core.charges import Charges
 from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import (
@@ -31,6 +32,7 @@ from elasticdl.master.core.overview import look_at
 from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.session import Session
 from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.slot_time import SlotTimes
 from elasticdl.master.core.status import Coverage, Status, point_of
 from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.values import HeldLease, Lease, Level, Role, Shard, TaskType
@@ -58,17 +60,25 @@ class Job:
         settings: of the job.
         generation: of this life.
         now: see `handle`.
-        unix_offset: seconds from `now` to the time since the Unix epoch, for the log of events.
+        unix_offset: seconds from `now` to the time since the Unix epoch, for people.
+        began_at: seconds since the Unix epoch: from here on time is accounted for; None: now.
     """
 
-    def __init__(self, settings: JobSettings, generation: int = 1, now: float = 0.0, unix_offset: float = 0.0) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        generation: int = 1,
+        now: float = 0.0,
+        unix_offset: float = 0.0,
+        began_at: float | None = None,
+    ) -> None:
         self.settings = settings
         self.generation = generation
         self._now = now
         self._unix_offset = unix_offset
         self._clock = 0.0
         self._out = Outbox()
-        self._workers = Workers()
+        self._workers = Workers(SlotTimes(settings.num_workers + settings.has_evaluator, settings.evaluates_alone))
         self._charges = Charges(settings.max_task_failures)
         self._checkpoints = Checkpoints(settings, self._clock)
         self._ending = Ending(self._out)
@@ -89,6 +99,14 @@ class Job:
             self._ending,
             self._out,
             self._worlds,
+        )
+        self._accounting = Accounting(
+            self._workers,
+            self._fleet,
+            self._worlds,
+            self._checkpoints,
+            self._ending,
+            self._unix_now if began_at is None else began_at,
         )
         self._session = Session(self._work, self._truth, self._out)
         self._data = Data(settings)
@@ -140,6 +158,8 @@ class Job:
         job._worlds.restore(snapshot["worlds"], job._clock)
         if "loads" in snapshot:
             job._loads.restore(snapshot["loads"])
+        if "accounting" in snapshot:
+            job._accounting.restore(snapshot["accounting"], job._unix_now)
         if job._joining.is_planned:
             job._work.restore(snapshot)
         for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
@@ -173,16 +193,24 @@ class Job:
             "events": self._out.events.snapshot(),
             "loads": self._loads.snapshot(),
             "series": self._series.to_journal(),
+            "accounting": self._accounting.snapshot(),
         }
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
         """Takes one event in; `now` is any clock that only grows.  The commands are to be executed in order."""
         self._clock += min(max(now - self._now, 0.0), MAX_GAP)
         self._now = max(now, self._now)
-        self._out.events.now = self._now + self._unix_offset
+        self._out.events.now = self._unix_now
+        self._accounting.begin(self._unix_now)
         self._dispatch(event)
         self._advance()
-        return self._out.take()
+        commands = self._out.take()
+        self._accounting.end(event, commands)
+        return commands
+
+    @property
+    def _unix_now(self) -> float:
+        return self._now + self._unix_offset
 
     def _dispatch(self, event: events.Event) -> None:
         match event:
@@ -351,9 +379,6 @@ class Job:
         if work.is_evaluated and not work.needs_export and is_saved:
             for remark in work.tasks.remarks(work.evaluations.quarantined()):
                 self._out.log(remark, Level.WARNING)
-            line = self._workers.time_line()
-            if line:
-                self._out.log(line)
             self._ending.succeed()
             self._leave()
 
@@ -384,9 +409,6 @@ class Job:
         for epoch in self._work.tasks.epochs:
             if not epoch.covered:
                 self._out.log(str(Coverage.of(epoch, True, self.settings.has_tensorflow_servers)))
-        line = self._workers.time_line()
-        if line:
-            self._out.log(line)
         if self._work.tasks.records_left_out:
             self._ending.fail(self._why_too_early())
         elif self.settings.expects_data and not self._joining.is_planned:
@@ -414,7 +436,8 @@ class Job:
         heard_after = self._clock - self.settings.lease_timeout
         staying = (worker for worker in self._workers.staying() if worker.stuck_since is None)
         awaited = any(worker.heard_at >= heard_after for worker in staying)
-        self._ending.advance(self._clock, awaited, self._fleet.who_must_be_ended(heard_after))
+        must_end, last_lines = self._fleet.who_must_be_ended(heard_after), self._accounting.lines(self._unix_now)
+        self._ending.advance(self._clock, awaited, must_end, last_lines)
 
     # For people and tests -------------------------------------------------------------------------------------------
 
@@ -428,8 +451,13 @@ class Job:
         """The job's numbers so far."""
         return self._series
 
-    def status(self) -> Status:
-        """What the job looks like now."""
+    def status(self, now: float | None = None) -> Status:
+        """What the job looks like.
+
+        Args:
+            now: time is accounted for up to here; None: up to the last event.
+        """
+        unix_now = self._unix_now if now is None else now + self._unix_offset
         phase = "Running" if self._has_opened else "Pending"
         if self._ending.outcome is not None:
             phase = "Failed" if self._ending.has_failed else "Succeeded"
@@ -447,6 +475,8 @@ class Job:
             self._out.events.totals,
             self._pace,
             self.settings.runs_command and self._fleet.pods.all_are_done,
+            self._accounting.worker_seconds(unix_now),
+            self._accounting.ps_seconds(unix_now),
         )
 
     def _why_waiting(self) -> str:
@@ -472,6 +502,7 @@ class Job:
         self._worlds.validate()
         self._fleet.pods.validate()
         self._fleet.servers.validate()
+        self._accounting.validate()
         for worker in self._workers.all():
             record = self._fleet.pods.get(Role.WORKER, worker.id)
             assert record is not None, worker

@@ -63,12 +63,22 @@ class Members:
             # A member of the last world may be left that had not taken its model over.
             if is_new_model or (not event.steps and self._work.tasks.model_version):
                 self._work.model_was_lost()
+            version = self._work.tasks.model_version
             self._truth.told(event.applied)
             self._work.keep_workers(member.worker_id for member in self._worlds.formed_members)
+            self._judge_last_steps(self._work.tasks.model_version > version)
         elif not self._worlds.is_formed(event.version):
             self._out.reply(event.call, Refused(f"world {event.version} is not the newest"))
             return
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+
+    def _judge_last_steps(self, are_held: bool) -> None:
+        """What the members have computed since the last report was in vain, unless the model holds more than that."""
+        for member in self._worlds.formed_members:
+            if are_held:
+                self._workers.times.committed(member.worker_id)
+            else:
+                self._workers.times.lost(member.worker_id)
 
     def abandoned(self, call: int) -> None:
         """The caller of a long poll has gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import compress
 
 from elasticdl.master.core.ending import Ending
@@ -29,6 +30,8 @@ def look_at(
     totals: EventTotals,
     pace: Pace,
     all_have_left: bool,
+    worker_seconds: Mapping[str, float],
+    ps_seconds: Mapping[str, float],
 ) -> Status:
     """Return what a job looks like now.
 
@@ -74,8 +77,8 @@ def look_at(
         world_seconds=totals.group_seconds,
         staleness=loads.staleness,
         gradients_refused=loads.refused,
-        worker_seconds={},
-        ps_seconds={},
+        worker_seconds=worker_seconds,
+        ps_seconds=ps_seconds,
         event_counts=dict(totals.by_kind),
         pods_lost={role: dict(reasons) for role, reasons in totals.pods_lost.items()},
         checkpoint_at=totals.checkpoint_at,

@@ -34,6 +34,7 @@ class PodRecord:
         uid: empty until the cluster has named it.
         gone_uids: of earlier pods of this name; what is said of them is over.
         is_leaving: it was told to end; nobody counts on it.
+        is_scheduled: a node was found for it, where it may not run yet.
         running_since: None until it runs.
         state: of its process while it runs, where the cluster says so, such as "stopped by SIGSTOP".
         create_delay: before the attempt to create it.
@@ -52,6 +53,7 @@ class PodRecord:
     uid: str = ""
     gone_uids: list[str] = field(default_factory=list)
     is_leaving: bool = False
+    is_scheduled: bool = False
     running_since: float | None = None
     state: str = ""
     create_delay: float = 0.0
@@ -66,6 +68,11 @@ class PodRecord:
     def subject(self) -> str:
         """Of the events that are about it."""
         return f"{self.role}-{self.index}"
+
+    @property
+    def has_node(self) -> bool:
+        """There was room for it; it runs, or is about to."""
+        return self.is_scheduled or self.running_since is not None
 
     @property
     def place(self) -> Place:
@@ -119,10 +126,11 @@ class Pods:
             self._pending += [_pending(clock, role, slot) for slot in range(wanted) if slot not in filled]
 
     def _wanted(self) -> list[tuple[Role, int]]:
-        return [(Role.PS, self._settings.num_ps), (Role.WORKER, self._num_workers)]
+        return [(Role.PS, self._settings.num_ps), (Role.WORKER, self.num_workers)]
 
     @property
-    def _num_workers(self) -> int:
+    def num_workers(self) -> int:
+        """Wanted, an evaluator among them."""
         return self._settings.num_workers + self._settings.has_evaluator
 
     def _filled(self, role: Role) -> list[int]:
@@ -155,7 +163,7 @@ class Pods:
     @property
     def all_are_done(self) -> bool:
         """Those of all workers."""
-        return self._done.issuperset(range(self._num_workers))
+        return self._done.issuperset(range(self.num_workers))
 
     def grow_memory(self, record: PodRecord) -> float | None:
         """More memory for whoever fills a pod's slot next: how many times that of the flags; None: it has the most."""
@@ -216,6 +224,10 @@ class Pods:
         self._pending.append(Pending(clock + delay, record.role, record.slot, record.index, delay, record.cause))
         return delay
 
+    def without_room(self, role: Role) -> set[int]:
+        """Slots of pods that could not be created, and are tried again later."""
+        return {pending.slot for pending in self._pending if pending.role is role and pending.delay}
+
     def hurry(self, clock: float) -> None:
         """There may be room again: creations that failed are tried soon."""
         for pending in self._pending:
@@ -232,6 +244,7 @@ class Pods:
         if record is None or self._is_gone(event):
             return None
         record.uid = event.uid
+        record.is_scheduled |= bool(event.node)
         if event.phase is Phase.RUNNING or event.exit_code is not None:
             self._has_run.add(record.role)
         if event.phase is Phase.RUNNING and record.running_since is None:

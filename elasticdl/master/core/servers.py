@@ -11,6 +11,7 @@ from typing import Any
 
 from elasticdl.master.core.commands import PsAdmitted, Refused
 from elasticdl.master.core.events import PsJoined
+from elasticdl.master.core.server_time import ServerTimes
 from elasticdl.master.core.values import NUM_BUCKETS, BucketRange, Partition, PsAddress
 
 
@@ -44,9 +45,14 @@ def owned(ps_id: int, num_ps: int) -> tuple[BucketRange, ...]:
 
 
 class Servers:
-    """All parameter servers of the job; none for strategies without."""
+    """All parameter servers of the job; none for strategies without.
+
+    Attributes:
+        times: where their time goes.
+    """
 
     def __init__(self, num_ps: int, generation: int) -> None:
+        self.times = ServerTimes(num_ps)
         self._servers = [Server(ps_id) for ps_id in range(num_ps)]
         self._version = generation << 32  # grows over all lives of the master without being written down
         self._partition: Partition | None = None

@@ -46,6 +46,7 @@ class Tasks:
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
         self._is_stopped = False
         self._fresh: dict[TaskName, Applied] | None = None  # committed since the truth was asked for
+        self.num_fallen_back = 0  # minibatches that were committed, and that the model was seen not to hold any more
 
     @property
     def settings(self) -> JobSettings:
@@ -131,6 +132,11 @@ class Tasks:
     def records_processed(self) -> int:
         """The same, counted each time that a record is committed: it never falls, whatever the model loses."""
         return sum(epoch.processed_records for epoch in self.epochs)
+
+    @property
+    def num_committed(self) -> int:
+        """Minibatches, over all epochs."""
+        return sum(epoch.num_minibatches for epoch in self.epochs)
 
     @property
     def records_left_out(self) -> int:
@@ -291,6 +297,7 @@ class Tasks:
         if holds == was:
             return False
         self.model_version += len(holds) - len(holds & was)
+        self.num_fallen_back += len(was) - len(holds & was)
         epoch.change(task, holds)
         if was_done and not epoch.is_done(task):
             epoch.change(task, holds, UNKNOWN)

@@ -187,13 +187,15 @@ class Work:
             self.lose_worker(worker_id)
 
     def lose_worker(self, worker_id: int) -> None:
-        """Revokes every lease of a worker."""
+        """Revokes every lease of a worker; what it has not committed is lost."""
+        self._workers.times.lost(worker_id)
         for lease in self.leases.of_worker(worker_id):
             self.give_back(lease)
 
     def model_was_lost(self) -> None:
         """Part of the model is an older one now: what was done under the leases so far may not be in it."""
         for lease in self.leases.all():
+            self._workers.times.lost(self.leases.holder_of(lease))
             self.give_back(lease)
         self.leases.raise_floor()
 
@@ -247,7 +249,9 @@ class Work:
 
     def reconcile(self, truth: AppliedSet) -> None:
         """The model holds exactly this, and what was committed since it was asked: the rest is handed out again."""
+        num_before, num_lost = self.tasks.num_committed, self.tasks.num_fallen_back
         reopened = self.tasks.reconcile(truth)
+        self._workers.times.fell_back(self.tasks.num_fallen_back - num_lost, num_before)
         if not reopened:
             return
         for epoch in sorted({epoch for epoch, _ in reopened}):
@@ -282,6 +286,7 @@ class Work:
             case TaskFinished():
                 self._finished(event, lease, worker)
             case TaskFailed():
+                self._workers.times.lost(worker.id)
                 self.give_back(lease)
                 self._failures.failed(event, lease, self.tasks, self.evaluations, self._is_planned(lease))
             case EvaluationReported():
@@ -411,9 +416,11 @@ class Work:
 
     def _has_committed(self, worker: Worker) -> None:
         worker.has_committed = True
+        self._workers.times.committed(worker.id)
         for member in map(self._workers.get, self._worlds.members):  # what one of a world tells is the work of all
             if member is not None:
                 member.has_committed = True
+                self._workers.times.committed(member.id)
         self._charges.committed()
 
     def validate(self) -> None:

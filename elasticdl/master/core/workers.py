@@ -1,4 +1,4 @@
-"""Workers: who has registered, when each was heard last, who waits for a lease, and where the time went.
+"""Workers: who has registered, when each was heard last, who waits for a lease.
 
 A worker is known by its id and the incarnation of its process.  Pods are in pods.py, leases in leases.py.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticdl.master.core.slot_time import SlotTimes
 from elasticdl.master.core.values import Position, TaskType
 
 
@@ -47,11 +48,15 @@ class Worker:
 
 
 class Workers:
-    """The registered workers.  All times are of the core's clock."""
+    """The registered workers.  All times are of the core's clock.
 
-    def __init__(self) -> None:
+    Attributes:
+        times: where the time of the wanted workers goes.
+    """
+
+    def __init__(self, times: SlotTimes) -> None:
+        self.times = times
         self._workers: dict[int, Worker] = {}
-        self._ended_seconds: dict[str, float] = {}
 
     def get(self, worker_id: int) -> Worker | None:
         return self._workers.get(worker_id)
@@ -83,11 +88,7 @@ class Workers:
         return worker
 
     def remove(self, worker_id: int) -> Worker | None:
-        worker = self._workers.pop(worker_id, None)
-        if worker is not None:
-            for activity, seconds in worker.seconds.items():
-                self._ended_seconds[activity] = self._ended_seconds.get(activity, 0.0) + seconds
-        return worker
+        return self._workers.pop(worker_id, None)
 
     def heard(
         self, worker: Worker, positions: tuple[Position, ...], activity: str, seconds: Mapping[str, float], clock: float
@@ -116,29 +117,10 @@ class Workers:
             if worker.waiting_call == call:
                 worker.waiting_call = None
 
-    def time_line(self) -> str:
-        """Where the time of all workers went, ended ones too; empty when nobody said."""
-        total = self._seconds()
-        whole = sum(total.values())
-        if whole <= 0:
-            return ""
-        parts = sorted(total.items(), key=lambda item: -item[1])
-        return "time: " + ", ".join(f"{100 * seconds / whole:.0f} % {activity}" for activity, seconds in parts)
-
-    def _seconds(self) -> dict[str, float]:
-        total = dict(self._ended_seconds)
-        for worker in self._workers.values():
-            for activity, seconds in worker.seconds.items():
-                total[activity] = total.get(activity, 0.0) + seconds
-        return total
-
     def snapshot(self) -> dict[str, Any]:
-        """A worker that lives says its own seconds again."""
-        workers = [[w.id, w.incarnation, w.has_committed, w.is_leaving] for w in self._workers.values()]
-        return {"workers": workers, "ended_seconds": self._ended_seconds}
+        return {"workers": [[w.id, w.incarnation, w.has_committed, w.is_leaving] for w in self._workers.values()]}
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
-        self._ended_seconds = dict(saved["ended_seconds"])
         for worker_id, incarnation, has_committed, is_leaving in saved["workers"]:
             worker = Worker(worker_id, incarnation, clock, clock, has_joined=False, has_committed=has_committed)
             worker.is_leaving = is_leaving

@@ -61,6 +61,11 @@ class Worlds:
         return self.planned is not None and self.planned is self.formed and not self._broken
 
     @property
+    def is_broken(self) -> bool:
+        """A world had formed, and was lost to something that happened to a member."""
+        return self.formed is not None and bool(self._broken)
+
+    @property
     def newest_version(self) -> int:
         return 0 if self.planned is None else self.planned.version
 

@@ -1,0 +1,156 @@
+"""Accounting: feeds the times of worker slots and servers with what pods, workers, servers and groups are at.
+
+It owns the job's own time: microseconds since its beginning, over all lives of the master, by the clock of the wall.
+It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from elasticdl.master.core import events
+from elasticdl.master.core.checkpoints import Checkpoints
+from elasticdl.master.core.commands import Command, CreatePod
+from elasticdl.master.core.ending import Ending
+from elasticdl.master.core.fleet import Fleet
+from elasticdl.master.core.pods import PodRecord
+from elasticdl.master.core.servers import Server
+from elasticdl.master.core.slot_time import SECOND, Life
+from elasticdl.master.core.values import Role
+from elasticdl.master.core.workers import Workers
+from elasticdl.master.core.world import Worlds
+from elasticdl_client.goodput import PsState, summary
+
+_MANY = (  # events that come often, and after which every slot has in it what it had before
+    events.HeartbeatReceived
+    | events.ProgressReported
+    | events.LeaseRequested
+    | events.LeaseQuestioned
+    | events.TaskFinished
+    | events.EvaluationReported
+    | events.CallAbandoned
+    | events.SampleRequested
+    | events.ReadyForWorld
+    | events.WorldWatched
+)
+
+
+class Accounting:
+    """The time of everything that the job wants.
+
+    Args:
+        began_at: of the job, by the clock that `begin` is called with.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        fleet: Fleet,
+        worlds: Worlds,
+        checkpoints: Checkpoints,
+        ending: Ending,
+        began_at: float,
+    ) -> None:
+        self._workers = workers
+        self._fleet = fleet
+        self._worlds = worlds
+        self._checkpoints = checkpoints
+        self._ending = ending
+        self._began_at = began_at
+        self._offset = 0  # microseconds, so that time never goes back from one life to the next
+
+    def begin(self, unix_now: float) -> None:
+        """An event is about to be handled.
+
+        Args:
+            unix_now: seconds since the Unix epoch; within a life of the master it never goes back.
+        """
+        now = self._micros(unix_now)
+        self._workers.times.now = self._fleet.servers.times.now = now
+        if not self._fleet.servers.is_complete:
+            self._workers.times.miss_servers()
+
+    def _micros(self, unix_now: float) -> int:
+        return max(self._workers.times.now, round((unix_now - self._began_at) * SECOND) + self._offset)
+
+    def end(self, event: events.Event, commands: Iterable[Command]) -> None:
+        """An event was handled, with these commands."""
+        if self._ending.is_decided and not self._ending.has_failed:
+            self._workers.times.complete()
+        if self._worlds.is_broken:
+            self._workers.times.miss_group()
+        self._fleet.servers.times.save(self._checkpoints.is_running)
+        is_leaving = isinstance(event, events.HeartbeatReceived) and event.leaving
+        if is_leaving or not isinstance(event, _MANY) or any(isinstance(one, CreatePod) for one in commands):
+            self._look_at_slots()
+            for server in self._fleet.servers.all():
+                self._fleet.servers.times.is_at(server.id, _state_of(server))
+
+    def _look_at_slots(self) -> None:
+        pods, times = self._fleet.pods, self._workers.times
+        records = {record.slot: record for record in pods.living(Role.WORKER)}
+        without_room = pods.without_room(Role.WORKER)
+        for slot in range(pods.num_workers):
+            record = records.get(slot)
+            life = self._life(slot, record, slot in without_room)
+            times.is_at(slot, life, record.index if record is not None and life is Life.LIVE else -1)
+
+    def _life(self, slot: int, record: PodRecord | None, has_no_room: bool) -> Life:
+        if self._fleet.pods.is_done(slot):
+            return Life.DONE
+        if record is None:
+            if self._ending.is_decided:
+                return Life.STOPPED
+            has_lost = self._workers.times.has_lost(slot) and not has_no_room
+            return Life.RECOVERING if has_lost else Life.UNSCHEDULED
+        worker = self._workers.get(record.index)
+        if worker is not None:
+            return Life.STOPPED if worker.is_leaving else Life.LIVE
+        return Life.LIVE if record.has_node else Life.UNSCHEDULED
+
+    # For people -----------------------------------------------------------------------------------------------------
+
+    def worker_seconds(self, unix_now: float) -> dict[str, float]:
+        """By `goodput.SlotState`, up to a moment."""
+        return self._workers.times.seconds(self._micros(unix_now))
+
+    def ps_seconds(self, unix_now: float) -> dict[str, float]:
+        """By `goodput.PsState`, up to a moment."""
+        return self._fleet.servers.times.seconds(self._micros(unix_now))
+
+    def lines(self, unix_now: float) -> list[str]:
+        """What to say at the end of the job."""
+        found = {"time": self.worker_seconds(unix_now), "time of servers": self.ps_seconds(unix_now)}
+        return [f"{head}: {text}" for head, seconds in found.items() if (text := summary(seconds))]
+
+    # The journal ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        times = {"workers": self._workers.times.snapshot(), "servers": self._fleet.servers.times.snapshot()}
+        return {"began_at": self._began_at, "offset": self._offset, **times}
+
+    def restore(self, saved: Mapping[str, Any], unix_now: float) -> None:
+        """Takes over what an earlier life knew; the master was away until now."""
+        self._began_at, self._offset = saved["began_at"], saved["offset"]
+        written_at: int = saved["workers"]["now"]
+        self._offset += max(0, written_at - self._micros(unix_now))  # the clock of the wall was set back
+        self.begin(unix_now)
+        self._workers.times.restore(saved["workers"])
+        self._fleet.servers.times.restore(saved["servers"])
+
+    def validate(self) -> None:
+        """All time is accounted for.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        self._workers.times.validate()
+        self._fleet.servers.times.validate()
+
+
+def _state_of(server: Server) -> PsState:
+    """`IDLE` stands for one that serves."""
+    if server.is_lost or not server.incarnation:
+        return PsState.ABSENT
+    return PsState.IDLE if server.is_ready else PsState.RESTORING

@@ -1,0 +1,396 @@
+"""SlotTimes: into what the time of every wanted worker is split, without rest; nothing is decided by it.
+
+A slot is the place of one wanted worker, whatever pod fills it.  Its time is *settled* up to a moment, in whole
+microseconds, so that sums are exact: the settled time of all slots is the sum of all states, after every event.
+
+* While no process reports, the slot's `Life` says what its time is.
+* A process says in each heartbeat how its time was split since its start; the time since the report before is split
+  in that proportion.  Until the next report the present time is shown as the last one was split.
+* Computing is *pending* until something is committed (`committed`: it was useful) or given up (`lost`: it is computed
+  again).  A model that falls back to an older one moves the average of its lost minibatches from useful to repeated.
+* What is missing because the master was away is filled by the first report after it, and otherwise `master_away`.
+
+docs/goodput.md says the same for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from elasticdl_client.goodput import SlotState
+
+SECOND = 1_000_000  # microseconds
+_MOST_SECONDS = 1e10  # that a process may claim; a number, whatever it says
+_SILENCE = 2 * SECOND  # of a lost worker, for which it counts as doing what it did: heartbeats come once a second
+
+_STATES = {  # of worker/activity.py
+    "start": SlotState.STARTING,
+    "compile": SlotState.STARTING,
+    "compute": SlotState.USEFUL,
+    "repeat": SlotState.REPEATED,
+    "ps": SlotState.WAITING_PS,
+    "world": SlotState.WAITING_GROUP,
+    "join": SlotState.WAITING_GROUP,
+    "input": SlotState.INPUT,
+    "evaluate": SlotState.EVALUATING,
+    "export": SlotState.SAVING,
+    "checkpoint": SlotState.SAVING,
+    "idle": SlotState.IDLE,
+}
+
+
+class Life(StrEnum):
+    """What is in a slot; all but `LIVE` say by themselves what the time is."""
+
+    UNSCHEDULED = "unscheduled"  # no pod, or one that waits for a node
+    LIVE = "live"  # a pod that has a node
+    RECOVERING = "recovering"  # a pod was lost, its successor is not created yet
+    STOPPED = "stopped"  # the pod was told to end, or the job is decided
+    DONE = "done"  # its command has ended well: the slot has no time any more
+
+
+_UNREPORTED = {
+    Life.UNSCHEDULED: SlotState.UNSCHEDULED,
+    Life.RECOVERING: SlotState.RECOVERING,
+    Life.STOPPED: SlotState.STOPPED,
+}
+
+
+@dataclass(slots=True)
+class _Slot:
+    """All moments and times are microseconds.
+
+    Attributes:
+        began: when it was first wanted.
+        settled: up to here its time is in the sums.
+        worker_id: of the pod that fills it; -1: none is live.
+        has_lost: a live pod was in it before.
+        incarnation: of the process that reported last; 0: none of this pod has.
+        reported: what it has reported, cumulative by activity.
+        mix: how the time before its last report was split.
+        pending: computing that is neither committed nor lost yet.
+        useful_until, repeated_until: computing up to the later of the two has that fate.
+        away_until: what is not settled before this moment passed while the master was away.
+    """
+
+    began: int = 0
+    settled: int = 0
+    life: Life = Life.UNSCHEDULED
+    worker_id: int = -1
+    has_lost: bool = False
+    incarnation: int = 0
+    pending: int = 0
+    useful_until: int = 0
+    repeated_until: int = 0
+    away_until: int = 0
+    reported: dict[str, int] = field(default_factory=dict)
+    mix: dict[SlotState, int] = field(default_factory=dict)
+
+
+class SlotTimes:
+    """The time of all worker slots of a job.
+
+    Args:
+        num_slots: wanted workers.
+        evaluates: evaluation is the very work of the job: it counts as computing.
+
+    Attributes:
+        now: microseconds since the job's beginning, set by the owner before each event; never smaller than before.
+    """
+
+    def __init__(self, num_slots: int, evaluates: bool = False) -> None:
+        self.now = 0
+        self._evaluates = evaluates
+        self._slots = [_Slot() for _ in range(num_slots)]
+        self._by_worker: dict[int, _Slot] = {}
+        self._sums = dict.fromkeys(SlotState, 0)
+        self._dropped = 0  # time of slots that are not wanted any more
+        self._is_complete = False
+        self._servers_missed_at = -1
+        self._group_broken_at = -1
+
+    # What is in a slot ----------------------------------------------------------------------------------------------
+
+    def has_lost(self, number: int) -> bool:
+        """A pod was live in this slot; if none is any more, it was lost."""
+        return self._slots[number].has_lost or self._slots[number].life is Life.LIVE
+
+    def is_at(self, number: int, life: Life, worker_id: int = -1) -> None:
+        """A slot has this in it from now on; without effect if that is known.
+
+        Args:
+            worker_id: of a live pod.
+        """
+        slot = self._slots[number]
+        if slot.life is life and slot.worker_id == worker_id:
+            return
+        if slot.life is Life.LIVE:
+            self._end_pod(slot, life)
+        else:
+            self._settle_unreported(slot)
+        slot.life, slot.worker_id = life, worker_id
+        if life is Life.LIVE:
+            self._by_worker[worker_id] = slot
+
+    def _end_pod(self, slot: _Slot, life: Life) -> None:
+        """Settles what the process of a slot has not reported, by what it did last."""
+        is_well = self._is_complete or life is Life.DONE
+        if is_well:
+            self._commit(slot)
+        else:
+            self._lose(slot)
+        if life is Life.DONE and not slot.incarnation:  # a command that has spoken to no master
+            self._sums[SlotState.USEFUL] += self.now - slot.settled
+            slot.settled = self.now
+        known = self.now
+        if not is_well and slot.incarnation:
+            known = min(self.now, max(slot.settled, slot.away_until) + _SILENCE)
+        self._add(slot, self._guess(slot, known), known)
+        self._add(slot, {SlotState.RECOVERING: self.now - known}, self.now)
+        self._sums[SlotState.USEFUL if is_well else SlotState.REPEATED] += slot.pending
+        del self._by_worker[slot.worker_id]
+        slot.has_lost = life is not Life.DONE
+        slot.incarnation = slot.pending = slot.useful_until = slot.repeated_until = slot.away_until = 0
+        slot.reported, slot.mix = {}, {}
+
+    def _settle_unreported(self, slot: _Slot) -> None:
+        if slot.life is not Life.DONE:
+            self._sums[_UNREPORTED[slot.life]] += self.now - slot.settled
+            slot.settled = self.now
+
+    # What happens meanwhile -----------------------------------------------------------------------------------------
+
+    def miss_servers(self) -> None:
+        """Parameter servers are missing now: who has no task waits for them."""
+        self._servers_missed_at = self.now
+
+    def miss_group(self) -> None:
+        """A group has broken and none stands yet: who waits for one recovers."""
+        self._group_broken_at = self.now
+
+    # What processes report ------------------------------------------------------------------------------------------
+
+    def report(self, worker_id: int, incarnation: int, seconds: Mapping[str, float]) -> None:
+        """A process says how its time was split since its start.
+
+        Args:
+            seconds: cumulative, by activity; empty: it says nothing.
+        """
+        slot = self._by_worker.get(worker_id)
+        if slot is None or not seconds:
+            return
+        microseconds = {activity: _microseconds(value) for activity, value in seconds.items()}
+        is_first = incarnation != slot.incarnation
+        before = {} if is_first else slot.reported
+        weights = self._weights(slot, {name: us - before.get(name, 0) for name, us in microseconds.items()})
+        length = self.now - slot.settled
+        covered = sum(weights.values())
+        if is_first and covered > length:  # the beginning of the process is settled already
+            known = min(covered - length, weights.get(SlotState.STARTING, 0))
+            weights[SlotState.STARTING] = weights.get(SlotState.STARTING, 0) - known
+            covered -= known
+        parts = dict.fromkeys(SlotState, 0)
+        unseen = max(0, min(self.now, slot.away_until) - slot.settled)
+        away = min(unseen, max(0, length - covered))
+        idle = min(unseen - away, weights.get(SlotState.IDLE, 0))  # nothing could be asked for
+        weights[SlotState.IDLE] = weights.get(SlotState.IDLE, 0) - idle
+        weights[SlotState.MASTER_AWAY] = weights.get(SlotState.MASTER_AWAY, 0) + idle
+        parts[SlotState.MASTER_AWAY] += away
+        if is_first and length - away > covered:
+            begun = SlotState.RECOVERING if slot.incarnation else SlotState.STARTING
+            parts[begun] += length - away - covered
+        rest = length - sum(parts.values())
+        for state, share in _spread(rest, weights if covered else {SlotState.UNKNOWN: 1}).items():
+            parts[state] += share
+        self._add(slot, parts, self.now)
+        slot.incarnation, slot.reported = incarnation, microseconds
+        if covered:
+            slot.mix = {state: us for state, us in weights.items() if us}
+
+    def _weights(self, slot: _Slot, by_activity: Mapping[str, int]) -> dict[SlotState, int]:
+        weights: dict[SlotState, int] = {}
+        for activity, us in by_activity.items():
+            state = _STATES.get(activity, SlotState.UNKNOWN)
+            if activity == "idle" and self._servers_missed_at >= slot.settled:
+                state = SlotState.WAITING_PS
+            elif activity == "join" and self._group_broken_at >= slot.settled:
+                state = SlotState.RECOVERING
+            elif activity == "evaluate" and self._evaluates:
+                state = SlotState.USEFUL
+            weights[state] = weights.get(state, 0) + max(0, us)
+        return weights
+
+    # What becomes of what was computed ------------------------------------------------------------------------------
+
+    def committed(self, worker_id: int) -> None:
+        """What a worker has computed so far is in the model."""
+        if (slot := self._by_worker.get(worker_id)) is not None:
+            self._commit(slot)
+
+    def lost(self, worker_id: int) -> None:
+        """What a worker has computed since it committed something last is in no model."""
+        if (slot := self._by_worker.get(worker_id)) is not None:
+            self._lose(slot)
+
+    def complete(self) -> None:
+        """The job has reached its end: all that was computed is in what it leaves."""
+        self._is_complete = True
+        for slot in self._slots:
+            self._commit(slot)
+
+    def fell_back(self, num_lost: int, num_before: int) -> None:
+        """The model is an older one.
+
+        Args:
+            num_lost: minibatches that it does not hold any more.
+            num_before: that it held before.
+        """
+        if 0 < num_lost <= num_before:
+            moved = self._sums[SlotState.USEFUL] * num_lost // num_before
+            self._sums[SlotState.USEFUL] -= moved
+            self._sums[SlotState.REPEATED] += moved
+
+    def _commit(self, slot: _Slot) -> None:
+        self._sums[SlotState.USEFUL] += slot.pending
+        slot.pending, slot.useful_until = 0, self.now
+
+    def _lose(self, slot: _Slot) -> None:
+        if self._is_complete:
+            self._commit(slot)
+        elif slot.useful_until < self.now:
+            self._sums[SlotState.REPEATED] += slot.pending
+            slot.pending, slot.repeated_until = 0, self.now
+
+    # Sums -----------------------------------------------------------------------------------------------------------
+
+    def seconds(self, now: int | None = None) -> dict[str, float]:
+        """Return the seconds by state, up to a moment: those of every wanted slot since it was first wanted.
+
+        Computing that is neither committed nor lost is shown as useful.
+        """
+        now = self.now if now is None else max(now, self.now)
+        sums = dict(self._sums)
+        for slot in self._slots:
+            sums[SlotState.USEFUL] += slot.pending
+            for state, us in self._guess(slot, now).items():
+                sums[state] += us
+        return {state.value: us / SECOND for state, us in sums.items()}
+
+    def _guess(self, slot: _Slot, until: int) -> dict[SlotState, int]:
+        """How the time of a slot that is not settled is probably split."""
+        length = until - slot.settled
+        if slot.life is Life.DONE:
+            return {}
+        if slot.life is not Life.LIVE:
+            return {_UNREPORTED[slot.life]: length}
+        away = max(0, min(until, slot.away_until) - slot.settled)
+        parts = _spread(length - away, slot.mix or {SlotState.STARTING: 1})
+        parts[SlotState.MASTER_AWAY] = parts.get(SlotState.MASTER_AWAY, 0) + away
+        return parts
+
+    def _add(self, slot: _Slot, parts: Mapping[SlotState, int], until: int) -> None:
+        """Settles a slot's time up to a moment; the parts make it up."""
+        for state, us in parts.items():
+            if state is SlotState.USEFUL:
+                self._add_computing(slot, us, until)
+            else:
+                self._sums[state] += us
+        slot.settled = until
+
+    def _add_computing(self, slot: _Slot, us: int, until: int) -> None:
+        """What was computed, evenly over the time since `settled`, has the fate of its moment."""
+        length = until - slot.settled
+        if self._is_complete or not length:
+            self._sums[SlotState.USEFUL] += us
+            return
+        useful = us * _within(slot.useful_until, slot.settled, until) // length
+        repeated = us * _within(slot.repeated_until, slot.settled, until) // length
+        if slot.repeated_until > slot.useful_until:
+            repeated -= useful
+        else:
+            useful -= repeated
+        self._sums[SlotState.USEFUL] += useful
+        self._sums[SlotState.REPEATED] += repeated
+        slot.pending += us - useful - repeated
+
+    # The journal ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "now": self.now,
+            "sums": {state.value: us for state, us in self._sums.items() if us},
+            "dropped": self._dropped,
+            "slots": [
+                [
+                    *(slot.began, slot.settled, slot.life.value, slot.worker_id, slot.has_lost, slot.incarnation),
+                    *(slot.pending, slot.useful_until, slot.repeated_until, slot.away_until),
+                    slot.reported,
+                    {state.value: us for state, us in slot.mix.items()},
+                ]
+                for slot in self._slots
+            ],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Takes over what an earlier life knew; `now` is set already."""
+        self._sums = {state: saved["sums"].get(state.value, 0) for state in SlotState}
+        self._dropped = saved["dropped"]
+        slots = [_restored(values) for values in saved["slots"]]
+        for slot in slots:
+            slot.away_until = self.now
+            if slot.life not in (Life.LIVE, Life.DONE):  # nothing will be said of it
+                self._add(slot, {SlotState.MASTER_AWAY: self.now - slot.settled}, self.now)
+        num_wanted = len(self._slots)
+        for slot in slots[num_wanted:]:
+            self._drop(slot)
+        added = (_Slot(began=self.now, settled=self.now) for _ in range(num_wanted - len(slots)))
+        self._slots = [*slots[:num_wanted], *added]
+        self._by_worker = {slot.worker_id: slot for slot in self._slots if slot.life is Life.LIVE}
+
+    def _drop(self, slot: _Slot) -> None:
+        """A slot is not wanted any more."""
+        if slot.life is Life.LIVE:
+            self._add(slot, self._guess(slot, self.now), self.now)
+        self._sums[SlotState.USEFUL] += slot.pending
+        self._dropped += slot.settled - slot.began
+
+    def validate(self) -> None:
+        """Every microsecond of every slot is in exactly one state.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        assert min(self._sums.values()) >= 0, self._sums
+        assert all(0 <= slot.began <= slot.settled <= self.now and slot.pending >= 0 for slot in self._slots)
+        settled = self._dropped + sum(slot.settled - slot.began for slot in self._slots)
+        assert sum(self._sums.values()) + sum(slot.pending for slot in self._slots) == settled
+        assert set(map(id, self._by_worker.values())) == {id(one) for one in self._slots if one.life is Life.LIVE}
+
+
+def _restored(values: Iterable[Any]) -> _Slot:
+    began, settled, life, worker_id, has_lost, incarnation, pending, useful, repeated, away, reported, mix = values
+    return _Slot(
+        *(began, settled, Life(life), worker_id, has_lost, incarnation, pending, useful, repeated, away),
+        dict(reported),
+        {SlotState(state): us for state, us in mix.items()},
+    )
+
+
+def _microseconds(seconds: float) -> int:
+    return int(min(seconds, _MOST_SECONDS) * SECOND) if seconds > 0 else 0
+
+
+def _within(moment: int, start: int, end: int) -> int:
+    """How much of an interval is before a moment."""
+    return max(0, min(moment, end) - start)
+
+
+def _spread(total: int, weights: Mapping[SlotState, int]) -> dict[SlotState, int]:
+    """Split a total in proportion to the weights, which are not all 0, exactly; the largest gets what is left over."""
+    whole = sum(weights.values())
+    parts = {state: total * weight // whole for state, weight in weights.items() if weight}
+    parts[max(parts, key=lambda state: weights[state])] += total - sum(parts.values())
+    return parts
