@@ -21,8 +21,10 @@ from typing import Any, Protocol
 
 from elasticdl.master.core.status import Status
 from elasticdl_client.errors import JobError
+from elasticdl_client.goodput import goodput
 
 PREFIX = "evaluation/"  # of the metrics' tags
+TIME_PREFIX = "time/"  # of the workers' seconds by state
 _CLOSE_S = 5.0
 _RETRY_S = 30.0  # after a write that failed
 
@@ -102,6 +104,8 @@ class TensorBoardLog:
         if status.model_version != self._last_step:
             self._last_step = status.model_version
             values["records_per_second"] = status.records_per_second
+            values["goodput"] = goodput(status.worker_seconds)
+            values |= {TIME_PREFIX + state: seconds for state, seconds in status.worker_seconds.items()}
             for name, value in (("loss", status.loss), ("learning_rate", status.learning_rate)):
                 if value is not None:
                     values[name] = value

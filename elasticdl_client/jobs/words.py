@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from elasticdl_client import progress, report
 from elasticdl_client.durations import age
+from elasticdl_client.goodput import summary
 from elasticdl_client.job_status import JobStatus, PsStatus
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.news import metrics_text
@@ -115,6 +116,7 @@ def page(job: Job, now: float) -> str:
     head += [("Message", text) for text in [*messages(job), waiting_for(job)]]
     head += [("To do", what_to_do(job)), *_progress(status, with_rate=not is_over)]
     head += [("Time", progress.time_text(status, with_eta=not is_over))]
+    head += [("Goodput", summary(status.worker_seconds)), ("PS time", summary(status.ps_seconds))]
     head += [("Workers", _pod_counts(status, "worker", status.workers_alive, status.workers_wanted))]
     head += [("PS", _pod_counts(status, "ps", status.ps_alive, status.ps_wanted) if status.ps_wanted else "")]
     head += [("Staleness", progress.staleness_text(status))]

@@ -41,6 +41,15 @@ def test_a_job_is_written_as_it_goes_on_and_nothing_is_written_twice(tmp_path: P
     assert found["evaluation/accuracy"] == [(20, 0.75)]
 
 
+def test_where_the_time_has_gone_is_written_with_each_step(tmp_path: Path) -> None:
+    log = TensorBoardLog(str(tmp_path), 1, 0)
+    log.look(status(model_version=10, worker_seconds={"useful": 6.0, "starting": 2.0}))
+    log.close()
+    found = scalars(tmp_path)
+    assert found["goodput"] == [(10, 0.75)]
+    assert (found["time/useful"], found["time/starting"]) == ([(10, 6.0)], [(10, 2.0)])
+
+
 def test_a_new_life_of_the_master_writes_a_file_of_its_own_and_takes_over_at_its_step(tmp_path: Path) -> None:
     first = TensorBoardLog(str(tmp_path), 1, 0)
     for step in (10, 20, 30):
