@@ -59,6 +59,7 @@ class JobSeries:
         self._limit = limit
         self._points: list[SeriesPoint] = []
         self._gap_s = MIN_GAP_S
+        self._saved: dict[str, Any] | None = None  # for the journal, which is written more often than there are points
         for point in points:
             self.add(point)
 
@@ -78,6 +79,7 @@ class JobSeries:
         """
         if self._points and point.at <= self._points[-1].at:
             return
+        self._saved = None
         if len(self._points) > 1 and self._points[-1].at - self._points[-2].at < self._gap_s:
             self._points[-1] = point
         else:
@@ -90,7 +92,12 @@ class JobSeries:
             self._gap_s = max(2 * self._gap_s, (newest.at - self._points[0].at) / (len(self._points) - 1))
 
     def to_journal(self) -> dict[str, Any]:
-        """The series as the master's core keeps it in its snapshot; of JSON's types only."""
+        """The series as the master's core keeps it in its snapshot; of JSON's types only, and not to be changed."""
+        if self._saved is None:
+            self._saved = self._to_plain()
+        return self._saved
+
+    def _to_plain(self) -> dict[str, Any]:
         metrics = sorted({name for point in self._points for name in point.metrics})
         states = sorted({state for point in self._points for state in point.worker_seconds})
         return {

@@ -266,6 +266,30 @@ def reach(page: Page, what: str) -> None:
     raise AssertionError(f"Tab does not reach {what}")
 
 
+def test_a_stopped_job_is_resumed_and_ends(chrome: Browser, tmp_path: Path) -> None:
+    job_dir = tmp_path / "home" / ".elasticdl" / "jobs" / "digits"
+    job_dir.parent.mkdir(parents=True)
+    job = NUMPY_DIGITS.local_job(job_dir, NUMPY_DIGITS.make_data(tmp_path), num_epochs=4, checkpoint_steps=20).start()
+    pace = {"PACE_FILE": str(job_dir.with_name("digits.pace"))}
+    dashboard = RunningDashboard(tmp_path / "home", **pace)
+    try:
+        with opened(chrome, dashboard) as page:
+            job.wait_for_version(40)
+            open_job(page, "digits")
+            expect(page.locator(".head .badge")).to_have_text("Running")
+            assert page.get_by_role("button", name="Resume").count() == 0
+            job.hurry()
+            job.end()
+            page.get_by_role("button", name="Resume").click()
+            page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+            expect(page.get_by_role("dialog")).to_be_hidden()
+            expect(page.locator(".head .badge")).to_have_text("Succeeded")
+            expect(page.locator(".lane[data-pod=master]")).to_be_visible()
+    finally:
+        dashboard.stop()
+        job.end()
+
+
 def test_a_job_is_deleted_only_after_a_confirmation(chrome: Browser, tmp_path: Path) -> None:
     job_dir = tmp_path / ".elasticdl" / "jobs" / "job"
     write_job(job_dir, JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))

@@ -19,7 +19,9 @@ export class JobView {
     this.tab = "overview";
     this.axis = "time";
     this.history = new History();
-    this.head = el("div", { class: "head" });
+    this.title = el("div", { class: "title" });
+    this.figures = el("div", { class: "facts" });
+    this.head = el("div", { class: "head" }, this.title, this.figures);
     this.tabs = el("nav", { class: "tabs", "aria-label": "Parts of the job's page" });
     this.body = el("div");
     this.element = el("div", null, this.head, this.tabs, this.body);
@@ -34,8 +36,9 @@ export class JobView {
     this.coverage = el("div");
     this.switch = el("div", { class: "switch", role: "group", "aria-label": "Along" }, ["time", "steps"].map((axis) =>
       el("button", { type: "button", "aria-pressed": String(axis === this.axis), "data-axis": axis, onclick: () => this.along(axis) }, axis)));
+    this.life = el("div", { class: "wide tools" }, el("h2", null, "Over its life"), el("span", { class: "grow" }), this.switch);
     this.overview = el("div", { class: "grid" }, this.troubles, this.lanes.element,
-      el("div", { class: "wide tools" }, el("h2", null, "Over its life"), el("span", { class: "grow" }), this.switch),
+      this.life,
       this.charts.map((chart) => chart.element), this.goodput.element, this.sums, this.coverage);
     this.pods = el("div", { class: "grid" });
     this.explain = el("div");
@@ -71,7 +74,8 @@ export class JobView {
     const job = this.job;
     if (!job) return;
     document.title = `${job.name} · ElasticDL`;
-    update(this.head, [headOf(job), this.act.allowed], () => this.heading(job));
+    update(this.title, [job.name, job.phase, job.runtime, job.namespace, job.generation, job.actions, this.act.allowed], () => this.heading(job));
+    update(this.figures, figuresOf(job), () => figures(job));
     update(this.tabs, this.tab, () => Object.entries(TABS).map(([tab, text]) => el("a", { href: `#/job/${this.id}/${tab}`, "aria-current": tab === this.tab ? "page" : null }, text)));
     const part = { overview: this.overview, explain: this.explain, pods: this.pods, events: this.events.element, logs: this.logs.element }[this.tab];
     if (this.body.firstChild !== part) this.body.replaceChildren(part);
@@ -86,7 +90,7 @@ export class JobView {
     const newest = job.diagnoses.slice(0, SHOWN_TROUBLES);
     update(this.troubles, [newest, job.diagnoses.length], () => newest.length ? card("What went wrong",
       el("a", { href: `#/job/${this.id}/explain` }, job.diagnoses.length > newest.length ? `all ${job.diagnoses.length}` : "why, and what to do"),
-      el("ol", { class: "list" }, newest.map((one) => el("li", { class: "diagnosis" }, diagnosisHead(one), el("p", { class: "note" }, sentence(one.why.at(-1) ?? one.advice)))))) : null);
+      el("ol", { class: "list" }, newest.map((one) => el("li", { class: "diagnosis" }, diagnosisHead(one), el("p", { class: "note" }, sentence(one.why[0] ?? one.advice)))))) : null);
     this.troubles.hidden = !newest.length;
     const times = [...job.lanes.flatMap((lane) => lane.spans.flatMap(([, from, to]) => [from, to])), ...this.history.list.map((event) => event.at)];
     const [begin, until] = times.reduce(([low, high], at) => [Math.min(low, at), Math.max(high, at)], [Infinity, -Infinity]);
@@ -94,6 +98,7 @@ export class JobView {
     this.lanes.element.hidden = !times.length;
     for (const chart of this.charts) chart.show(job.series, this.axis);
     this.goodput.show(job.series, "time");
+    this.life.hidden = this.charts.every((chart) => chart.element.hidden);
     update(this.sums, [job.worker_seconds, document.documentElement.dataset.theme], () => (job.worker_seconds.length ? card("Workers' time in all", null, stack(job.worker_seconds)) : null));
     update(this.coverage, job.coverage, () => (job.coverage.length ? coverageCard(job.coverage) : null));
     this.sums.hidden = !job.worker_seconds.length;
@@ -105,34 +110,35 @@ export class JobView {
     const buttons = [];
     if (this.act.allowed && job.actions.includes("resume")) buttons.push(el("button", { type: "button", class: "primary", onclick: () => this.act.confirm("resume", job) }, "Resume"));
     if (this.act.allowed && job.actions.includes("delete")) buttons.push(el("button", { type: "button", class: "danger", onclick: () => this.act.confirm("delete", job) }, "Delete"));
-    const left = job.eta;
-    const figure = (title, value, small) => el("div", null, el("dt", null, title), el("dd", null, value, el("small", null, small)));
-    const metrics = Object.entries(job.metrics).slice(0, 2).map(([name, value]) => figure(name, number(value), `step ${count(job.metrics_step)}`));
-    return [
-      el("div", { class: "title" }, el("h1", null, job.name), badge(job.phase),
-        el("span", { class: "soft" }, [job.runtime, job.namespace, job.generation > 1 ? `master restarted ${job.generation - 1} ×` : ""].filter(Boolean).join(" · ")),
-        el("div", { class: "tools" }, buttons)),
-      bar(job),
-      job.notes.map((text) => el("p", { class: "note" }, text)),
-      job.problem ? el("p", { class: "problem" }, job.problem) : null,
-      el("dl", { class: "figures" },
-        figure("Records", job.records_total ? percent(job.records_done / job.records_total) : count(job.records_done), job.records_total ? `of ${compact(job.records_total)}` : ""),
-        figure("Epoch", job.epoch ? String(job.epoch) : "–", job.num_epochs > 0 ? `of ${job.num_epochs}` : ""),
-        figure("Step", count(job.step)), figure("Loss", number(job.loss)), metrics,
-        job.phase === "Running" ? figure("Records/s", job.rate ? compact(job.rate) : "–") : null,
-        left !== null ? figure("Time left", duration(left), "about") : figure("Took", job.started_at ? duration(job.updated_at - job.started_at) : "–"),
-        figure("Workers", ...alive(job, job.workers)), job.ps[1] ? figure("Servers", ...alive(job, job.ps)) : null,
-        figure("Goodput", job.goodput === null ? "–" : percent(job.goodput))),
-    ];
+    const where = [job.runtime, job.namespace, job.generation > 1 ? `master restarted ${job.generation - 1} ×` : ""];
+    return [el("h1", null, job.name), badge(job.phase), el("span", { class: "soft" }, where.filter(Boolean).join(" · ")), el("div", { class: "tools" }, buttons)];
   }
+}
+
+function figures(job) {
+  const figure = (title, value, small) => el("div", null, el("dt", null, title), el("dd", null, value, el("small", null, small)));
+  const metrics = Object.entries(job.metrics).slice(0, 2).map(([name, value]) => figure(name, number(value), `step ${count(job.metrics_step)}`));
+  return [
+    bar(job),
+    job.notes.map((text) => el("p", { class: "note" }, text)),
+    job.problem ? el("p", { class: "problem" }, job.problem) : null,
+    el("dl", { class: "figures" },
+      figure("Records", job.records_total ? percent(job.records_done / job.records_total) : count(job.records_done), job.records_total ? `of ${compact(job.records_total)}` : ""),
+      figure("Epoch", job.epoch ? String(job.epoch) : "–", job.num_epochs > 0 ? `of ${job.num_epochs}` : ""),
+      figure("Step", count(job.step)), figure("Loss", number(job.loss)), metrics,
+      job.phase === "Running" ? figure("Records/s", job.rate ? compact(job.rate) : "–") : null,
+      job.eta !== null ? figure("Time left", duration(job.eta), "about") : figure("Took", job.started_at ? duration(job.updated_at - job.started_at) : "–"),
+      figure("Workers", ...alive(job, job.workers)), job.ps[1] ? figure("Servers", ...alive(job, job.ps)) : null,
+      figure("Goodput", job.goodput === null ? "–" : percent(job.goodput))),
+  ];
 }
 
 const alive = (job, [now, wanted]) => (["Running", "Pending"].includes(job.phase) ? [String(now), `of ${wanted}`] : [String(wanted), "wanted"]);
 
-// What the head shows: the times that change with each status are left out where it does not.
-function headOf(job) {
-  const { lanes, series, pods, servers, staleness, updated_at, ...rest } = job;
-  return { ...rest, took: job.phase === "Running" ? 0 : updated_at };
+// What the figures show: not what has a place of its own.
+function figuresOf(job) {
+  const { lanes, series, pods, servers, staleness, coverage, diagnoses, ...rest } = job;
+  return rest;
 }
 
 function stack(shares) {
