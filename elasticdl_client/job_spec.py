@@ -282,6 +282,12 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "only report it.",
         Group.FAULTS,
     )
+    straggler_action: Remedy = flag(
+        Remedy.REPORT,
+        "What to do about a worker that computes 1.5 times as long as the others for minutes: report it, or also "
+        "replace it, at most one in 10 minutes.",
+        Group.FAULTS,
+    )
     master_timeout: float = flag(
         300.0,
         "Seconds that workers and parameter servers run without a master before they end.",

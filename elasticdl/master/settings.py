@@ -62,6 +62,7 @@ def settings_of(spec: JobSpec) -> JobSettings:
         step_timeout=spec.step_timeout,
         hang_timeout=spec.hang_timeout,
         hang_action=Remedy(str(spec.hang_action)),
+        straggler_action=Remedy(str(spec.straggler_action)),
         max_task_failures=spec.max_task_failures,
         max_bad_records=spec.max_bad_records,
         bad_records_dir=spec.bad_records_dir,

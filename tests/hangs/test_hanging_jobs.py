@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,22 +12,15 @@ import pytest
 
 from elasticdl.cluster.cluster import Role
 from elasticdl_client.explain.diagnosis import Trouble
-from elasticdl_client.job_events import EventKind, JobEvent, read_journal
+from elasticdl_client.job_events import EventKind, JobEvent
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.scenarios import coverage_of
 from tests.explain.explained import the_trouble
 from tests.hangs import hanging_digits, hanging_script
+from tests.hangs.job_events import events_of
 
 PS = {"num_ps_pods": 1}
 GROUP = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2}
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("digits")
-    argv = [sys.executable, "scripts/gen_dataset.py", "digits", "--output", str(output)]
-    subprocess.run(argv, cwd=REPOSITORY, check=True, capture_output=True)
-    return output / "train"
 
 
 def job_of(tmp_path: Path, data: Path, hangs_in: str, **flags: object) -> LocalJob:
@@ -48,11 +40,6 @@ def job_of(tmp_path: Path, data: Path, hangs_in: str, **flags: object) -> LocalJ
         },
         environment={"HANG_IN": hangs_in, "HANG_MARK": str(tmp_path / "mark")},
     )
-
-
-def events_of(job: LocalJob, kind: EventKind) -> list[JobEvent]:
-    history = read_journal((job.job_dir / "journal.json").read_bytes())
-    return [event for event in history.events if event.kind is kind]
 
 
 def line_of(event: JobEvent) -> str:

@@ -28,6 +28,7 @@ from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
 from elasticdl.master.core.servers import Server, Servers
 from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.stragglers import Stragglers
 from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.values import Level, Partition, Phase, Role, TaskType
 from elasticdl.master.core.work import Work
@@ -36,6 +37,7 @@ from elasticdl.master.core.world import Worlds
 from elasticdl_client.job_events import Detail, EventKind
 
 _NUMBERS = re.compile(r"\d+")
+_REASONS_TO_REPLACE = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW, EventKind.LEASE_LOST)
 _NEAR_LIMIT = 0.9  # of a pod's memory
 
 
@@ -69,6 +71,8 @@ class Fleet:
         self.pods = Pods(settings)
         self.servers = Servers(settings.num_own_servers, generation)
         self.hangs = Hangs(settings, workers, work, worlds, out)
+        # An earlier life of the master may have replaced one just before its end.
+        self._stragglers = Stragglers(settings, workers, out, replaced_at=-1.0 if generation == 1 else 0.0)
         self._create_message = ""
         self._resize_message = ""
         self._can_resize = True  # as far as known
@@ -98,6 +102,7 @@ class Fleet:
             self._worker_leaves(worker, clock)
         revoked = self._work.leases.renew(worker.id, event.positions, clock)
         wants_stacks = self.hangs.on_heartbeat(worker, event, clock)
+        self._stragglers.on_heartbeat(worker, event, clock)
         self._workers.heard(worker, event.positions, event.activity, event.seconds, clock)
         known = worker.has_joined or worker.is_leaving
         version = self._worlds.newest_version
@@ -446,6 +451,10 @@ class Fleet:
                 if record.role is Role.WORKER:
                     self.hangs.is_silent(record.index, record.state, clock)
                 self._replace(record, why, clock)
+        slow = self._stragglers.find(clock)
+        slow_pod = None if slow is None else self.pods.get(Role.WORKER, slow.worker_id)
+        if slow is not None and slow_pod is not None and not slow_pod.is_leaving:
+            self._replace(slow_pod, slow.why, clock)
 
     def _why_replaced(self, record: PodRecord, clock: float) -> str:
         """Why a pod must be replaced; empty when it need not be."""
@@ -473,7 +482,7 @@ class Fleet:
 
     def _replace(self, record: PodRecord, why: str, clock: float) -> None:
         record.is_leaving = True
-        cause = self._out.events.newest_about(record.subject, EventKind.WORKER_HUNG, EventKind.LEASE_LOST)
+        cause = self._out.events.newest_about(record.subject, *_REASONS_TO_REPLACE)
         given_up = self._out.events.add(EventKind.POD_GIVEN_UP, record.subject, why, cause)
         self._truth.doubt_session(record.role, record.slot)
         self._out.persist()

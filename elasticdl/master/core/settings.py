@@ -49,6 +49,8 @@ class JobSettings:
         min_workers: AllReduce: a world has at least so many members.
         fixed_global_batch: AllReduce: records of every step, of the whole world; 0: each member brings a minibatch.
         hang_timeout: a worker with a history hangs after this long in one minibatch, at the earliest.
+        straggler_window: seconds over which workers are compared; minutes, so that neither one large file nor the
+            checkpoint of a neighbour on its node makes a straggler.
         long_poll: after this long a request for a lease is answered with `NoLeaseNow`.
     """
 
@@ -76,6 +78,8 @@ class JobSettings:
     step_timeout: float = 600.0
     hang_timeout: float = 300.0
     hang_action: Remedy = Remedy.REPLACE
+    straggler_action: Remedy = Remedy.REPORT
+    straggler_window: float = 180.0
     silence_timeout: float = 60.0
     collective_timeout: float = 5.0
     min_workers: int = 1

@@ -237,12 +237,17 @@ class Tasks:
             )
         return remarks
 
-    def finish(self, name: TaskName, num_minibatches: int, surplus: int = 0) -> None:
-        """A leased task has `num_minibatches`, all of them committed, with `surplus` samples beyond one a record."""
-        self._commit(name, Applied.of(num_minibatches))
+    def finish(self, name: TaskName, num_minibatches: int, surplus: int = 0) -> int:
+        """A leased task has `num_minibatches`, all of them committed, with `surplus` samples beyond one a record.
+
+        Returns:
+            How many of them were not known to be.
+        """
+        new = self._commit(name, Applied.of(num_minibatches))
         epoch, task = self.epochs[name[0]], name[1]
         epoch.change(task, epoch.applied(task), num_minibatches, surplus)
         epoch.leased.remove(task)
+        return new
 
     @property
     def has_surplus(self) -> bool:

@@ -302,8 +302,8 @@ class Work:
         is_new = self.tasks.skip(name, event.skipped) > 0
         if is_new:
             self._out.persist()
-        if self.tasks.commit(name, event.committed):
-            self._has_committed(worker)
+        if num_new := self.tasks.commit(name, event.committed):
+            self._has_committed(worker, num_new)
         self.losses.reported(event, lease, is_new, self.tasks)
 
     def _finished(self, event: TaskFinished, lease: Lease, worker: Worker) -> None:
@@ -311,7 +311,8 @@ class Work:
         if self._is_planned(lease):
             if event.surplus and not self.tasks.has_surplus:
                 self._warn_of_surplus(event, lease)
-            self.tasks.finish((lease.epoch, lease.task), event.num_minibatches, event.surplus)
+            num_new = self.tasks.finish((lease.epoch, lease.task), event.num_minibatches, event.surplus)
+            self._count(worker, num_new)
             self._out.log(f"Task:{lease.task} completed, {self.tasks.num_remaining} remaining tasks")
             epoch = self.tasks.epochs[lease.epoch]
             if epoch.complete and self._settings.trains:
@@ -414,9 +415,17 @@ class Work:
         self._charges.task_finished(key_of(lease))
         self._has_committed(worker)
 
-    def _has_committed(self, worker: Worker) -> None:
+    def _count(self, worker: Worker, num_minibatches: int) -> None:
+        """Adds to what workers have computed; with a fixed global batch all members compute the same share."""
+        members = [member for one in self._worlds.members if (member := self._workers.get(one)) is not None]
+        shared = members if self._settings.fixed_global_batch and members else [worker]
+        for one in shared:
+            one.num_minibatches += num_minibatches / len(shared)
+
+    def _has_committed(self, worker: Worker, num_minibatches: int = 0) -> None:
         worker.has_committed = True
         self._workers.times.committed(worker.id)
+        self._count(worker, num_minibatches)
         for member in map(self._workers.get, self._worlds.members):  # what one of a world tells is the work of all
             if member is not None:
                 member.has_committed = True

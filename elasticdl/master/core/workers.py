@@ -26,6 +26,7 @@ class Worker:
         only: type that its request asks for; None: any.
         world_version: of the world that it is in, as it said last; 0: in none.
         collective_seconds: for so long it had been inside one collective then.
+        num_minibatches: that it has computed, as far as they were committed in this life of the master.
     """
 
     id: int
@@ -45,6 +46,7 @@ class Worker:
     only: TaskType | None = None
     world_version: int = 0
     collective_seconds: float = 0.0
+    num_minibatches: float = 0.0
 
 
 class Workers:
