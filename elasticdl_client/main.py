@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from elasticdl_client import colors, support
 from elasticdl_client import help as help_text
-from elasticdl_client import support
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError
 from elasticdl_client.flag_sources import gather
@@ -145,7 +145,7 @@ class Commands:
         except FlagError:
             raise
         except ElasticDLError as error:
-            print(f"error: {error}", file=sys.stderr)
+            _print_error(error)
             code = FAILURE
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
@@ -195,6 +195,10 @@ def run(arguments: Sequence[str]) -> NoReturn:
     raise AssertionError(f"command {command} returned")
 
 
+def _print_error(error: ElasticDLError) -> None:
+    print(f"{colors.paint('error:', colors.Color.RED, sys.stderr)} {error}", file=sys.stderr)
+
+
 def main() -> None:
     """The console script."""
     exit_with(lambda: run(sys.argv[1:]))
@@ -205,7 +209,7 @@ def exit_with(action: Callable[[], NoReturn]) -> NoReturn:
     try:
         action()
     except ElasticDLError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _print_error(error)
         sys.exit(USAGE_ERROR)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
+from elasticdl_client import goodput
 from elasticdl_client.durations import age
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_status import EpochCoverage, JobStatus
@@ -59,6 +60,8 @@ def _state(status: JobStatus) -> str:
         parts.append(f"world {status.num_worlds} of {len(status.world)}" if status.world else "no world now")
     if status.ps_wanted:
         parts.append(f"ps {status.ps_alive}/{status.ps_wanted}")
+    if status.worker_seconds:
+        parts.append(f"goodput {goodput.goodput(status.worker_seconds):.0%}")
     if status.epoch:
         parts.append(f"epoch {status.epoch}" + (f"/{status.num_epochs}" if status.num_epochs > 0 else ""))
     if status.model_version:

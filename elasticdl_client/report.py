@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 
-from elasticdl_client import goodput, progress
+from elasticdl_client import colors, goodput, progress
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.durations import age
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
@@ -37,14 +37,15 @@ def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs
     status = ended.status
     if ended.exit_code != 0:
         message = without_frames(ended.message) or "it did not say why."
-        print(f"error: Job {spec.job_name} failed: {message}", file=sys.stderr)
+        error = colors.paint("error:", colors.Color.RED, sys.stderr)
+        print(f"{error} Job {spec.job_name} failed: {message}", file=sys.stderr)
         print(f"  → `elasticdl explain {spec.job_name} {_where(spec)}` says why. {hint}", file=sys.stderr, flush=True)
     for line in _results(status) if status is not None else ():
         print(line)
     if ended.exit_code == 0:
         if status is not None and not status.records_done and not status.records_total:
-            print("warning: the commands have taken no data from ElasticDL: each has run by itself")
-        print(f"Job {spec.job_name} succeeded.")
+            print(_warning("warning: the commands have taken no data from ElasticDL: each has run by itself"))
+        print(colors.paint(f"Job {spec.job_name} succeeded.", colors.Color.GREEN, sys.stdout))
     for name, text in [*_figures(status, history or EventHistory()), *_made(spec, ended), ("logs", logs)]:
         if text:
             print(f"{name}: {text}")
@@ -61,8 +62,12 @@ def _results(status: JobStatus) -> list[str]:
     if staleness := progress.staleness_text(status):
         lines.append(f"staleness of gradients: {staleness}")
     if status.records_skipped:
-        lines.append(f"warning: {status.records_skipped:,} records were left out by --nan_policy=skip")
+        lines.append(_warning(f"warning: {status.records_skipped:,} records were left out by --nan_policy=skip"))
     return lines
+
+
+def _warning(text: str) -> str:
+    return colors.paint(text, colors.Color.YELLOW, sys.stdout)
 
 
 def _figures(status: JobStatus | None, history: EventHistory) -> list[tuple[str, str]]:

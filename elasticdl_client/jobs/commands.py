@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from elasticdl_client import colors
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.explain import words as explain_words
@@ -67,7 +68,8 @@ def _list(options: Options, places: Places) -> int:
     elif options.output == "name":
         _print_lines(f"job/{job.name}" for job in jobs)
     elif jobs:
-        print(words.job_table(jobs, with_namespace=options.all_namespaces, wide=options.output == "wide"))
+        text = words.job_table(jobs, with_namespace=options.all_namespaces, wide=options.output == "wide")
+        print(colors.paint_phases(text, sys.stdout))
     else:
         print(f"No jobs found {places.where}.", file=sys.stderr)
     return 0
@@ -81,7 +83,7 @@ def _status(options: Options, places: Places) -> int:
     if options.output:
         print(words.structured(job.to_plain(), options.output))
     else:
-        print(words.page(job, time.time()))
+        print(colors.paint_phases(words.page(job, time.time()), sys.stdout))
     return 0
 
 
@@ -94,6 +96,7 @@ def _logs(options: Options, places: Places) -> int:
             text = json.dumps({"pod": line.pod, "line": line.text}, ensure_ascii=False)
         else:
             text = f"[{line.pod}] {line.text}" if request.is_of_many else line.text
+            text = colors.paint_log_line(text, sys.stdout)
         print(text, flush=options.follow)
     return 0
 

@@ -12,26 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from elasticdl_client import goodput
+from elasticdl_client import colors, goodput
 from elasticdl_client.durations import age
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.jobs import words
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 LOOK_S = 1.0
-_STYLES = {
-    "Running": "green",
-    "Succeeded": "cyan",
-    "Pending": "yellow",
-    "Stopped": "yellow",
-    "Failed": "bold red",
-}
 _NONE = "-"
 _ORDER = (Phase.RUNNING, Phase.PENDING, Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED)
 _MAX_MESSAGE = 80
@@ -156,24 +146,17 @@ def _try(list_jobs: Callable[[], Sequence[Job]]) -> Sequence[Job] | None:
         return None
 
 
-def _redraw(list_jobs: Callable[[], Sequence[Job]], text: Table, stream: TextIO) -> None:
+def _redraw(list_jobs: Callable[[], Sequence[Job]], table: Table, stream: TextIO) -> None:
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     console = Console(file=stream, highlight=False)
     pause = threading.Event()
     with Live(console=console, auto_refresh=False, vertical_overflow="crop", screen=True) as live:
         while True:
             jobs = _try(list_jobs)
-            shown = text(jobs) if jobs is not None else "The cluster does not answer; it is asked again."
-            live.update(_colored(shown), refresh=True)
+            shown = table(jobs) if jobs is not None else "The cluster does not answer; it is asked again."
+            text = Text.from_ansi(colors.paint_phases(shown, stream), no_wrap=True, overflow="ellipsis")
+            live.update(text, refresh=True)
             pause.wait(LOOK_S)
-
-
-def _colored(text: str) -> Text:
-    from rich.text import Text
-
-    colored = Text(text, no_wrap=True, overflow="ellipsis")
-    for phase, style in _STYLES.items():
-        colored.highlight_regex(rf"(?<=  ){phase}(?=  |$)", style)
-    return colored

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from elasticdl_client import progress
+from elasticdl_client import colors, progress
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.jobs import words
@@ -136,7 +136,8 @@ class _Page:
 
         for headline in self._news.lines(job.status, history):
             self._console.print(headline.text, style="yellow" if headline.is_trouble else None, markup=False)
-        self._live.update(Text(words.page(job, time.time()), no_wrap=True, overflow="ellipsis"), refresh=True)
+        page = colors.paint_phases(words.page(job, time.time()), self._console.file)
+        self._live.update(Text.from_ansi(page, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def say(self, line: str) -> None:
         self._console.print(line, markup=False)

@@ -49,6 +49,9 @@ def test_the_summary_says_where_the_job_is() -> None:
     assert "epoch 1," in summary(endless)
     timed = dataclasses.replace(RUNNING, elapsed_seconds=75.0, eta_seconds=3700.0)
     assert ", 2,346 records/s, elapsed 75s, ETA 61m, workers 1/2, " in summary(timed)
+    assert "workers 1/2, ps 2/2, goodput 75%, epoch" in summary(
+        dataclasses.replace(RUNNING, worker_seconds={"useful": 3.0, "starting": 1.0})
+    )
     assert ", elapsed 75s, workers" in summary(dataclasses.replace(timed, eta_seconds=None))
 
 
