@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 
 from elasticdl_client import goodput
 from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of, one_line
 from elasticdl_client.explain.recovery import as_sentences, evidence, group_change, recovery
-from elasticdl_client.goodput import SlotState
+from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_events import EventKind, JobEvent
+from elasticdl_client.job_status import PsStatus
 
-_MIN_SECONDS = 5.0  # of workers' time; a share of less says nothing
+_MIN_SECONDS = 3.0  # of workers' time; a share of less says nothing
 _SHARE = 0.25  # of the time of the workers that is worth a diagnosis
 _BUSY = 0.7  # of a server's time: its calls queue
+_NOTABLY_BUSY = 0.3  # below that an uneven load holds nothing up
+_LARGE_CALL_BYTES = 1 << 20  # a millisecond or more on the wire and in memory
 _UNEVEN = 2.0  # times the mean of the other servers: the keys, not the number of servers, are to blame
 _THROTTLED_SHARE = 0.05
 _IN_COLLECTIVE = "world"  # the activity of a worker that waits for the other members
@@ -151,7 +155,7 @@ def input_bound(facts: Facts) -> Iterator[Diagnosis]:
             Trouble.INPUT_SLOW,
             ("job",),
             facts.job.status.updated_at,
-            f"Workers spend {share:.0%} of their time waiting for records and `feed`",
+            f"Workers spend {100 * share:.0f} % of their time waiting for records and `feed`",
             (goodput.summary(seconds),),
             "",
             Cost(seconds.get(SlotState.INPUT, 0.0), is_open=not facts.job.has_ended),
@@ -161,43 +165,72 @@ def input_bound(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
+class PsLoad(StrEnum):
+    """What about its parameter servers holds a job up; `evidence["cause"]` of `Trouble.PS_OVERLOADED`."""
+
+    BUSY = "busy"  # their threads
+    HOT_ROWS = "hot rows"  # one of them has far more to do than the others
+    BYTES = "bytes"  # each call carries many
+    CALLS = "calls"  # there are many, and each carries little
+
+
+_PS_CURES = {
+    PsLoad.BUSY: "Start more servers (--num_ps_pods), raise --get_model_steps, or give them more processors "
+    "(--ps_resource_request).",
+    PsLoad.HOT_ROWS: "One server has most of the load: rows of a few hot ids. Raise --get_model_steps, or use larger "
+    "minibatches, so that a row is sent once for many records.",
+    PsLoad.BYTES: "Each call carries much of a large dense model: raise --get_model_steps, start more servers, or "
+    "train with AllReduce.",
+    PsLoad.CALLS: "The servers have time; workers wait for many small calls: raise --minibatch_size or "
+    "--get_model_steps.",
+}
+
+
 def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
     """Parameter servers that hold the workers up."""
     status = facts.job.status
     waiting = _share(status.worker_seconds, SlotState.WAITING_PS)
-    busiest = max(status.ps, key=lambda ps: ps.busy, default=None)
-    if busiest is None or waiting < _SHARE or not status.ps:
+    if waiting < _SHARE or not status.ps:
         return
-    others = [ps.busy for ps in status.ps if ps is not busiest]
-    mean = sum(others) / len(others) if others else busiest.busy  # of those beside the busiest
-    is_uneven = busiest.busy > _UNEVEN * mean
-    if busiest.busy < _BUSY and not is_uneven and not _is_busy(status.ps_seconds):
-        return
-    cure = (
-        "One server has most of the load: rows of a few hot ids. Raise --get_model_steps, or use larger minibatches, "
-        "so that a row is sent once for many records."
-        if is_uneven
-        else "Start more servers (--num_ps_pods), raise --get_model_steps, or give them more processors "
-        "(--ps_resource_request)."
-    )
+    servers = sorted(status.ps, key=lambda ps: -ps.busy)
+    load = _load(servers, status.ps_seconds)
     yield Diagnosis(
         Trouble.PS_OVERLOADED,
-        tuple(f"ps-{ps.id}" for ps in sorted(status.ps, key=lambda ps: -ps.busy)[:3]),
+        tuple(f"ps-{ps.id}" for ps in servers[:3]),
         status.updated_at,
-        f"Workers spend {waiting:.0%} of their time waiting for parameter servers; ps-{busiest.id} is the busiest",
+        f"Workers spend {100 * waiting:.0f} % of their time waiting for parameter servers; the busiest is "
+        f"ps-{servers[0].id}",
         (
             *(
                 f"ps-{ps.id}: {ps.busy:.2f} threads busy, {ps.pushes_per_second:,.0f} pushes/s, "
-                f"{ps.pulls_per_second:,.0f} pulls/s"
-                for ps in status.ps
+                f"{ps.pulls_per_second:,.0f} pulls/s, {(ps.received_per_second + ps.sent_per_second) / 1e6:,.1f} MB/s"
+                for ps in servers
             ),
             goodput.summary(status.worker_seconds),
         ),
         "",
         Cost(status.worker_seconds.get(SlotState.WAITING_PS, 0.0), is_open=not facts.job.has_ended),
-        cure,
-        {"waiting": round(waiting, 4), "busy": round(busiest.busy, 4), "others_busy": round(mean, 4)},
+        _PS_CURES[load],
+        {"cause": load.value, "waiting": round(waiting, 4), "busy": round(servers[0].busy, 4)},
     )
+
+
+def _load(servers: Sequence[PsStatus], seconds: Mapping[str, float]) -> PsLoad:
+    """What holds the workers up.
+
+    Args:
+        servers: the busiest first.
+        seconds: of all servers by state.
+    """
+    others = [ps.busy for ps in servers[1:]]
+    if others and servers[0].busy > max(_NOTABLY_BUSY, _UNEVEN * sum(others) / len(others)):
+        return PsLoad.HOT_ROWS
+    works = seconds.get(PsState.BUSY, 0.0)
+    if servers[0].busy >= _BUSY or works > _BUSY * (works + seconds.get(PsState.IDLE, 0.0)):
+        return PsLoad.BUSY
+    num_calls = sum(ps.pushes + ps.pulls for ps in servers)
+    num_bytes = sum(ps.received_bytes + ps.sent_bytes for ps in servers)
+    return PsLoad.BYTES if num_bytes > _LARGE_CALL_BYTES * num_calls else PsLoad.CALLS
 
 
 def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:
@@ -233,8 +266,3 @@ def _share(seconds: dict[str, float], state: SlotState) -> float:
     outside = (SlotState.UNSCHEDULED, SlotState.STARTING, SlotState.STOPPED)
     whole = sum(value for name, value in seconds.items() if name not in outside)
     return seconds.get(state, 0.0) / whole if whole >= _MIN_SECONDS else 0.0
-
-
-def _is_busy(seconds: dict[str, float]) -> bool:
-    whole = sum(seconds.values())
-    return whole > 0 and seconds.get("busy", 0.0) / whole >= _BUSY

@@ -44,7 +44,7 @@ def _head(explanation: Explanation) -> str:
     job, question = explanation.facts.job, explanation.question
     start = f"Job {job.name} {_STATES[job.phase]}"
     if explanation.goodput is not None:
-        start += f"; {explanation.goodput:.0%} of its workers' time was useful"
+        start += f"; {100 * explanation.goodput:.0f} % of its workers' time was useful"
     count = len(explanation.diagnoses)
     if count:
         newest = ", the newest first" if count > 1 else ""

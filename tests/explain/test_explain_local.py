@@ -14,6 +14,7 @@ import pytest
 from elasticdl.cluster.cluster import Role
 from elasticdl_client.explain.diagnosis import Diagnosis, Trouble
 from elasticdl_client.explain.explanation import Question
+from elasticdl_client.explain.slowness import PsLoad
 from elasticdl_client.jobs import commands
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
@@ -145,6 +146,34 @@ def test_a_healthy_job_says_so_in_one_line_and_workers_without_tasks_are_counted
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("Job digits has succeeded")
     assert line.endswith("No trouble of ps-0 is known.")
+
+
+def test_input_that_workers_wait_for_is_told_with_its_share(tmp_path: Path, digits: Path) -> None:
+    running = replace(SHORT, pace_s=0.005).local_job(tmp_path / "job", digits, validation_data="").start()
+    assert running.wait(60) == 0, running.story()
+    diagnosis = the_trouble(tmp_path / "job", Trouble.INPUT_SLOW)
+    assert float(diagnosis.evidence["share"]) > 0.5
+    assert diagnosis.cost.slot_seconds > 3
+    assert not diagnosis.cost.is_open
+
+
+def test_servers_that_workers_wait_for_are_told_with_the_kind_of_their_load(tmp_path: Path, digits: Path) -> None:
+    """Minibatches of one record: the calls are many and small, and in synchronous mode nothing hides them."""
+    job = replace(SHORT, num_epochs=1000, minibatch_size=1, num_minibatches_per_task=128)
+    running = job.local_job(tmp_path / "job", digits, validation_data="", use_async=False).start()
+    try:
+        running.wait_for_version(1)
+        running.wait_until(
+            "the diagnosis",
+            lambda: any(one.trouble is Trouble.PS_OVERLOADED for one in explained(tmp_path / "job").diagnoses),
+            60,
+        )
+        diagnosis = the_trouble(tmp_path / "job", Trouble.PS_OVERLOADED)
+    finally:
+        running.end()
+    assert diagnosis.cost.is_open
+    assert (diagnosis.subject, diagnosis.evidence["cause"]) == ("ps-0", PsLoad.CALLS)
+    assert float(diagnosis.evidence["waiting"]) > 0.25
 
 
 def pods_of(diagnoses: list[Diagnosis]) -> list[str]:

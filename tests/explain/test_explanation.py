@@ -11,6 +11,7 @@ from elasticdl_client.explain import words
 from elasticdl_client.explain.diagnosis import Diagnosis, Facts, Trouble
 from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.explain.failures import blamed, frames_of_user
+from elasticdl_client.explain.slowness import PsLoad
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
 from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus
 from elasticdl_client.jobs.job import Job, Phase
@@ -198,9 +199,24 @@ def test_where_the_time_goes_is_told_when_it_is_much() -> None:
     assert set(found) == {Trouble.INPUT_SLOW, Trouble.PS_OVERLOADED}
     assert found[Trouble.INPUT_SLOW].evidence["share"] == pytest.approx(1 / 3, abs=1e-4)
     assert found[Trouble.PS_OVERLOADED].subject == "ps-0"
-    assert "hot ids" in found[Trouble.PS_OVERLOADED].advice
+    assert found[Trouble.PS_OVERLOADED].evidence["cause"] == PsLoad.HOT_ROWS
     quick = replace(RUNNING, status=replace(RUNNING.status, worker_seconds={"useful": 90.0, "input": 9.0}, ps=servers))
     assert not diagnosed(Log(), quick)
+
+
+@pytest.mark.parametrize(
+    ("servers", "cause"),
+    [
+        ((PsStatus(0, busy=0.9), PsStatus(1, busy=0.8)), PsLoad.BUSY),
+        ((PsStatus(0, busy=0.9), PsStatus(1, busy=0.2)), PsLoad.HOT_ROWS),
+        ((PsStatus(0, busy=0.2, pushes=100, received_bytes=800_000_000),), PsLoad.BYTES),
+        ((PsStatus(0, busy=0.2, pushes=4000, received_bytes=8_000_000),), PsLoad.CALLS),
+    ],
+)
+def test_what_about_the_servers_holds_workers_up_is_told(servers: tuple[PsStatus, ...], cause: PsLoad) -> None:
+    status = replace(RUNNING.status, worker_seconds={"useful": 30.0, "waiting_ps": 50.0}, ps=servers)
+    (diagnosis,) = diagnosed(Log(), replace(RUNNING, status=status))
+    assert (diagnosis.trouble, diagnosis.evidence["cause"]) == (Trouble.PS_OVERLOADED, cause)
 
 
 def test_an_api_server_that_was_away_is_told_afterwards() -> None:

@@ -1,5 +1,5 @@
 """The digits in NumPy with a part of the user's own that fails, as the variable TROUBLE says: model, feed, loss,
-callback, nan or slow input.
+callback or nan.
 
 For tests that ask what is said of it.
 """
