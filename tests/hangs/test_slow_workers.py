@@ -10,8 +10,10 @@ import pytest
 
 from elasticdl.cluster.cluster import Role
 from elasticdl.worker.cpu_use import cpu_use
+from elasticdl_client.explain.diagnosis import Trouble
 from elasticdl_client.job_events import EventKind
 from tests.chaos.job import REPOSITORY, LocalJob
+from tests.explain.explained import the_trouble
 from tests.hangs import busy_digits
 from tests.hangs.cpu_quota import cpu_quota
 from tests.hangs.job_events import events_of
@@ -89,5 +91,8 @@ def test_a_throttled_worker_is_an_event_with_the_evidence(digits: Path, tmp_path
         assert float(event.details["ratio"]) > 1.5
         assert float(event.details["throttled"]) > 0.1
         assert [given_up.cause for given_up in events_of(job, EventKind.POD_GIVEN_UP)] == [event.number]
+        diagnosis = the_trouble(job.job_dir, Trouble.WORKER_THROTTLED)
+        assert (diagnosis.subjects, diagnosis.evidence["throttled"]) == ((event.subject,), event.details["throttled"])
+        assert "worker-3" in diagnosis.done
     finally:
         job.end()
