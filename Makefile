@@ -178,7 +178,7 @@ format: $(STAMP)
 	@$(BIN)/ruff format .
 
 bench: $(NATIVE)
-	@for benchmark in recordio readers kernels local_train ps_training frappe large_table allreduce; do \
+	@for benchmark in recordio readers kernels local_train ps_training frappe large_table allreduce goodput; do \
 	    echo "==> python -m benchmarks.$$benchmark"; $(BIN)/python -m benchmarks.$$benchmark; done
 
 docs: $(STAMP)
