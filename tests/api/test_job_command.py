@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from elasticdl.cluster.cluster import Role
 from elasticdl_client.explain.diagnosis import Trouble
 from tests.chaos.job import LocalJob
-from tests.chaos.scenarios import coverage_of
+from tests.chaos.scenarios import assert_time_is_known, coverage_of
 from tests.explain.explained import the_trouble
 
 SCRIPT = Path(__file__).with_name("script_of_a_user.py")
@@ -37,6 +37,14 @@ def held_job(tmp_path: Path) -> LocalJob:
         job.start()
         job.wait_until("worker 0 to hold a minibatch", (notes / "held").exists, 60)
     return job
+
+
+def seconds_of(job: LocalJob) -> dict[str, float]:
+    """Of its workers, by state; no more than there were."""
+    status = job.status()
+    assert status is not None
+    assert sum(status.worker_seconds.values()) <= 1.01 * status.elapsed_seconds * status.workers_wanted
+    return status.worker_seconds
 
 
 def noted(tmp_path: Path) -> Counter[tuple[int, int, int]]:
@@ -69,6 +77,7 @@ def test_a_killed_script_loses_nothing_and_has_a_successor(tmp_path: Path) -> No
     assert len(noted(tmp_path)) == 2 * 13
     assert [(c.committed, c.lost) for c in coverage_of(job)] == [(100, 0)] * 2
     assert set(noted(tmp_path).values()) == {1}  # it was held before it was noted
+    assert_time_is_known(seconds_of(job))
     assert "done-2" in {path.name for path in (tmp_path / "notes").glob("done-*")}
 
 
@@ -82,6 +91,7 @@ def test_a_killed_master_is_followed_by_another_and_scripts_go_on(tmp_path: Path
     assert set(noted(tmp_path).values()) == {1}
     assert [(c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(100, 0, 0)] * 2
     assert {path.name for path in (tmp_path / "notes").glob("done-*")} == {"done-0", "done-1"}
+    assert_time_is_known(seconds_of(job))
 
 
 def test_records_of_the_jobs_training_data_reach_a_script(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from elasticdl.cluster.cluster import Role
 from tests.chaos.job import LocalJob
-from tests.chaos.scenarios import coverage_of
+from tests.chaos.scenarios import assert_time_is_known, coverage_of
 
 SCRIPT = Path(__file__).with_name("pytorch_script_of_a_user.py")
 RECORDS, MINIBATCHES, EPOCHS = 400, 50, 2
@@ -49,6 +49,9 @@ def check(tmp_path: Path, job: LocalJob) -> dict[str, dict[int, str]]:
     trained = [worker for worker in ended(tmp_path) if steps[worker]]  # a successor may come when all is trained
     ends = {(tmp_path / "notes" / f"end-{worker}").read_text().split()[0] for worker in trained}
     assert len(ends) == 1, job.story()
+    status = job.status()
+    assert status is not None
+    assert_time_is_known(status.worker_seconds)
     return steps
 
 

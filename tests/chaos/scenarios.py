@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import pytest
 
 from elasticdl.cluster.cluster import Role
 from elasticdl_client.job_dir import read_events
@@ -56,6 +58,24 @@ def assert_events_are_whole(job: LocalJob, life: Sequence[Kill | Freeze]) -> Non
     repaired = {event.cause for event in events if event.kind is EventKind.POD_CREATED and event.cause}
     assert {known[number].kind for number in repaired} <= {EventKind.POD_LOST, EventKind.POD_GIVEN_UP}
     assert len(repaired) >= len(lost) - killed[Role.MASTER]  # a master killed at that moment has forgotten the cause
+
+
+def assert_time_is_whole(job: LocalJob) -> dict[str, float]:
+    """The states of workers, and of servers, add up to the time of the wall; the seconds of workers by state."""
+    status = job.status()
+    assert status is not None, job.story()
+    seconds = status.worker_seconds
+    assert sum(seconds.values()) == pytest.approx(status.elapsed_seconds * status.workers_wanted, rel=0.01), seconds
+    assert sum(status.ps_seconds.values()) == pytest.approx(status.elapsed_seconds * status.ps_wanted, rel=0.01)
+    assert_time_is_known(seconds)
+    return seconds
+
+
+def assert_time_is_known(seconds: Mapping[str, float]) -> None:
+    """No state has less than no time, some of it was useful, and next to nothing is unknown."""
+    assert min(seconds.values()) >= 0.0, seconds
+    assert seconds["useful"] > 0.0, seconds
+    assert seconds["unknown"] <= 0.02 * sum(seconds.values()), seconds
 
 
 def coverage_of(job: LocalJob) -> tuple[EpochCoverage, ...]:

@@ -17,7 +17,7 @@ from elasticdl.cluster.cluster import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Fault, Freeze, Kill, run_life
-from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, coverage_of
+from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, assert_time_is_whole, coverage_of
 
 JOB = replace(DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
 NUMPY_JOB = replace(NUMPY_DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
@@ -52,6 +52,7 @@ def assert_members_were_equal(running: LocalJob) -> int:
 def assert_good(running: LocalJob, job: RealJob) -> None:
     assert running.wait() == 0, running.story()
     assert_exact(running, job)
+    assert_time_is_whole(running)
     assert_members_were_equal(running)
     metric, least = job.quality
     assert running.metrics()[metric] >= least, running.story()

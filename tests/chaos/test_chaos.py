@@ -10,9 +10,17 @@ import pytest
 
 from elasticdl.cluster.cluster import Role
 from elasticdl_client.explain.diagnosis import Trouble
+from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Freeze, Kill, run_life
-from tests.chaos.scenarios import FREEZE_S, LEASE_TIMEOUT_S, assert_events_are_whole, coverage_of, life_of
+from tests.chaos.scenarios import (
+    FREEZE_S,
+    LEASE_TIMEOUT_S,
+    assert_events_are_whole,
+    assert_time_is_whole,
+    coverage_of,
+    life_of,
+)
 from tests.explain.explained import explained
 
 
@@ -27,6 +35,7 @@ def assert_survives(job: RealJob, life: Sequence[Kill | Freeze], tmp_path: Path)
     assert kills >= sum(isinstance(fault, Kill) for fault in life)
     assert_events_are_whole(running, life)
     assert_explained(tmp_path / "job", life)
+    assert_time_is_lost_where_it_was(running, life)
     coverage = coverage_of(running)
     assert len(coverage) == job.num_epochs
     for epoch in coverage:
@@ -47,6 +56,17 @@ def assert_explained(job_dir: Path, life: Sequence[Kill | Freeze]) -> None:
     assert counts.get((Trouble.MASTER_KILLED, ""), 0) == restarts, found.to_plain()
     freezes = sum(isinstance(fault, Freeze) for fault in life)
     assert counts.get((Trouble.WORKER_SILENT, ""), 0) >= freezes, found.to_plain()
+
+
+def assert_time_is_lost_where_it_was(running: LocalJob, life: Sequence[Kill | Freeze]) -> None:
+    """All time is accounted for, and what the faults have cost is seen."""
+    seconds = assert_time_is_whole(running)
+    if any(isinstance(fault, Kill) and fault.role is Role.PS for fault in life):
+        assert seconds["repeated"] > 0.0, seconds  # what was computed since the checkpoint
+    status = running.status()
+    assert status is not None
+    assert 0.0 < status.ps_seconds["busy"] < sum(status.ps_seconds.values()), status.ps_seconds
+    assert " INFO time: " in running.master_log()
 
 
 @pytest.mark.timeout(300)
