@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from elasticdl_client.choices import LOG_FORMAT_VARIABLE
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_dir import JobDir
 from elasticdl_client.job_spec import JobSpec
@@ -48,7 +49,7 @@ class AgentProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 pass_fds=(job_dir.lock_fd,),
-                env={**os.environ, **spec.envs_dict()},
+                env={**os.environ, **spec.envs_dict(), LOG_FORMAT_VARIABLE: spec.log_format},
                 start_new_session=True,
             )
         assert process.stdout is not None

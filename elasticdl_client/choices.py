@@ -85,6 +85,16 @@ class LogLevel(StrEnum):
     CRITICAL = "CRITICAL"
 
 
+LOG_FORMAT_VARIABLE = "ELASTICDL_LOG_FORMAT"  # in the environment of every pod
+
+
+class LogFormat(StrEnum):
+    """Of the log entries of all pods."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class ImagePullPolicy(StrEnum):
     AUTO = "auto"
     ALWAYS = "Always"

@@ -27,6 +27,7 @@ from elasticdl_client.checks import (
 from elasticdl_client.choices import (
     DistributionStrategy,
     JobType,
+    LogFormat,
     LogLevel,
     NanPolicy,
     Remedy,
@@ -109,6 +110,9 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         0, "Seed of initial values, task order, shuffles and dropout.", Group.JOB, check=between(0, 2**31 - 1)
     )
     log_level: LogLevel = flag(LogLevel.INFO, "Log level of all pods.", Group.JOB)
+    log_format: LogFormat = flag(
+        LogFormat.TEXT, "Log entries of all pods as lines of text, or each as a JSON object in a line.", Group.JOB
+    )
     metrics_port: int = flag(
         0,
         "Port at which the master serves metrics for Prometheus, as /metrics; 0: none.",

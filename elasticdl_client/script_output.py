@@ -17,7 +17,8 @@ from elasticdl_client.jobs.log_files import GrowingFile
 MAX_LINES = 20  # a look; a script that prints every step would hide all else
 _WARNING = re.compile(r"\S+:\d+: \w*Warning: ")  # a second line shows where, behind two blanks
 _LOG_ENTRY = re.compile(
-    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+:? "  # of Python's logging, of TensorFlow
+    r'\{"time": "'  # --log_format=json
+    r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+:? "  # of Python's logging, of TensorFlow
     r"|[IWEF]\d{4} \d\d:\d\d:\d+\.\d+ "  # of absl
     r"|\[?(rank\d+\]:)?\[?[IWEF]\d* ?\d{0,4}[-\d:. ]* \S+\.(cpp|py):\d+\]"  # of PyTorch
     r"|---- started again "

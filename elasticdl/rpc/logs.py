@@ -1,12 +1,19 @@
-"""How every process of a job logs: to its standard output, and without passwords, also in errors of other packages."""
+"""How every process of a job logs: to its standard output, and without passwords, also in errors of other packages.
+
+An entry is a line of text, with the lines of its traceback behind it, or with --log_format=json an object in one line.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 import traceback
+from datetime import datetime
 from types import TracebackType
 
+from elasticdl_client.choices import LOG_FORMAT_VARIABLE, LogFormat
 from elasticdl_client.secret_values import hide
 
 
@@ -17,12 +24,38 @@ class _HidingFormatter(logging.Formatter):
         return hide(super().format(record))
 
 
+class _JsonFormatter(logging.Formatter):
+    """One object an entry: docs/jobs.md lists its keys."""
+
+    def __init__(self, pod: str) -> None:
+        super().__init__()
+        self._pod = pod
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "pod": self._pod,
+            "message": hide(record.getMessage()),
+        }
+        if record.exc_info:
+            entry["traceback"] = hide(self.formatException(record.exc_info))
+        return json.dumps(entry, ensure_ascii=False)
+
+
 def log_to_stdout() -> None:
     """Makes the root logger of this process, and what prints an exception that ends it; call once at start."""
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(_HidingFormatter("%(asctime)s %(levelname)s %(message)s"))
+    is_json = os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON
+    text = _HidingFormatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(_JsonFormatter(os.environ.get("ELASTICDL_POD_NAME", "")) if is_json else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    sys.excepthook = _print_hidden
+    sys.excepthook = _log_exception if is_json else _print_hidden
+
+
+def _log_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger().critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
 
 
 def _print_hidden(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -19,7 +19,7 @@ _LOOK_S = 0.2
 _BLOCK_BYTES = 1 << 20
 _PATTERNS = {"": "*", "ps": "ps-*", "worker": "worker-*"}  # of what stands for several pods
 _NEXT_LIFE = re.compile(r"---- started again ")  # what the agent writes before a pod's next life
-_STAMP = re.compile(r"(?:---- started again )?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_STAMP = re.compile(r'(?:---- started again |\{"time": ")?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+[+-]\d\d:\d\d)?)')
 
 
 class GrowingFile:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from elasticdl_client.choices import ImagePullPolicy
+from elasticdl_client.choices import LOG_FORMAT_VARIABLE, ImagePullPolicy, LogFormat
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import cluster_plugin, names
 from elasticdl_client.kubernetes.cluster_spec import adapt_pod
@@ -199,6 +199,8 @@ def _env(spec: JobSpec, pod: PodLike, secret_envs: Mapping[str, str]) -> list[Ma
         "ELASTICDL_TOKEN_FILE": f"{names.TOKEN_DIRECTORY}/{names.TOKEN_KEY}",
         "ELASTICDL_POD_NAME": pod.name,
     }
+    if spec.log_format is not LogFormat.TEXT:
+        values[LOG_FORMAT_VARIABLE] = spec.log_format.value
     if pod.role == "master":
         values |= {
             "ELASTICDL_JOB_NAME": spec.job_name,

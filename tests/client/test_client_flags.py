@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl_client import support
-from elasticdl_client.choices import DistributionStrategy, JobType, LogLevel, NanPolicy, WireDtype
+from elasticdl_client.choices import DistributionStrategy, JobType, LogFormat, LogLevel, NanPolicy, WireDtype
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import flag_of, split_arguments
 from elasticdl_client.job_spec import JobSpec, flag_defaults, flag_fields
@@ -27,6 +27,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "num_ps_pods": ("3", 3),
     "seed": ("42", 42),
     "log_level": ("debug", LogLevel.DEBUG),
+    "log_format": ("JSON", LogFormat.JSON),
     "model_def": ("a.b.Model", "a.b.Model"),
     "model_params": ("units=10;name=None", "units=10;name=None"),
     "minibatch_size": ("128", 128),

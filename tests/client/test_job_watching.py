@@ -180,6 +180,12 @@ def test_since_and_roles_of_local_pods(
     os.utime(logs / "elasticdl-job-worker-1.log", (now - 3600, now - 3600))
     found = run("logs", "job", "--role=worker", "--since=5m", "-o", "json").splitlines()
     assert [json.loads(line)["line"] for line in found] == [f"{stamps[1]} INFO new", "printed"]
+    entries = [
+        json.dumps({"time": datetime.fromtimestamp(now - age).astimezone().isoformat(timespec="milliseconds"), "n": n})
+        for n, age in enumerate((3600, 60))
+    ]
+    (logs / "elasticdl-job-worker-2.log").write_text("\n".join(entries) + "\n")
+    assert run("logs", "job", "--pod=worker-2", "--since=5m") == entries[1] + "\n"
     assert run("logs", "job", "--pod=worker-1") == "no time\n"
     assert "[elasticdl-job-worker-1] no time\n" in run("logs", "job", "--role=worker")
 

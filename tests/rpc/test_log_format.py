@@ -1,0 +1,49 @@
+"""--log_format=json: an entry is an object in one line, the error that ends a process, too; no secret is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime
+
+PROGRAM = """
+import logging
+from elasticdl.rpc.logs import log_to_stdout
+log_to_stdout()
+log = logging.getLogger("elasticdl.worker")
+log.warning("%d lines\\nof pgsql://me:hunter2@db/x", 2)
+try:
+    raise KeyError("a column")
+except KeyError:
+    log.exception("cannot read pgsql://me:hunter2@db/x")
+raise ValueError("the end")
+"""
+
+
+def logged(**environment: str) -> tuple[list[str], str]:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_each_entry_is_an_object_and_so_is_the_error_that_ends_the_process() -> None:
+    lines, errors = logged(ELASTICDL_LOG_FORMAT="json", ELASTICDL_POD_NAME="elasticdl-job-worker-3")
+    entries = [json.loads(line) for line in lines]
+    assert [entry["level"] for entry in entries] == ["WARNING", "ERROR", "CRITICAL"]
+    assert [entry["logger"] for entry in entries] == ["elasticdl.worker", "elasticdl.worker", "root"]
+    assert {entry["pod"] for entry in entries} == {"elasticdl-job-worker-3"}
+    assert entries[0]["message"].startswith("2 lines\nof ")
+    assert "KeyError: 'a column'" in entries[1]["traceback"]
+    assert entries[2]["message"] == "ValueError: the end"
+    assert all(datetime.fromisoformat(entry["time"]).tzinfo is not None for entry in entries)
+    assert "hunter2" not in "".join(lines)
+    assert errors == ""
+
+
+def test_without_it_entries_are_text() -> None:
+    lines, errors = logged(ELASTICDL_LOG_FORMAT="")
+    assert " WARNING 2 lines" in lines[0]
+    assert "ValueError: the end" in errors
