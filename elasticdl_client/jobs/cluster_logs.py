@@ -70,8 +70,15 @@ def _printed(connection: Connection, job: Job, request: LogRequest) -> Iterator[
             options: dict[str, Any] = _part(request.tail, request.since_s)
             if request.previous:
                 options["previous"] = True
+            if request.timestamps:
+                options["timestamps"] = True
             response = _open(connection, pod, **options)
-            yield from (LogLine(name, text) for text in _split(response))
+            yield from (_line(name, text, request.timestamps) for text in _split(response))
+
+
+def _line(pod: str, text: str, has_stamp: bool) -> LogLine:
+    stamp, _, rest = text.partition(" ") if has_stamp and text[:1].isdecimal() else ("", "", text)
+    return LogLine(pod, rest, stamp)
 
 
 def _with_life_before(found: list[Object], request: LogRequest) -> list[Object]:
@@ -140,6 +147,11 @@ class _Position:
         self._num_taken = 0  # lines of that very stamp
         self._num_seen = 0  # of them, in the present stream
         self._read_at: float | None = None  # None: no line of this life yet
+
+    @property
+    def stamp(self) -> str:
+        """Of the line that was taken last."""
+        return self._stamp
 
     def begin_next_life(self) -> None:
         """All of its log is wanted, but what was read before the server showed it: the kubelet gives it earlier."""
@@ -217,7 +229,7 @@ class _PodReader:
                 return
             for line in _split(response):
                 if (text := position.take(line)) is not None:
-                    self._lines.put(LogLine(self._name, text))
+                    self._lines.put(LogLine(self._name, text, position.stamp))
 
     def _look(self) -> Object | None:
         """The pod of this reader; None once it is gone."""

@@ -90,13 +90,16 @@ def _status(options: Options, places: Places) -> int:
 def _logs(options: Options, places: Places) -> int:
     job = places.find(options.jobs[0])
     since_s = seconds_of(options.since) or 0.0
-    request = LogRequest(role_of(options), options.follow, options.tail, since_s, options.previous)
+    role, timestamps = role_of(options), options.timestamps
+    request = LogRequest(role, options.follow, options.tail, since_s, options.previous, timestamps)
     for line in places.store(job).logs(job, request):
         if options.output == "json":
-            text = json.dumps({"pod": line.pod, "line": line.text}, ensure_ascii=False)
+            plain = {"pod": line.pod, "line": line.text} | ({"time": line.time} if timestamps else {})
+            text = json.dumps(plain, ensure_ascii=False)
         else:
             text = f"[{line.pod}] {line.text}" if request.is_of_many else line.text
             text = colors.paint_log_line(text, sys.stdout)
+            text = f"{line.time} {text}" if timestamps and line.time else text
         print(text, flush=options.follow)
     return 0
 

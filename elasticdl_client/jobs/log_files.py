@@ -66,8 +66,19 @@ def lines(job: Job, request: LogRequest) -> Iterator[LogLine]:
             f"There are logs of {there}." if there else "No pod of the job has a log yet.",
         )
     if request.previous:
-        return _lives_before(job, request, sorted(logs.glob(pattern)))
-    return _lines(job, request, logs, pattern)
+        found = _lives_before(job, request, sorted(logs.glob(pattern)))
+    else:
+        found = _lines(job, request, logs, pattern)
+    return _with_times(found) if request.timestamps else found
+
+
+def _with_times(lines: Iterator[LogLine]) -> Iterator[LogLine]:
+    """The lines with their times; one that does not say it is as old as the one before it."""
+    times: dict[str, str] = {}
+    for line in lines:
+        if (at := _time_of(line.text)) is not None:
+            times[line.pod] = datetime.fromtimestamp(at).astimezone().isoformat(timespec="seconds")
+        yield LogLine(line.pod, line.text, times.get(line.pod, ""))
 
 
 def _lines(job: Job, request: LogRequest, logs: Path, pattern: str) -> Iterator[LogLine]:

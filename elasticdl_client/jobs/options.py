@@ -91,6 +91,9 @@ class Options:
     all: bool = _option(False, "The logs of all pods, each line after its pod's name.", ("logs",))
     tail: int = _option(-1, "Only the last N lines of each pod so far; -1: all.", ("logs",))
     since: str = _option("", "Only what happened since so long ago: 30s, 5m, 1h30m.", ("logs", "events"))
+    timestamps: bool = _option(
+        False, "The time of each line before it; of a local job as far as its lines say it.", ("logs",)
+    )
     previous: bool = _option(False, "Of pods that were started again: the life before.", ("logs",), "p")
     watch: bool = _option(
         False,

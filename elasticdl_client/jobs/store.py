@@ -14,10 +14,15 @@ from elasticdl_client.jobs.job import Job
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line that a pod has printed, without its end."""
+    """A line that a pod has printed, without its end.
+
+    Attributes:
+        time: when, by RFC 3339, if that was asked for and is known; else empty.
+    """
 
     pod: str
     text: str
+    time: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class LogRequest:
         tail: the last so many of what there is; -1: all of it.
         since_s: of what there is, only what was printed since so long ago; 0: all of it.
         previous: of each pod's life before the present one.
+        timestamps: with the time of each line.
     """
 
     role: str
@@ -37,6 +43,7 @@ class LogRequest:
     tail: int
     since_s: float = 0.0
     previous: bool = False
+    timestamps: bool = False
 
     @property
     def is_of_many(self) -> bool:

@@ -97,6 +97,16 @@ def test_since_tail_and_previous_are_asked_of_the_server(cluster: ApiServer, run
         run("logs", "job", "--pod=worker-0", "--previous")
 
 
+def test_lines_come_with_their_times(cluster: ApiServer, run: Run) -> None:  # noqa: F811
+    assert run("logs", "job", "--timestamps", "--tail=1") == "2026-01-01T00:00:01Z works\n"
+    first = json.loads(run("logs", "job", "--timestamps", "-o", "json").splitlines()[0])
+    assert first == {"pod": "elasticdl-job-master", "line": "begins", "time": "2026-01-01T00:00:00Z"}
+    cluster.end_pods()
+    cluster.status = ENDED
+    followed = run("logs", "job", "--pod=worker-0", "-f", "--timestamps")
+    assert followed == "2026-01-01T00:00:00Z loss 2\n"
+
+
 def test_following_a_role_takes_pods_that_come_later_whole(cluster: ApiServer, watch: Watch) -> None:
     reader = watch("logs", "job", "--role=worker", "-f", "--since=30s", "--tail=1")
     assert {until(reader, "loss"), until(reader, "loss")} == {
@@ -186,7 +196,11 @@ def test_since_and_roles_of_local_pods(
     ]
     (logs / "elasticdl-job-worker-2.log").write_text("\n".join(entries) + "\n")
     assert run("logs", "job", "--pod=worker-2", "--since=5m") == entries[1] + "\n"
+    shown = run("logs", "job", "--pod=worker-0", "--timestamps").splitlines()
+    offset = datetime.fromtimestamp(now - 3600).astimezone().isoformat(timespec="seconds")
+    assert shown[1] == f"{offset} older words"
     assert run("logs", "job", "--pod=worker-1") == "no time\n"
+    assert run("logs", "job", "--pod=worker-1", "--timestamps") == "no time\n"
     assert "[elasticdl-job-worker-1] no time\n" in run("logs", "job", "--role=worker")
 
 
