@@ -232,10 +232,16 @@ class Master:
             is_patient: pods train already: a port that is taken must not end the job.
 
         Raises:
-            JobError: the port cannot be used.
+            JobError: the port cannot be used, or an image was built without the package that knows the format.
         """
-        from elasticdl.master.metrics import JobCollector
-        from elasticdl.master.metrics_server import MetricsServer
+        try:
+            from elasticdl.master.metrics import JobCollector
+            from elasticdl.master.metrics_server import MetricsServer
+        except ImportError as error:
+            raise JobError(
+                f"--metrics_port: the master has no package prometheus-client ({error})",
+                "build the image again with this version, or leave --metrics_port out",
+            ) from error
 
         place = self._place
         collector = JobCollector(place.spec, self._journal.read_status, place.api_calls)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
+from prometheus_client.parser import text_string_to_metric_families
 from urllib3.exceptions import HTTPError
 
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
@@ -128,6 +129,15 @@ class KubernetesJob:
 
     def log(self, pod_name: str) -> str:
         return self.recorder.log(pod_name)
+
+    def scrape(self) -> dict[str, float]:
+        """The master's metrics by name, those with labels summed; through the API server, as --metrics_port says."""
+        place = f"/api/v1/namespaces/{self.namespace}/pods/{self.master}:{self.flags['metrics_port']}/proxy/metrics"
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(kubectl("get", "--raw", place)):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
 
     def checkpoints(self) -> list[int]:
         """Versions of which there is a whole checkpoint, read from the disk: needs no API server."""

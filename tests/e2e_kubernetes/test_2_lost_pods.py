@@ -94,9 +94,12 @@ def test_ten_kills_of_parameter_servers_lose_nothing(open_space: OpenSpace) -> N
 
 
 def test_a_killed_master_restarts_in_place_and_a_deleted_one_is_resumed(open_space: OpenSpace) -> None:
-    job = open_space("master").job("digits").submit()
+    job = open_space("master").job("digits", metrics_port=9100).submit()
     job.wait_for_progress(20, 120)
-    before = lives(job)
+    before, scraped = lives(job), job.scrape()
+    assert scraped["elasticdl_records_processed_total"] > 0
+    assert scraped["elasticdl_kubernetes_requests_total"] > 5
+    assert scraped["elasticdl_pods_ready"] == 4
 
     host.kill(job.the_pod(job.master).uid, signal.SIGKILL)
     job.wait_until("the master's restart in place", lambda: job.the_pod(job.master).restarts == 1)
@@ -109,6 +112,11 @@ def test_a_killed_master_restarts_in_place_and_a_deleted_one_is_resumed(open_spa
     job.wait_for_pod(job.master)
     job.wait_for_progress()
 
+    again = job.scrape()
+    assert again["elasticdl_master_restarts_total"] == 2
+    lived = {name for name in scraped if name.endswith("_total") and name.startswith("elasticdl_")}
+    lived.remove("elasticdl_kubernetes_requests_total")  # of this life of the master alone
+    assert {name: again[name] for name in lived if again[name] < scraped[name]} == {}
     after = lives(job)
     for pod in (job.server(0), job.server(1), job.worker(0), job.worker(1)):
         assert after[pod] == before[pod], f"{pod} was started again\n{job.story()}"
