@@ -114,6 +114,15 @@ def test_gpus_whose_sums_would_go_in_clear_are_refused_before_there_is_a_pod(tmp
         assert job.cluster.list() == []
 
 
+def test_a_metrics_port_that_is_taken_ends_a_new_job_before_it_has_a_pod(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with running(MasterJob(tmp_path, **LOCAL, metrics_port=port)) as job:
+            assert job.wait() == 1
+            assert f"--metrics_port={port} cannot be used: Address already in use" in job.status().message
+            assert job.cluster.list() == []
+
+
 def test_a_killed_master_goes_on_where_it_was_without_a_new_pod(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, **LOCAL)) as job:
         worker = job.worker()
