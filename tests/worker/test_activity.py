@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elasticdl.worker.activity import Activity, ActivityClock
 
 
@@ -28,3 +30,11 @@ def test_activities_nest() -> None:
             assert clock.read()[0] is Activity.PS
         assert clock.read()[0] is Activity.EVALUATE
     assert clock.read()[0] is Activity.START
+
+
+def test_a_block_that_raises_gives_the_time_back() -> None:
+    clock = ActivityClock()
+    clock.switch(Activity.COMPUTE)
+    with pytest.raises(ValueError, match="in the feed"), clock.during(Activity.INPUT):
+        raise ValueError("in the feed")
+    assert clock.read()[0] is Activity.COMPUTE

@@ -229,3 +229,21 @@ def test_a_master_that_began_anew_hears_of_the_worker_and_then_what_it_has_to_sa
     master.on_call = lambda called: setattr(master, "accepts", master.accepts or called == "RegisterWorker")
     assert tell(link(master)).accepted
     assert [called for called, _ in master.told] == [method, "RegisterWorker", method]
+
+
+def test_the_last_words_of_a_worker_say_how_its_time_went(master: ScriptedMaster) -> None:
+    worker = link(master)
+    worker.register()
+    worker.report_time()
+    worker.say_farewell()
+    done, leaving = (request for name, request in master.told if name == "Heartbeat")
+    assert (done.leaving, leaving.leaving) == (False, True)
+    assert 0.0 < done.seconds["start"] < leaving.seconds["start"]
+
+
+def test_a_worker_that_is_done_does_not_wait_for_a_master_that_is_away() -> None:
+    scripted = ScriptedMaster()
+    worker = link(scripted)
+    worker.register()
+    scripted.stop()
+    worker.report_time()  # gives up by itself
