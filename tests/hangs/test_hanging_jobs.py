@@ -21,6 +21,7 @@ from tests.hangs.job_events import events_of
 
 PS = {"num_ps_pods": 1}
 GROUP = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2}
+ALONE = {**GROUP, "num_workers": 1}
 
 
 def job_of(tmp_path: Path, data: Path, hangs_in: str, **flags: object) -> LocalJob:
@@ -60,6 +61,7 @@ def assert_exact(job: LocalJob, num_records: int) -> None:
 @pytest.mark.parametrize(
     ("hangs_in", "flags", "lines"),
     [
+        ("feed", ALONE, ("while True:  # an endless loop", "pass")),
         ("feed", PS, ("while True:  # an endless loop", "pass")),
         ("loss", PS, ("lock.acquire()  # a deadlock",)),
         ("loss", GROUP, ("lock.acquire()  # a deadlock",)),
@@ -74,14 +76,14 @@ def test_the_event_names_the_line_and_no_record_is_lost(
     (event,) = events_of(job, EventKind.WORKER_HUNG)
     assert line_of(event) in lines
     assert event.details["threshold"] == 2.0
-    if flags is PS:
+    if flags is not GROUP:
         assert [given_up.cause for given_up in events_of(job, EventKind.POD_GIVEN_UP)] == [event.number]
     else:
         assert event.number in [broken.cause for broken in events_of(job, EventKind.GROUP_BROKEN)]
     diagnosis = the_trouble(job.job_dir, Trouble.CODE_HANGS)
     assert diagnosis.events == (event.number,)
     assert diagnosis.evidence["where"] == event.details["where"]
-    if flags is PS:
+    if flags is not GROUP:
         assert "worker-1" in diagnosis.done
         assert diagnosis.cost.slot_seconds > 0
     else:

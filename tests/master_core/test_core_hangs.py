@@ -28,12 +28,25 @@ def working(**settings: Any) -> tuple[Script, Lease]:
     return script, lease
 
 
-def pause(script: Script, lease: Lease, duration: int, minibatch: int = 2, worker: int = 0, **fields: Any) -> bool:
-    """A worker stays in a minibatch, as its heartbeats say; whether the last answer asks for its stacks."""
+def pause(
+    script: Script,
+    lease: Lease,
+    duration: int,
+    minibatch: int = 2,
+    activity: str = "compute",
+    also: str = "",
+    **fields: Any,
+) -> bool:
+    """A worker stays in a minibatch, as its heartbeats say; whether the last answer asks for its stacks.
+
+    Args:
+        also: the main thread does this, too, in between.
+    """
     answer = None
     for _ in range(duration):
         script.now += 1.0
-        answer = script.heartbeat(worker, (lease.id,), minibatch, **{"activity": "compute", **fields})
+        spent = {activity: script.now} | ({also: script.now} if also else {})
+        answer = script.heartbeat(0, (lease.id,), minibatch, activity=activity, seconds=spent, **fields)
         for server in script.job._fleet.servers.all():
             script.ask(e.HeartbeatReceived, Role.PS, server.id, server.incarnation)
         script.tell(e.Tick())
@@ -171,32 +184,44 @@ def test_a_report_leaves_the_worker_and_its_lease_alone() -> None:
     assert len(hung(script)) == 1
 
 
+def is_replaced(script: Script) -> bool:
+    return c.DeletePod("elasticdl-j-worker-0") in script.history
+
+
 def test_requests_for_leases_are_no_sign_of_life_and_are_not_served() -> None:
     """The input pipeline asks in a thread of its own while the main thread hangs."""
     script, lease = working()
-    pause(script, lease, 102, seconds={"compute": 8.0})
-    assert script.request() is None
+    pause(script, lease, 102)
     for _ in range(5):
-        pause(script, lease, 13, seconds={"compute": 80.0})
         assert script.request() is None
-    assert any(isinstance(one, c.DeletePod) for one in script.history)
+        pause(script, lease, 13)
+    assert is_replaced(script)
 
 
 def test_a_worker_that_does_something_else_moves_again_and_gets_work() -> None:
     script, lease = working()
-    pause(script, lease, 102, seconds={"compute": 108.0})
+    pause(script, lease, 102)
     assert script.request() is None
-    script.heartbeat(0, activity="idle", seconds={"compute": 110.0, "idle": 0.1})
+    script.heartbeat(0, activity="idle", seconds={"compute": script.now, "idle": 0.1})
     assert script.request() is not None
     script.pass_time(70, alive=(0,))
-    assert not [one for one in script.history if isinstance(one, c.DeletePod)]
+    assert not is_replaced(script)
 
 
-def test_waiting_for_input_is_no_sign_that_a_feed_moves() -> None:
+def test_waiting_for_a_task_is_no_sign_that_a_feed_moves() -> None:
     script, lease = working()
-    pause(script, lease, 102, activity="input", seconds={"compute": 6.0, "input": 100.0})
-    pause(script, lease, 61, activity="idle", seconds={"compute": 6.0, "input": 101.0, "idle": 60.0})
-    assert script.last(c.DeletePod) == c.DeletePod("elasticdl-j-worker-0")
+    pause(script, lease, 102, activity="input")
+    pause(script, lease, 61, activity="idle")
+    assert is_replaced(script)
+
+
+def test_a_main_thread_that_goes_round_is_no_sign_that_a_feed_moves() -> None:
+    """With AllReduce it takes part in the steps of the others while its own feed hangs."""
+    script, lease = working()
+    pause(script, lease, 102, activity="input", also="compute")
+    assert isinstance(script.progress(lease, 1), c.Refused)
+    pause(script, lease, 61, activity="input", also="compute")
+    assert is_replaced(script)
 
 
 def test_a_silent_worker_is_not_judged_by_its_minibatch_and_says_why_it_has_no_stacks() -> None:
@@ -255,8 +280,25 @@ def test_members_that_wait_do_not_hang() -> None:
     lease = script.lease(0)
     for second in range(1, 100):
         script.now += 1.0
-        script.heartbeat(0, (lease.id,), activity="world", world_version=script.version, waiting_seconds=float(second))
+        wait = float(second)
+        fields = {"activity": "world", "seconds": {"world": wait}, "world_version": script.version}
+        script.heartbeat(0, (lease.id,), waiting_seconds=wait, **fields)
         script.beat(1)
         script.tell(e.Tick())
     assert {event.subject for event in hung(script)} == {"worker-1"}
     assert script.stands
+
+
+def test_a_member_whose_feed_hangs_is_found_although_it_waits_now_and_then() -> None:
+    script = standing(2, step_timeout=20.0, hang_timeout=20.0, collective_timeout=1000.0)
+    lease = script.lease(0)
+    for second in range(1, 30):
+        script.now += 1.0
+        spent = {"input": 0.8 * second, "world": 0.2 * second}
+        fields = {"activity": "world", "seconds": spent, "world_version": script.version}
+        script.heartbeat(0, (lease.id,), waiting_seconds=0.1, **fields)
+        script.beat(1, waiting=0.5)
+        script.tell(e.Tick())
+    (event,) = hung(script)
+    assert event.subject == "worker-0"
+    assert float(event.details["seconds"]) == pytest.approx(20.0, abs=1.0)

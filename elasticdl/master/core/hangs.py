@@ -26,6 +26,7 @@ SILENCE = 3.0  # heartbeats that fail: it cannot be said whether it moves
 MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
 _NO_STACKS = Stacks("", "")
 OWN_WORK = frozenset({"compute", "repeat", "input", "evaluate"})  # activities; else it compiles, waits, saves
+WAITING_FOR_MEMBERS = ("world", "join")
 UNBOUNDED_WORK = frozenset({"start", "compile", "export", "checkpoint"})  # says nothing of the next minibatch
 
 
@@ -38,6 +39,8 @@ class _Watch:
         longest: seconds of its longest minibatch, by kind.
         is_unbounded: in this minibatch it has also compiled, exported, ….
         stacks: of this minibatch; None: it has not sent any.
+        waited: seconds that it had waited for other members in all when it moved last.
+        grown: activities whose seconds grew between its last two heartbeats.
         hung: how it looked when it was found; None: it moves.
         is_silent: an event says that nothing is heard of it.
     """
@@ -47,14 +50,23 @@ class _Watch:
     longest: dict[TaskType, float] = field(default_factory=dict)
     is_unbounded: bool = False
     stacks: Stacks | None = None
+    waited: float = 0.0
+    grown: frozenset[str] = frozenset()
     hung: _Hung | None = None
     is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Hung:
+    """How a worker looked when it was found.
+
+    Attributes:
+        activity: the only one of its main thread; empty: it has several, so another thread hangs, such as a feed's.
+        seconds: by activity.
+    """
+
     activity: str
-    seconds: Mapping[str, float]  # by activity
+    seconds: Mapping[str, float]
 
 
 class Hangs:
@@ -80,10 +92,14 @@ class Hangs:
         before, now = _front(worker.positions), _front(event.positions)
         if now != before:
             if watch.kind is not None and not watch.is_unbounded and worker.stuck_since is None:
-                watch.longest[watch.kind] = max(watch.longest.get(watch.kind, 0.0), clock - worker.moved_at)
+                seconds = self._stood(worker, event.seconds, clock)
+                watch.longest[watch.kind] = max(watch.longest.get(watch.kind, 0.0), seconds)
             lease = None if now is None else self._work.leases.get(now.lease, worker.id)
             watch.kind = None if lease is None else lease.type
             watch.is_unbounded, watch.stacks = False, None
+        if event.positions != worker.positions:
+            watch.waited = _waited(event.seconds)
+        watch.grown = _grown(worker.seconds, event.seconds)
         watch.is_silent = False
         watch.is_unbounded |= event.activity in UNBOUNDED_WORK
         watch.stacks = event.stacks or watch.stacks
@@ -94,18 +110,25 @@ class Hangs:
     def _is_suspect(self, worker: Worker, event: HeartbeatReceived, clock: float) -> bool:
         threshold = self._threshold(worker, event.activity)
         soon = threshold - min(LOOK_AHEAD, threshold / 2)
-        stands_still = event.positions == worker.positions and bool(event.positions) and not event.waiting_seconds
+        stands_still = event.positions == worker.positions and bool(event.positions)
         waited_for = self._seconds_waited_for().get(worker.id, 0.0)
-        return (stands_still and clock - worker.moved_at > soon) or waited_for > soon
+        return (stands_still and self._stood(worker, event.seconds, clock) > soon) or waited_for > soon
+
+    def _stood(self, worker: Worker, seconds: Mapping[str, float], clock: float) -> float:
+        """For how long a worker has been in one minibatch, but for the time that it waited for other members."""
+        return clock - worker.moved_at - max(0.0, _waited(seconds) - self._watch(worker).waited)
 
     def _moves_again(self, worker: Worker, watch: _Watch) -> None:
         watch.hung = worker.stuck_since = None
         self._out.log(f"Worker {worker.id} moves again")
 
-    def on_report(self, worker_id: int, incarnation: int) -> None:
-        """Take in a call about a lease: only a worker that moves makes one."""
+    def on_report(self, worker_id: int, incarnation: int, lease_id: int) -> None:
+        """Take in a call about a lease in force: a worker that moves makes one.
+
+        Others say nothing: a member of a group that has broken reports its last step, while its feed hangs.
+        """
         worker = self._workers.get(worker_id)
-        if worker is None or worker.incarnation != incarnation:
+        if worker is None or worker.incarnation != incarnation or self._work.leases.get(lease_id, worker_id) is None:
             return
         watch = self._watch(worker)
         if watch.hung is not None:
@@ -130,12 +153,13 @@ class Hangs:
         waited_for = self._seconds_waited_for()
         for worker in self._workers.all():
             if not are_servers_complete or not self._work.leases.of_worker(worker.id):
-                worker.moved_at = clock
+                worker.moved_at, self._watch(worker).waited = clock, _waited(worker.seconds)
             if self._watch(worker).hung is not None or clock - worker.heard_at > SILENCE:
                 continue
             threshold = self._threshold(worker, worker.activity)
-            if clock - worker.moved_at > threshold:
-                self._hangs(worker, clock - worker.moved_at, threshold, "in one minibatch", clock)
+            stood = self._stood(worker, worker.seconds, clock)
+            if stood > threshold:
+                self._hangs(worker, stood, threshold, "in one minibatch", clock)
             elif waited_for.get(worker.id, 0.0) > threshold:
                 self._hangs(worker, waited_for[worker.id], threshold, "all others wait for it", clock)
 
@@ -155,7 +179,7 @@ class Hangs:
 
     def _hangs(self, worker: Worker, seconds: float, threshold: float, how: str, clock: float) -> None:
         watch = self._watch(worker)
-        watch.hung = _Hung(worker.activity, dict(worker.seconds))
+        watch.hung = _Hung("".join(watch.grown) if len(watch.grown) == 1 else "", dict(worker.seconds))
         stacks = watch.stacks or _NO_STACKS
         replaces = self._settings.hang_action is Remedy.REPLACE
         at = f", at {stacks.where}" if stacks.where else ""
@@ -214,12 +238,19 @@ def _front(positions: Sequence[Position]) -> Position | None:
     return min(positions, key=lambda position: position.lease, default=None)
 
 
+def _waited(seconds: Mapping[str, float]) -> float:
+    return sum(seconds.get(activity, 0.0) for activity in WAITING_FOR_MEMBERS)
+
+
+def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> frozenset[str]:
+    """Activities of the main thread between two heartbeats; idle is waiting for input that waits for a task."""
+    grown = {activity for activity, seconds in now.items() if seconds > before.get(activity, 0.0)}
+    return frozenset("input" if activity == "idle" else activity for activity in grown)
+
+
 def _moves(hung: _Hung, event: HeartbeatReceived) -> bool:
-    """Whether the main thread has done something else since: that it waits for input again says nothing of a feed."""
-    same = {hung.activity, "input", "idle"} if hung.activity in ("input", "idle") else {hung.activity}
-    return any(
-        seconds > hung.seconds.get(activity, 0.0) for activity, seconds in event.seconds.items() if activity not in same
-    )
+    """Whether the main thread, if it is what hung, has done something else since."""
+    return bool(hung.activity) and bool(_grown(hung.seconds, event.seconds) - {hung.activity})
 
 
 def _shortened(text: str) -> str:

@@ -236,7 +236,7 @@ class Job:
                 | events.EvaluationReported()
                 | events.LeaseQuestioned()
             ):
-                self._fleet.hangs.on_report(event.worker_id, event.incarnation)
+                self._fleet.hangs.on_report(event.worker_id, event.incarnation, event.lease)
                 self._work.lease_event(event, self._clock)
             case events.MetricsReported():
                 self._joining.metrics_reported(event, self._clock)

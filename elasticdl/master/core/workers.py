@@ -95,8 +95,8 @@ class Workers:
     def heard(
         self, worker: Worker, positions: tuple[Position, ...], activity: str, seconds: Mapping[str, float], clock: float
     ) -> None:
-        """A heartbeat.  Who waits for others inside a collective is not the one who does not move."""
-        if positions != worker.positions or worker.collective_seconds > 0:
+        """A heartbeat."""
+        if positions != worker.positions:
             worker.moved_at = clock
         worker.positions, worker.activity, worker.seconds = positions, activity, dict(seconds)
 
