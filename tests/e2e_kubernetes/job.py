@@ -214,6 +214,17 @@ class KubernetesJob:
             counted = (epoch.records, epoch.committed, epoch.repeated, epoch.lost)
             assert counted == (self.num_records, self.num_records, 0, 0), f"{epoch}\n{self.story()}"
 
+    def events(self) -> list[dict[str, Any]]:
+        """What `elasticdl events` prints."""
+        found: list[dict[str, Any]] = json.loads(self.client("events", "--output=json").stdout)
+        return found
+
+    def shown_events(self, kind: str) -> list[tuple[str, str]]:
+        """What kubectl shows of a kind of event: the objects, and the type."""
+        text = kubectl("get", "events", "--namespace", self.namespace, f"--field-selector=reason={kind}", "-o", "json")
+        ours = [one for one in json.loads(text)["items"] if one["source"].get("component") == "elasticdl"]
+        return sorted((one["involvedObject"]["name"], one["type"]) for one in ours)
+
     def metrics(self) -> dict[str, float]:
         """Of the final evaluation, as the master has printed it; the recorder has a line a moment later."""
 

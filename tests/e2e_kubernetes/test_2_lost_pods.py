@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from elasticdl_client.kubernetes import names
 from tests.e2e_kubernetes import host, wire
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
@@ -50,6 +51,11 @@ def test_a_worker_deleted_evicted_or_killed_gets_a_successor_and_the_others_neve
     for pod in (job.master, job.server(0), job.server(1), job.worker(3)):
         assert after[pod] == before[pod], f"{pod} was started again\n{job.story()}"
     job.assert_ends_exactly()
+    lost = {event["subject"]: event for event in job.events() if event["kind"] == "PodLost"}
+    assert set(lost) == {"worker-0", "worker-1", "worker-2"}
+    causes = {event["subject"]: event["cause"] for event in job.events() if event["kind"] == "PodCreated"}
+    assert [causes[f"worker-{4 + index}"] for index in range(3)] == [lost[f"worker-{i}"]["number"] for i in range(3)]
+    assert job.shown_events("PodLost") == [(job.worker(index), "Warning") for index in range(3)]
 
 
 def test_a_deleted_parameter_server_comes_back_under_its_id_with_its_checkpoint(open_space: OpenSpace) -> None:
@@ -121,3 +127,11 @@ def test_a_killed_master_restarts_in_place_and_a_deleted_one_is_resumed(open_spa
     for pod in (job.server(0), job.server(1), job.worker(0), job.worker(1)):
         assert after[pod] == before[pod], f"{pod} was started again\n{job.story()}"
     job.assert_ends_exactly()
+    events = job.events()
+    assert [event["number"] for event in events] == list(range(1, len(events) + 1))
+    kinds = [event["kind"] for event in events]
+    assert [kinds.count(kind) for kind in ("JobStarted", "MasterRestarted", "JobSucceeded")] == [1, 2, 1]
+    owner = names.job_object(job.name)
+    assert job.shown_events("JobStarted") == [(owner, "Normal")]
+    assert job.shown_events("MasterRestarted") == 2 * [(owner, "Warning")]
+    assert job.shown_events("JobSucceeded") == [(owner, "Normal")]
