@@ -210,12 +210,14 @@ class Facts:
         history: its events, as far as they are kept.
         now: seconds since the Unix epoch.
         spec: what was asked for; None if that is not kept any more.
+        master_log: the end of the log of a master that ends again and again; empty: it does not, or its log is gone.
     """
 
     job: Job
     history: EventHistory
     now: float
     spec: JobSpec | None = None
+    master_log: str = ""
 
     def of(self, *kinds: EventKind) -> list[JobEvent]:
         """The events of some kinds, the oldest first."""

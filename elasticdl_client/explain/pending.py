@@ -52,6 +52,20 @@ class Wait:
     evidence: dict[str, Detail]
 
 
+_RIGHT_MISSING = Wait(
+    Trouble.RIGHT_MISSING,
+    "cannot be created: the job's service account lacks a right",
+    "`elasticdl rbac --print | kubectl apply -f -` grants what a job needs; --service_account names another.",
+    {},
+)
+_WITHOUT_RUNTIME = Wait(
+    Trouble.IMAGE_WITHOUT_RUNTIME,
+    "cannot start: its image has no Python with ElasticDL",
+    "Build the image with `elasticdl zoo init` and `elasticdl zoo build`, or install elasticdl2 in it.",
+    {},
+)
+
+
 def why_waiting(message: str, role: str = "worker") -> Wait | None:
     """Return what a message of a pod that does not start means; None if it means no trouble.
 
@@ -62,12 +76,7 @@ def why_waiting(message: str, role: str = "worker") -> Wait | None:
     if "exceeded quota" in message or re.search(r"exceeds? .*quota|must specify .*limits", message):
         return _quota(message)
     if _RIGHT.search(message):
-        return Wait(
-            Trouble.RIGHT_MISSING,
-            "cannot be created: the job's service account lacks a right",
-            "`elasticdl rbac --print | kubectl apply -f -` grants what a job needs; --service_account names another.",
-            {},
-        )
+        return _RIGHT_MISSING
     if _NODES.search(message) or "Insufficient" in message:
         return _unscheduled(message, role)
     if _CLAIM.search(message):
@@ -75,12 +84,7 @@ def why_waiting(message: str, role: str = "worker") -> Wait | None:
     if _PULL.search(message) or _NO_IMAGE.search(message) or "image pull secret" in message.lower():
         return _image(message)
     if without_runtime(message):
-        return Wait(
-            Trouble.IMAGE_WITHOUT_RUNTIME,
-            "cannot start: its image has no Python with ElasticDL",
-            "Build the image with `elasticdl zoo init` and `elasticdl zoo build`, or install elasticdl2 in it.",
-            {},
-        )
+        return _WITHOUT_RUNTIME
     if message.startswith(("CreateContainer", "RunContainerError", "CrashLoopBackOff")):
         return Wait(
             Trouble.CONTAINER_NOT_CREATED,
@@ -89,6 +93,20 @@ def why_waiting(message: str, role: str = "worker") -> Wait | None:
             {},
         )
     return None
+
+
+def why_crashing(log: str) -> Wait:
+    """Return why a master ends again and again, by the end of its log."""
+    if without_runtime(log):
+        return _WITHOUT_RUNTIME
+    if _RIGHT.search(log) or "lacks rights" in log:
+        return _RIGHT_MISSING
+    return Wait(
+        Trouble.PROGRAM_FAILED,
+        "ends by an error and is started again",
+        "Mend the error at the end of its log.",
+        {"log": log},
+    )
 
 
 def why_refused(message: str, role: str = "worker") -> Wait:
@@ -266,15 +284,17 @@ def pods_without_events(facts: Facts) -> Iterator[Diagnosis]:
         subject = "master" if pod.role == "master" else pod.name.removeprefix(prefix)
         if facts.job.has_ended or subject in known or not pod.message or pod.phase == "Succeeded":
             continue
-        wait = why_waiting(pod.message, pod.role)
+        wait = why_crashing(facts.master_log) if pod.role == "master" and facts.master_log else None
+        wait = wait or why_waiting(pod.message, pod.role)
         if wait is None or (pod.phase != "Pending" and pod.role != "master"):
             continue
+        log = (f"The end of its log:\n{facts.master_log}",) if pod.role == "master" and facts.master_log else ()
         yield Diagnosis(
             wait.trouble,
             (subject,),
             facts.now,
             f"{subject} {wait.seen}",
-            (f"{pod.name} {pod.phase}: {pod.message}",),
+            (f"{pod.name} {pod.phase}: {pod.message}", *log),
             "It starts when it can." if pod.phase == "Pending" else "",
             Cost(is_open=True),
             wait.advice,

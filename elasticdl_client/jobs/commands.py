@@ -22,9 +22,10 @@ from elasticdl_client.jobs import event_list, top, words
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
 from elasticdl_client.jobs.places import Places
-from elasticdl_client.jobs.store import LogRequest
+from elasticdl_client.jobs.store import JobStore, LogRequest
 from elasticdl_client.jobs.watch import watch
 
+_LOG_LINES = 10  # of a master that does not start
 _MAX_WIDTH = 120  # of a line of sentences; longer ones are hard to read
 
 
@@ -113,7 +114,7 @@ def _events(options: Options, places: Places) -> int:
 def _explain(options: Options, places: Places) -> int:
     job = places.find(options.jobs[0])
     store = places.store(job)
-    facts = Facts(job, store.events(job), time.time(), store.spec(job))
+    facts = Facts(job, store.events(job), time.time(), store.spec(job), _log_of_crashing_master(job, store))
     pod = role_of(options) if options.pod else ""
     found = explain(facts, Question(options.why_pending, options.why_slow, pod, options.epoch))
     if options.output:
@@ -121,6 +122,17 @@ def _explain(options: Options, places: Places) -> int:
     else:
         print(explain_words.text(found, min(_MAX_WIDTH, shutil.get_terminal_size().columns)))
     return 0
+
+
+def _log_of_crashing_master(job: Job, store: JobStore) -> str:
+    """The end of the log of a master that ends again and again, which may say why nothing else is known."""
+    master = next((pod for pod in job.status.pods if pod.role == "master"), None)
+    if master is None or job.has_ended or not master.message.startswith(("CrashLoopBackOff", "Error")):
+        return ""
+    try:
+        return "\n".join(line.text for line in store.logs(job, LogRequest("master", False, _LOG_LINES)))
+    except ElasticDLError:  # it is a help, no more
+        return ""
 
 
 def _delete(options: Options, places: Places) -> int:

@@ -219,6 +219,11 @@ class KubernetesJob:
         found: list[dict[str, Any]] = json.loads(self.client("events", "--output=json").stdout)
         return found
 
+    def troubles(self, *options: str) -> dict[str, dict[str, Any]]:
+        """What `elasticdl explain` finds, by kind; the newest of each kind."""
+        found = json.loads(self.client("explain", "--output=json", *options).stdout)["troubles"]
+        return {diagnosis["trouble"]: diagnosis for diagnosis in reversed(found)}
+
     def shown_events(self, kind: str) -> list[tuple[str, str]]:
         """What kubectl shows of a kind of event: the objects, and the type."""
         text = kubectl("get", "events", "--namespace", self.namespace, f"--field-selector=reason={kind}", "-o", "json")

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from elasticdl_client.explain.diagnosis import Trouble
 from elasticdl_client.kubernetes import names
 from tests.e2e_kubernetes import host, wire
 from tests.e2e_kubernetes.conftest import OpenSpace
@@ -55,6 +56,9 @@ def test_a_worker_deleted_evicted_or_killed_gets_a_successor_and_the_others_neve
     assert set(lost) == {"worker-0", "worker-1", "worker-2"}
     causes = {event["subject"]: event["cause"] for event in job.events() if event["kind"] == "PodCreated"}
     assert [causes[f"worker-{4 + index}"] for index in range(3)] == [lost[f"worker-{i}"]["number"] for i in range(3)]
+    troubles = job.troubles()
+    assert "worker-2" in troubles[Trouble.KILLED]["subjects"], troubles
+    assert "worker-0" in troubles[Trouble.DELETED]["subjects"], troubles
     assert job.shown_events("PodLost") == [(job.worker(index), "Warning") for index in range(3)]
 
 
@@ -135,3 +139,4 @@ def test_a_killed_master_restarts_in_place_and_a_deleted_one_is_resumed(open_spa
     assert job.shown_events("JobStarted") == [(owner, "Normal")]
     assert job.shown_events("MasterRestarted") == 2 * [(owner, "Warning")]
     assert job.shown_events("JobSucceeded") == [(owner, "Normal")]
+    assert job.troubles()[Trouble.MASTER_KILLED]["count"] == 2

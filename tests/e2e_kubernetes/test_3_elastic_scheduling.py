@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elasticdl_client.explain.diagnosis import Trouble
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.kubectl import kubectl
 from tests.e2e_kubernetes.room import ROOM, room, tenant
@@ -41,3 +42,6 @@ def test_a_job_gives_way_to_a_service_of_high_priority_and_grows_again(open_spac
         job.wait_for_progress()
         job.assert_ends_exactly()
     assert "Preempted" in job.log(job.master), job.story()
+    troubles = job.troubles()
+    assert len(troubles[Trouble.PREEMPTED]["subjects"]) == 3, troubles
+    assert troubles[Trouble.NO_RESOURCE]["evidence"]["resource"] == ROOM, troubles

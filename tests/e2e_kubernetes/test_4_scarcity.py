@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 from kubernetes.utils.quantity import parse_quantity
 
+from elasticdl_client.explain.diagnosis import Trouble
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.kubectl import kubectl
 from tests.e2e_kubernetes.pods import PodView
@@ -26,6 +27,9 @@ def test_a_job_without_room_for_a_single_worker_waits_and_says_why(open_space: O
         job.wait_until("the reason in the status", lambda: f"Insufficient {ROOM}" in job.client("status").stdout, 90)
         assert [pod.state for pod in job.pods("worker")] == ["Pending", "Pending"]
         assert job.version() == 0
+        waiting = job.troubles("--why-pending")
+        assert set(waiting) == {Trouble.NO_RESOURCE}, waiting
+        assert waiting[Trouble.NO_RESOURCE]["evidence"]["resource"] == ROOM
 
         make_room(1)
         job.wait_for_progress()
@@ -43,6 +47,7 @@ def test_a_job_in_a_namespace_with_a_quota_trains_with_the_pods_that_it_gets(ope
     job.wait_for_progress()
     job.wait_until("the reason in the status", lambda: "quota" in job.client("status").stdout)
     assert len(job.pods()) == 5  # the master, two servers, two workers
+    assert set(job.troubles("--why-pending")) == {Trouble.QUOTA_EXCEEDED}
 
     kubectl("-n", space.namespace, "delete", "resourcequota", "pods")
     job.wait_for_running("worker", 4, 120)
@@ -68,3 +73,4 @@ def test_a_worker_that_was_oom_killed_gets_a_successor_with_more_memory(open_spa
     job.wait_until("a successor with more", lambda: 1.5 * 2**30 in map(memory, job.pods("worker")), 240)
     job.assert_ends_exactly()
     assert re.search(r"worker-\d.*OOMKilled", job.log(job.master)), job.story()
+    assert Trouble.OUT_OF_MEMORY in job.troubles()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl_client.explain.diagnosis import Trouble
 from tests.cluster.hollow_node import HollowNode
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
@@ -52,6 +53,7 @@ def test_the_worker_of_a_lost_node_is_replaced(open_space: OpenSpace) -> None:
         job.wait_until("the end of the lost pod", lambda: job.pod(lost.name) is None)
         job.assert_ends_exactly()
         assert "NodeLost" in job.log(job.master), job.story()
+        assert job.troubles()[Trouble.NODE_LOST]["evidence"]["node"] == node.name
 
 
 def running_there(job: KubernetesJob, node: HollowNode) -> set[str]:
