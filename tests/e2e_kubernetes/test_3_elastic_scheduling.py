@@ -44,4 +44,4 @@ def test_a_job_gives_way_to_a_service_of_high_priority_and_grows_again(open_spac
     assert "Preempted" in job.log(job.master), job.story()
     troubles = job.troubles()
     assert len(troubles[Trouble.PREEMPTED]["subjects"]) == 3, troubles
-    assert troubles[Trouble.NO_RESOURCE]["evidence"]["resource"] == ROOM, troubles
+    assert troubles[Trouble.NO_GPU]["evidence"]["resource"] == ROOM, troubles

@@ -28,8 +28,8 @@ def test_a_job_without_room_for_a_single_worker_waits_and_says_why(open_space: O
         assert [pod.state for pod in job.pods("worker")] == ["Pending", "Pending"]
         assert job.version() == 0
         waiting = job.troubles("--why-pending")
-        assert set(waiting) == {Trouble.NO_RESOURCE}, waiting
-        assert waiting[Trouble.NO_RESOURCE]["evidence"]["resource"] == ROOM
+        assert set(waiting) == {Trouble.NO_GPU}, waiting
+        assert waiting[Trouble.NO_GPU]["evidence"]["resource"] == ROOM
 
         make_room(1)
         job.wait_for_progress()
