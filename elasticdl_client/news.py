@@ -161,8 +161,9 @@ class _Consequences:
         self._told: set[int] = set()
         numbers = {event.number for event in new if event.kind in _ROOTS}
         for event in new:
-            chain = history.chain(event)
-            root = next((one for one in chain if one.kind in _ROOTS), None)
+            root = next((one for one in history.chain(event) if one.kind in _ROOTS), None)
+            if root is None and event.kind is EventKind.GROUP_FORMED:
+                root = _cause_by_members(event, history)
             if root is None:
                 continue
             self._roots[event.number] = root
@@ -190,6 +191,20 @@ class _Consequences:
             return f"group of {event.details.get('after', '?')} workers formed"
         root = self._roots.get(event.number)
         return f"group {_group_change(event)}" + (f" ({_brief(root)})" if root is not None else "")
+
+
+def _cause_by_members(formed: JobEvent, history: EventHistory) -> JobEvent | None:
+    """The loss or join of the member by which a group differs from the one before it.
+
+    Members may miss another one before the cluster shows that it is lost: then no event of the group follows from that.
+    """
+    before = [one for one in history.events if one.kind is EventKind.GROUP_FORMED and one.number < formed.number]
+    if not before:
+        return None
+    old, new = (set(str(one.details.get("workers", "")).split()) for one in (before[-1], formed))
+    changed = {f"worker-{worker}" for worker in (old - new or new - old)}
+    causes = [one for one in history.events if one.kind in _ROOTS and one.subject in changed]
+    return causes[-1] if causes and causes[-1].number < formed.number else None
 
 
 def is_round(number: int) -> bool:

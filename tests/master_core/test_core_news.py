@@ -113,6 +113,21 @@ def test_a_change_of_the_group_that_takes_longer_names_its_cause() -> None:
     assert line.endswith(" s (worker-1 lost)")
 
 
+def test_a_group_whose_members_missed_the_lost_one_first_has_its_cause_by_its_members() -> None:
+    def event(number: int, kind: EventKind, subject: str, **details: Any) -> JobEvent:
+        return JobEvent(number, 1.0, kind, subject, "", 0, details)
+
+    first = event(1, EventKind.GROUP_FORMED, "group-1", before=0, after=3, seconds=0.1, workers="0 1 2")
+    lost = event(3, EventKind.POD_LOST, "worker-1", reason="Killed")
+    formed = event(4, EventKind.GROUP_FORMED, "group-2", before=3, after=2, seconds=0.02, workers="0 2")
+    joined = event(5, EventKind.GROUP_FORMED, "group-3", before=2, after=3, seconds=0.02, workers="0 2 3")
+    news = News(STATUS, EventHistory((first,)))
+    assert [line.text for line in news.lines(STATUS, EventHistory((first, lost, formed, joined)))] == [
+        "worker-1 lost: Killed · group 3 → 2 in 0.02 s",
+        "group 2 → 3 in 0.02 s",
+    ]
+
+
 def test_the_first_group_is_said_by_its_size() -> None:
     script = standing(3)
     assert [line.text for line in News().lines(STATUS, script.job.events)] == ["group of 3 workers formed"]
