@@ -155,6 +155,8 @@ class Observer:
                 self._known[runtime] = store.list()
             except ElasticDLError as error:  # what was known is shown, with the reason
                 problems.append(error.what)
+            except OSError as error:  # a directory that is deleted while it is read
+                problems.append(f"The jobs {self._places.words[runtime]} cannot be read: {error}.")
             found |= {id_of(job): job for job in self._known.get(runtime, ())}
         if self._only:
             found = {job_id: job for job_id, job in found.items() if job_id == self._only}
@@ -195,6 +197,14 @@ def _point_of(status: JobStatus) -> SeriesPoint:
     )
 
 
+def _possible(job: Job, store: JobStore) -> frozenset[Action]:
+    """None where the cluster does not say what its user may do."""
+    try:
+        return possible(job, store)
+    except ElasticDLError:
+        return frozenset()
+
+
 def _spec_of(store: JobStore, job: Job) -> JobSpec | None:
     try:
         return store.spec(job)
@@ -220,6 +230,8 @@ class _Seen:
 
     def look(self, store: JobStore, job: Job, now: float) -> JobDetail:
         state = (job.status.updated_at, job.phase)
+        if self._offers_actions and (self._read_at is None or self._read_at[1] is not job.phase):
+            self._actions = _possible(job, store)
         if state != self._read_at:
             self._read(store, job)
             self._read_at = state
@@ -248,8 +260,6 @@ class _Seen:
 
     def _read(self, store: JobStore, job: Job) -> None:
         try:
-            if self._offers_actions and (self._read_at is None or self._read_at[1] is not job.phase):
-                self._actions = possible(job, store)
             self._history = store.events(job)
             if self._before is None or job.has_ended:
                 self._before = store.series(job).points

@@ -141,6 +141,8 @@ class Dashboard:
                 if job_id and job_id not in view.jobs and number > asked:
                     found["gone"] = {"id": job_id}
                 detail = view.details.get(job_id)
+                if detail is None and job_id in view.jobs:  # that look had begun before this page was opened
+                    self._observer.look_again()
                 if detail is not None:
                     found["job"] = self._page(job_id, view.jobs[job_id], detail)
                 for name, value in found.items():

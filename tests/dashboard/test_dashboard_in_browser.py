@@ -91,6 +91,9 @@ class opened:  # noqa: N801  a context manager
         return page
 
     def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            shown = [page.url + "\n" + page.locator("body").inner_text() for page in self._context.pages]
+            print("errors of the page:", self.errors, "\nwhat it shows:", *shown)
         self._context.close()
         if kind is None:
             assert self.errors == []
@@ -128,7 +131,7 @@ def test_a_job_with_a_killed_worker_is_followed_live(chrome: Browser, tmp_path: 
             expect(page.locator(".head .badge")).to_have_text("Succeeded")
             expect(page.locator(".log")).to_contain_text("Epoch 12: records 1437, committed 1437, repeated 0, lost 0")
             page.get_by_role("link", name="Overview").click()
-            assert page.locator(".u-wrap").count() >= 3  # the charts
+            page.locator(".u-wrap").nth(2).wait_for()  # the charts
         assert job.wait() == 0, job.story()
     finally:
         dashboard.stop()
@@ -205,7 +208,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen_and_text_is_readable(
         expect(page.locator(".u-wrap").first).to_be_visible()
         for tab in ("Overview", "Explain", "Pods and servers", "Events", "Logs"):
             page.get_by_role("navigation", name="Parts").get_by_role("link", name=tab).click()
-            page.wait_for_function("document.querySelector('.tabs a[aria-current]')")
+            expect(page.locator(".tabs a[aria-current]")).to_have_text(tab)
             assert page.evaluate("document.scrollingElement.scrollWidth") <= 360, tab
         for name in ("text", "soft", "red", "blue"):
             assert page.evaluate(_CONTRAST, name) >= 4.5, name

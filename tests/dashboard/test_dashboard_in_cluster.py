@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from elasticdl.master.journal import encode
+from elasticdl_client.job_events import EventHistory, to_journal
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs.options import parse
+from elasticdl_client.kubernetes import names
 from tests.client.api_server import NAMESPACE, ApiServer
 from tests.dashboard.dashboards import ROOT, RunningDashboard
+from tests.dashboard.written_jobs import BEGAN, Story, a_life
 
 MANIFEST = ROOT / "manifests" / "dashboard.yaml"
 
@@ -23,6 +29,14 @@ class Recording(ApiServer):
     def __init__(self) -> None:
         self.used: set[tuple[str, str]] = set()
         super().__init__()
+
+    def _config_maps(self) -> list[dict[str, Any]]:
+        story = Story()
+        story.pod("worker-0", 1, 2, 3)
+        core = {"events": to_journal(EventHistory(tuple(story.events))), "series": a_life(60, 3, 900, 90).to_journal()}
+        owner, state = super()._config_maps()
+        packed = base64.b64encode(zlib.compress(encode({"core": core}))).decode()
+        return [owner, {**state, "binaryData": {names.JOURNAL_KEY: packed}}]
 
     def answer(self, path: str) -> tuple[int, bytes]:
         parts = path.partition("?")[0].removeprefix(f"/api/v1/namespaces/{NAMESPACE}/").split("/")
@@ -44,7 +58,7 @@ def deployed() -> list[str]:
 @pytest.fixture
 def cluster() -> Iterator[Recording]:
     server = Recording()
-    server.status = JobStatus("job", JobPhase.RUNNING, workers_wanted=2, updated_at=1.0)
+    server.status = JobStatus("job", JobPhase.RUNNING, workers_wanted=2, records_done=901, updated_at=BEGAN + 61)
     server.add_pod("master", ["I am the master"])
     server.add_pod("worker-0", ["I am a worker"], phase="Pending")
     worker = server.pods["elasticdl-job-worker-0"]
@@ -62,6 +76,8 @@ def test_its_role_grants_what_it_asks_for_and_nothing_else(cluster: Recording, t
         (row,) = dashboard.get("/api/jobs")["jobs"]
         page = dashboard.get(f"/api/jobs/{row['id']}")
         assert (page["namespace"], page["phase"], page["actions"]) == (NAMESPACE, "Running", [])
+        assert (len(page["events"]), page["problem"]) == (3, "")
+        assert page["series"]["records"][-2:] == [900, 901]  # the journal's newest, and what was seen
         (worker,) = [pod for pod in page["pods"] if pod["name"] == "worker-0"]
         assert "the volume is not there" in worker["message"]
         dashboard.read_until(f"/api/jobs/{row['id']}/logs?pod=master", b"I am the master")
@@ -78,7 +94,9 @@ def test_a_cluster_that_is_away_is_said_and_what_was_known_stays(cluster: Record
     kubeconfig = str(cluster.kubeconfig(tmp_path / "config"))
     dashboard = RunningDashboard(tmp_path, "--runtime=kubernetes", KUBECONFIG=kubeconfig)
     try:
-        assert [job["name"] for job in dashboard.get("/api/jobs")["jobs"]] == ["job"]
+        (row,) = dashboard.get("/api/jobs")["jobs"]
+        page = dashboard.get(f"/api/jobs/{row['id']}")  # this server does not say what one may do
+        assert (len(page["events"]), page["actions"]) == (3, [])
         cluster.stop()
         answer = dashboard.get("/api/jobs")
         assert [job["name"] for job in answer["jobs"]] == ["job"]

@@ -8,6 +8,7 @@ const main = document.getElementById("main");
 const path = document.querySelector(".path");
 const link = document.querySelector(".link");
 const dialog = document.getElementById("confirm");
+const PATIENCE_MS = 15_000; // a stream that brings nothing for so long is opened again
 const session = { action: "", read_only: true };
 let source = null, view = null, shown = null, newest = null;
 
@@ -75,24 +76,31 @@ function connect(id) {
   source?.close();
   const current = new EventSource(`api/stream${id ? `?job=${id}` : ""}`);
   source = current;
+  let arrived = false;
+  setTimeout(() => current === source && !arrived && connect(id), PATIENCE_MS);
   const on = (name, take) => current.addEventListener(name, (event) => current === source && take(JSON.parse(event.data)));
   on("session", (value) => {
     Object.assign(session, value);
     online(true);
   });
   on("jobs", (value) => {
+    arrived ||= !id;
     const told = JSON.stringify(newest?.problems) !== JSON.stringify(value.problems);
     newest = value;
     if (!id) view.show(value);
     if (!id && (told || view.element.parentNode !== main)) show();
   });
   on("job", (value) => {
+    arrived = true;
     path.replaceChildren("/ ", value.name);
     view.show(value);
     if (view.element.parentNode !== main) show();
   });
   on("events", (rows) => view.take(rows));
-  on("gone", () => main.replaceChildren(el("p", { class: "empty" }, "There is no such job any more. ", el("a", { href: "#/" }, "All jobs"))));
+  on("gone", () => {
+    arrived = true;
+    main.replaceChildren(el("p", { class: "empty" }, "There is no such job any more. ", el("a", { href: "#/" }, "All jobs")));
+  });
   current.addEventListener("error", () => {
     if (current !== source) return;
     online(false);
