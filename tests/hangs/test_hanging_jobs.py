@@ -19,13 +19,14 @@ from tests.explain.explained import the_trouble
 from tests.hangs import hanging_digits, hanging_script
 from tests.hangs.job_events import events_of
 
+LIMIT_S = 4  # in a minibatch; on a loaded machine a start takes some seconds
 PS = {"num_ps_pods": 1}
 GROUP = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2}
 ALONE = {**GROUP, "num_workers": 1}
 
 
 def job_of(tmp_path: Path, data: Path, hangs_in: str, **flags: object) -> LocalJob:
-    """A job whose minibatches may take 2 s."""
+    """A job whose minibatches may take `LIMIT_S`."""
     return LocalJob(
         tmp_path / "job",
         {
@@ -36,7 +37,7 @@ def job_of(tmp_path: Path, data: Path, hangs_in: str, **flags: object) -> LocalJ
             "minibatch_size": 32,
             "num_epochs": 1,
             "num_workers": 1,
-            "step_timeout": 2,
+            "step_timeout": LIMIT_S,
             **flags,
         },
         environment={"HANG_IN": hangs_in, "HANG_MARK": str(tmp_path / "mark")},
@@ -75,7 +76,7 @@ def test_the_event_names_the_line_and_no_record_is_lost(
     assert_exact(job, 1437)
     (event,) = events_of(job, EventKind.WORKER_HUNG)
     assert line_of(event) in lines
-    assert event.details["threshold"] == 2.0
+    assert event.details["threshold"] == LIMIT_S
     if flags is not GROUP:
         assert [given_up.cause for given_up in events_of(job, EventKind.POD_GIVEN_UP)] == [event.number]
     else:
@@ -92,7 +93,7 @@ def test_the_event_names_the_line_and_no_record_is_lost(
 
 def test_a_script_that_hangs_is_replaced(tmp_path: Path) -> None:
     command = f"{sys.executable} {hanging_script.__file__} {tmp_path / 'mark'} 100"
-    flags = {"job_name": "script", "job_command": command, "num_workers": 1, "step_timeout": 2}
+    flags = {"job_name": "script", "job_command": command, "num_workers": 1, "step_timeout": LIMIT_S}
     job = LocalJob(tmp_path / "job", flags).start()
     assert_exact(job, 100)
     (event,) = events_of(job, EventKind.WORKER_HUNG)
