@@ -102,6 +102,7 @@ class Pod:
     blocked: str = ""  # why a pending pod cannot start until somebody acts: its image cannot be pulled, …
     pid: int = 0  # local runtime only
     node: str = ""  # where it is; empty before it has a place, and in the local runtime
+    has_slot: bool = False  # local runtime only: there is room for it, it runs or is about to
 
 
 class CannotResize(ElasticDLError):

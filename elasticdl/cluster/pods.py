@@ -93,6 +93,7 @@ class LocalPod:
             message=self.message,
             restarts=self.restarts,
             pid=self.group.pid if self.group else 0,
+            has_slot=self.active or (self.phase is PodPhase.PENDING and not self.message),
         )
 
 

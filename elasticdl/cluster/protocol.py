@@ -79,6 +79,7 @@ def pod_to_message(pod: Pod) -> Message:
         "message": pod.message,
         "restarts": pod.restarts,
         "pid": pod.pid,
+        "has_slot": pod.has_slot,
     }
 
 
@@ -96,6 +97,7 @@ def pod_from_message(message: Message) -> Pod:
         message=message["message"],
         restarts=message["restarts"],
         pid=message["pid"],
+        has_slot=message["has_slot"],
     )
 
 

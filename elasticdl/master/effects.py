@@ -252,4 +252,5 @@ def _pod_changed(pod: Pod, phase: Phase) -> events.PodChanged:
         message=pod.message,
         blocked=pod.blocked,
         node=pod.node,
+        has_slot=pod.has_slot,
     )

@@ -371,3 +371,13 @@ def test_a_failed_job_says_where_its_time_went() -> None:
     script.pod(Role.WORKER, 0, Phase.SUCCEEDED)
     assert any(line.startswith("time: 0 % useful, ") for line in script.log())
     assert script.last(c.EndJob).exit_code == 1
+
+
+def test_a_local_pod_starts_as_soon_as_there_is_a_slot_for_it() -> None:
+    script = Script()
+    script.ps_starts()
+    name = script.settings.pod_name(Role.WORKER, 0)
+    for at, has_slot in ((1.0, True), (3.0, False), (6.0, True)):
+        script.now = at
+        script.tell(e.PodChanged(name, Role.WORKER, 0, "uid", Phase.PENDING, has_slot=has_slot))
+    assert split(script, later=4.0) == {SlotState.UNSCHEDULED: 4.0, SlotState.STARTING: 6.0}

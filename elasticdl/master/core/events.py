@@ -299,6 +299,7 @@ class PodChanged:
         reason: `EndReason` of the port Cluster, as text: "", Completed, Error, Killed, OOMKilled, Preempted, …
         blocked: why a pending pod cannot start until somebody acts (an image that cannot be pulled); else empty.
         node: where it is, if the cluster has nodes.
+        has_slot: there is room for it, where the cluster has no nodes.
     """
 
     name: str
@@ -311,6 +312,7 @@ class PodChanged:
     message: str = ""
     blocked: str = ""
     node: str = ""
+    has_slot: bool = False
 
 
 @dataclass(frozen=True, slots=True)

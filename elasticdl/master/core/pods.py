@@ -34,7 +34,7 @@ class PodRecord:
         uid: empty until the cluster has named it.
         gone_uids: of earlier pods of this name; what is said of them is over.
         is_leaving: it was told to end; nobody counts on it.
-        is_scheduled: a node was found for it, where it may not run yet.
+        is_scheduled: there is a node or a slot for it, where it may not run yet.
         running_since: None until it runs.
         state: of its process while it runs, where the cluster says so, such as "stopped by SIGSTOP".
         create_delay: before the attempt to create it.
@@ -244,7 +244,7 @@ class Pods:
         if record is None or self._is_gone(event):
             return None
         record.uid = event.uid
-        record.is_scheduled |= bool(event.node)
+        record.is_scheduled = bool(event.node) or event.has_slot
         if event.phase is Phase.RUNNING or event.exit_code is not None:
             self._has_run.add(record.role)
         if event.phase is Phase.RUNNING and record.running_since is None:
