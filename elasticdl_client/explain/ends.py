@@ -45,7 +45,7 @@ def server_is_away(text: str) -> bool:
 def lost_pods(facts: Facts) -> Iterator[Diagnosis]:
     """Every pod that ended although it was counted on."""
     for event in facts.of(EventKind.POD_LOST):
-        trouble, words = _why(event)
+        trouble, words = _why(facts, event)
         done, cost = recovery(facts, event)
         yield Diagnosis(
             trouble,
@@ -63,8 +63,9 @@ def lost_pods(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
-def _why(event: JobEvent) -> tuple[Trouble, str]:
-    if without_runtime(event.message):
+def _why(facts: Facts, event: JobEvent) -> tuple[Trouble, str]:
+    runs_command = bool(facts.flag("job_command"))  # what is missing then may be what the command calls
+    if facts.job.runtime is Runtime.KUBERNETES and not runs_command and without_runtime(event.message):
         return Trouble.IMAGE_WITHOUT_RUNTIME, "found no ElasticDL in its image"
     if other_version(event.message):
         return Trouble.VERSIONS_DIFFER, "runs another version of ElasticDL than the rest of the job"

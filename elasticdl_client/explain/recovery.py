@@ -65,7 +65,7 @@ def _successor(facts: Facts, lost: JobEvent, follow: list[JobEvent]) -> tuple[st
     name = created.subject if created.subject != lost.subject else f"a new process of {created.subject}"
     ready = facts.after(created, created.subject, *_READY)
     again = facts.after(created, created.subject, EventKind.POD_LOST, EventKind.POD_GIVEN_UP)
-    if ready is not None:
+    if ready is not None and (again is None or ready.number < again.number):
         seconds = ready.at - lost.at
         restored = str(ready.details.get("restored_from") or "")
         source = f", restored from {restored}" if restored else ""

@@ -13,6 +13,7 @@ from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.explain.failures import blamed, frames_of_user
 from elasticdl_client.explain.slowness import PsLoad
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus
 from elasticdl_client.jobs.job import Job, Phase
 
@@ -90,6 +91,27 @@ def test_the_end_of_a_pod_is_told_by_its_reason_with_the_clusters_words(
     assert "worker-4" in diagnosis.done
     assert diagnosis.cost.slot_seconds == 3.0
     assert diagnosis.advice
+
+
+def test_a_server_that_was_lost_again_before_it_was_ready_did_not_fill_the_place() -> None:
+    log = Log()
+    first = log.lose("ps-0", "Killed")
+    log.add(EventKind.POD_CREATED, "ps-0", "", first)
+    second = log.lose("ps-0", "Killed")
+    created = log.add(EventKind.POD_CREATED, "ps-0", "", second)
+    log.add(EventKind.PS_READY, "ps-0", "", created, restored_from="version-40")
+    (diagnosis,) = diagnosed(log)
+    assert diagnosis.count == 2
+    assert "restored from version-40" in diagnosis.done
+    assert diagnosis.cost.slot_seconds == 2.0 + 2.0
+
+
+def test_a_command_that_does_not_find_a_program_is_not_an_image_without_the_runtime() -> None:
+    log = Log()
+    log.lose("worker-0", "Error", "exit code 127", exit_code=127)
+    spec = JobSpec(job_name="digits", job_command="train-it")
+    (diagnosis,) = explain(replace(log.facts(), spec=spec)).diagnoses
+    assert diagnosis.trouble is Trouble.PROGRAM_FAILED
 
 
 def test_losses_alike_are_told_once_with_the_sum_of_their_costs() -> None:
