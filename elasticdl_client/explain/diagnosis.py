@@ -99,7 +99,7 @@ PENDING = frozenset(
         Trouble.API_SERVER_AWAY,
     }
 )
-"""What `--why-pending` shows."""
+"""What `--why_pending` shows."""
 
 SLOW = frozenset(
     {
@@ -113,7 +113,7 @@ SLOW = frozenset(
         Trouble.TOO_MANY_WORKERS,
     }
 )
-"""What `--why-slow` shows, beside where the time went."""
+"""What `--why_slow` shows, beside where the time went."""
 
 
 @dataclass(frozen=True, slots=True)

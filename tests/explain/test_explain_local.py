@@ -85,7 +85,7 @@ def test_a_loss_that_is_nan_is_explained_with_its_records(
     said = capsys.readouterr().out
     assert "1. LossNotFinite" in said
     assert "--nan_policy=skip" in said
-    assert commands.run("explain", ["digits", place, "--why-pending"]) == 0
+    assert commands.run("explain", ["digits", place, "--why_pending"]) == 0
     assert "No trouble that keeps pods from starting is known." in capsys.readouterr().out
 
 
