@@ -125,7 +125,10 @@ class News:
         lines: list[Headline] = []
         joined: list[JobEvent] = []
         reopened = [event for event in new if event.kind is EventKind.EPOCH_REOPENED]
+        fatal = {event.cause for event in new if event.kind is EventKind.JOB_FAILED}
         for event in new:
+            if event.number in fatal and event.kind is not EventKind.POD_LOST:
+                continue  # the error at the end of the job says it
             if event.kind is EventKind.GROUP_FORMED:
                 if not followed.is_told(event):
                     lines.append(Headline(followed.group_text(event)))

@@ -128,6 +128,16 @@ def test_a_group_whose_members_missed_the_lost_one_first_has_its_cause_by_its_me
     ]
 
 
+def test_a_task_that_fails_the_job_is_left_to_the_error_at_its_end() -> None:
+    script = running(1, max_task_failures=2)
+    reader = Reader(script)
+    script.fail(script.lease(), error="ValueError: no such column")
+    assert reader.read() == ["task 0 failed: ValueError: no such column"]
+    script.fail(script.lease(), error="ValueError: no such column")
+    assert script.job.status().phase == "Failed"
+    assert reader.read() == []
+
+
 def test_the_first_group_is_said_by_its_size() -> None:
     script = standing(3)
     assert [line.text for line in News().lines(STATUS, script.job.events)] == ["group of 3 workers formed"]

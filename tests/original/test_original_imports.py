@@ -31,7 +31,7 @@ def zoo(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        if name.partition(".")[0] in ("shop", "model_zoo", "wsgiref"):
+        if name.partition(".")[0] in ("shop", "model_zoo", "pydoc_data"):
             del sys.modules[name]
 
 
@@ -188,10 +188,10 @@ def test_a_directory_of_the_zoo_precedes_a_package_of_its_name(
 
 
 def test_a_module_uses_the_package_that_its_directory_has_the_name_of(zoo: Path) -> None:
-    assert "wsgiref" not in sys.modules
-    (zoo / "wsgiref").mkdir()
-    (zoo / "wsgiref" / "model.py").write_text("from wsgiref.util import guess_scheme\ndef custom_model(): return 7\n")
-    assert load(str(zoo), "wsgiref.model.custom_model", required=()).model() == 7
+    assert "pydoc_data" not in sys.modules
+    (zoo / "pydoc_data").mkdir()
+    (zoo / "pydoc_data" / "model.py").write_text("from pydoc_data.topics import topics\ndef custom_model(): return 7\n")
+    assert load(str(zoo), "pydoc_data.model.custom_model", required=()).model() == 7
 
 
 def test_a_package_that_is_not_installed_is_named(zoo: Path) -> None:
