@@ -30,12 +30,12 @@ from elasticdl.frameworks.framework import Mode, Share, TaskRecords
 from elasticdl.model_def import load
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.headers import Part
+from elasticdl.worker.allreduce.replica import OwnModel
+from elasticdl.worker.allreduce.step_header import Part
+from elasticdl.worker.allreduce.world_session import WorldSession
+from elasticdl.worker.checkpoint import Kind, StateCheckpoints
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.own_model import OwnModel
 from elasticdl.worker.seeds import derive_seed
-from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
-from elasticdl.worker.world_session import WorldSession
 
 LONGEST_FORMING_S = 60.0
 MINIBATCHES_PER_TASK = 16

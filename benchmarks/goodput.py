@@ -22,11 +22,11 @@ from elasticdl.frameworks.framework import Batch, Framework, Mode, TaskRecords
 from elasticdl.model_def import load_model_definition
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.batches import TaskBatches
+from elasticdl.worker.checkpoint import StateCheckpoints
+from elasticdl.worker.factories import Readers, load_framework
+from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.loading import Readers, load_framework
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
-from elasticdl.worker.state_checkpoint import StateCheckpoints
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_spec import JobSpec
 

@@ -37,7 +37,7 @@ from benchmarks.step_files import read_steps
 from benchmarks.zoo.step_times import VARIABLE
 from benchmarks.zoo.torch_mnist import SHAPE
 from elasticdl.cluster.cluster import PodPhase, Role
-from elasticdl.cluster.processes import ProcessCluster
+from elasticdl.cluster.local.adapter import ProcessCluster
 
 WORLD = 4
 BATCH = 64

@@ -30,7 +30,7 @@ import grpc
 import numpy as np
 
 from elasticdl.frameworks.framework import Ids, ModelReport, Parameters, Table, Variable
-from elasticdl.ps.client import PsClient, Pull, Push
+from elasticdl.ps.client.client import PsClient, Pull, Push
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
@@ -68,8 +68,8 @@ def serve_ps(by_tcp: bool = False, encrypts: bool = False) -> None:
     Args:
         by_tcp: its Unix socket is not told.
     """
-    from elasticdl.ps.service import PsService, register_service, serve_tensors
-    from elasticdl.ps.state import PsState
+    from elasticdl.ps.server.service import PsService, register_service, serve_tensors
+    from elasticdl.ps.server.state import PsState
     from elasticdl.rpc.servers import serve
 
     keep_large_buffers()

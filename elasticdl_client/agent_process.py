@@ -40,7 +40,7 @@ class AgentProcess:
             JobError: it does not come up.
         """
         log_path = job_dir.logs / "agent.log"
-        command = [sys.executable, "-m", "elasticdl.cluster.agent"]
+        command = [sys.executable, "-m", "elasticdl.cluster.local.agent"]
         command += ["--job_dir", str(job_dir.path), "--slots", str(spec.local_slots)]
         with log_path.open("ab") as log:
             process = subprocess.Popen(

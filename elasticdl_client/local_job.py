@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy, Role
-from elasticdl.cluster.processes import ProcessCluster
+from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl_client.agent_process import tail
 from elasticdl_client.choices import MasterRestartPolicy
 from elasticdl_client.errors import ElasticDLError, JobError

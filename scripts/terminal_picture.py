@@ -90,7 +90,7 @@ class Terminal:
 
 def record(directory: Path) -> list[Output]:
     """Runs the job, kills worker 1, and returns what both terminals printed, from the first steps on."""
-    from elasticdl.cluster.processes import ProcessCluster
+    from elasticdl.cluster.local.adapter import ProcessCluster
     from elasticdl_client.job_status import JobStatus
 
     home, data = directory / "home", directory / "data"

@@ -30,10 +30,10 @@ from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
+from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.tasks import TaskStream
 from elasticdl_client.errors import JobError
 
 __all__ = ["DataShardService", "Minibatch", "Name", "RecordIndexService", "TaskShard", "read_records"]

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 
-from elasticdl.cluster.process_title import name_process
+from elasticdl.cluster.local.process_title import name_process
 from elasticdl.master import local_place
 from elasticdl.master.journal import Superseded
 from elasticdl.master.master import Master, crash, fail

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.cluster.cluster import Cluster
-from elasticdl.cluster.processes import ProcessCluster
+from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.master.file_journal import FileJournal, StatusFile
 from elasticdl.master.journal import Journal, Superseded
 from elasticdl.master.pod_specs import PodSpecs

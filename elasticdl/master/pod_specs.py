@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.cluster.cluster import PodSpec, Role
-from elasticdl.cluster.standby import ENGINE, FRAMEWORK_VARIABLE
+from elasticdl.cluster.local.standby import ENGINE, FRAMEWORK_VARIABLE
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.model_def import framework_of
 from elasticdl.rpc.handshake import ENCRYPT_VARIABLE

@@ -4,8 +4,8 @@ import logging
 import os
 import sys
 
-from elasticdl.cluster.process_title import name_process
-from elasticdl.ps.process import main
+from elasticdl.cluster.local.process_title import name_process
+from elasticdl.ps.server.process import main
 
 if __name__ == "__main__":
     name_process()

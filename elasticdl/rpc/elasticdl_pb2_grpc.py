@@ -646,7 +646,7 @@ class Master(object):
 
 class ParameterServerStub(object):
     """---------------------------------------------------------------------------------------------------------------
-    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/wire.py says:
+    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/transport/wire.py says:
     Initialize, Exchange, KnownIds, and InitializeStream, ExchangeStream, KnownIdsStream for the same in chunks.
     """
 
@@ -680,7 +680,7 @@ class ParameterServerStub(object):
 
 class ParameterServerServicer(object):
     """---------------------------------------------------------------------------------------------------------------
-    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/wire.py says:
+    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/transport/wire.py says:
     Initialize, Exchange, KnownIds, and InitializeStream, ExchangeStream, KnownIdsStream for the same in chunks.
     """
 
@@ -743,7 +743,7 @@ def add_ParameterServerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ParameterServer(object):
     """---------------------------------------------------------------------------------------------------------------
-    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/wire.py says:
+    Parameter server.  Its raw methods carry frames (elasticdl/rpc/frames.py), laid out as elasticdl/ps/transport/wire.py says:
     Initialize, Exchange, KnownIds, and InitializeStream, ExchangeStream, KnownIdsStream for the same in chunks.
     """
 

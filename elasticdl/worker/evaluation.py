@@ -10,7 +10,7 @@ import numpy as np
 
 from elasticdl.frameworks.framework import Inference, MetricState
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.batches import TaskBatches
+from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.strategy import Values
 

@@ -13,11 +13,11 @@ import time
 from elasticdl.frameworks.framework import Framework, TableRows
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.batches import TaskBatches
+from elasticdl.worker.checkpoint import StateCheckpoints
+from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.seeds import derive_seed
-from elasticdl.worker.state_checkpoint import StateCheckpoints
 from elasticdl.worker.strategy import Commit, Values
 
 _log = logging.getLogger("elasticdl.worker")

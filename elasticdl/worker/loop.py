@@ -13,15 +13,15 @@ from elasticdl.frameworks.framework import FeedError, Framework, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.batches import LeaseLost, NotFinite, TaskBatches
-from elasticdl.worker.export import Exporter
+from elasticdl.worker.export.exporter import Exporter
+from elasticdl.worker.input.batches import LeaseLost, NotFinite, TaskBatches
+from elasticdl.worker.input.quarantine import Quarantine, inspected
+from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.outcomes import Outcomes
-from elasticdl.worker.quarantine import Quarantine, inspected
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
-from elasticdl.worker.tasks import TaskStream
+from elasticdl.worker.task_reporting import Outcomes
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError
 

@@ -12,42 +12,42 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from elasticdl.cluster.framework_import import no_garbage_collection
-from elasticdl.cluster.standby import FRAMEWORK_VARIABLE, report_ready
+from elasticdl.cluster.local.framework_import import no_garbage_collection
+from elasticdl.cluster.local.standby import FRAMEWORK_VARIABLE, report_ready
 from elasticdl.frameworks.callback_rules import check_job
 from elasticdl.frameworks.framework import ModelReport
 from elasticdl.frameworks.internals import check_internals
 from elasticdl.model_def import framework_of, load_model_definition
-from elasticdl.ps.client import check_model
+from elasticdl.ps.client.client import check_model
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.memory import available_bytes, keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.export import Exporter
-from elasticdl.worker.export_plan import announce_export
-from elasticdl.worker.gradients import Gradients
-from elasticdl.worker.inference import check_layout, load_trained, make_one_pass_loop
-from elasticdl.worker.loading import Readers, first_op, load_framework, on_parameter_servers
+from elasticdl.worker.checkpoint import StateCheckpoints
+from elasticdl.worker.export.exporter import Exporter
+from elasticdl.worker.export.plan import announce_export
+from elasticdl.worker.factories import Readers, first_op, load_framework, on_parameter_servers
+from elasticdl.worker.inference.worker import check_layout, load_trained, make_one_pass_loop
+from elasticdl.worker.input.quarantine import Quarantine
+from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.parameter_server import ParameterServerStrategy, Training
-from elasticdl.worker.pipelined import PipelinedTraining
-from elasticdl.worker.ps_session import PsSession
-from elasticdl.worker.quarantine import Quarantine
+from elasticdl.worker.ps.async_training import PipelinedTraining
+from elasticdl.worker.ps.gradients import Gradients
+from elasticdl.worker.ps.session import PsSession
+from elasticdl.worker.ps.strategy import ParameterServerStrategy, Training
+from elasticdl.worker.ps.sync_training import SynchronousTraining
 from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.state_checkpoint import StateCheckpoints
 from elasticdl.worker.strategy import Strategy
-from elasticdl.worker.synchronous import SynchronousTraining
-from elasticdl.worker.tasks import TaskStream
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
 from elasticdl_client.errors import CheckpointError, ElasticDLError, JobError
 
 if TYPE_CHECKING:
-    from elasticdl.worker.all_reduce import AllReduceLoop
+    from elasticdl.worker.allreduce.loop import AllReduceLoop
 
 _log = logging.getLogger("elasticdl.worker")
 
@@ -110,7 +110,7 @@ class Worker:
 
     def _analyze(self) -> None:
         """Computes statistics of the data; there is no model."""
-        from elasticdl.worker.analysis import make_analysis_loop  # a package that not every image has
+        from elasticdl.worker.inference.analysis import make_analysis_loop  # a package that not every image has
 
         try:
             loop = make_analysis_loop(self._link, Readers(self._spec, None), self._spec, self._clock)
@@ -165,7 +165,7 @@ class Worker:
                 raise
 
     def _all_reduce_loop(self) -> AllReduceLoop:
-        from elasticdl.worker.all_reduce_worker import make_all_reduce_loop  # torch, which not every image has
+        from elasticdl.worker.allreduce.worker import make_all_reduce_loop  # torch, which not every image has
 
         return make_all_reduce_loop(
             self._link,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticdl.cluster.cluster import Pod, PodPhase, Role
-from elasticdl.cluster.processes import ProcessCluster
+from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl_client.job_status import JobStatus
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import pytest
 from kubernetes.client import ApiClient, Configuration, CoreV1Api
 from kubernetes.client.exceptions import ApiException
 
-from elasticdl.cluster.kubernetes_api import ApiServer, Refusal
+from elasticdl.cluster.kubernetes.api import ApiServer, Refusal
 from elasticdl_client.kubernetes.api import ClusterError, Connection, send
 
 MERGE = "application/merge-patch+json"

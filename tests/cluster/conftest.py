@@ -13,7 +13,7 @@ from real_cluster import JOB, Manifests, Namespace, Pods
 from tcp_proxy import TcpProxy
 
 from elasticdl.cluster.cluster import Cluster
-from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 
 
 @pytest.fixture

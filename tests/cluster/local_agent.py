@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from elasticdl.cluster.cluster import Cluster, EventType, Pod, PodEvent, PodPhase
-from elasticdl.cluster.processes import ProcessCluster
+from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl_client.errors import ElasticDLError
 
 TIMEOUT_S = 120.0
@@ -24,7 +24,15 @@ class LocalAgent:
 
     def __init__(self, job_dir: Path, slots: int = 0, standby_timeout_s: float = 10.0) -> None:
         self.job_dir = job_dir
-        command = [sys.executable, "-m", "elasticdl.cluster.agent", "--job_dir", str(job_dir), "--slots", str(slots)]
+        command = [
+            sys.executable,
+            "-m",
+            "elasticdl.cluster.local.agent",
+            "--job_dir",
+            str(job_dir),
+            "--slots",
+            str(slots),
+        ]
         command += ["--standby_timeout_s", str(standby_timeout_s)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdout is not None

@@ -12,7 +12,7 @@ from typing import Any
 from kubernetes import watch
 
 from elasticdl.cluster.cluster import Pod, PodSpec
-from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl_client.kubernetes.api import connect
 from elasticdl_client.kubernetes.names import USER_ID, pod_labels
 

@@ -20,7 +20,7 @@ from real_cluster import JOB, NOWHERE, Manifests, Namespace
 from tcp_proxy import TcpProxy
 
 from elasticdl.cluster.cluster import EventType
-from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.explain.diagnosis import Trouble
 

@@ -15,7 +15,7 @@ from pod_specs import worker
 from real_cluster import NOWHERE, Manifests, Namespace
 
 from elasticdl.cluster.cluster import CannotResize, EndReason, EventType, PodEvent, PodPhase, RestartPolicy, Role
-from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl_client.explain.diagnosis import Trouble
 
 pytestmark = pytest.mark.cluster

@@ -11,7 +11,7 @@ import pytest
 from pod_specs import worker
 
 from elasticdl.cluster.cluster import CannotResize, PodSpec
-from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.kubernetes.api import connect
 from elasticdl_client.kubernetes.names import pod_labels
@@ -136,7 +136,7 @@ def test_a_node_without_room_is_said(cluster: KubernetesCluster, server: Resizin
 def test_a_resize_that_is_deferred_for_too_long_is_given_up(
     cluster: KubernetesCluster, server: ResizingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elasticdl.cluster.kubernetes_resize._IN_FORCE_S", 0.0)
+    monkeypatch.setattr("elasticdl.cluster.kubernetes.resize._IN_FORCE_S", 0.0)
     server.pending = [pending("Deferred")] * 9
     with pytest.raises(ElasticDLError, match=r"^Deferred: Node didn't have enough capacity\."):
         cluster.resize(worker("w-0", memory_factor=1.5))

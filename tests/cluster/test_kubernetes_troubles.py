@@ -14,7 +14,7 @@ from local_agent import Observer
 from pod_specs import worker
 from real_cluster import Manifests
 
-from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl_client.explain.diagnosis import Diagnosis, Trouble
 
 pytestmark = pytest.mark.cluster

@@ -14,11 +14,11 @@ from real_cluster import JOB, NOWHERE, Manifests, Namespace
 from tcp_proxy import TcpProxy
 
 from elasticdl.cluster.cluster import EndReason, EventType, PodEvent, PodPhase
-from elasticdl.cluster.kubernetes import KubernetesCluster
-from elasticdl.cluster.kubernetes_api import ApiServer, Refusal
-from elasticdl.cluster.kubernetes_causes import Causes
-from elasticdl.cluster.kubernetes_memory import PodMemory
-from elasticdl.cluster.kubernetes_watch import PodWatch
+from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
+from elasticdl.cluster.kubernetes.api import ApiServer, Refusal
+from elasticdl.cluster.kubernetes.causes import Causes
+from elasticdl.cluster.kubernetes.pod_cache import PodMemory
+from elasticdl.cluster.kubernetes.watch import PodWatch
 from elasticdl_client.kubernetes.names import JOB_LABEL
 
 pytestmark = pytest.mark.cluster

@@ -15,8 +15,8 @@ import pytest
 from local_agent import TIMEOUT_S, LocalAgent, Observer
 
 from elasticdl.cluster.cluster import PodSpec, Role
-from elasticdl.cluster.oom import OomKills
-from elasticdl.cluster.processes import ProcessCluster
+from elasticdl.cluster.local.adapter import ProcessCluster
+from elasticdl.cluster.local.oom import OomKills
 from elasticdl_client.errors import ElasticDLError
 
 

@@ -12,7 +12,7 @@ from local_agent import LocalAgent, Observer, Wire, have_ended
 from pod_specs import master, worker
 
 from elasticdl.cluster.cluster import EndReason, PodPhase, RestartPolicy, Role
-from elasticdl.cluster.processes import ProcessCluster
+from elasticdl.cluster.local.adapter import ProcessCluster
 
 SLOTS = 2
 
@@ -116,6 +116,6 @@ def test_the_slots_tool_frees_a_slot(tmp_path: Path) -> None:
     observer = Observer(agent.cluster)
     agent.cluster.create(worker("w-0"))
     agent.cluster.create(worker("w-1"))
-    subprocess.run([sys.executable, "-m", "elasticdl.cluster.slots", agent.socket, "2"], check=True)
+    subprocess.run([sys.executable, "-m", "elasticdl.cluster.local.slots", agent.socket, "2"], check=True)
     observer.phase("w-1", PodPhase.RUNNING)
     agent.stop()

@@ -14,7 +14,7 @@ import pytest
 from local_agent import TIMEOUT_S, LocalAgent, Observer, Wire, have_ended, socket_of
 
 from elasticdl.cluster.cluster import PodPhase, PodSpec, RestartPolicy, Role
-from elasticdl.cluster.processes import ProcessCluster
+from elasticdl.cluster.local.adapter import ProcessCluster
 
 # A pod with a child and a grandchild, which ignore what can be ignored; the whole group is stopped afterwards.
 FAMILY = """
@@ -25,7 +25,7 @@ wait
 
 CLIENT = """
 import subprocess, sys
-command = [sys.executable, "-m", "elasticdl.cluster.agent", "--job_dir", sys.argv[1]]
+command = [sys.executable, "-m", "elasticdl.cluster.local.agent", "--job_dir", sys.argv[1]]
 agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 print(agent.pid, agent.stdout.readline(), flush=True)
 agent.wait()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.cluster import EndReason, PodPhase, Role
-from elasticdl.cluster.kubernetes_pods import ended_before_deletion, node_is_silent, read_pod
+from elasticdl.cluster.kubernetes.pods import ended_before_deletion, node_is_silent, read_pod
 from elasticdl_client.kubernetes.names import pod_labels
 
 

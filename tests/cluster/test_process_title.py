@@ -10,7 +10,7 @@ import pytest
 
 _CODE = """
 from pathlib import Path
-from elasticdl.cluster.process_title import name_process
+from elasticdl.cluster.local.process_title import name_process
 name_process()
 print(Path("/proc/self/cmdline").read_text().rstrip(chr(0)), Path("/proc/self/comm").read_text().strip(), sep="|")
 """

@@ -26,7 +26,7 @@ MODULES = {
 import sys, time
 begin = time.monotonic()
 import tensorflow as tf
-from elasticdl.cluster.standby import report_ready
+from elasticdl.cluster.local.standby import report_ready
 tf.constant(1.0) + 1.0
 report_ready()
 layer = tf.keras.layers.Dense(3)
@@ -36,7 +36,7 @@ sys.exit(int(sys.argv[1]))
 """,
     "show": """
 import os, sys, threading
-from elasticdl.cluster.standby import report_ready
+from elasticdl.cluster.local.standby import report_ready
 report_ready()
 report_ready()
 print("name", __name__, "argv", sys.argv[1:], "own", os.environ["ELASTICDL_POD_NAME"])
@@ -48,7 +48,7 @@ threading.Thread(target=lambda: (threading.main_thread().join(), print("thread")
     "text": "import sys; sys.exit('a text')",
     "stay": """
 import signal, sys
-from elasticdl.cluster.standby import report_ready
+from elasticdl.cluster.local.standby import report_ready
 report_ready()
 with open(sys.argv[1], "w") as wire:
     wire.write("staying")
@@ -114,7 +114,7 @@ class Forks:
         agent = self.agent.process.pid
         for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
             with suppress(FileNotFoundError, ProcessLookupError):  # the sentinel of a pod that has ended just now
-                if b"elasticdl.cluster.standby" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"elasticdl.cluster.local.standby" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return int(pid)
         raise AssertionError("there is no standby")
 

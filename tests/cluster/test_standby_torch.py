@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 READY_S = 120.0
 STEP = """
 import sys
-from elasticdl.cluster.standby import report_ready
+from elasticdl.cluster.local.standby import report_ready
 of_interest = {"torch", "torch._dynamo", "tensorflow", "keras", "elasticdl.frameworks.torch.framework"}
 preloaded = sorted(of_interest & set(sys.modules))
 from elasticdl.frameworks.torch import first_op

@@ -19,7 +19,7 @@ import tensorflow as tf
 from elasticdl.data.factory import create_reader
 from elasticdl.frameworks.keras.framework import KerasFramework
 from elasticdl.model_def import load
-from elasticdl.ps.initializers import build_initializer
+from elasticdl.ps.optim.initializers import build_initializer
 from model_zoo.deepfm import deepfm_functional_api
 from model_zoo.deepfm.frappe import NUM_IDS
 from model_zoo.deepfm.frappe import feed as zoo_frappe_feed

@@ -17,7 +17,7 @@ import pytest
 from elasticdl.collective.nccl import use_family_of
 from elasticdl.master.kubernetes.place import _PS_ENV
 from elasticdl.master.ports import free_ports
-from elasticdl.ps.tensor_sockets import TensorClient, TensorServer
+from elasticdl.ps.transport.tensor_sockets import TensorClient, TensorServer
 from elasticdl.rpc import addresses
 from elasticdl.rpc.channels import connect
 from elasticdl.rpc.flow import Flow

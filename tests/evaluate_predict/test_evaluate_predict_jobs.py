@@ -15,7 +15,7 @@ from elasticdl.cluster.cluster import Role
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
-from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.checkpoint import Kind, StateCheckpoints
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import DIGITS
 from tests.evaluate_predict.passes import (

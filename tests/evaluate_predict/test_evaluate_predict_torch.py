@@ -12,7 +12,7 @@ from elasticdl.cluster.cluster import Role
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
-from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.checkpoint import Kind, StateCheckpoints
 from elasticdl_client.errors import CheckpointError
 from tests.e2e.all_reduce_jobs import TORCH_DIGITS
 from tests.evaluate_predict.gated import gated_zoo

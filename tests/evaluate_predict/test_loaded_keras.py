@@ -14,7 +14,7 @@ from elasticdl.data.example import encode_examples
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Inference, Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
-from elasticdl.frameworks.keras.loaded import LoadedKeras
+from elasticdl.frameworks.keras.saving.loaded_model import LoadedKeras
 from elasticdl.model_def import ModelDefinition, load
 from elasticdl_client.errors import CheckpointError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.batches import LeaseLost
+from elasticdl.worker.inference.output_parts import Parts
+from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.parts import Parts
 
 
 def lease(number: int, task: int) -> HeldLease:

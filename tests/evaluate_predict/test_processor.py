@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticdl.model_def import ModelDefinition
-from elasticdl.worker.prediction import make_process
+from elasticdl.worker.inference.prediction import make_process
 from elasticdl_client.errors import ModelDefinitionError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elasticdl.worker.state_checkpoint import Kind as StateKind
-from elasticdl.worker.state_checkpoint import StateCheckpoints
+from elasticdl.worker.checkpoint import Kind as StateKind
+from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl_client.choices import DistributionStrategy, Framework
 from elasticdl_client.errors import CheckpointError, FlagError
 from elasticdl_client.trained_model import Kind, TrainedModel, check_unused, look_at

@@ -14,9 +14,9 @@ import pytest
 from elasticdl.frameworks.framework import ModelReport, Variable
 from elasticdl.master import checkpoints
 from elasticdl.ps.partition import ALL_BUCKETS
-from elasticdl.ps.restoring import NoneIsWhole, restore
-from elasticdl.worker.inference import check_layout
-from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
+from elasticdl.ps.server.restoring import NoneIsWhole, restore
+from elasticdl.worker.checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.inference.worker import check_layout
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.trained_model import look_at
 from tests.fuzz.mutations import damage

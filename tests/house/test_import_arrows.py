@@ -103,7 +103,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *SHARED,
         "elasticdl.rpc.logs",
         "elasticdl.rpc.signals",
-        "elasticdl.cluster.process_title",
+        "elasticdl.cluster.local.process_title",
         "elasticdl.master",
         "elasticdl.master.kubernetes",
     ),
@@ -120,7 +120,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.analysis",
         "elasticdl.kernels",
         "elasticdl.frameworks",
-        "elasticdl.ps.client",
+        "elasticdl.ps.client.client",
         "elasticdl.ps.applied",
         "elasticdl_client.data_sources",
         "elasticdl_client.trained_model",
@@ -242,11 +242,47 @@ def test_every_import_goes_down() -> None:
     assert broken_arrows(ROOT) == []
 
 
+def sub_rooms_in_circles(root: Path, package: str) -> list[str]:
+    """The sub-packages and modules of a package that import each other, directly or by way of others."""
+    folder = root / package.replace(".", "/")
+    arrows: dict[str, set[str]] = {}
+    for file in folder.rglob("*.py"):
+        origin = module_name(file, root)[len(package) + 1 :].split(".")[0]
+        targets = {name[len(package) + 1 :].split(".")[0] for _, name in imports(file, root) if within(name, package)}
+        arrows.setdefault(origin, set()).update(targets - {origin, ""})
+
+    def reached(room: str) -> set[str]:
+        found: set[str] = set()
+        ahead = [room]
+        while ahead:
+            new = arrows.get(ahead.pop(), set()) - found
+            found |= new
+            ahead += new
+        return found
+
+    return sorted(room for room in arrows if room and room in reached(room))
+
+
+@pytest.mark.parametrize(
+    "package", ["elasticdl.cluster", "elasticdl.frameworks.keras", "elasticdl.ps", "elasticdl.worker"]
+)
+def test_no_sub_rooms_form_a_circle(package: str) -> None:
+    assert sub_rooms_in_circles(ROOT, package) == []
+
+
+def test_a_circle_by_way_of_a_third_sub_room_is_found(tmp_path: Path) -> None:
+    for name, line in (("a", "from p.b import x"), ("b", "from p.c import y"), ("c", "from p.a import z"), ("d", "")):
+        folder = tmp_path / "p" / name
+        folder.mkdir(parents=True)
+        (folder / "m.py").write_text(line + "\n")
+    assert sub_rooms_in_circles(tmp_path, "p") == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(
     ("file", "line"),
     [
         ("elasticdl/worker/loop.py", "from elasticdl.master.core import job"),
-        ("elasticdl/worker/loop.py", "import elasticdl.ps.service"),
+        ("elasticdl/worker/loop.py", "import elasticdl.ps.server.service"),
         ("elasticdl/worker/loop.py", "import tensorflow as tf"),
         ("elasticdl/master/core/job.py", "import numpy"),
         ("elasticdl/master/core/job.py", "from elasticdl.master import journal"),
@@ -254,7 +290,7 @@ def test_every_import_goes_down() -> None:
         ("elasticdl/master/core/job.py", "from elasticdl_client.errors import JobError"),
         ("elasticdl/master/shell.py", "from elasticdl.frameworks.keras import model"),
         ("elasticdl/master/shell.py", "from elasticdl.ps import client"),
-        ("elasticdl/ps/service.py", "def f():\n    import torch"),
+        ("elasticdl/ps/server/service.py", "def f():\n    import torch"),
         ("elasticdl/kernels/rows.py", "from elasticdl.rpc import channels"),
         ("elasticdl/master/shell.py", "from elasticdl.kernels import _native"),
         ("elasticdl/data/csv.py", "import importlib\nimportlib.import_module('elasticdl.rpc')"),
@@ -280,12 +316,12 @@ def test_an_arrow_that_goes_up_is_found(tmp_path: Path, file: str, line: str) ->
         ("elasticdl/master/shell.py", "from elasticdl.master.core import job"),
         ("elasticdl/master/shell.py", "from .core.job import Job"),
         ("elasticdl/master/core/job.py", "from . import events\nimport heapq"),
-        ("elasticdl/worker/loop.py", "from elasticdl.ps.client import Client\nimport numpy"),
-        ("elasticdl/ps/wire.py", "from elasticdl.kernels import _native"),
+        ("elasticdl/worker/loop.py", "from elasticdl.ps.client.client import Client\nimport numpy"),
+        ("elasticdl/ps/transport/wire.py", "from elasticdl.kernels import _native"),
         ("elasticdl/worker/__main__.py", "from elasticdl.frameworks.keras.adapter import KerasFramework"),
         ("elasticdl/frameworks/keras/model.py", "import keras\nfrom elasticdl.layers import Embedding"),
         ("elasticdl_client/main.py", "import yaml\nfrom elasticdl_client.kubernetes import pods"),
-        ("elasticdl/cluster/kubernetes.py", "from elasticdl_client.kubernetes import pods\nimport kubernetes"),
+        ("elasticdl/cluster/kubernetes/adapter.py", "from elasticdl_client.kubernetes import pods\nimport kubernetes"),
         ("model_zoo/mnist/m.py", "import keras\nfrom elasticdl.layers import Embedding"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
-from elasticdl.frameworks.keras.gradient_graph import GradientGraph
+from elasticdl.frameworks.keras.step.gradient_graph import GradientGraph
 from elasticdl.model_def import load
 
 ZOO = str(Path(__file__).parent / "zoo")

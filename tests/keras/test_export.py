@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import InitialRow, Mode, TableRows, TaskRecords
-from elasticdl.frameworks.keras.export import ServedTable
-from elasticdl.frameworks.keras.tables import describe_table
+from elasticdl.frameworks.keras.embedding.tables import describe_table
+from elasticdl.frameworks.keras.saving.export import ServedTable
 from elasticdl.layers.placement import TableSpec
-from elasticdl.ps.initializers import build_initializer, initial_row
+from elasticdl.ps.optim.initializers import build_initializer, initial_row
 
 ZEROS = InitialRow()
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 from elasticdl.data.factory import create_reader
 from elasticdl.frameworks.framework import FeedError, Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
-from elasticdl.frameworks.keras.inputs import ModelInputs
-from elasticdl.frameworks.keras.loaded import LoadedKeras
+from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
+from elasticdl.frameworks.keras.saving.loaded_model import LoadedKeras
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 

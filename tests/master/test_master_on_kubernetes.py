@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from elasticdl.cluster.cluster import PodPhase
-from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.core.values import Role
 from elasticdl.master.effects import Effects

@@ -15,10 +15,10 @@ import tensorflow as tf
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
-from elasticdl.frameworks.keras.feed import TracedFeed
+from elasticdl.frameworks.keras.input.feed import TracedFeed
 from elasticdl.layers.functions import TensorFlowFunction, accepted
 from elasticdl.model_def import load
-from elasticdl.worker.prediction import make_process
+from elasticdl.worker.inference.prediction import make_process
 from elasticdl_client.errors import ModelDefinitionError
 
 ZOO = str(Path(__file__).parent / "zoo")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.frameworks.keras.export import export_model
-from elasticdl.frameworks.keras.inputs import ModelInputs
+from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
+from elasticdl.frameworks.keras.saving.export import export_model
 from tests.preprocessing.models import examples, model_of
 from tests.preprocessing.oracle import KINDS
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.ps.applied import AppliedSet, MinibatchName
-from elasticdl.ps.optimizers import OptimizerConfig
+from elasticdl.ps.optim.optimizers import OptimizerConfig
 from elasticdl.ps.partition import Partition
-from elasticdl.ps.restoring import open_checkpoint
-from elasticdl.ps.settings import Updates
+from elasticdl.ps.server.restoring import open_checkpoint
+from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.state import Exchanged, PsState
+from elasticdl.ps.server.synchronous import Confirmed
 from elasticdl.ps.snapshot import PartSnapshot
-from elasticdl.ps.state import Exchanged, PsState
-from elasticdl.ps.synchronous import Confirmed
-from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, PushCall, table_message
+from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PullCall, PushCall, table_message
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.kernels.reference import DictionaryTable
 from tests.ps.parts import write_checkpoint

@@ -15,7 +15,7 @@ import grpc
 
 from elasticdl.master import checkpoints
 from elasticdl.master.checkpoints import Manifest, Part
-from elasticdl.ps.client import PsClient
+from elasticdl.ps.client.client import PsClient
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
@@ -26,7 +26,8 @@ from tests.ps.scenes import LAYOUT, TOKEN
 REPOSITORY = Path(__file__).resolve().parents[2]
 _RARELY = """
 import sys
-from elasticdl.ps import master_link, process
+from elasticdl.ps.server import master_link
+from elasticdl.ps.server import process
 master_link._HEARTBEAT_S = 3600.0
 sys.exit(process.main())
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from elasticdl.frameworks.framework import Floats
-from elasticdl.ps.optimizers import OptimizerConfig
+from elasticdl.ps.optim.optimizers import OptimizerConfig
 
 F32 = np.float32
 Rule = Callable[[OptimizerConfig, Floats, Sequence[Floats], Floats, Sequence[np.float32]], None]

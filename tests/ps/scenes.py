@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
-from elasticdl.ps.client import PsClient, Pull, Push
+from elasticdl.ps.client.client import PsClient, Pull, Push
 from elasticdl.ps.partition import even_buckets
-from elasticdl.ps.service import PsService, register_service, serve_tensors
-from elasticdl.ps.settings import Updates
-from elasticdl.ps.state import PsState
+from elasticdl.ps.server.service import PsService, register_service, serve_tensors
+from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import written
 from elasticdl.rpc.servers import serve

@@ -11,11 +11,11 @@ import grpc
 import numpy as np
 import pytest
 
-from elasticdl.ps.checkpoint import PartFile
+from elasticdl.ps.checkpoint.part_file import PartFile
 from elasticdl.ps.partition import even_buckets
-from elasticdl.ps.restoring import restore, restore_other
-from elasticdl.ps.service import JobBounds
-from elasticdl.ps.state import PsState
+from elasticdl.ps.server.restoring import restore, restore_other
+from elasticdl.ps.server.service import JobBounds
+from elasticdl.ps.server.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect

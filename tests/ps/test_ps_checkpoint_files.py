@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Table
-from elasticdl.ps.checkpoint import BLOCK_BYTES, PartFile, PartReader, write_part
-from elasticdl.ps.part_layout import TAIL
+from elasticdl.ps.checkpoint.part_file import BLOCK_BYTES, PartFile, PartReader, write_part
+from elasticdl.ps.checkpoint.part_layout import TAIL
 from elasticdl.ps.partition import ALL_BUCKETS
-from elasticdl.ps.restoring import open_checkpoint
+from elasticdl.ps.server.restoring import open_checkpoint
 from elasticdl.ps.snapshot import PartSnapshot, TableChunk
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import applied_set, assert_is, flip, part, write_checkpoint

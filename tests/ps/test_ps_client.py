@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
 from elasticdl.kernels import _native
-from elasticdl.ps import tensor_sockets
-from elasticdl.ps.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
-from elasticdl.ps.connection import PsConnection
-from elasticdl.ps.lookups import Lookup, Lookups
+from elasticdl.ps.client.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
+from elasticdl.ps.client.connection import PsConnection
+from elasticdl.ps.client.lookups import Lookup, Lookups
 from elasticdl.ps.partition import Partition
-from elasticdl.ps.wire import SERVICE
+from elasticdl.ps.transport import tensor_sockets
+from elasticdl.ps.transport.wire import SERVICE
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import MAGIC, WIRE_VERSION, Frame, encode
@@ -301,7 +301,7 @@ def test_a_ps_that_stays_busy_is_unavailable(monkeypatch: pytest.MonkeyPatch) ->
         server.start()
         client = PsClient(partition, LAYOUT, TOKEN, timeout_s=30)
         with monkeypatch.context() as hasty:
-            hasty.setattr("elasticdl.ps.connection.time", clock)  # the calls themselves have all of their time
+            hasty.setattr("elasticdl.ps.client.connection.time", clock)  # the calls themselves have all of their time
             with pytest.raises(PsUnavailable, match="resource_exhausted"):
                 client.exchange(make_push(0), None)
         client.close()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.ps import dense_values
-from elasticdl.ps.dense_values import DenseCopy, DenseValues
-from elasticdl.ps.optimizers import OptimizerConfig
+from elasticdl.ps.optim.optimizers import OptimizerConfig
+from elasticdl.ps.server import dense_values
+from elasticdl.ps.server.dense_values import DenseCopy, DenseValues
 from tests.ps.scenes import ADAM
 
 SIZE, OTHERS, BLOCK = 103, 11, 8

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Table
-from elasticdl.ps.initializers import build_initializer, check_table
+from elasticdl.ps.optim.initializers import build_initializer, check_table
 from elasticdl_client.errors import ModelDefinitionError
 
 NAMES = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elasticdl.kernels import _native
-from elasticdl.ps.optimizers import OptimizerConfig, check_optimizer
+from elasticdl.ps.optim.optimizers import OptimizerConfig, check_optimizer
 from elasticdl_client.errors import ModelDefinitionError
 from tests.ps.reference_optimizers import apply_reference, fresh_slots
 

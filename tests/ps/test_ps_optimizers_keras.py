@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.kernels import _native
-from elasticdl.ps.optimizers import OptimizerConfig
+from elasticdl.ps.optim.optimizers import OptimizerConfig
 from tests.ps.reference_optimizers import fresh_slots
 
 o, s = keras.optimizers, keras.optimizers.schedules

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from elasticdl.kernels import _native
-from elasticdl.ps.optimizers import OptimizerConfig
+from elasticdl.ps.optim.optimizers import OptimizerConfig
 
 NUM_IDS, DIM = 4, 5
 o = keras.optimizers

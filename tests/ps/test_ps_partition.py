@@ -21,10 +21,10 @@ from elasticdl.ps.partition import (
     owners_of,
     slices_within,
 )
-from elasticdl.ps.service import PsService
+from elasticdl.ps.server.service import PsService
+from elasticdl.ps.server.state import PsState
 from elasticdl.ps.snapshot import Buckets
-from elasticdl.ps.state import PsState
-from elasticdl.ps.wire import ExchangeCall, decode_reply, encode_exchange, encode_initialize, encode_known_ids
+from elasticdl.ps.transport.wire import ExchangeCall, decode_reply, encode_exchange, encode_initialize, encode_known_ids
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import Fleet
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.ps.client import LeaseRefused, PsUnavailable
+from elasticdl.ps.client.client import LeaseRefused, PsUnavailable
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
@@ -129,7 +129,7 @@ def test_a_ps_waits_for_a_master_that_comes_later(stack: ExitStack, tmp_path: Pa
 
 
 def test_a_ps_imports_no_framework() -> None:
-    code = "import sys, elasticdl.ps.process as _; print(*{name.split('.')[0] for name in sys.modules})"
+    code = "import sys, elasticdl.ps.server.process as _; print(*{name.split('.')[0] for name in sys.modules})"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "numpy" in modules
     assert not {"tensorflow", "keras", "torch"} & set(modules)

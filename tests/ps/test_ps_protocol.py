@@ -14,10 +14,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from elasticdl.ps.service import PsService
+from elasticdl.ps.server.service import PsService
+from elasticdl.ps.server.state import PsState
 from elasticdl.ps.snapshot import PartSnapshot
-from elasticdl.ps.state import PsState
-from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall, decode_reply, encode_exchange, encode_initialize
+from elasticdl.ps.transport.wire import (
+    ExchangeCall,
+    InitializeCall,
+    PushCall,
+    decode_reply,
+    encode_exchange,
+    encode_initialize,
+)
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.scenes import config
 

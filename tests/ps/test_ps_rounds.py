@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.ps.rounds import RoundsOfPs0, mean
-from elasticdl.ps.service import PsService
-from elasticdl.ps.settings import Updates
-from elasticdl.ps.synchronous import Confirmed
-from elasticdl.ps.wire import RequestError
+from elasticdl.ps.server.rounds import RoundsOfPs0, mean
+from elasticdl.ps.server.service import PsService
+from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.synchronous import Confirmed
+from elasticdl.ps.transport.wire import RequestError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import (
     TABLES,

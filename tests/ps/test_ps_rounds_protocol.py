@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from elasticdl.ps.applied import AppliedSet, MinibatchName
-from elasticdl.ps.settings import Updates
+from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.state import PsState
 from elasticdl.ps.snapshot import PartSnapshot
-from elasticdl.ps.state import PsState
-from elasticdl.ps.wire import ExchangeCall, InitializeCall, PushCall
+from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.scenes import config
 

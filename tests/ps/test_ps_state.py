@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Floats, Table
-from elasticdl.ps.client import PsClient, PsUnavailable
-from elasticdl.ps.load import staleness_bin
-from elasticdl.ps.model import ModelPart
-from elasticdl.ps.parameters import build_constraint
-from elasticdl.ps.service import PsService, register_service
-from elasticdl.ps.settings import Updates
-from elasticdl.ps.state import PsState
-from elasticdl.ps.wire import ExchangeCall, InitializeCall, PullCall, RequestError, encode_exchange
+from elasticdl.ps.client.client import PsClient, PsUnavailable
+from elasticdl.ps.optim.native_tables import build_constraint
+from elasticdl.ps.server.metrics import staleness_bin
+from elasticdl.ps.server.model import ModelPart
+from elasticdl.ps.server.service import PsService, register_service
+from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.state import PsState
+from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PullCall, RequestError, encode_exchange
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
 from elasticdl_client.errors import ModelDefinitionError

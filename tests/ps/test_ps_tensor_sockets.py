@@ -17,11 +17,11 @@ import grpc
 import numpy as np
 import pytest
 
-from elasticdl.ps.client import PsClient
-from elasticdl.ps.connection import PsConnection
-from elasticdl.ps.service import PsService, register_service
-from elasticdl.ps.state import PsState
-from elasticdl.ps.tensor_sockets import CallFailed, TensorClient
+from elasticdl.ps.client.client import PsClient
+from elasticdl.ps.client.connection import PsConnection
+from elasticdl.ps.server.service import PsService, register_service
+from elasticdl.ps.server.state import PsState
+from elasticdl.ps.transport.tensor_sockets import CallFailed, TensorClient
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import Arrived, Frame, decode
 from elasticdl.rpc.handshake import connecting, shake_hands

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from elasticdl.ps.applied import AppliedSet
-from elasticdl.ps.claims import Claims, StateDamagedError
-from elasticdl.ps.load import Load
-from elasticdl.ps.model import ModelPart, initial_snapshot
 from elasticdl.ps.partition import ALL_BUCKETS
-from elasticdl.ps.pieces import Pieces
-from elasticdl.ps.settings import Updates
+from elasticdl.ps.server.claims import Claims, StateDamagedError
+from elasticdl.ps.server.metrics import Load
+from elasticdl.ps.server.model import ModelPart, initial_snapshot
+from elasticdl.ps.server.pieces import Pieces
+from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.synchronous import Synchronous
 from elasticdl.ps.snapshot import PartSnapshot
-from elasticdl.ps.synchronous import Synchronous
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.fleet import ALL_IDS, TABLES, Fleet, Values, assert_equal, integers, sums
 

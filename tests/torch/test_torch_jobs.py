@@ -65,7 +65,7 @@ from pathlib import Path
 import elasticdl.worker.process
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl.model_def import load_model_definition
-from elasticdl.worker.loading import Readers, first_op, load_framework
+from elasticdl.worker.factories import Readers, first_op, load_framework
 from elasticdl_client.job_spec import JobSpec
 model_def, framework, data, strategy = sys.argv[1:]
 spec = JobSpec(job_name="j", model_zoo="model_zoo", model_def=model_def, training_data=data,

@@ -16,22 +16,22 @@ import grpc
 import numpy as np
 
 from elasticdl.frameworks.framework import Batch, Floats, ModelReport, Parameters, Step, Table, Variable
-from elasticdl.ps.client import PsClient, Pull
+from elasticdl.ps.client.client import PsClient, Pull
 from elasticdl.ps.partition import even_buckets
-from elasticdl.ps.service import PsService, register_service
-from elasticdl.ps.settings import Updates
-from elasticdl.ps.state import PsState
+from elasticdl.ps.server.service import PsService, register_service
+from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.batches import TaskBatches
-from elasticdl.worker.gradients import Gradients
+from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.parameter_server import ParameterServerStrategy
-from elasticdl.worker.pipelined import PipelinedTraining
-from elasticdl.worker.ps_session import PsSession
-from elasticdl.worker.synchronous import SynchronousTraining
+from elasticdl.worker.ps.async_training import PipelinedTraining
+from elasticdl.worker.ps.gradients import Gradients
+from elasticdl.worker.ps.session import PsSession
+from elasticdl.worker.ps.strategy import ParameterServerStrategy
+from elasticdl.worker.ps.sync_training import SynchronousTraining
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
 NUM_TASKS, TASK_MINIBATCHES = 4, 8

@@ -11,8 +11,8 @@ import pytest
 
 from elasticdl.frameworks.framework import InitialRow, Table, TableRows
 from elasticdl.rpc.memory import available_bytes, used_share
-from elasticdl.worker.export_plan import ExportPlan, announce_export, needed_bytes, plan_export
-from elasticdl.worker.export_stream import ExportReader, ExportWriter, StreamEnded
+from elasticdl.worker.export.plan import ExportPlan, announce_export, needed_bytes, plan_export
+from elasticdl.worker.export.stream import ExportReader, ExportWriter, StreamEnded
 from elasticdl_client.errors import ModelDefinitionError
 
 GB = 10**9

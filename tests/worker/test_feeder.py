@@ -14,13 +14,22 @@ from elasticdl.frameworks.framework import Batch
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.drawer import Drawer
-from elasticdl.worker.feeder import Broke, Failed, Feeder, InterruptibleLeases, Item, Other, Over, Unreadable
+from elasticdl.worker.input.batch_prefetcher import (
+    Broke,
+    Failed,
+    Feeder,
+    InterruptibleLeases,
+    Item,
+    Other,
+    Over,
+    Unreadable,
+)
+from elasticdl.worker.input.lease_prefetcher import Drawer
+from elasticdl.worker.input.local_leases import LocalLeases
+from elasticdl.worker.input.quarantine import Quarantine
+from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.local_leases import LocalLeases
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.quarantine import Quarantine
-from elasticdl.worker.tasks import TaskStream
 from tests.worker.counting import Counting, Numbers, lease
 from tests.worker.scripted_master import ScriptedMaster
 

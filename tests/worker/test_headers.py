@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.worker.headers import Header, Part, StepPlan, Wish
+from elasticdl.worker.allreduce.step_header import Header, Part, StepPlan, Wish
 
 
 def part(n: int, num_records: int = 10) -> Part:

@@ -14,10 +14,10 @@ import pytest
 from elasticdl.frameworks.framework import Batch, Framework
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.batches import LeaseLost, TaskBatches
+from elasticdl.worker.checkpoint import StateCheckpoints
+from elasticdl.worker.input.batches import LeaseLost, TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
-from elasticdl.worker.state_checkpoint import StateCheckpoints
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.job_spec import JobSpec

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from elasticdl.ps.applied import MinibatchName
+from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
+from elasticdl.worker.checkpoint import Kind, StateCheckpoints
 from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
-from elasticdl.worker.own_model import CheckpointWriter, OwnModel
-from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints
 
 EVERY = 10
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from elasticdl.frameworks.framework import Batch
-from elasticdl.ps.client import IdsOutOfRange, Pull, Push
-from elasticdl.ps.settings import Updates
+from elasticdl.ps.client.client import IdsOutOfRange, Pull, Push
+from elasticdl.ps.server.settings import Updates
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.batches import LeaseLost, NotFinite
+from elasticdl.worker.input.batches import LeaseLost, NotFinite
 from tests.ps.masters import OnePsMaster, serving, start_ps
 from tests.ps.scenes import TOKEN as PS_TOKEN
 from tests.worker.ps_job import NUM_NAMES, NUM_TRAINABLE, PsJob, Worker, name_of, ps_job
@@ -293,7 +293,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def test_exported_tables_come_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticdl.worker.parameter_server._EXPORT_BYTES", 12)
+    monkeypatch.setattr("elasticdl.worker.ps.strategy._EXPORT_BYTES", 12)
     with ps_job(2) as job:
         worker = Worker(job)
         held = worker.hold(0, 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl.frameworks.callback_rules import Rules
-from elasticdl.worker.export import Exporter
+from elasticdl.worker.export.exporter import Exporter
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 

@@ -11,17 +11,17 @@ import pytest
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.drawer import Drawer
-from elasticdl.worker.export import Exporter
-from elasticdl.worker.feeder import Feeder, InterruptibleLeases
-from elasticdl.worker.headers import StepPlan
+from elasticdl.worker.allreduce.global_batch_source import SharedTasks
+from elasticdl.worker.allreduce.step_header import StepPlan
+from elasticdl.worker.export.exporter import Exporter
+from elasticdl.worker.input.batch_prefetcher import Feeder, InterruptibleLeases
+from elasticdl.worker.input.lease_prefetcher import Drawer
+from elasticdl.worker.input.local_leases import LocalLeases
+from elasticdl.worker.input.quarantine import Quarantine
+from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.ledger import UNKNOWN, Ledger, Restored
-from elasticdl.worker.local_leases import LocalLeases
-from elasticdl.worker.outcomes import Outcomes
-from elasticdl.worker.quarantine import Quarantine
 from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.shared_supply import SharedTasks
-from elasticdl.worker.tasks import TaskStream
+from elasticdl.worker.task_reporting import Outcomes
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Counting, Numbers, lease
 from tests.worker.world_master import ANSWER_S, SessionMember, WorldMaster, ended

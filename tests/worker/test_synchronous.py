@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from elasticdl.frameworks.framework import Batch
-from elasticdl.ps.service import PsService
-from elasticdl.ps.settings import Updates
-from elasticdl.ps.state import PsState
+from elasticdl.ps.server.service import PsService
+from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.state import PsState
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.batches import LeaseLost
+from elasticdl.worker.input.batches import LeaseLost
 from tests.worker.ps_job import NUM_TRAINABLE, PsJob, Worker, name_of, ps_job
 
 pytestmark = pytest.mark.timeout(120)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.worker.headers import Wish
+from elasticdl.worker.allreduce.step_header import Wish
+from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.ledger import Ledger, Restored
-from elasticdl.worker.world_session import WorldEnded
 from tests.worker.world_master import (
     ANSWER_S,
     SessionMember,

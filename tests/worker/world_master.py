@@ -15,10 +15,10 @@ from elasticdl.collective import ElasticGroup
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.headers import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
 from elasticdl.worker.ledger import Ledger, Restored
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.world_session import WorldEnded, WorldSession
 from tests.worker.scripted_master import TOKEN, ScriptedMaster, before_the_deadline
 
 ANSWER_S = 20.0

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from elasticdl.collective import Reduction
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.worker.headers import Header, Part, StepPlan, Wish
-from elasticdl.worker.world_session import Ledger, ModelState, WorldEnded
+from elasticdl.worker.allreduce.step_header import Header, Part, StepPlan, Wish
+from elasticdl.worker.allreduce.world_session import Ledger, ModelState, WorldEnded
 
 
 class World(Protocol):

@@ -24,7 +24,7 @@ from elasticdl.collective import Reduction
 from elasticdl.frameworks.torch.buckets import Buckets
 from elasticdl.frameworks.torch.model import BuiltModel, buffers_of
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.world_session import WorldEnded
+from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl_client.errors import ModelDefinitionError
 
 

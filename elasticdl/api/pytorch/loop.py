@@ -10,7 +10,7 @@ from elasticdl.api.pytorch.gradients import ScriptGradients
 from elasticdl.api.pytorch.pipeline import Pipeline
 from elasticdl.api.pytorch.shares import Shares
 from elasticdl.api.pytorch.state import RegisteredState
-from elasticdl.worker.own_model import CheckpointWriter, OwnModel
+from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
 from elasticdl.worker.termination import Termination
 
 

@@ -18,7 +18,7 @@ from elasticdl.api.data import DataShardService, Minibatch, Name
 from elasticdl.api.pytorch.alone import World
 from elasticdl.api.pytorch.pipeline import Pipeline
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.worker.headers import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
 
 _AHEAD = 64  # minibatches drawn and not taken yet, at least
 

@@ -27,9 +27,9 @@ from elasticdl.api.pytorch.state import Arrays, RegisteredState
 from elasticdl.cluster.last_words import frames_of_user
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.headers import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.seeds import derive_seed
-from elasticdl.worker.world_session import WorldEnded
 from elasticdl_client.errors import JobError
 
 _log = logging.getLogger("elasticdl.api")

@@ -23,10 +23,10 @@ from elasticdl.frameworks.framework import Framework
 from elasticdl.frameworks.torch.threads import limit_threads
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
-from elasticdl.worker.own_model import CheckpointWriter, OwnModel
-from elasticdl.worker.state_checkpoint import Kind, StateCheckpoints, names_depend_on
+from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
+from elasticdl.worker.allreduce.world_session import WorldSession
+from elasticdl.worker.checkpoint import Kind, StateCheckpoints, names_depend_on
 from elasticdl.worker.termination import Termination
-from elasticdl.worker.world_session import WorldSession
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import FlagError, JobError
 

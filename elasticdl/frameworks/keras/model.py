@@ -16,14 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
-from elasticdl.frameworks.keras.examples import Examples, zeros_like_spec
-from elasticdl.frameworks.keras.ids import ids_function
-from elasticdl.frameworks.keras.inputs import ModelInputs, nested_models_checked
+from elasticdl.frameworks.keras.embedding.swap import Swap, Unmovable
+from elasticdl.frameworks.keras.embedding.tables import describe_table
+from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs, nested_models_checked
+from elasticdl.frameworks.keras.input.ids import ids_function
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.overrides import check_overrides
+from elasticdl.frameworks.keras.samples import Examples, zeros_like_spec
 from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
-from elasticdl.frameworks.keras.swap import Swap, Unmovable
-from elasticdl.frameworks.keras.tables import describe_table
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers import functions
 from elasticdl.layers.placement import Placement, embedding_placement

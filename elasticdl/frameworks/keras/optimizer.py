@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from elasticdl.frameworks.keras.clipping import BY_NORM
+from elasticdl.frameworks.keras.step.clipping import BY_NORM
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError

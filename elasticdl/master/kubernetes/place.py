@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from elasticdl.cluster.cluster import PodSpec
-from elasticdl.cluster.kubernetes import KubernetesCluster
-from elasticdl.cluster.kubernetes_api import ApiCalls
+from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
+from elasticdl.cluster.kubernetes.api import ApiCalls
 from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl.master.kubernetes.event_publisher import EventPublisher
 from elasticdl.master.kubernetes.expiry import Expiry

@@ -1,0 +1,1 @@
+"""Adapter of the port `Cluster`: pods of a Kubernetes namespace."""

@@ -1,0 +1,183 @@
+"""Adapter of the port `Cluster`: pods are pods of a Kubernetes namespace.
+
+It makes, deletes and reads pods; it decides nothing about them.  Why a pod has ended is in `kubernetes_pods` and
+`kubernetes_memory`, the watch in `kubernetes_watch`, calls and their tries in `kubernetes_api`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from elasticdl.cluster.cluster import Pod, PodEvent, PodSpec, check_spec
+from elasticdl.cluster.kubernetes.api import PATIENCE_S, ApiCalls, ApiServer, Query, Refusal
+from elasticdl.cluster.kubernetes.causes import Causes
+from elasticdl.cluster.kubernetes.limits import max_memory
+from elasticdl.cluster.kubernetes.pod_cache import PodMemory
+from elasticdl.cluster.kubernetes.pods import Object, container_of, has_ended
+from elasticdl.cluster.kubernetes.resize import resize_memory
+from elasticdl.cluster.kubernetes.watch import PodWatch
+from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.kubernetes.names import JOB_LABEL
+
+_LOG = logging.getLogger(__name__)
+_CREATION = "elasticdl-creation"  # annotation: tells our own pod, whose creation was not confirmed, from another one
+_LOG_PATIENCE_S = 3.0
+_GONE_POLL_S = 0.2
+
+
+class KubernetesCluster:
+    """The pods of one job.  Its methods may be called from any thread; creations may run in parallel.
+
+    Args:
+        namespace: of the job.
+        job_name: pods are found by the label that holds it.
+        manifest: makes the pod's object of what to run; labels with job, role and index included.
+        api_client: a `kubernetes.client.ApiClient`; by default that of the current context, inside a pod the pod's own.
+        calls: counts the calls to the API.
+
+    Raises:
+        ElasticDLError: there is no usable configuration.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        job_name: str,
+        manifest: Callable[[PodSpec], dict[str, Any]],
+        api_client: Any = None,
+        calls: ApiCalls | None = None,
+    ) -> None:
+        if api_client is None:
+            from elasticdl_client.kubernetes.api import connect
+
+            api_client = connect().client
+        self._manifest = manifest
+        self._selector = f"{JOB_LABEL}={job_name}"
+        self._api = ApiServer(api_client, namespace, calls)
+        self._memory = PodMemory(Causes(self._api))
+
+    def create(self, spec: PodSpec) -> Pod:
+        """As the port says; an ended pod of that name is deleted first.
+
+        Raises:
+            ElasticDLError: refused, for which `what` is the server's own words (a quota, a missing right), or not
+                answered in time.
+        """
+        check_spec(spec)
+        body = self._manifest(spec)
+        creation = uuid.uuid4().hex
+        metadata = body["metadata"]
+        metadata = metadata | {"annotations": {**(metadata.get("annotations") or {}), _CREATION: creation}}
+        body = {"apiVersion": "v1", "kind": "Pod", **body, "metadata": metadata}
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._read(self._api.call("POST", self._api.namespaced("pods"), body=body))
+            except Refusal as refusal:
+                if refusal.reason != "AlreadyExists":
+                    raise
+            earlier = self._find(spec.name)
+            if earlier is not None and (earlier["metadata"].get("annotations") or {}).get(_CREATION) == creation:
+                return self._read(earlier)  # the answer to an earlier try was lost
+            if earlier is not None:
+                self._make_way(earlier, deadline)
+            elif time.monotonic() >= deadline:
+                raise _exists_already(spec.name)
+
+    def delete(self, name: str, grace_s: float | None = None) -> None:
+        """As the port says.  It is the newest pod of that name that was seen here: a later one is left alone."""
+        self._delete(name, self._memory.uid_of(name), None if grace_s is None else math.ceil(grace_s))
+
+    def resize(self, spec: PodSpec) -> int:
+        """As the port says, within what the manifest bounds the memory to."""
+        return resize_memory(self._api, spec.name, self._manifest(spec))
+
+    def list(self) -> list[Pod]:
+        """As the port says; in the order of names."""
+        shown = self._api.call("GET", self._api.namespaced("pods"), {"labelSelector": self._selector})["items"]
+        return [pod for pod in map(self._memory.read, shown) if pod is not None]
+
+    def watch(self) -> Iterator[PodEvent]:
+        """As the port says; while the cluster does not answer there are just no events."""
+        return PodWatch(self._api, self._selector, self._memory).events()
+
+    def logs(self, name: str) -> str:
+        """What the present life of the pod has printed so far.
+
+        Raises:
+            ElasticDLError: there is no such pod, or its node does not answer.
+        """
+        pod = self._find(name)
+        if pod is None:
+            raise ElasticDLError(f"There is no pod {name}.", "List the pods to see which there are.")
+        query: Query = {"container": container_of(pod)}
+        try:
+            return self._api.text(self._api.namespaced(f"pods/{name}/log"), query, _LOG_PATIENCE_S)
+        except Refusal as refusal:
+            if refusal.status == 400:  # it has not started
+                return ""
+            raise
+
+    def max_memory(self) -> int | None:
+        """The most memory, in bytes, that a pod can be given here, as far as it is known."""
+        return max_memory(self._api)
+
+    def close(self) -> None:
+        """Ends every watch and the connection; the pods go on."""
+        self._api.close()
+
+    def _read(self, shown: Object) -> Pod:
+        pod = self._memory.read(shown)
+        assert pod is not None, "the manifest lacks the labels of a job's pod"
+        return pod
+
+    def _find(self, name: str) -> Object | None:
+        try:
+            return self._api.call("GET", self._api.namespaced(f"pods/{name}"))
+        except Refusal as refusal:
+            if refusal.status == 404:
+                return None
+            raise
+
+    def _make_way(self, earlier: Object, deadline: float) -> None:
+        """Removes a pod that has ended.
+
+        Raises:
+            ElasticDLError: it lives, or is not gone in time.
+        """
+        name, uid = earlier["metadata"]["name"], earlier["metadata"]["uid"]
+        pod = self._memory.read(earlier)
+        if pod is None or not has_ended(pod) or time.monotonic() >= deadline:
+            raise _exists_already(name)
+        self._delete(name, uid, 0)
+        while (found := self._find(name)) is not None and found["metadata"]["uid"] == uid:
+            if time.monotonic() >= deadline:
+                raise _exists_already(name)
+            self._api.pause(_GONE_POLL_S)
+
+    def uid_of(self, name: str) -> str:
+        """The uid of the newest pod of a name; empty: none was seen."""
+        return self._memory.uid_of(name)
+
+    def _delete(self, name: str, uid: str, grace_s: int | None) -> None:
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        try:
+            self._api.call("DELETE", self._api.namespaced(f"pods/{name}"), body=options)
+        except Refusal as refusal:
+            if refusal.status == 409:
+                _LOG.info("Pod %s is another one by now and is left alone.", name)
+            elif refusal.status != 404:
+                raise
+
+
+def _exists_already(name: str) -> ElasticDLError:
+    return ElasticDLError(f"Pod {name} exists already.", "Delete it first, or wait for its end.")

@@ -1,0 +1,182 @@
+"""Adapter of the port `Cluster`: pods are processes of this machine, kept by the agent (see `agent`).
+
+It only talks; the agent and its kubelet own every process.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from elasticdl.cluster.cluster import CannotResize, Pod, PodEvent, PodSpec
+from elasticdl.cluster.local.protocol import (
+    Message,
+    decode,
+    encode,
+    event_from_message,
+    pod_from_message,
+    spec_to_message,
+)
+from elasticdl_client.errors import ElasticDLError
+
+_ANSWER_TIMEOUT_S = 30.0
+
+
+class ProcessCluster:
+    """The local runtime's cluster.  Its methods may be called from any thread.
+
+    Args:
+        socket_path: where the agent serves, as it has printed it.
+    """
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
+        self._lock = threading.Lock()  # one question at a time on the connection for questions
+        self._connection: _Connection | None = None
+        self._open_lock = threading.Lock()  # guards the two below
+        self._open: set[_Connection] = set()
+        self._closed = False
+
+    def create(self, spec: PodSpec) -> Pod:
+        return pod_from_message(self._ask({"verb": "create", "spec": spec_to_message(spec)}))
+
+    def delete(self, name: str, grace_s: float | None = None) -> None:
+        self._ask({"verb": "delete", "name": name, "grace_s": grace_s})
+
+    def list(self) -> list[Pod]:
+        return [pod_from_message(message) for message in self._ask({"verb": "list"})]
+
+    def watch(self) -> Iterator[PodEvent]:
+        """As the port says; the watch has begun when this returns, and ends without an error at `close`.
+
+        Raises:
+            ElasticDLError: now or from the iterator, when the agent is gone.
+        """
+        connection = self._connect()
+        connection.send({"verb": "watch"})
+        return self._events(connection)
+
+    def resize(self, spec: PodSpec) -> int:
+        raise CannotResize("The processes of one machine share its memory.")
+
+    def logs(self, name: str) -> str:
+        path = Path(self._ask({"verb": "log_path", "name": name}))
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def set_slots(self, slots: int | None) -> None:
+        """Changes how many PS and worker pods may run at once (None: any number); the youngest workers beyond it are
+        preempted.  For tests and demonstrations."""
+        self._ask({"verb": "set_slots", "slots": slots})
+
+    def wait_for_standby(self, timeout_s: float) -> None:
+        """Returns when pods of the framework in use can be forked from the standby.  For tests and benchmarks.
+
+        Raises:
+            ElasticDLError: there is none within the time-out.
+        """
+        connection = self._connect()
+        try:
+            connection.send({"verb": "wait_for_standby"})
+            if connection.receive(timeout_s) is None:
+                raise _agent_is_gone(self._socket_path)
+        finally:
+            self._release(connection)
+
+    def close(self) -> None:
+        """Ends every watch and the connection; the pods go on."""
+        with self._open_lock:
+            self._closed = True
+            for connection in self._open:
+                connection.interrupt()
+
+    def _events(self, connection: _Connection) -> Iterator[PodEvent]:
+        try:
+            while (message := connection.receive(None)) is not None:
+                yield event_from_message(message)
+        finally:
+            self._release(connection)
+        if not self._closed:
+            raise _agent_is_gone(self._socket_path)
+
+    def _ask(self, request: Message) -> Any:
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._connect()
+            answer = None
+            try:
+                self._connection.send(request)
+                answer = self._connection.receive(_ANSWER_TIMEOUT_S)
+            finally:
+                if answer is None:
+                    self._release(self._connection)
+                    self._connection = None
+        if answer is None:
+            raise _agent_is_gone(self._socket_path)
+        if "error" in answer:
+            raise ElasticDLError(answer["error"]["what"], answer["error"]["hint"])
+        return answer["ok"]
+
+    def _connect(self) -> _Connection:
+        with self._open_lock:
+            if self._closed:
+                raise ElasticDLError("This connection to the agent has been closed.")
+            connection = _Connection(self._socket_path)
+            self._open.add(connection)
+            return connection
+
+    def _release(self, connection: _Connection) -> None:
+        with self._open_lock:
+            self._open.discard(connection)
+            connection.close()
+
+
+class _Connection:
+    """One socket to the agent, with messages instead of bytes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise _agent_is_gone(path) from error
+        self._lines: BinaryIO = self._socket.makefile("rb")
+
+    def send(self, message: Message) -> None:
+        try:
+            self._socket.sendall(encode(message))
+        except OSError as error:
+            raise _agent_is_gone(self._path) from error
+
+    def receive(self, timeout_s: float | None) -> Message | None:
+        """The next message; None at the end of the connection."""
+        try:
+            self._socket.settimeout(timeout_s)
+            line = self._lines.readline()
+        except TimeoutError as error:
+            raise ElasticDLError(f"The agent has not answered within {timeout_s:g} s.") from error
+        except OSError:
+            return None
+        return decode(line) if line.endswith(b"\n") else None
+
+    def interrupt(self) -> None:
+        """Ends a `receive` that another thread is in."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the agent has ended it already
+            return
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
+def _agent_is_gone(path: str) -> ElasticDLError:
+    return ElasticDLError(
+        f"The agent of the local runtime does not answer at {path}: the job has ended.",
+        "Start the job again; see agent.log among the job's logs for the reason.",
+    )

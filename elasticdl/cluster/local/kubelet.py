@@ -1,0 +1,378 @@
+"""What happens to local pods: starting, ending, restarting, deleting, and who gets a slot.
+
+The kubelet decides and acts on processes; it knows no socket and no client.  Everything runs in the one thread of the
+agent's event loop, which calls `reap` when a child has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from elasticdl.cluster.cluster import (
+    EndReason,
+    EventType,
+    Pod,
+    PodEvent,
+    PodPhase,
+    PodSpec,
+    RestartPolicy,
+    Role,
+    check_spec,
+)
+from elasticdl.cluster.last_words import explained
+from elasticdl.cluster.local.oom import OomKills
+from elasticdl.cluster.local.pods import Ending, LocalPod, PodLog
+from elasticdl.cluster.local.process_group import Leash, guard, start
+from elasticdl.cluster.local.standby_process import StandbyProcess
+from elasticdl_client.errors import ElasticDLError
+
+_LOG = logging.getLogger("elasticdl.agent")
+_IMPORT_TIMEOUT_S = 60.0  # a pod waits so long for a standby that is still importing, then it is started plainly
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
+_LONG_LIFE_S = 10.0  # after it the pause before a restart is short again
+_CRASHES = {128 + number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)}
+
+
+class Kubelet:
+    """All pods of one job on this machine.
+
+    Args:
+        loop: the agent's event loop.
+        logs: directory of the pods' logs; it exists.
+        slots: how many PS and worker pods may run at once; None for any number.
+        agent_log_fd: where helpers print.
+        on_event: called after every change of a pod.
+        standby_timeout_s: a forked pod without progress for so long is replaced.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        logs: Path,
+        slots: int | None,
+        agent_log_fd: int,
+        on_event: Callable[[PodEvent], None],
+        standby_timeout_s: float,
+    ) -> None:
+        self._loop = loop
+        self._logs = logs
+        self._slots = slots
+        self._on_event = on_event
+        self._standby_timeout_s = standby_timeout_s
+        self._leash = Leash()
+        self._oom = OomKills.of_this_process()
+        self._standby = StandbyProcess(loop, self._leash, agent_log_fd, self._forked, self._standby_lost)
+        self._pods: dict[str, LocalPod] = {}  # in order of creation
+
+    # ---- verbs ----
+
+    def create(self, spec: PodSpec) -> Pod:
+        """Accepts a pod and starts it if there is a slot.
+
+        Raises:
+            ElasticDLError: its name is not one, or a pod of that name has not ended.
+        """
+        check_spec(spec)
+        earlier = self._pods.get(spec.name)
+        if earlier is not None:
+            if not earlier.ended:
+                raise ElasticDLError(f"Pod {spec.name} exists already.", "Delete it first, or wait for its end.")
+            self._vanish(earlier)
+        pod = LocalPod(spec, uuid.uuid4().hex, PodLog(self._logs / f"{spec.name}.log"))
+        self._pods[spec.name] = pod
+        self._emit(EventType.ADDED, pod)
+        self._standby.prepare(spec, self._environment(spec))
+        self._schedule()
+        return pod.snapshot()
+
+    def delete(self, name: str, grace_s: float | None) -> None:
+        """Ends a pod and forgets it."""
+        pod = self._pods.get(name)
+        if pod is None:
+            return
+        if pod.active:
+            self._terminate(pod, EndReason.DELETED, pod.spec.grace_s if grace_s is None else grace_s)
+            return
+        if not pod.ended:
+            pod.phase, pod.reason, pod.message = PodPhase.FAILED, EndReason.DELETED, "deleted before it started"
+        self._vanish(pod)
+        self._schedule()
+
+    def list(self) -> list[Pod]:
+        return [pod.snapshot() for pod in self._pods.values()]
+
+    def log_path(self, name: str) -> Path:
+        """Where a pod's output goes.
+
+        Raises:
+            ElasticDLError: there is no such pod.
+        """
+        if name not in self._pods:
+            raise ElasticDLError(f"There is no pod {name}.", "List the pods to see which there are.")
+        return self._pods[name].log.path
+
+    def set_slots(self, slots: int | None) -> None:
+        """Changes the capacity; the youngest workers that do not fit any more are preempted."""
+        self._slots = slots
+        if slots is not None:
+            active = [pod for pod in self._pods.values() if pod.active and pod.needs_slot]
+            staying = [pod for pod in active if pod.why_ending is EndReason.NONE]
+            workers = [pod for pod in reversed(staying) if pod.spec.role is Role.WORKER]
+            for pod in workers[: max(0, len(staying) - slots)]:
+                self._terminate(pod, EndReason.PREEMPTED, pod.spec.grace_s)
+        self._schedule()
+
+    async def standby_ready(self) -> None:
+        """Returns when the standby can fork pods; never, where none is started."""
+        await self._standby.ready.wait()
+
+    def end(self) -> None:
+        """Kills everything at once and waits until it is gone."""
+        self._standby.end()
+        leaders = [self._standby.pid]
+        for pod in self._pods.values():
+            pod.cancel_timers()
+            if pod.group is not None:
+                pod.group.kill()
+                leaders.append(pod.group.pid)
+        for pid in leaders:
+            if pid:
+                os.waitpid(pid, 0)
+
+    # ---- children ----
+
+    def reap(self) -> None:
+        """Deals with every child that has ended or was stopped, the orphans of pods among them.
+
+        A leader is reaped after the rest of its group has been killed: until then nobody else can get its number.
+        """
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                pid = ended.si_pid
+                pod = next((pod for pod in self._pods.values() if pod.group and pod.group.pid == pid), None)
+                if pod is not None and pod.group is not None:
+                    pod.group.kill()
+                elif pid == self._standby.pid:
+                    self._standby.process_ended()
+                _, status = os.waitpid(pid, 0)
+                if pod is not None:
+                    self._leader_ended(pod, Ending.of(status))
+                else:
+                    self._replace_sentinel(pid)
+        for pod in self._pods.values():
+            self._see_whether_stopped(pod)
+
+    def _see_whether_stopped(self, pod: LocalPod) -> None:
+        """Says of a pod that a signal (SIGSTOP) has stopped it; such a process says nothing itself."""
+        if pod.group is None or pod.phase is not PodPhase.RUNNING:
+            return
+        changed = None
+        with suppress(ChildProcessError):
+            changed = os.waitid(os.P_PID, pod.group.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        if changed is not None:
+            is_stopped = changed.si_code == os.CLD_STOPPED
+            pod.message = f"stopped by {signal.Signals(changed.si_status).name}" if is_stopped else ""
+            self._emit(EventType.MODIFIED, pod)
+
+    def _replace_sentinel(self, pid: int) -> None:
+        if pid == self._standby.sentinel:
+            self._standby.respawn_sentinel()
+        for pod in self._pods.values():
+            if pod.group is not None and pod.group.sentinel == pid:
+                pod.group.sentinel = self._leash.spawn_sentinel(pod.group.pid)
+
+    def _leader_ended(self, pod: LocalPod, ending: Ending) -> None:
+        pod.group = None
+        pod.cancel_timers()
+        unproven = pod.fork is not None and not pod.fork.has_progressed()
+        self._drop_fork(pod)
+        if unproven and ending.exit_code in _CRASHES and pod.why_ending is EndReason.NONE:
+            self._start_instead(pod, f"{ending.text} in the child of the standby")
+            return
+        if ending.reason is EndReason.KILLED and ending.exit_code == 128 + signal.SIGKILL and self._oom.is_new():
+            ending = Ending(ending.exit_code, EndReason.OOM_KILLED, "killed because memory ran out")
+        may_restart = pod.why_ending is EndReason.NONE and pod.spec.restart_policy is RestartPolicy.ON_FAILURE
+        if may_restart and ending.exit_code != 0:
+            self._restart_later(pod, ending)
+        else:
+            self._ended(pod, ending)
+
+    def _ended(self, pod: LocalPod, ending: Ending) -> None:
+        """The pod's last life is over."""
+        pod.cancel_timers()
+        pod.active = False
+        pod.phase = PodPhase.FAILED if ending.exit_code else PodPhase.SUCCEEDED
+        pod.exit_code = ending.exit_code
+        pod.reason = pod.why_ending or ending.reason
+        pod.message = "its slot was taken away" if pod.reason is EndReason.PREEMPTED else _explain(pod, ending)
+        if pod.why_ending is EndReason.DELETED:
+            self._vanish(pod)
+        else:
+            self._emit(EventType.MODIFIED, pod)
+        self._schedule()
+
+    def _vanish(self, pod: LocalPod) -> None:
+        del self._pods[pod.spec.name]
+        self._emit(EventType.DELETED, pod)
+
+    def _terminate(self, pod: LocalPod, why: EndReason, grace_s: float) -> None:
+        if pod.why_ending is EndReason.NONE or why is EndReason.DELETED:
+            pod.why_ending = why
+        if pod.group is None:  # between two lives, or not yet forked
+            self._drop_fork(pod)
+            self._ended(pod, Ending(128 + signal.SIGTERM, why, ""))
+            return
+        if grace_s <= 0:
+            pod.group.signal(signal.SIGKILL)
+            return
+        pod.group.signal(signal.SIGTERM)
+        pod.timers.append(self._loop.call_later(grace_s, pod.group.signal, signal.SIGKILL))
+
+    def _restart_later(self, pod: LocalPod, ending: Ending) -> None:
+        lived_s = self._loop.time() - pod.started_at
+        long = lived_s >= _LONG_LIFE_S or not pod.pause_s
+        pod.pause_s = _FIRST_PAUSE_S if long else min(2 * pod.pause_s, _LONGEST_PAUSE_S)
+        pod.message = f"starts again in {pod.pause_s:.1f} s: {_explain(pod, ending)}"
+        self._emit(EventType.MODIFIED, pod)
+        pod.timers.append(self._loop.call_later(pod.pause_s, self._restart, pod))
+
+    def _restart(self, pod: LocalPod) -> None:
+        pod.cancel_timers()
+        pod.restarts += 1
+        self._start(pod)
+
+    # ---- starting ----
+
+    def _schedule(self) -> None:
+        """Starts what fits, in order of creation."""
+        for pod in list(self._pods.values()):
+            if pod.phase is not PodPhase.PENDING or pod.active:
+                continue
+            free = self._free_slots()
+            if not pod.needs_slot or free is None or free > 0:
+                pod.active = True
+                self._start(pod)
+                continue
+            message = f"{free} of {self._slots} slots free"
+            if message != pod.message:
+                pod.message = message
+                self._emit(EventType.MODIFIED, pod)
+
+    def _free_slots(self) -> int | None:
+        if self._slots is None:
+            return None
+        return max(0, self._slots - sum(pod.active and pod.needs_slot for pod in self._pods.values()))
+
+    def _environment(self, spec: PodSpec) -> Mapping[str, str]:
+        return {"PYTHONUNBUFFERED": "1", **os.environ, **spec.env}
+
+    def _start(self, pod: LocalPod) -> None:
+        """Begins a life of the pod, by the standby if it can."""
+        try:
+            log_fd = pod.log.open_life()
+        except OSError as error:
+            self._not_started(pod, error)
+            return
+        try:
+            pod.fork = self._standby.request(pod.spec, self._environment(pod.spec), log_fd)
+            if pod.fork is None:
+                self._start_plainly(pod, log_fd)
+                return
+        finally:
+            os.close(log_fd)
+        patience = self._standby_timeout_s if self._standby.ready.is_set() else _IMPORT_TIMEOUT_S
+        text = f"no child of the standby in {patience:g} s"
+        pod.timers.append(self._loop.call_later(patience, self._fork_hangs, pod, text))
+
+    def _start_instead(self, pod: LocalPod, because: str) -> None:
+        """Starts plainly what the standby has not brought to life; it is the same life of the pod."""
+        self._drop_fork(pod)
+        pod.cancel_timers()
+        _LOG.warning("%s: %s; started plainly", pod.spec.name, because)
+        try:
+            log_fd = pod.log.open(f"---- {because}; started plainly ----\n")
+        except OSError as error:
+            self._not_started(pod, error)
+            return
+        try:
+            self._start_plainly(pod, log_fd)
+        finally:
+            os.close(log_fd)
+
+    def _start_plainly(self, pod: LocalPod, log_fd: int) -> None:
+        try:
+            pod.group = start(pod.spec.command, self._environment(pod.spec), log_fd, self._leash)
+        except OSError as error:
+            self._not_started(pod, error)
+            return
+        self._running(pod)
+
+    def _not_started(self, pod: LocalPod, error: OSError) -> None:
+        self._ended(pod, Ending(126, EndReason.ERROR, f"cannot be started: {error.strerror}"))
+
+    def _running(self, pod: LocalPod) -> None:
+        pod.phase, pod.message = PodPhase.RUNNING, ""
+        pod.started_at = self._loop.time()
+        self._emit(EventType.MODIFIED, pod)
+
+    # ---- the standby ----
+
+    def _forked(self, number: int, pid: int) -> None:
+        pod = next((pod for pod in self._pods.values() if pod.fork and pod.fork.number == number), None)
+        if pod is None or pod.fork is None:  # it was deleted meanwhile, and its child has ended at its gate
+            return
+        try:
+            pod.group = guard(pid, self._leash)
+        except OSError as error:
+            self._start_instead(pod, f"the child of the standby is gone ({error.strerror})")
+            return
+        pod.fork.open_gate(self._loop, lambda: self._progressed(pod))
+        if pod.why_ending is EndReason.NONE:
+            pod.cancel_timers()
+            text = f"no progress in {self._standby_timeout_s:g} s in the child of the standby"
+            pod.timers.append(self._loop.call_later(self._standby_timeout_s, self._fork_hangs, pod, text))
+        self._running(pod)
+
+    def _progressed(self, pod: LocalPod) -> None:
+        """The child has reported; or it has closed its end, most likely by ending, and `reap` will judge it."""
+        assert pod.fork is not None
+        pod.fork.stop_watching()
+        if pod.why_ending is EndReason.NONE:
+            pod.cancel_timers()
+        if pod.fork.has_progressed():
+            self._standby.trust()
+            self._drop_fork(pod)
+
+    def _drop_fork(self, pod: LocalPod) -> None:
+        if pod.fork is not None:
+            pod.fork.close()
+            pod.fork = None
+
+    def _fork_hangs(self, pod: LocalPod, text: str) -> None:
+        if pod.why_ending is not EndReason.NONE:
+            return
+        if pod.group is not None:
+            pod.group.kill()  # an orphan to `reap` from here on
+            pod.group = None
+        self._start_instead(pod, text)
+        self._standby.end()
+
+    def _standby_lost(self) -> None:
+        for pod in list(self._pods.values()):
+            if pod.fork is not None and pod.group is None:
+                self._start_instead(pod, "the standby has ended")
+
+    def _emit(self, kind: EventType, pod: LocalPod) -> None:
+        self._on_event(PodEvent(kind, pod.snapshot()))
+
+
+def _explain(pod: LocalPod, ending: Ending) -> str:
+    return explained(ending.text, pod.log.tail()) if ending.reason is EndReason.ERROR else ending.text

@@ -1,0 +1,229 @@
+"""The agent's side of the standby: when it is used, its requests, its lives.
+
+A standby is started when the first pod that could use one is created.  That pod and those that come while it imports
+wait for it: one import and forks are sooner done than an import in every pod.  It serves pods of one framework that
+differ only in what is a pod's own in the environment, because imports read the rest.  A request that it does not answer
+falls back to a plain start, always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from elasticdl.cluster.cluster import PodSpec
+from elasticdl.cluster.local.process_group import Leash, ProcessGroup, start
+from elasticdl.cluster.local.standby import PRELOADED, ForkRequest
+
+_LOG = logging.getLogger("elasticdl.agent")
+_MAX_FAILURES = 3  # standbys that died or whose child hung, before it is given up
+_OWN_PREFIX = "ELASTICDL_"
+_OWN_NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORKER_ID", "PS_ID"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Flavour:
+    """What must be equal for a standby to stand in: the framework and all that its import could read."""
+
+    framework: str
+    env: tuple[tuple[str, str], ...]
+
+    @staticmethod
+    def of(spec: PodSpec) -> _Flavour:
+        own = (item for item in spec.env.items() if not item[0].startswith(_OWN_PREFIX) and item[0] not in _OWN_NAMES)
+        return _Flavour(spec.framework, tuple(sorted(own)))
+
+
+class Fork:
+    """A pod on its way through the standby, until it has reported progress or failed to."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.gate, self._gate_opener = os.pipe()
+        self._ready_reader, self.ready = os.pipe()
+        os.set_blocking(self._ready_reader, False)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open_gate(self, loop: asyncio.AbstractEventLoop, on_progress: Callable[[], None]) -> None:
+        """Lets the guarded child go on; `on_progress` is called once it has reported, or cannot any more."""
+        with suppress(BrokenPipeError):  # it was killed at its gate, which `reap` will tell
+            os.write(self._gate_opener, b"\n")
+        self._loop = loop
+        loop.add_reader(self._ready_reader, on_progress)
+
+    def close_childs_ends(self) -> None:
+        """After the request has been sent: from here on only the child holds them."""
+        os.close(self.gate)
+        os.close(self.ready)
+
+    def has_progressed(self) -> bool:
+        """Whether the child has reported; the answer is given once."""
+        try:
+            return os.read(self._ready_reader, 1) != b""
+        except BlockingIOError:
+            return False
+
+    def stop_watching(self) -> None:
+        """`on_progress` is not called any more."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._ready_reader)
+            self._loop = None
+
+    def close(self) -> None:
+        """Ends the watch; a child that is still at its gate ends itself."""
+        self.stop_watching()
+        os.close(self._gate_opener)
+        os.close(self._ready_reader)
+
+
+class StandbyProcess:
+    """At most one standby.
+
+    Args:
+        loop: the agent's event loop.
+        leash: guards the standby like any pod.
+        log_fd: where the standby prints.
+        on_forked: called with (request number, pid) when a child waits at its gate.
+        on_lost: called when the standby is gone, so no request in flight will be answered.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        leash: Leash,
+        log_fd: int,
+        on_forked: Callable[[int, int], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._leash = leash
+        self._log_fd = log_fd
+        self._on_forked = on_forked
+        self._on_lost = on_lost
+        self._flavour: _Flavour | None = None
+        self._env: Mapping[str, str] = {}
+        self._group: ProcessGroup | None = None
+        self._control: socket.socket | None = None
+        self._ready = asyncio.Event()
+        self._failures = 0
+        self._last_number = 0
+
+    @property
+    def pid(self) -> int:
+        return self._group.pid if self._group else 0
+
+    @property
+    def sentinel(self) -> int:
+        return self._group.sentinel if self._group else 0
+
+    @property
+    def ready(self) -> asyncio.Event:
+        """Set while it has imported everything and forks at once."""
+        return self._ready
+
+    def prepare(self, spec: PodSpec, env: Mapping[str, str]) -> None:
+        """Starts a standby for pods like this one, unless there is one, or it makes no sense."""
+        if self._flavour is not None or spec.framework not in PRELOADED or not _runs_module(spec):
+            return
+        if any(importlib.util.find_spec(name.partition(".")[0]) is None for name in PRELOADED[spec.framework]):
+            return
+        self._flavour = _Flavour.of(spec)
+        self._env = env
+        self._start()
+
+    def request(self, spec: PodSpec, env: Mapping[str, str], log_fd: int) -> Fork | None:
+        """Asks for a fork; None when this pod has to be started plainly."""
+        if self._control is None or not _runs_module(spec) or _Flavour.of(spec) != self._flavour:
+            return None
+        self._last_number += 1
+        fork = Fork(self._last_number)
+        module, *arguments = spec.command[2:]
+        try:
+            ForkRequest(fork.number, module, tuple(arguments), dict(env), log_fd, fork.gate, fork.ready).send(
+                self._control
+            )
+        except OSError as error:
+            _LOG.warning("the standby does not take a request: %s", error)
+            fork.close_childs_ends()
+            fork.close()
+            return None
+        fork.close_childs_ends()
+        return fork
+
+    def trust(self) -> None:
+        """A child of this standby works: what has gone wrong before does not matter any more."""
+        self._failures = 0
+
+    def end(self) -> None:
+        """Kills it; once `process_ended` is called there will be another one."""
+        self._ready.clear()
+        if self._group is not None:
+            self._group.kill()
+
+    def process_ended(self) -> None:
+        """The kubelet is about to reap the standby."""
+        if self._group is not None:
+            self._group.kill()
+        if self._control is not None:
+            self._loop.remove_reader(self._control)
+            self._control.close()
+        self._group, self._control = None, None
+        self._ready.clear()
+        self._failures += 1
+        if self._failures < _MAX_FAILURES:
+            _LOG.warning("the standby process has ended; starting another one")
+            self._start()
+        else:
+            _LOG.warning("the standby process has ended %d times; pods are started plainly now", self._failures)
+        self._on_lost()
+
+    def respawn_sentinel(self) -> None:
+        """Its sentinel was killed by somebody else."""
+        if self._group is not None:
+            self._group.sentinel = self._leash.spawn_sentinel(self._group.pid)
+
+    def _start(self) -> None:
+        assert self._flavour is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        command = [sys.executable, "-m", "elasticdl.cluster.local.standby"]
+        arguments = [str(theirs.fileno()), str(os.getpid()), self._flavour.framework]
+        with theirs:
+            try:
+                self._group = start(
+                    command + arguments, self._env, self._log_fd, self._leash, inherit=[theirs.fileno()]
+                )
+            except OSError as error:
+                ours.close()
+                _LOG.warning("no standby process: %s", error)
+                return
+        self._control = ours
+        self._loop.add_reader(ours, self._answered)
+
+    def _answered(self) -> None:
+        assert self._control is not None
+        data = b""
+        with suppress(OSError):
+            data = self._control.recv(4096)
+        if not data:  # it is ending; the rest happens when it is reaped
+            self._loop.remove_reader(self._control)
+            self._ready.clear()
+            return
+        answer = json.loads(data)
+        if answer:
+            self._on_forked(answer["number"], answer["pid"])
+        else:
+            _LOG.info("the standby process is ready")
+            self._ready.set()
+
+
+def _runs_module(spec: PodSpec) -> bool:
+    return len(spec.command) >= 3 and spec.command[:2] == (sys.executable, "-m")

@@ -1,0 +1,1 @@
+"""Embedding tables on parameter servers."""

@@ -1,0 +1,248 @@
+"""Moves large `keras.layers.Embedding` tables of the user's model to the parameter servers; their code stays as it is.
+
+While the user's function makes the model, `Embedding.build` makes no variable for a large table: the layer becomes a
+`MovedEmbedding`, whose rows come from the placement.  A layer whose table is wanted as a whole — its `embeddings` are
+read, its weights set — gets its variable after all, as long as the model is being made.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from elasticdl.frameworks.keras.embedding.tables import obstacle
+from elasticdl.layers.placement import LayerError, Placement, RowsNotFetched, TableSpec
+
+_log = logging.getLogger("elasticdl.keras")
+
+_MB = 1 << 20
+_plain_build = keras.layers.Embedding.build
+_plain_set_weights = keras.layers.Layer.set_weights
+
+
+class Unmovable(LayerError):
+    """The model is made, and its code wants a moved table as a whole: make it again with the table in the workers."""
+
+    def __init__(self, layer: str, reason: str) -> None:
+        super().__init__(
+            f"The table of the embedding {layer} is on the parameter servers, but wanted as a whole: {reason}.",
+            "Keep it in the workers: a larger --embedding_threshold.",
+        )
+        self.layer = layer
+        self.reason = reason
+
+
+class Swap:
+    """The moved and the kept tables of one model."""
+
+    def __init__(self, placement: Placement, threshold_bytes: int, kept: dict[str, str] | None = None) -> None:
+        """
+        Args:
+            threshold_bytes: larger tables move.
+            kept: layers that do not move, by path, with the reason.
+        """
+        self.placement = placement
+        self._threshold_bytes = threshold_bytes
+        self._reasons = dict(kept or {})
+        self._moved: dict[str, Any] = {}  # by table
+        self._sizes: dict[str, int] = {}  # of kept tables, by layer
+        self._thread = threading.get_ident()
+        self._making = False
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Large tables of layers made inside, by this thread, move."""
+
+        def build(layer: Any, input_shape: Any = None) -> None:
+            if layer.built or threading.get_ident() != self._thread or not self._move(layer):
+                _plain_build(layer, input_shape)
+
+        def set_weights(layer: Any, weights: Any) -> None:
+            if threading.get_ident() == self._thread:
+                for part in list(layer._flatten_layers()):
+                    if isinstance(part, MovedEmbedding):
+                        self.keep(part, "its weights are set")
+            _plain_set_weights(layer, weights)
+
+        keras.layers.Embedding.build, keras.layers.Layer.set_weights = build, set_weights
+        self._making = True
+        try:
+            yield
+        finally:
+            keras.layers.Embedding.build, keras.layers.Layer.set_weights = _plain_build, _plain_set_weights
+            self._making = False
+
+    def keep_frozen(self, model: Any) -> None:
+        """For the end of the making: tables that do not train need no parameter server."""
+        for layer in list(model._flatten_layers()):
+            if isinstance(layer, MovedEmbedding) and not layer.trainable:
+                self.keep(layer, "it is not trainable")
+
+    def drop_strangers(self, model: Any) -> None:
+        """For the end of the making: layers that are no part of the model, as after a copy, have no table."""
+        own = {id(layer) for layer in model._flatten_layers()}
+        for table, layer in list(self._moved.items()):
+            if id(layer) not in own:
+                self.placement.remove(table)
+                del self._moved[table]
+
+    def log(self, model: Any) -> None:
+        """Says once which tables moved, and which large ones did not, and why."""
+        for layer in model._flatten_layers():
+            known = isinstance(layer, MovedEmbedding) or layer.path in self._sizes
+            if isinstance(layer, keras.layers.Embedding) and not known and _size_bytes(layer) > self._threshold_bytes:
+                self._note(layer, "it was made before the function that makes the model was called")
+        if self._moved:
+            told = [
+                f"{name} ({layer.input_dim:,} x {layer.output_dim}, {_size_bytes(layer) / _MB:,.1f} MB)"
+                for name, layer in self._moved.items()
+            ]
+            _log.info("Embedding tables on the parameter servers: %s", ", ".join(told))
+        for path, size_bytes in self._sizes.items():
+            _log.info(
+                "The embedding %s (%.1f MB) stays an ordinary variable: %s", path, size_bytes / _MB, self._reasons[path]
+            )
+
+    def keep(self, layer: MovedEmbedding, reason: str) -> None:
+        """Gives a moved layer its variable.
+
+        Raises:
+            Unmovable: the model is made already.
+        """
+        if not self._making:
+            raise Unmovable(layer.path, reason)
+        self.placement.remove(layer.table)
+        del self._moved[layer.table]
+        self._note(layer, reason)
+        for name in ("swap", "table"):
+            object.__delattr__(layer, name)
+        object.__setattr__(layer, "__class__", keras.layers.Embedding)
+        layer.built = False
+        layer._tracker.unlock()
+        with layer._open_name_scope():
+            _plain_build(layer)
+        layer._lock_state()
+
+    def _move(self, layer: Any) -> bool:
+        if _size_bytes(layer) <= self._threshold_bytes:
+            return False
+        path = layer.path or layer.name
+        spec = TableSpec(
+            self._name(layer),
+            layer.output_dim,
+            layer.embeddings_initializer,
+            layer.input_dim,
+            layer.embeddings_regularizer,
+            layer.embeddings_constraint,
+        )
+        reason = self._reasons.get(path) or _peculiarity(layer) or obstacle(spec)
+        if reason:
+            self._note(layer, reason)
+            return False
+        self.placement.add(spec)
+        object.__setattr__(layer, "swap", self)
+        object.__setattr__(layer, "table", spec.name)
+        object.__setattr__(layer, "__class__", MovedEmbedding)
+        self._moved[spec.name] = layer
+        return True
+
+    def _note(self, layer: Any, reason: str) -> None:
+        path = layer.path or layer.name
+        self._sizes[path], self._reasons[path] = _size_bytes(layer), reason
+
+    def _name(self, layer: Any) -> str:
+        """The layer's; a second layer of that name (in another submodel) gets the suffix _1, and so on."""
+        name, number = layer.name, 0
+        while name in self.placement.tables:
+            number += 1
+            name = f"{layer.name}_{number}"
+        return str(name)
+
+
+@keras.saving.register_keras_serializable(package="elasticdl")
+class MovedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
+    """A `keras.layers.Embedding` without a variable: no such layer is ever made, a layer becomes one.
+
+    From its config a `keras.layers.Embedding` is made, so that a model can be made from another's.
+    """
+
+    swap: Swap
+    table: str
+
+    @property
+    def embeddings(self) -> Any:
+        self.swap.keep(self, "its embeddings are read")
+        return self.embeddings
+
+    @property
+    def _embeddings(self) -> Any:
+        return self.embeddings
+
+    @_embeddings.setter
+    def _embeddings(self, value: Any) -> None:
+        raise AssertionError("a moved table has no variable")
+
+    def call(self, inputs: Any) -> Any:
+        if inputs.dtype not in ("int32", "int64"):
+            inputs = tf.cast(inputs, tf.int32)
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self._vectors(inputs.flat_values))
+        return self._vectors(tf.sparse.to_dense(inputs) if isinstance(inputs, tf.SparseTensor) else inputs)
+
+    def get_weights(self) -> Any:
+        self.swap.keep(self, "its weights are read")
+        return self.get_weights()
+
+    def enable_lora(self, *args: Any, **kwargs: Any) -> None:
+        self.swap.keep(self, "it has LoRA")
+        self.enable_lora(*args, **kwargs)
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        self.swap.keep(self, "it is quantized")
+        self.quantize(*args, **kwargs)
+
+    def load_own_variables(self, store: Any) -> None:
+        self.swap.keep(self, "its weights are loaded")
+        self.load_own_variables(store)
+
+    def save_own_variables(self, store: Any) -> None:
+        """The rows are on the parameter servers."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return keras.layers.Embedding.from_config(config)
+
+    def _vectors(self, inputs: Any) -> Any:
+        if self.table not in self.swap.placement.tables:
+            raise Unmovable(self.path, "the layer is no part of the model")
+        ids = tf.cast(tf.reshape(inputs, [-1]), tf.int64)
+        try:
+            rows = self.swap.placement.rows(self.table, ids, self.output_dim)
+        except RowsNotFetched as error:
+            raise Unmovable(self.path, "compute_loss looks it up") from error
+        vectors = tf.reshape(rows, tf.concat([tf.shape(inputs), [self.output_dim]], 0))
+        vectors.set_shape([*inputs.shape, self.output_dim])
+        return tf.cast(vectors, self.compute_dtype)
+
+
+def _size_bytes(layer: Any) -> int:
+    return int(layer.input_dim) * int(layer.output_dim) * 4
+
+
+def _peculiarity(layer: Any) -> str:
+    """What keeps a table in the workers, seen at the layer itself."""
+    if type(layer) is not keras.layers.Embedding:
+        return f"{type(layer).__name__} is a subclass of keras.layers.Embedding"
+    if layer.variable_dtype != "float32":
+        return f"its rows are {layer.variable_dtype}, not float32"
+    if not layer.trainable:
+        return "it is not trainable"
+    if layer.lora_rank:
+        return "it has LoRA"
+    return "it is quantized" if layer.quantization_mode else ""

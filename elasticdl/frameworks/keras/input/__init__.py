@@ -1,0 +1,1 @@
+"""The input pipeline: from records through the user's `feed` to tensors."""

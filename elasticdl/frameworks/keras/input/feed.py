@@ -1,0 +1,254 @@
+"""Traces the user's `feed` into a task's dataset: seeds its shuffles, vectorises its per-record maps, looks for chance.
+
+It patches `Dataset.shuffle` and `Dataset.map` only while `feed` is being traced, and only for the tracing thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.keras.input.elements import mapped_inline
+from elasticdl.frameworks.keras.operations import (
+    changing_the_count,
+    not_vectorisable,
+    operations_of_dataset,
+    stateful_random,
+)
+from elasticdl.frameworks.keras.samples import check_structure
+from elasticdl_client.errors import ModelDefinitionError
+
+_log = logging.getLogger("elasticdl.keras")
+
+Explained = Callable[[str, bytes | None], str]
+_SLICED = "Attempting to slice scalar input"  # as TensorFlow says of `record[0]`
+_GRAPH_SEED = 87_654_321  # any constant but 0: the second half of the seed of every shuffle
+
+
+class TracedFeed:
+    """The user's `feed` for one mode."""
+
+    def __init__(
+        self,
+        feed: Callable[..., Any],
+        mode: Mode,
+        metadata: Any,
+        minibatch_size: int,
+        explained: Explained = lambda message, _record: message,
+    ) -> None:
+        """
+        Args:
+            explained: from what TensorFlow says of a wrong record, and this record where it is known, to what a user is
+                to read.
+        """
+        # tf.data traces the caller without AutoGraph; functions inside `feed` are converted as they would be outside.
+        autograph = tf.__internal__.autograph
+        self._feed = autograph.tf_convert(feed, autograph.control_status_ctx(), convert_by_default=False)
+        self._arguments = (mode.value, metadata)[: _num_taken(feed)]
+        self._mode = mode
+        self._minibatch_size = minibatch_size
+        self._probed: Any = None
+        self.explained = explained
+        self.counting: list[str] = []  # operations that may drop or repeat samples, once traced
+
+    def __call__(self, records: Any, seed: Any) -> Any:
+        """The dataset of samples of one task.
+
+        Args:
+            records: string vector.
+            seed: int64 scalar; every shuffle inside the task depends on it alone.
+        """
+        dataset = tf.data.Dataset.from_tensor_slices(records)
+        patches = _Patches(seed, self._minibatch_size, dataset, records)
+        with patches.applied():
+            samples = self._checked(self._feed(dataset, *self._arguments))
+        self.counting = changing_the_count(samples)
+        return samples
+
+    def probe(self) -> Any:
+        """Spec of a minibatch, found by calling `feed` on a dataset that is never read.
+
+        Raises:
+            ModelDefinitionError: `feed` returns something else than it should, or repeats without end.
+        """
+        if self._probed is None:
+            self._probed = self._spec()
+        return self._probed
+
+    def warn_of_chance(self, flat_map: Any) -> None:
+        """Logs the random operations of a traced pipeline that do not depend on the task alone."""
+        found = stateful_random(operations_of_dataset(flat_map))
+        if found:
+            _log.warning(
+                "feed uses random operations (%s) whose values depend on what a worker did before; "
+                "use stateless ones with metadata.seed to get the same minibatches everywhere",
+                ", ".join(found),
+            )
+
+    def _spec(self) -> Any:
+        try:
+            samples = self._checked(self._feed(tf.data.Dataset.from_tensors(b""), *self._arguments))
+        except ValueError as error:
+            if _SLICED not in str(error):
+                raise
+            raise ModelDefinitionError(
+                "feed takes a part of a record, which is one string: the row of a CSV file, say.",
+                'Make a list of its fields first: record = tf.io.decode_csv(record, [""] * NUMBER_OF_COLUMNS).',
+            ) from error
+        if int(samples.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise ModelDefinitionError(
+                f"feed(dataset, {self._mode.value!r}, metadata) returns a dataset without end.",
+                "Leave out repeat(): --num_epochs says how often the data is read.",
+            )
+        return samples.batch(self._minibatch_size).element_spec
+
+    def _checked(self, samples: Any) -> Any:
+        if not isinstance(samples, tf.data.Dataset):
+            raise ModelDefinitionError(
+                f"feed(dataset, {self._mode.value!r}, metadata) returned a {type(samples).__name__}.",
+                "Return a tf.data.Dataset of single samples; it is batched afterwards.",
+            )
+        check_structure(self._mode, samples.element_spec)
+        return samples
+
+
+def _num_taken(feed: Callable[..., Any]) -> int:
+    """How many of mode and metadata it takes: feed(dataset), feed(dataset, mode) of 2019 are good, too."""
+    try:
+        kinds = [parameter.kind for parameter in inspect.signature(feed).parameters.values()]
+    except ValueError:  # no signature to be had
+        return 2
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return 2
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return max(0, sum(kind in positional for kind in kinds) - 1)
+
+
+class _Patches:
+    """`Dataset.shuffle`, `Dataset.map` and `Dataset.batch` as they are while a `feed` is traced."""
+
+    def __init__(self, seed: Any, chunk: int, dataset: Any, records: Any) -> None:
+        """
+        Args:
+            dataset: of the single `records`.
+        """
+        self._seed = seed
+        self._num_shuffles = 0
+        self._shuffle = tf.data.Dataset.shuffle
+        self._map = tf.data.Dataset.map
+        self._batch = tf.data.Dataset.batch
+        self._chunk = chunk
+        self._dataset = dataset
+        self._records = records
+        # Datasets still in order of record, with the same in chunks; kept alive, so that an id stays theirs.
+        self._leading: dict[int, tuple[Any, Any]] = {id(dataset): (dataset, None)}
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        original_shuffle, original_map, original_batch = self._shuffle, self._map, self._batch
+
+        def shuffle(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original_shuffle(dataset, *args, **kwargs)
+            return self._seeded_shuffle(dataset, *args, **kwargs)
+
+        def mapped(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original_map(dataset, *args, **kwargs)
+            return self._fast_map(dataset, *args, **kwargs)
+
+        def batch(dataset: Any, batch_size: Any, drop_remainder: Any = False, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread or dataset is not self._dataset or drop_remainder is not False:
+                return original_batch(dataset, batch_size, drop_remainder, *args, **kwargs)
+            return self._slices(batch_size)
+
+        graph = tf.compat.v1.get_default_graph()
+        graph.seed = _GRAPH_SEED
+        tf.data.Dataset.shuffle, tf.data.Dataset.map, tf.data.Dataset.batch = shuffle, mapped, batch
+        try:
+            yield
+        finally:
+            tf.data.Dataset.shuffle, tf.data.Dataset.map = original_shuffle, original_map
+            tf.data.Dataset.batch = original_batch
+
+    def _slices(self, size: Any) -> Any:
+        """Batches of records, cut out of the whole task: no record is ever alone."""
+        records, size = self._records, tf.cast(size, tf.int64)
+        starts = tf.data.Dataset.range(0, tf.size(records, tf.int64), size)
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # reading our source takes longer
+        def cut(start: Any) -> Any:
+            return records[start : start + size]
+
+        return mapped_inline(starts, cut)
+
+    def _seeded_shuffle(
+        self, dataset: Any, buffer_size: Any, seed: Any = None, reshuffle_each_iteration: Any = True, name: Any = None
+    ) -> Any:
+        self._num_shuffles += 1
+        own = self._seed + self._num_shuffles + (0 if seed is None else tf.cast(seed, tf.int64))
+        again = True if reshuffle_each_iteration is None else reshuffle_each_iteration
+        return self._shuffle(dataset, buffer_size, seed=own, reshuffle_each_iteration=again, name=name)
+
+    def _fast_map(self, dataset: Any, map_func: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("deterministic", None)
+        is_told = bool(args or kwargs)
+        plain = self._map(dataset, map_func, *args, **kwargs) if is_told else mapped_inline(dataset, map_func)
+        known = self._leading.get(id(dataset))
+        if known is None:
+            return plain
+        chunks = known[1] if known[1] is not None else self._slices(self._chunk)
+        vectorised = self._vectorised(chunks, map_func, plain)
+        if vectorised is None:
+            return plain
+        samples = vectorised.unbatch()
+        self._leading[id(samples)] = (samples, vectorised)
+        return samples
+
+    def _vectorised(self, chunks: Any, map_func: Any, plain: Any) -> Any | None:
+        spec = plain.element_spec
+        reason = _why_plain(plain, spec)
+        if not reason:
+            try:
+                vectorised = mapped_inline(chunks, _vectorise(map_func, spec))
+                _check_same(vectorised.element_spec, spec)
+            except Exception as error:  # noqa: BLE001  it traced as written, so whatever is wrong is ours
+                reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            else:
+                return vectorised
+        _log.info("A per-record map of feed runs record by record, not vectorised: %s", reason)
+        return None
+
+
+def _why_plain(plain: Any, spec: Any) -> str:
+    leaves = tf.nest.flatten(spec)
+    if not all(type(leaf) is tf.TensorSpec and leaf.shape.is_fully_defined() for leaf in leaves):
+        return "records may differ in shape"
+    found = not_vectorisable(operations_of_dataset(plain))
+    return f"it uses {', '.join(found)}" if found else ""
+
+
+def _vectorise(map_func: Any, spec: Any) -> Callable[..., Any]:
+    def chunk(*elements: Any) -> Any:
+        def one(element: Any) -> Any:
+            return map_func(*element)
+
+        result = tf.vectorized_map(one, elements, fallback_to_while_loop=False)
+        return tf.nest.map_structure(lambda part, leaf: tf.ensure_shape(part, [None, *leaf.shape]), result, spec)
+
+    return chunk
+
+
+def _check_same(chunked: Any, spec: Any) -> None:
+    tf.nest.assert_same_structure(chunked, spec)
+    for part, leaf in zip(tf.nest.flatten(chunked), tf.nest.flatten(spec), strict=True):
+        if part.dtype != leaf.dtype:
+            raise TypeError(f"dtype {part.dtype.name} instead of {leaf.dtype.name}")

@@ -1,0 +1,144 @@
+"""Writes a model as a SavedModel that plain TensorFlow loads, its embedding tables included.
+
+Owns the shape of the exported object; who renames the directory is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Floats, InitialRow, TableRows
+from elasticdl.frameworks.keras.embedding.initial_rows import initial_rows
+from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
+from elasticdl.frameworks.keras.saving.keras_file import write_keras_file
+from elasticdl.layers.placement import Placement, Served, TableSpec
+
+Tensor = Any
+
+
+class ServedTable(tf.Module):  # type: ignore[misc]
+    """The rows of one table.
+
+    With an `input_dim` an id is a row number; without, an id that was never trained gets its initial row.
+    """
+
+    def __init__(self, table: TableSpec, rows: TableRows | None) -> None:
+        super().__init__(name=table.name)
+        num_known = 0 if rows is None else rows.num_rows
+        self._initial = InitialRow() if rows is None else rows.initial
+        num_rows = table.input_dim or num_known + 1  # the last one stands for all others
+        self.rows = tf.Variable(tf.zeros([num_rows, table.dim]), trainable=False, name="rows")
+        ids = np.arange(0 if table.input_dim else num_known)
+        start = 0
+        for part, values in () if rows is None else rows.chunks:
+            if not table.input_dim:
+                ids[start : start + len(part)] = part
+            self._fill(start, values)
+            start += len(part)
+        if table.input_dim:
+            self._index = None
+        else:
+            if not num_known:
+                ids = np.zeros(1, np.int64)  # a lookup table must not be empty; row 0 stands for all others
+            numbers = tf.range(len(ids), dtype=tf.int64)
+            contents = tf.lookup.KeyValueTensorInitializer(tf.constant(ids, tf.int64), numbers)
+            self._index = tf.lookup.StaticHashTable(contents, default_value=num_known)
+
+    def _fill(self, start: int, values: Floats) -> None:
+        """In place: `self.rows[start:end].assign(values)` would hold a second table for a moment."""
+        begin, end, strides = (np.array([place], np.int64) for place in (start, start + len(values), 1))
+        tf.raw_ops.ResourceStridedSliceAssign(ref=self.rows.handle, begin=begin, end=end, strides=strides, value=values)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        if self._index is None:
+            return tf.gather(self.rows, ids)
+        numbers = self._index.lookup(ids)
+        is_new = tf.equal(numbers, tf.shape(self.rows, tf.int64)[0] - 1)[:, None]
+        return tf.where(is_new, initial_rows(self._initial, ids, self.rows.shape[1]), tf.gather(self.rows, numbers))
+
+
+class ServedModel(tf.Module):  # type: ignore[misc]
+    """What is saved: `loaded(features)` gives the model's outputs; so does the signature `serving_default`."""
+
+    def __init__(
+        self, model: Any, tables: Mapping[str, ServedTable], placement: Placement | None, specs: Iterable[Any]
+    ) -> None:
+        """
+        Args:
+            specs: of batched features, all that `loaded` takes.
+        """
+        super().__init__(name="served")
+        self.model = model
+        self.tables = list(tables.values())
+        by_name = dict(tables)
+
+        def call(inputs: Tensor) -> Tensor:
+            if placement is None:
+                return model(inputs, training=False)
+            with placement.using(Served(by_name)):
+                return model(inputs, training=False)
+
+        self.serve = tf.function(call, autograph=False)
+        for spec in specs:
+            self.serve.get_concrete_function(spec)
+        self.__call__ = self.serve
+
+
+def export_model(
+    path: str,
+    model: Any,
+    inputs: ModelInputs,
+    placement: Placement | None,
+    tables: Iterable[TableRows],
+    spec: Any,
+    model_file: bool,
+) -> None:
+    """Writes the SavedModel, and inside its directory `model.keras`.
+
+    Args:
+        inputs: of the model; the signature has their names and types.
+        tables: the rows of the tables of the placement; one that is left out has none.
+        spec: of batched features, matched to the inputs.
+        model_file: write `model.keras`, if Keras alone can load the model from it.
+    """
+    specs = {} if placement is None else placement.tables
+    served_tables = {rows.name: ServedTable(specs[rows.name], rows) for rows in tables}
+    empty = {name: ServedTable(table, None) for name, table in specs.items() if name not in served_tables}
+    declared = inputs.served(spec)
+    served = ServedModel(model, {**served_tables, **empty}, placement, (declared, spec))
+    tf.saved_model.save(served, path, signatures={"serving_default": _signature(served.serve, declared)})
+    if model_file:
+        write_keras_file(Path(path), model, {name: table.rows for name, table in served_tables.items()})
+
+
+def _signature(serve: Callable[[Any], Any], spec: Any) -> Any:
+    """The same with inputs and outputs by name."""
+    leaves = tf.nest.flatten(spec)
+    if isinstance(spec, Mapping) and len(leaves) == len(spec):
+        keys = sorted(spec)
+    else:
+        numbered = _numbered("inputs", len(leaves))
+        keys = [getattr(leaf, "name", None) or name for leaf, name in zip(leaves, numbered, strict=True)]
+
+    def call(**inputs: Tensor) -> dict[str, Tensor]:
+        outputs = serve(tf.nest.pack_sequence_as(spec, [inputs[name] for name in keys]))
+        if isinstance(outputs, Mapping):
+            return {str(name): tf.identity(value) for name, value in outputs.items()}
+        flat = tf.nest.flatten(outputs)
+        return dict(zip(_numbered("output", len(flat)), map(tf.identity, flat), strict=True))
+
+    named = {name: _named_spec(leaf, name) for name, leaf in zip(keys, leaves, strict=True)}
+    return tf.function(call, autograph=False).get_concrete_function(**named)
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
+
+
+def _named_spec(leaf: Any, name: str) -> Any:
+    return tf.TensorSpec(leaf.shape, leaf.dtype, name) if isinstance(leaf, tf.TensorSpec) else leaf

@@ -1,0 +1,141 @@
+"""`LoadedKeras`: an exported model, from a SavedModel or a `.keras` file; of the user's module feed and metrics.
+
+The module's model function is not called: the export is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import elasticdl.layers  # noqa: F401  its layers may be in a .keras file
+from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.framework import Batch, Evaluation, Floats, Mode, ModelReport, Parameters, TaskRecords
+from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
+from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
+from elasticdl.frameworks.keras.input.pipeline import Pipeline
+from elasticdl.frameworks.keras.input.table_feed import traced_feed
+from elasticdl.frameworks.keras.metrics import Evaluated, TensorMeasure, measures_of
+from elasticdl.frameworks.keras.overrides import check_overrides
+from elasticdl.frameworks.keras.prediction import arrays_of
+from elasticdl.frameworks.keras.samples import Examples, take_apart, zeros_like_spec
+from elasticdl.frameworks.user_code import user_call
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import CheckpointError
+
+_SIGNATURE = "serving_default"
+Forward = Callable[[Any], Any]
+
+
+class LoadedKeras:
+    """See `Inference`."""
+
+    def __init__(
+        self, definition: ModelDefinition, path: Path, minibatch_size: int, metadata: Metadata, mode: Mode
+    ) -> None:
+        """
+        Args:
+            path: of a directory with a SavedModel, or a `.keras` file.
+            mode: that of the job's tasks.
+
+        Raises:
+            CheckpointError: it cannot be loaded.
+            ModelDefinitionError: the module has no feed, and the data are no table.
+        """
+        self._definition = definition
+        self._mode = mode
+        self._feed = traced_feed(definition, mode, metadata, minibatch_size)
+        self._inputs, self._forward = _keras_file(path, mode) if path.is_file() else _saved_model(path)
+        self._pipeline = Pipeline(mode, self._feed, self._inputs, minibatch_size, {}, _no_ids)
+        self._measures = Measures(self._make_measures(), self._example)
+
+    def report(self) -> ModelReport:
+        """See `Inference.report`; the variables are the export's own business."""
+        self._inputs.matched(self._fed().features)
+        return ModelReport((), (), "", tuple(measure.name for measure in self._measures))
+
+    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        """See `Inference.batches`; of the one mode."""
+        assert mode is self._mode, mode
+        return self._pipeline.batches(tasks)
+
+    def predictions(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
+        """The model's outputs as tensors."""
+        return self._forward(take_apart(self._mode, batch.data.element).features)
+
+    def predict(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
+        """See `Inference.predict`."""
+        return arrays_of(self.predictions(batch, parameters, rows))
+
+    def evaluation(self) -> Evaluation:
+        """See `Inference.evaluation`."""
+        return KerasEvaluation(self._measures, self._evaluated)
+
+    def _evaluated(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Evaluated:
+        labels = take_apart(self._mode, batch.data.element).labels
+        return Evaluated(labels, self.predictions(batch, parameters, rows))
+
+    def _make_measures(self) -> list[TensorMeasure]:
+        path, metrics = self._definition.path, self._definition.eval_metrics_fn
+        if metrics is None:
+            return []
+        return measures_of(path, user_call(metrics, f"{path}: eval_metrics_fn()"), self._example)
+
+    def _example(self) -> Evaluated:
+        examples = self._fed(zeros_like_spec)
+        return Evaluated(examples.labels, self._forward(self._inputs.matched(examples.features)))
+
+    def _fed(self, made: Callable[[Any], Any] = lambda spec: spec) -> Examples:
+        """What `made` makes of the spec of a minibatch."""
+        where = f"{self._definition.path}: feed(dataset, {self._mode.value!r}, metadata)"
+        return take_apart(self._mode, made(user_call(self._feed.probe, where)))
+
+
+def _no_ids(features: Any) -> Any:
+    raise AssertionError("an export looks its ids up itself")
+
+
+def _keras_file(path: Path, mode: Mode) -> tuple[ModelInputs, Forward]:
+    try:
+        model = keras.saving.load_model(str(path), compile=False)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    check_overrides(str(path), model, mode)
+    forward = tf.function(lambda features: model(features, training=False), reduce_retracing=True, autograph=False)
+    return ModelInputs.of(str(path), model), forward
+
+
+def _saved_model(path: Path) -> tuple[ModelInputs, Forward]:
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    if callable(getattr(loaded, "serve", None)):
+        ((structure,), _) = loaded.serve.concrete_functions[0].structured_input_signature
+        inputs = ModelInputs(str(path), structure)
+        # A function alone does not keep its variables alive.
+        return inputs, lambda features: loaded.serve(inputs.adjusted(features))
+    if _SIGNATURE not in loaded.signatures:
+        raise CheckpointError(f"The SavedModel in {path} has no signature {_SIGNATURE}.", "Export it with one.")
+    signature = loaded.signatures[_SIGNATURE]
+    inputs = ModelInputs(str(path), dict(sorted(signature.structured_input_signature[1].items())))
+
+    def by_name(features: Any) -> Any:
+        assert loaded  # a signature alone does not keep its variables alive
+        outputs = signature(**inputs.adjusted(features))
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    return inputs, by_name
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = str(error).strip().partition("\n")[0]
+    return CheckpointError(
+        f"{path} cannot be loaded: {type(error).__name__}: {reason}",
+        "Classes of your own must be registered (keras.saving.register_keras_serializable) in the module that "
+        "--model_def names; or name a SavedModel, which needs none.",
+    )

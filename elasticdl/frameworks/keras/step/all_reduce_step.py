@@ -1,0 +1,238 @@
+"""A member's part of a synchronous step: gradients at the model's own variables, and their update after the reduction.
+
+Gradients, the changes of non-trainable variables and what is told of the step are one flat buffer, which TensorFlow
+makes anew for every step and nobody else reads: so the reduction may write into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Mode, Share
+from elasticdl.frameworks.keras.model import BuiltModel, flat_tensor
+from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
+from elasticdl.frameworks.keras.samples import Minibatch, full_spec, take_apart
+from elasticdl.frameworks.keras.seeds import as_int64
+from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, Lookups
+from elasticdl.frameworks.keras.step.xla import first_run
+
+_FLAWS = ("the loss", "the gradient", "the change of the non-trainable variables")
+
+
+class AllReduceStep:
+    """The compiled functions of one model's steps."""
+
+    def __init__(self, built: BuiltModel, optimizer: Any, minibatch_size: int, jit_compile: bool) -> None:
+        """
+        Args:
+            jit_compile: try XLA.
+        """
+        self._built = built
+        self._optimizer = optimizer
+        self._schedule = _told_from_outside(optimizer)
+        self._minibatch_size = minibatch_size
+        self._jit_compile = jit_compile
+        self._variables = [*built.trainable, *built.non_trainable]
+        self._sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in self._variables]
+        self._length = sum(self._sizes) + NUM_TOLD
+        # A scaled loss may well overflow: then the optimizer passes the step over and scales less.
+        self._checks_gradient = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        self._full: _Graph | None = None
+        self._any: _Graph | None = None
+        self._apply: Any = None
+
+    def scheduled_rate(self, version: int) -> float | None:
+        """What the schedule inside the user's optimizer says at a model version; None: it has no schedule."""
+        return None if self._schedule is None else float(self._schedule.schedule(version))
+
+    def local_gradient(self, shares: Sequence[Share], spec: Any) -> LocalGradient:
+        """See `Framework.local_gradient`; there is one buffer, so there is nothing to be told of early.
+
+        Args:
+            spec: of a minibatch's element; of no matter without shares.
+        """
+        not_finite: dict[int, str] = {}
+        parts = []
+        for position, share in enumerate(shares):
+            part, flaw = self._part(share, spec)
+            if flaw:
+                not_finite[position] = flaw
+            parts.append(part)
+        if len(parts) == 1:
+            buffer = _Buffer(parts[0])
+            return LocalGradient([buffer], lambda: _view(buffer.tensor)[-NUM_TOLD:].copy(), not_finite)
+        total = np.zeros(self._length, np.float32)
+        for part in parts:
+            total += _view(part)
+        return LocalGradient([total], lambda: total[-NUM_TOLD:].copy(), not_finite)
+
+    def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
+        """See `Framework.apply_gradient`."""
+        if learning_rate is not None and self._schedule is not None:
+            self._schedule.rate.assign(learning_rate)
+        elif learning_rate is not None:
+            self._optimizer.learning_rate = learning_rate
+        if self._apply is None:
+            self._optimizer.build(self._built.trainable)
+            signature = [tf.TensorSpec((self._length,)), tf.TensorSpec(())]
+            self._apply = tf.function(self._applied, input_signature=signature, autograph=False)
+        buffer = gradient.buffers[0]
+        flat = buffer.tensor if isinstance(buffer, _Buffer) else tf.constant(buffer)
+        self._apply(flat, tf.constant(gradient.rescale, tf.float32))
+
+    def _part(self, share: Share, spec: Any) -> tuple[Any, str]:
+        """The flat vector of a share, and what of it is not finite: then it is zero but for the count."""
+        flat, well = self._run(share, spec)
+        if well.all():
+            return flat, ""
+        words = [name for name, is_finite in zip(_FLAWS, well, strict=True) if not is_finite]
+        flaw = f"{', '.join(words)} {'is' if len(words) == 1 else 'are'} not finite"
+        nothing = np.zeros(self._length, np.float32)
+        nothing[-1] = 1.0
+        return tf.constant(nothing) + 0.0, flaw
+
+    def _run(self, share: Share, spec: Any) -> tuple[Any, Any]:
+        minibatch: Minibatch = share.batch.data
+        if self._jit_compile and share.batch.size == self._minibatch_size:
+            if self._full is not None:
+                return self._full(minibatch, share)
+            full = full_spec(spec, self._minibatch_size)
+            if full is not None:
+                made: tuple[_Graph, tuple[Any, Any]] | None = first_run(
+                    lambda: self._graph(full, minibatch.mode, jit_compile=True), lambda graph: graph(minibatch, share)
+                )
+                if made is not None:
+                    self._full, found = made
+                    return found
+                self._jit_compile = False
+        if self._any is None:
+            self._any = self._graph(spec, minibatch.mode)
+            warn_of_chance(self._any.operations)
+        return self._any(minibatch, share)
+
+    def _graph(self, spec: Any, mode: Mode, jit_compile: bool = False) -> _Graph:
+        return _Graph(self._built, self._optimizer, spec, mode, self._checks_gradient, jit_compile)
+
+    def _applied(self, flat: Any, rescale: Any) -> None:
+        parts = tf.split(flat * rescale, [*self._sizes, NUM_TOLD])[:-1]
+        shaped = [tf.reshape(part, v.shape) for part, v in zip(parts, self._variables, strict=True)]
+        count = len(self._built.trainable)
+        self._optimizer.apply(shaped[:count], self._built.trainable)
+        for variable, change in zip(self._built.non_trainable, shaped[count:], strict=True):
+            variable.assign_add(change)
+
+
+class _Graph:
+    """Forward and backward of minibatches of one spec."""
+
+    def __init__(
+        self,
+        built: BuiltModel,
+        optimizer: Any,
+        spec: Any,
+        mode: Mode,
+        checks_gradient: bool,
+        jit_compile: bool,
+    ) -> None:
+        assert built.loss is not None
+        self._built = built
+        self._loss = built.loss
+        self._optimizer = optimizer
+        self._spec = spec
+        self._mode = mode
+        self._checks_gradient = checks_gradient
+        self._lookups = Lookups()
+        leaves = tf.nest.flatten(spec, expand_composites=True)
+        signature = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
+        signature += [tf.TensorSpec((), tf.int64), tf.TensorSpec(())]
+        function = tf.function(
+            self._step, input_signature=signature, autograph=False, jit_compile=True if jit_compile else None
+        )
+        self._function = function.get_concrete_function()
+
+    @property
+    def operations(self) -> set[str]:
+        """Names of its operations."""
+        return operations_of_graph(self._function.graph)
+
+    def __call__(self, minibatch: Minibatch, share: Share) -> tuple[Any, Any]:
+        """The flat vector, and which of `_FLAWS` are finite.
+
+        Raises:
+            IdOutOfRange: an embedding layer has no row for an id.
+        """
+        seed = tf.constant(as_int64(share.seed), tf.int64)
+        flat, well = self._function(*minibatch.leaves, seed, tf.constant(share.scale, tf.float32))
+        told = _view(well)
+        for bound, in_range in zip(self._lookups.bounds, told[len(_FLAWS) :], strict=True):
+            if not in_range:
+                raise IdOutOfRange(bound)
+        return flat, told[: len(_FLAWS)]
+
+    def _step(self, *flat: Any) -> tuple[Any, Any]:
+        built, (*leaves, seed, scale) = self._built, flat
+        examples = take_apart(self._mode, tf.nest.pack_sequence_as(self._spec, leaves, expand_composites=True))
+        before = [tf.identity(v.value) for v in built.non_trainable]
+        start = flat_tensor(built.non_trainable)
+        built.seeds.assign(seed)
+        self._lookups = lookups = Lookups()
+        with tf.GradientTape() as tape, lookups.watched():
+            loss = self._loss(examples)
+            scaled = self._optimizer.scale_loss(loss)
+        sources = [v.value for v in built.trainable]
+        found = tape.gradient(scaled, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        parts = [tf.reshape(tf.convert_to_tensor(part), [-1]) for part in found]
+        change = flat_tensor(built.non_trainable) - start
+        for variable, value in zip(built.non_trainable, before, strict=True):
+            variable.assign(value)
+        gradient = tf.concat(parts, 0) if parts else tf.zeros([0])
+        checked = [loss, gradient if self._checks_gradient else loss, change]
+        well = tf.stack([*(tf.reduce_all(tf.math.is_finite(part)) for part in checked), *lookups.in_range()])
+        told = tf.stack([loss * scale, scale, tf.zeros(())])
+        return tf.concat([gradient * scale, change * scale, told], 0), tf.cast(well, tf.float32)
+
+
+class _ToldRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """Stands in an optimizer for the user's schedule: steps of a world that changes are no measure of progress."""
+
+    def __init__(self, schedule: Any) -> None:
+        self.schedule = schedule
+        self.rate = tf.Variable(float(schedule(0)), trainable=False, dtype=tf.float32)
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate
+
+    def get_config(self) -> dict[str, Any]:
+        return dict(self.schedule.get_config())
+
+
+def _told_from_outside(optimizer: Any) -> _ToldRate | None:
+    """Puts a rate that is told in the place of an optimizer's schedule, if it has one."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        return None
+    inner._learning_rate = told = _ToldRate(inner._learning_rate)
+    return told
+
+
+class _Buffer:
+    """A tensor as others may write into it."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor if "GPU" not in tensor.device else tensor.cpu()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return tf.experimental.dlpack.to_dlpack(self.tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def _view(tensor: Any) -> Floats:
+    """The values of a tensor, not copied."""
+    return np.asarray(memoryview(tensor))

@@ -1,0 +1,247 @@
+"""The compiled function of a step: forward and backward at given values, rows in, row gradients out.
+
+One graph has one set of shapes.  It is called with flat lists of tensors, and its results are read without copies: at
+hundreds of steps a second what Python does around a step counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
+from elasticdl.frameworks.keras.losses import TotalLoss
+from elasticdl.frameworks.keras.model import BuiltModel, assign_flat, flat_tensor, split_flat
+from elasticdl.frameworks.keras.operations import operations_of_graph
+from elasticdl.frameworks.keras.samples import take_apart
+from elasticdl.frameworks.keras.seeds import as_int64
+from elasticdl.frameworks.keras.step.clipping import Clipping
+from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, Lookups
+from elasticdl.frameworks.keras.step.values import GivenValues
+from elasticdl.layers.placement import Given
+
+_ALIGNMENT = 64  # bytes
+
+
+class GradientGraph:
+    """Gradients at given values, for minibatches of one shape or of any."""
+
+    def __init__(
+        self,
+        built: BuiltModel,
+        loss: TotalLoss,
+        clipping: Clipping,
+        mode: Mode,
+        spec: Any,
+        num_rows: Mapping[str, int] | None,
+        jit_compile: bool,
+    ) -> None:
+        """
+        Args:
+            spec: of a minibatch's element.
+            num_rows: by table; None: any number.  With it the graph takes weights of the samples.
+            jit_compile: with XLA, at the first call.
+        """
+        self._built = built
+        self._loss = loss
+        self._clipping = clipping
+        self._mode = mode
+        self._spec = spec
+        self._num_rows = num_rows
+        self._tables = {} if built.placement is None else dict(sorted(built.placement.tables.items()))
+        self._counted = [
+            name for name, table in self._tables.items() if clipping.by_norm or table.regularizer is not None
+        ]
+        self._parts = ["the gradient", *(f"the row gradients of table {name!r}" for name in self._tables)]
+        self._lookups = Lookups()
+        self._no_rows = {name: np.zeros((0, table.dim), np.float32) for name, table in self._tables.items()}
+        self._no_change = np.zeros(0, np.float32)
+        self._takes_seed = built.seeds.are_needed
+        self._assigns = False
+        self._call = self._traced(jit_compile)
+
+    def _traced(self, jit_compile: bool) -> _FlatCall:
+        """The compiled function; what it needs beside values and samples is known once it has been traced."""
+        while True:
+            known = (self._takes_seed, self._assigns)
+            jit = True if jit_compile else None
+            function = tf.function(self._step, input_signature=self._signature(), autograph=False, jit_compile=jit)
+            call = _FlatCall(function.get_concrete_function())
+            self._takes_seed |= self._built.seeds.are_needed
+            if known == (self._takes_seed, self._assigns):
+                return call
+
+    @property
+    def operations(self) -> set[str]:
+        """Names of its operations."""
+        return operations_of_graph(self._call.graph)
+
+    def fits(self, rows: Mapping[str, Floats]) -> bool:
+        """Whether the numbers of rows are those of the graph."""
+        return self._num_rows is None or all(len(rows.get(name, ())) == n for name, n in self._num_rows.items())
+
+    def __call__(
+        self,
+        parameters: Parameters,
+        rows: Mapping[str, Floats],
+        ids: Mapping[str, Ids],
+        leaves: Sequence[Any],
+        presence: Any,
+        seed: int,
+    ) -> Step:
+        """A step.
+
+        Args:
+            leaves: the parts of a minibatch's element, flat.
+            presence: weight of each sample; only and always for a graph of one shape.
+
+        Raises:
+            IdOutOfRange: an embedding layer with a variable of its own has no row for an id.
+        """
+        inputs: list[Any] = [parameters.trainable]
+        if self._built.non_trainable:
+            inputs.append(parameters.non_trainable)
+        inputs.extend(rows.get(name, none) for name, none in self._no_rows.items())
+        for name in self._counted:
+            inputs.extend(_occurrences(ids[name]))
+        inputs.extend(leaves)
+        if presence is not None:
+            inputs.append(presence)
+        if self._takes_seed:
+            inputs.append(np.int64(as_int64(seed)))
+        results = [_view(part) for part in self._call(inputs)]
+        told, gradient = results[:2]
+        change = results.pop(2) if self._built.non_trainable else self._no_change
+        self._check_ids(told)
+        loss, row_gradients = float(told[0]), results[2:]
+        not_finite = self._wrong(loss, [gradient, *row_gradients])
+        return Step(loss, gradient, change, dict(zip(self._tables, row_gradients, strict=True)), not_finite)
+
+    def _check_ids(self, told: Floats) -> None:
+        for bound, in_range in zip(self._lookups.bounds, told[1:], strict=True):
+            if not in_range:
+                raise IdOutOfRange(bound)
+
+    def _wrong(self, loss: float, gradients: Sequence[Floats]) -> str:
+        """What is not finite, in words; empty: nothing.  NumPy looks through them ten times faster than XLA."""
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        wrong = [part for part, found in zip(self._parts, gradients, strict=True) if not np.isfinite(found).all()]
+        if not wrong:
+            return ""
+        return ", ".join(wrong) + (" is" if wrong == ["the gradient"] else " are") + " not finite"
+
+    def _signature(self) -> list[Any]:
+        initial = self._built.initial
+        signature = [tf.TensorSpec(initial.trainable.shape)]
+        if self._built.non_trainable:
+            signature.append(tf.TensorSpec(initial.non_trainable.shape))
+        counts = {name: None if self._num_rows is None else self._num_rows[name] for name in self._tables}
+        signature += [tf.TensorSpec((counts[name], table.dim)) for name, table in self._tables.items()]
+        for name in self._counted:
+            signature += [tf.TensorSpec((counts[name],), tf.int32), tf.TensorSpec((counts[name],))]
+        leaves = tf.nest.flatten(self._spec, expand_composites=True)
+        signature += [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
+        if self._num_rows is not None:
+            signature.append(tf.TensorSpec((leaves[0].shape[0],)))
+        if self._takes_seed:
+            signature.append(tf.TensorSpec((), tf.int64))
+        return signature
+
+    def _step(self, *flat: Any) -> list[Any]:
+        built, inputs = self._built, iter(flat)
+        trainable = next(inputs)
+        non_trainable = next(inputs) if built.non_trainable else None
+        rows = {name: next(inputs) for name in self._tables}
+        places = {name: (next(inputs), next(inputs)) for name in self._counted}
+        rest = list(inputs)
+        if self._takes_seed:
+            built.seeds.assign(rest.pop())
+        else:
+            built.seeds.install()
+        presence = None if self._num_rows is None else rest.pop()
+        examples = take_apart(self._mode, tf.nest.pack_sequence_as(self._spec, rest, expand_composites=True))
+        if non_trainable is not None:
+            assign_flat(built.non_trainable, non_trainable)
+        if self._assigns:
+            assign_flat(built.trainable, trainable)
+        given = GivenValues(built.trainable, split_flat(built.trainable, trainable))
+        self._lookups = lookups = Lookups()
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            tape.watch(given.sources)
+            rows_given = nullcontext() if built.placement is None else built.placement.using(Given(rows))
+            with nullcontext() if self._assigns else given, rows_given, lookups.watched():
+                loss = self._loss(examples, presence)
+            loss += self._regularization(rows, places)
+        self._assigns |= given.are_assigned
+        sources = [v.value for v in built.trainable] if self._assigns else given.sources
+        found = tape.gradient(loss, [sources, rows], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        dense, sparse = tf.nest.map_structure(tf.convert_to_tensor, found)
+        dense, sparse = self._clipping.apply(dense, sparse, {name: place for name, (place, _) in places.items()})
+        parts = [tf.reshape(part, [-1]) for part in dense]
+        gradient = tf.concat(parts, 0) if parts else tf.zeros([0])
+        told = tf.stack([loss, *(tf.cast(good, tf.float32) for good in lookups.in_range())])
+        change = [] if non_trainable is None else [flat_tensor(built.non_trainable) - non_trainable]
+        return [told, gradient, *change, *sparse.values()]
+
+    def _regularization(self, rows: Mapping[str, Any], places: Mapping[str, Any]) -> Any:
+        """Of the rows of a minibatch, each id once."""
+        total = tf.zeros(())
+        for name, table in self._tables.items():
+            if table.regularizer is not None:
+                is_first = places[name][1]
+                total += tf.cast(tf.reduce_sum(table.regularizer(rows[name] * is_first[:, None])), tf.float32)
+        return total
+
+
+class _FlatCall:
+    """Calls a concrete function without looking at its arguments; a third of a small step's time is in that."""
+
+    def __init__(self, function: Any) -> None:
+        self.graph = function.graph
+        self._captured = list(function.captured_inputs)
+        flat = getattr(getattr(function, "_inference_function", None), "call_preflattened", None)
+        self._call: Callable[[list[Any]], Any] = flat or (lambda tensors: function(*tensors[: len(function.inputs)]))
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        tensors = [part if isinstance(part, tf.Tensor) else _tensor(part) for part in inputs]
+        results: Sequence[Any] = self._call(tensors + self._captured)
+        return results
+
+
+def _tensor(values: Any) -> Any:
+    """A tensor of an array's values, copied only if they do not stand where TensorFlow wants them."""
+    if not (isinstance(values, np.ndarray) and values.dtype == np.float32 and values.size):
+        return tf.constant(values)
+    flags = values.flags
+    if not (flags.c_contiguous and flags.writeable) or values.__array_interface__["data"][0] % _ALIGNMENT:
+        values = _aligned(values)
+    return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
+
+
+def _aligned(values: Floats) -> Floats:
+    memory = np.empty(values.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
+    copy = memory[start : start + values.nbytes].view(np.float32).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def _view(tensor: Any) -> npt.NDArray[Any]:
+    """The values of a tensor, not copied."""
+    return np.asarray(memoryview(tensor))
+
+
+def _occurrences(ids: Ids) -> tuple[npt.NDArray[np.int32], Floats]:
+    """Which unique id each id is [n], and 1 for the first occurrence of each [n]."""
+    _, first, place = np.unique(ids, return_index=True, return_inverse=True)
+    is_first = np.zeros(len(ids), np.float32)
+    is_first[first] = 1.0
+    return place.astype(np.int32), is_first

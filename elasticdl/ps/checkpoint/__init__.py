@@ -1,0 +1,1 @@
+"""The format of one parameter server's part of a checkpoint."""

@@ -1,0 +1,367 @@
+"""One PS's part of a checkpoint as a file, written and read in blocks: docs/checkpoint.md describes the format.
+
+A part is written under a temporary name, synced, and renamed; whatever interrupts that leaves no part.  Neither side
+ever holds more of a table than a block.  The manifest that makes parts a checkpoint is written by the master.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.data.durable import sync_directory
+from elasticdl.frameworks.framework import Floats
+from elasticdl.kernels._native import crc32c
+from elasticdl.ps.checkpoint.part_layout import (
+    FLOATS,
+    FORMAT,
+    IDS,
+    INTS,
+    MAGIC,
+    OLD_MAGIC,
+    TAIL,
+    Block,
+    Blocks,
+    PartIndex,
+    PieceIndex,
+    TableIndex,
+    applied_arrays,
+    piece_of,
+    row_bytes,
+)
+from elasticdl.ps.snapshot import PartSnapshot, Piece, TableChunk
+from elasticdl_client.checkpoint_manifest import MANIFEST
+from elasticdl_client.errors import CheckpointError
+
+Array = npt.NDArray[Any]
+_Typed = tuple[Array, np.dtype[Any]]
+
+BLOCK_BYTES = 8 << 20
+_SYNC_BYTES = 256 << 20  # what is written is brought to the disk in portions, so that the last one is no long wait
+_MAX_INDEX_BYTES = 1 << 30
+HINT = "take another checkpoint, or train again from the beginning"
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A part on disk, as the manifest names it.
+
+    Attributes:
+        crc32: of the index, which holds the checksums of everything else.
+    """
+
+    file: str
+    size_bytes: int
+    crc32: int
+
+
+def file_name(ps_id: int, num_ps: int) -> str:
+    """The name of a part within its directory."""
+    return f"variables-{ps_id}-of-{num_ps}.ckpt"
+
+
+def part_directory(named: str, checkpoint_dir: str) -> Path:
+    """Return the directory of a checkpoint that is being written: ``<checkpoint_dir>/version-<N>``, without a manifest.
+
+    Args:
+        named: by a caller; symbolic links and ``..`` are followed.
+        checkpoint_dir: of this job; empty: it has none.
+
+    Raises:
+        CheckpointError: it is another one; nothing may be written there.
+    """
+    if not checkpoint_dir:
+        raise CheckpointError(f"directory is {named!r}, and this job has no --checkpoint_dir")
+    try:
+        directory = Path(os.path.realpath(named))
+    except ValueError as error:
+        raise CheckpointError(f"directory is {named!r}: {error}") from error
+    is_version = re.fullmatch(r"version-\d+", directory.name, re.ASCII) is not None
+    if not is_version or directory.parent != Path(os.path.realpath(checkpoint_dir)):
+        raise CheckpointError(f"directory is {named!r}, no version-<N> in --checkpoint_dir={checkpoint_dir}")
+    if (directory / MANIFEST).exists():
+        raise CheckpointError(f"directory is {named!r}, a checkpoint that is complete")
+    return directory
+
+
+def write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snapshot: PartSnapshot) -> PartFile:
+    """Writes a part into an existing directory; the snapshot is left open.
+
+    Raises:
+        CheckpointError: it cannot be written; no file of ours is left.
+    """
+    name = file_name(ps_id, num_ps)
+    temporary = directory / f".{name}.{incarnation}.tmp"
+    try:
+        with open(temporary, "wb", buffering=0) as file:
+            written = _Writer(file.fileno()).write(ps_id, num_ps, incarnation, snapshot)
+            os.fsync(file.fileno())
+        os.replace(temporary, directory / name)
+        sync_directory(directory)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint {directory / name} cannot be written: {error.strerror}",
+            "free or enlarge the volume of --checkpoint_dir and see that the job may write to it",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return PartFile(name, *written)
+
+
+class _Writer:
+    """One part into one open file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._offset = 0
+        self._unsynced = 0
+
+    def write(self, ps_id: int, num_ps: int, incarnation: int, part: PartSnapshot) -> tuple[int, int]:
+        """Size of the file and checksum of its index."""
+        self._put([memoryview(MAGIC)])
+        index = PartIndex(
+            ps_id,
+            num_ps,
+            incarnation,
+            part.optimizer,
+            part.seed,
+            part.total_trainable,
+            part.total_non_trainable,
+            tuple(self._piece(piece) for piece in part.pieces),
+            self._numbers(part.trainable, FLOATS),
+            {slot: self._numbers(values, FLOATS) for slot, values in part.trainable_slots.items()},
+            self._numbers(part.non_trainable, FLOATS),
+            tuple(self._table(part, number) for number in range(len(part.tables))),
+        )
+        encoded = index.encode()
+        checksum = zlib.crc32(encoded)
+        self._put([memoryview(encoded), memoryview(TAIL.pack(len(encoded), checksum, FORMAT, MAGIC))])
+        return self._offset, checksum
+
+    def _piece(self, piece: Piece) -> PieceIndex:
+        tasks, extras = applied_arrays(piece.applied)
+        return PieceIndex(
+            piece.buckets,
+            piece.version,
+            piece.applied.num_applies,
+            self._numbers(tasks.reshape(-1), INTS),
+            self._numbers(extras, INTS),
+        )
+
+    def _numbers(self, numbers: Array, dtype: np.dtype[Any]) -> Blocks:
+        step = BLOCK_BYTES // dtype.itemsize
+        return tuple(
+            self._block(len(numbers[start : start + step]), [(numbers[start : start + step], dtype)])
+            for start in range(0, len(numbers), step)
+        )
+
+    def _table(self, part: PartSnapshot, number: int) -> TableIndex:
+        table = part.tables[number]
+        blocks: list[Block] = []
+        slots: tuple[str, ...] | None = None
+        for chunk in part.chunks[table.name]() if table.name in part.chunks else ():
+            slots = tuple(chunk.slots) if slots is None else slots
+            step = max(1, BLOCK_BYTES // row_bytes(table.dim, len(slots)))
+            for start in range(0, len(chunk.ids), step):
+                rows = slice(start, start + step)
+                floats = [chunk.rows, *(chunk.slots[slot] for slot in slots)]
+                arrays: list[_Typed] = [(chunk.ids[rows], IDS)]
+                arrays += [(array[rows], FLOATS) for array in floats]
+                blocks.append(self._block(len(chunk.ids[rows]), arrays))
+        return TableIndex(table, slots or (), tuple(blocks))
+
+    def _block(self, num_items: int, arrays: Sequence[_Typed]) -> Block:
+        offset, checksum = self._offset, 0
+        parts = [_bytes(np.ascontiguousarray(array, dtype)) for array, dtype in arrays]
+        for part in parts:
+            checksum = crc32c(part, checksum)
+        self._put(parts)
+        return Block(offset, num_items, checksum)
+
+    def _put(self, parts: list[memoryview]) -> None:
+        """All parts with as few calls as can be: after each the thread has to queue for the interpreter again."""
+        while parts:
+            num_written = os.writev(self._descriptor, parts)
+            self._offset += num_written
+            self._unsynced += num_written
+            parts = _rest(parts, num_written)
+        if self._unsynced >= _SYNC_BYTES:
+            os.fdatasync(self._descriptor)
+            self._unsynced = 0
+
+
+class PartReader:
+    """An open part.  Its index is whole when this object is there; each block is looked at when it is read.
+
+    Every method raises CheckpointError, which names the file, for what is damaged.
+    """
+
+    def __init__(self, path: Path, expected: PartFile | None = None) -> None:
+        """
+        Args:
+            path: the file.
+            expected: its size and checksum as the manifest says; None: only its own checksums are compared.
+
+        Raises:
+            CheckpointError: missing, truncated, damaged, or of another version.
+        """
+        self.path = path
+        with self._naming_the_file():
+            self._descriptor = os.open(path, os.O_RDONLY)
+        try:
+            with self._naming_the_file():
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+                self.index = self._read_index(expected)
+        except BaseException:
+            self.close()
+            raise
+
+    def pieces(self) -> list[Piece]:
+        with self._naming_the_file():
+            return [
+                piece_of(piece, self._all(piece.tasks, INTS), self._all(piece.extras, INTS))
+                for piece in self.index.pieces
+            ]
+
+    def dense(self, blocks: Blocks, start: int, out: Floats) -> None:
+        """Numbers start … start + len(out) - 1 of those in blocks."""
+        with self._naming_the_file():
+            self._copy(blocks, start, out, FLOATS)
+
+    def chunks(self, table: TableIndex) -> Iterator[TableChunk]:
+        """All rows of a table, block by block."""
+        for block in table.blocks:
+            ids = np.empty(block.num_items, IDS)
+            floats = [np.empty((block.num_items, table.table.dim), FLOATS) for _ in range(1 + len(table.slots))]
+            with self._naming_the_file():
+                self._read(block, [ids, *floats])
+            yield TableChunk(ids, floats[0], dict(zip(table.slots, floats[1:], strict=True)))
+
+    def verify(self) -> None:
+        """Reads everything.
+
+        Raises:
+            CheckpointError: something is damaged.
+        """
+        with self._naming_the_file():
+            for block, size_bytes in self.index.blocks():
+                self._read(block, [np.empty(size_bytes, np.uint8)])
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint part {self.path} cannot be read: {error.strerror}", HINT) from error
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error, MemoryError) as error:
+            raise CheckpointError(f"the checkpoint part {self.path} is damaged: {error}", HINT) from error
+
+    def _read_index(self, expected: PartFile | None) -> PartIndex:
+        size_bytes = os.fstat(self._descriptor).st_size
+        magic = os.pread(self._descriptor, len(MAGIC), 0)
+        if magic == OLD_MAGIC:
+            raise CheckpointError(f"{self.path} has format 1; this version reads {FORMAT}", HINT)
+        if expected is not None and size_bytes != expected.size_bytes:
+            raise ValueError(f"it has {size_bytes} bytes, the manifest says {expected.size_bytes}")
+        if magic != MAGIC:
+            raise ValueError("it does not begin like one")
+        end = size_bytes - TAIL.size
+        if end < len(MAGIC):
+            raise ValueError("it is too short")
+        index_size, checksum, number, magic = TAIL.unpack(os.pread(self._descriptor, TAIL.size, end))
+        if magic != MAGIC or index_size > min(end - len(MAGIC), _MAX_INDEX_BYTES):
+            raise ValueError("it does not end like one")
+        encoded = np.empty(index_size, np.uint8)
+        self._fill([encoded], end - index_size)
+        if zlib.crc32(encoded.data) != checksum:
+            raise ValueError("the checksum of its index does not match")
+        if number != FORMAT:
+            raise ValueError(f"it says that it has format {number}, and begins like {FORMAT}")
+        if expected is not None and checksum != expected.crc32:
+            raise ValueError("its checksum is not the one in the manifest")
+        index = PartIndex.decode(encoded.tobytes())
+        _check_gapless(index, len(MAGIC), end - index_size)
+        return index
+
+    def _all(self, blocks: Blocks, dtype: np.dtype[Any]) -> Array:
+        numbers = np.empty(sum(block.num_items for block in blocks), dtype)
+        self._copy(blocks, 0, numbers, dtype)
+        return numbers
+
+    def _copy(self, blocks: Blocks, start: int, out: Array, dtype: np.dtype[Any]) -> None:
+        first = 0
+        for block in blocks:
+            low, high = max(first, start), min(first + block.num_items, start + len(out))
+            if low < high:
+                numbers = np.empty(block.num_items, dtype)
+                self._read(block, [numbers])
+                out[low - start : high - start] = numbers[low - first : high - first]
+            first += block.num_items
+        if first < start + len(out):
+            raise ValueError("it holds fewer numbers than its buckets have")
+
+    def _read(self, block: Block, arrays: Sequence[Array]) -> None:
+        self._fill(arrays, block.offset)
+        checksum = 0
+        for array in arrays:
+            checksum = crc32c(_bytes(array), checksum)
+        if checksum != block.checksum:
+            raise ValueError(f"the checksum of the block at {block.offset} does not match")
+
+    def _fill(self, arrays: Sequence[Array], offset: int) -> None:
+        left = _rest([_bytes(array) for array in arrays], 0)
+        while left:
+            num_read = os.preadv(self._descriptor, left, offset)
+            if num_read == 0:
+                raise ValueError("it ends too early")
+            left, offset = _rest(left, num_read), offset + num_read
+
+
+def _check_gapless(index: PartIndex, start: int, end: int) -> None:
+    """Every byte between the magic and the index belongs to one block."""
+    for block, size_bytes in index.blocks():
+        if block.offset != start or block.num_items < 0:
+            raise ValueError(f"its blocks do not follow each other at {start}")
+        start += size_bytes
+    if start != end:
+        raise ValueError(f"nothing describes its bytes from {start}")
+
+
+def _rest(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What follows the first bytes of several buffers; empty ones are left out."""
+    rest = []
+    for part in parts:
+        skipped = min(num_bytes, part.nbytes)
+        num_bytes -= skipped
+        if skipped < part.nbytes:
+            rest.append(part[skipped:])
+    return rest
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data

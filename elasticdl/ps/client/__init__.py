@@ -1,0 +1,1 @@
+"""What a worker uses of the parameter servers."""

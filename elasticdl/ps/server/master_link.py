@@ -1,0 +1,209 @@
+"""A PS's side of its conversation with the master: registration, readiness, heartbeats.
+
+It repeats calls until the master answers or has been gone for too long.  It registers again, with the incarnation that
+it holds, whenever the master has a new life; the state of the PS is never touched by that.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from elasticdl.ps.server.shutdown import TERMINATED, Departure
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import connect, is_transient
+from elasticdl.rpc.memory import used_share
+from elasticdl.rpc.patience import MasterGone
+from elasticdl_client.errors import JobError
+
+_log = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 1.0
+_URGENT_HEARTBEAT_S = 0.2
+_CALL_TIMEOUT_S = 10.0
+_LAST_CALLS_S = 3.0  # after SIGTERM a master that does not answer is not waited for
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 2.0
+
+Answer = TypeVar("Answer")
+
+
+class Refused(JobError):
+    """The master does not want this PS: it has replaced it, or the job is over."""
+
+
+class Left(Exception):
+    """This PS was told to leave while it waited for the master."""
+
+
+@dataclass(frozen=True, slots=True)
+class PsIdentity:
+    """Which PS this is and where it listens."""
+
+    ps_id: int
+    pod_name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a PS began with.
+
+    Attributes:
+        restored_from: directory of the checkpoint; empty: none.
+        damaged: what is wrong with each checkpoint that was passed over.
+        error: why it cannot begin at all; empty: it can.
+    """
+
+    restored_from: str = ""
+    damaged: tuple[str, ...] = ()
+    error: str = ""
+
+
+class MasterLink:
+    """One PS's connection to its master.
+
+    Args:
+        departure: ends all waiting.
+        accept_lease: told of every generation that the master names, as its first lease, and of its newest lease.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        identity: PsIdentity,
+        departure: Departure,
+        accept_lease: Callable[[int], None],
+        master_timeout_s: float,
+    ) -> None:
+        self._stub: Any = pb_grpc.MasterStub(connect(address, token))  # type: ignore[no-untyped-call]
+        self._address = address
+        self._identity = identity
+        self._departure = departure
+        self._accept_lease = accept_lease
+        self._master_timeout_s = master_timeout_s
+        self._nonce = secrets.randbits(62)
+        self._generation = 0
+        self.incarnation = 0
+
+    def register(self) -> pb.RegisterPsReply:
+        """Says that this PS lives, and takes the incarnation that the master gives it.
+
+        Raises:
+            Refused, MasterGone, Left: it must end.
+        """
+        request = pb.RegisterPsRequest(
+            ps_id=self._identity.ps_id,
+            pod_name=self._identity.pod_name,
+            address=self._identity.address,
+            nonce=self._nonce,
+            held_incarnation=self.incarnation,
+        )
+        reply: pb.RegisterPsReply = self._call(self._stub.RegisterPs, request)
+        if not reply.accepted:
+            raise Refused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
+        if self.incarnation not in (0, reply.incarnation):
+            raise Refused(f"PS {self._identity.ps_id} has become {reply.incarnation}, this one is {self.incarnation}")
+        self.incarnation = reply.incarnation
+        self._note_generation(reply.generation)
+        return reply
+
+    def report_ready(self, applied: pb.AppliedSet, initialized: bool, beginning: Beginning) -> None:
+        """Says that this PS serves and which names its values hold, or that it cannot.
+
+        Raises:
+            Refused, MasterGone, Left: it must end.
+        """
+        request = pb.PsReadyRequest(
+            ps_id=self._identity.ps_id,
+            incarnation=self.incarnation,
+            applied=applied,
+            initialized=initialized,
+            restored_from=beginning.restored_from,
+            damaged=beginning.damaged,
+            error=beginning.error,
+        )
+        reply: pb.Ack = self._call(self._stub.PsReady, request)
+        if not reply.accepted:  # perhaps by a new life of the master, which no heartbeat has met yet
+            self.register()
+            reply = self._call(self._stub.PsReady, request)
+        if not reply.accepted:
+            raise Refused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
+
+    def beat(self, activity: str, partition_version: int, load: pb.PsLoad) -> pb.HeartbeatReply:
+        """One heartbeat.
+
+        Args:
+            partition_version: the newest partition known here.
+            load: what this PS has done.
+
+        Raises:
+            MasterGone, Left: it must end.
+        """
+        request = pb.HeartbeatRequest(
+            role=pb.PS,
+            id=self._identity.ps_id,
+            incarnation=self.incarnation,
+            activity=activity,
+            leaving=self._departure.asked_at is not None,
+            partition_version=partition_version,
+            load=load,
+            memory_share=used_share(),
+        )
+        reply: pb.HeartbeatReply = self._call(self._stub.Heartbeat, request)
+        if reply.known:
+            self._accept_lease(reply.newest_lease)
+        return reply
+
+    def is_new_life(self, reply: pb.HeartbeatReply) -> bool:
+        """Whether the master that answered does not know this PS yet."""
+        return reply.generation > self._generation or (not reply.known and reply.generation == self._generation)
+
+    def wait(self, is_urgent: Callable[[], bool]) -> bool:
+        """Until the next heartbeat is due; True: leave.
+
+        Args:
+            is_urgent: whether the master's answer is waited for.
+        """
+        due = time.monotonic() + _HEARTBEAT_S
+        while not self._departure.wait(_URGENT_HEARTBEAT_S):
+            if self._departure.asked_at is not None or is_urgent() or time.monotonic() >= due:
+                return False
+        return True
+
+    def _note_generation(self, generation: int) -> None:
+        self._generation = max(self._generation, generation)
+        self._accept_lease(generation << 32)
+
+    def _call(self, method: Callable[..., Answer], request: object) -> Answer:
+        backoff_s = _FIRST_BACKOFF_S
+        gone_since = time.monotonic()
+        while True:
+            try:
+                return method(request, timeout=_CALL_TIMEOUT_S if self._departure.asked_at is None else _LAST_CALLS_S)
+            except grpc.RpcError as error:
+                if not is_transient(error):
+                    raise JobError(f"the master at {self._address} refuses a call: {error.details()}") from error
+                if time.monotonic() - gone_since > self._master_timeout_s:
+                    raise MasterGone(self._address, self._master_timeout_s) from error
+                self._leave_without_master(gone_since)
+                if backoff_s == _FIRST_BACKOFF_S:
+                    _log.info("Waiting for the master at %s: %s", self._address, error.code().name.lower())
+            if self._departure.wait(backoff_s):
+                raise Left
+            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def _leave_without_master(self, gone_since: float) -> None:
+        """After SIGTERM: nobody asks for a checkpoint while the master is away."""
+        asked_at = self._departure.asked_at
+        if asked_at is not None and time.monotonic() - max(asked_at, gone_since) >= _LAST_CALLS_S:
+            _log.warning("The master at %s does not answer: leaving without a checkpoint", self._address)
+            self._departure.leave(TERMINATED)

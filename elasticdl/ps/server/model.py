@@ -1,0 +1,295 @@
+"""One PS's part of a model: dense values, tables, and the optimizer that changes them.
+
+It checks what it is given; after that nothing may fail.  Updates and pulls of several threads run side by side.  It
+knows no names, leases or pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+
+from elasticdl.frameworks.framework import Floats, Ids, Table
+from elasticdl.kernels import _native
+from elasticdl.ps.optim.native_tables import build_table
+from elasticdl.ps.optim.optimizers import OptimizerConfig
+from elasticdl.ps.partition import NUM_BUCKETS, Owners, joined_buckets, num_floats, slices_within
+from elasticdl.ps.server.dense_values import DenseCopy, DenseValues
+from elasticdl.ps.snapshot import Buckets, Chunks, PartSnapshot, Piece, TableChunk
+from elasticdl.ps.transport.wire import InitializeCall, PullCall, PushCall, RequestError, table_from_message
+from elasticdl.rpc import elasticdl_pb2 as pb
+
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one update does to a model.
+
+    Attributes:
+        gradient, change: of this PS's dense values; None: they stay.
+        rows: table, ids [U], gradients [U, dim]; ids may repeat.
+        learning_rate: 0: the optimizer's own.
+    """
+
+    gradient: Floats | None
+    change: Floats | None
+    rows: tuple[tuple[str, Ids, Floats], ...]
+    learning_rate: float = 0.0
+
+    @classmethod
+    def of(cls, push: PushCall) -> Update:
+        return cls(push.gradient, push.change, push.rows, push.header.learning_rate)
+
+
+def is_empty(push: PushCall) -> bool:
+    """Whether it only brings its name, because its minibatch was skipped: no update, so the step count stays."""
+    return not push.header.dense and not push.rows
+
+
+class ModelPart:
+    """Values that change."""
+
+    def __init__(self, snapshot: PartSnapshot) -> None:
+        """Takes a snapshot over; it is not kept, nor closed.
+
+        Raises:
+            ModelDefinitionError: the optimizer, an initializer or a constraint is not supported.
+            CheckpointError: the snapshot's rows cannot be read.
+        """
+        self._origin = snapshot.optimizer, snapshot.seed, snapshot.total_trainable, snapshot.total_non_trainable
+        self._described = snapshot.tables
+        self._buckets = joined_buckets(span for piece in snapshot.pieces for span in piece.buckets)
+        self._config = OptimizerConfig.parse(snapshot.optimizer)
+        self._dense = DenseValues(snapshot.trainable, snapshot.trainable_slots, snapshot.non_trainable, self._config)
+        self._tables: dict[str, _native.Table] = {}
+        for table in snapshot.tables:
+            native = build_table(table, self._config, snapshot.seed, snapshot.num_rows.get(table.name, 0))
+            self._tables[table.name] = native
+            for chunk in snapshot.chunks[table.name]() if table.name in snapshot.chunks else ():
+                slots = [chunk.slots.get(slot.name) for slot in self._config.slots]
+                native.load(chunk.ids, chunk.rows, slots)
+
+    @property
+    def shape(self) -> str:
+        """In words: equal ones are of the same model."""
+        return _shape(self._origin[2], self._origin[3], self._described)
+
+    @property
+    def num_rows(self) -> int:
+        """Of all tables."""
+        return sum(len(table) for table in self._tables.values())
+
+    @property
+    def table_bytes(self) -> int:
+        """What all tables have allocated."""
+        return sum(table.memory_bytes() for table in self._tables.values())
+
+    def check_push(self, push: PushCall) -> None:
+        """
+        Raises:
+            RequestError: the push does not fit the model, or would spoil it.
+        """
+        if not self._origin[0]:
+            raise RequestError("the model was initialised without an optimizer, to be read only")
+        if push.gradient is not None and push.change is not None:
+            shapes = push.gradient.shape, push.change.shape
+            if shapes != self._dense.shapes:
+                raise RequestError(f"dense gradient and change have shapes {shapes}, not those of this PS's part")
+            if not (_native.all_finite(push.gradient) and _native.all_finite(push.change)):
+                raise RequestError("the gradient or change of the dense values is not finite")
+        for name, ids, gradients in push.rows:
+            table = self._table(name)
+            if gradients.shape != (len(ids), table.dim):
+                raise RequestError(f"row gradients of table {name} have shape {gradients.shape} for {len(ids)} ids")
+            _check_ids(table, ids)
+            if not _native.all_finite(gradients):
+                raise RequestError(f"the row gradients of table {name} are not finite")
+
+    def check_pull(self, pull: PullCall) -> None:
+        """
+        Raises:
+            RequestError: it asks for a table or an id that cannot be there.
+        """
+        for name, ids in pull.ids:
+            _check_ids(self._table(name), ids)
+
+    def apply(self, update: Update, work: Sequence[tuple[Buckets, int]], staleness: int) -> None:
+        """One update of the values in some buckets.
+
+        Args:
+            work: buckets, and which update it is for them, from 1.
+            staleness: the learning rate is divided by it, if it is more than 1.
+        """
+        scalars = [self._config.scalars(step, self._rate(update, step, staleness)) for _, step in work]
+        if update.gradient is not None and update.change is not None:
+            num_trainable, num_non_trainable = self._origin[2:]
+            own = self._buckets
+            parts = [
+                (slices_within(share, own, num_trainable), slices_within(share, own, num_non_trainable), numbers)
+                for (share, _), numbers in zip(work, scalars, strict=True)
+            ]
+            self._dense.apply(update.gradient, update.change, parts)
+        owners = _owners(work, self._buckets)
+        for name, ids, gradients in update.rows:
+            if owners is None:
+                self._tables[name].apply(ids, gradients, scalars[0], self._config.clip_value)
+                continue
+            for positions, numbers in zip(_native.split(ids, owners, len(work) + 1)[:-1], scalars, strict=True):
+                self._tables[name].apply(ids[positions], gradients[positions], numbers, self._config.clip_value)
+
+    def pull(self, pull: PullCall) -> list[Floats]:
+        """The arrays of the reply."""
+        arrays = self._dense.read() if pull.header.dense else []
+        create = not pull.header.read_only
+        return arrays + [self._tables[name].pull(ids, create) for name, ids in pull.ids]
+
+    def known_ids(self, table: str) -> Ids:
+        """Ids of a table that have rows here.
+
+        Raises:
+            RequestError: there is no such table.
+        """
+        self._table(table)
+        return self._tables[table].ids()
+
+    def dense_room(self, threads: Executor) -> DenseCopy:
+        """For `freeze`; made before, because it takes longer."""
+        return self._dense.room(threads)
+
+    def freeze(self, room: DenseCopy) -> PartSnapshot:
+        """Everything as it is now, without pieces; no update may be under way.  The one before must have been closed.
+
+        Args:
+            room: from `dense_room`.
+        """
+        dense = self._dense.freeze(room)
+        frozen = {name: table.freeze() for name, table in self._tables.items()}
+        slots = [slot.name for slot in self._config.slots]
+
+        def chunks(table: Table) -> Chunks:
+            max_rows = max(1, _CHUNK_BYTES // (8 + 4 * table.dim * (1 + len(slots))))
+
+            def read() -> Iterator[TableChunk]:
+                for ids, rows, of_rows in frozen[table.name].chunks(max_rows):
+                    yield TableChunk(ids, rows, dict(zip(slots, of_rows, strict=True)))
+
+            return read
+
+        def close() -> None:
+            for table in frozen.values():
+                table.close()
+            self._dense.thaw()
+
+        return PartSnapshot(
+            *self._origin[:2],
+            (),
+            *self._origin[2:],
+            dense.trainable,
+            dict(zip(slots, dense.slots, strict=True)),
+            dense.non_trainable,
+            self._described,
+            {table.name: chunks(table) for table in self._described},
+            {name: len(table) for name, table in frozen.items()},
+            close,
+        )
+
+    def _rate(self, update: Update, step: int, staleness: int) -> float | None:
+        if staleness <= 1:
+            return update.learning_rate or None
+        return (update.learning_rate or self._config.learning_rate(step)) / staleness
+
+    def _table(self, name: str) -> Table:
+        for table in self._described:
+            if table.name == name:
+                return table
+        raise RequestError(f"this PS has no table {name!r}, only {sorted(self._tables)}")
+
+
+def initial_snapshot(call: InitializeCall, buckets: Buckets) -> PartSnapshot:
+    """A model before its first update, from what a worker says of it.
+
+    Raises:
+        RequestError: sizes disagree.
+    """
+    header = call.header
+    totals = header.total_trainable, header.total_non_trainable
+    owned = tuple(num_floats(buckets, total) for total in totals)
+    told = header.num_trainable, header.num_non_trainable
+    if not (len(call.trainable), len(call.non_trainable)) == told == owned:
+        raise RequestError(
+            f"of {totals[0]} trainable and {totals[1]} other floats this PS holds {owned[0]} and {owned[1]}, "
+            f"the call has {len(call.trainable)} and {len(call.non_trainable)}"
+        )
+    tables = tuple(table_from_message(table) for table in header.tables)
+    piece = Piece(buckets, 0, pb.AppliedSet())
+    return PartSnapshot(
+        header.optimizer, header.seed, (piece,), *totals, call.trainable, {}, call.non_trainable, tables
+    )
+
+
+def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
+    """The values of another job's checkpoint under the optimizer, seed and initializers of this job's model.
+
+    Slots of the same name are kept.  The step count goes on from the newest part's.  A job that only reads, with no
+    optimizer, keeps the other job's seed: rows that were never trained are what they were there.
+
+    Raises:
+        RequestError: they are not the same model.
+    """
+    check_same_model(shape_of(restored), shape_of(wanted))
+    version = max(piece.version for piece in restored.pieces)
+    return PartSnapshot(
+        wanted.optimizer or restored.optimizer,
+        wanted.seed if wanted.optimizer else restored.seed,
+        tuple(Piece(piece.buckets, version, pb.AppliedSet()) for piece in wanted.pieces),
+        wanted.total_trainable,
+        wanted.total_non_trainable,
+        restored.trainable,
+        restored.trainable_slots,
+        restored.non_trainable,
+        wanted.tables,
+        restored.chunks,
+        restored.num_rows,
+        restored.close,
+    )
+
+
+def check_same_model(ours: str, theirs: str) -> None:
+    """Of two shapes.
+
+    Raises:
+        RequestError: they differ; both are said.
+    """
+    if ours != theirs:
+        raise RequestError(f"another model is here: {ours}, the caller's has {theirs}")
+
+
+def shape_of(snapshot: PartSnapshot) -> str:
+    """The same words as `ModelPart.shape`."""
+    return _shape(snapshot.total_trainable, snapshot.total_non_trainable, snapshot.tables)
+
+
+def _shape(num_trainable: int, num_non_trainable: int, tables: Sequence[Table]) -> str:
+    named = ", ".join(f"{t.name} × {t.dim}" for t in sorted(tables, key=lambda t: t.name)) or "none"
+    return f"{num_trainable} trainable and {num_non_trainable} other floats, tables: {named}"
+
+
+def _owners(work: Sequence[tuple[Buckets, int]], own: Buckets) -> Owners | None:
+    """Position in `work` by bucket, [1024]; None: one share that is all there is."""
+    if len(work) == 1 and work[0][0] == own:
+        return None
+    owners = np.full(NUM_BUCKETS, len(work), np.uint16)
+    for position, (share, _) in enumerate(work):
+        for start, end in share:
+            owners[start:end] = position
+    return owners
+
+
+def _check_ids(table: Table, ids: Ids) -> None:
+    if table.input_dim and not _native.all_within(ids, table.input_dim):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise RequestError(f"the id {wrong} of table {table.name} is not in [0, {table.input_dim})")

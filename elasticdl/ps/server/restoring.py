@@ -1,0 +1,257 @@
+"""What a PS begins with: its buckets' share of a checkpoint that any number of PS has written.
+
+A checkpoint is a directory with a manifest.  If the newest one is damaged the next older one is taken, and that is
+said; parts of one model restored from different versions are exact all the same, because each piece of the state
+carries the names that it holds.  Another job's checkpoint has no names to go by: it is taken as it is or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from elasticdl.frameworks.framework import Floats, Table
+from elasticdl.ps.checkpoint.part_file import HINT, PartFile, PartReader
+from elasticdl.ps.checkpoint.part_layout import Blocks, TableIndex
+from elasticdl.ps.partition import NUM_BUCKETS, buckets, joined_buckets, num_floats, slices_within
+from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
+from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
+from elasticdl_client.errors import CheckpointError
+
+FORMAT = 2
+_PREFIX = "version-"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Which checkpoint was taken, and what is wrong with each that was passed over."""
+
+    directory: Path
+    damaged: tuple[str, ...]
+
+
+class NoneIsWhole(CheckpointError):
+    """No checkpoint of this job can be restored.
+
+    Attributes:
+        damaged: what is wrong with each.
+    """
+
+    def __init__(self, checkpoint_dir: Path, damaged: Sequence[str]) -> None:
+        super().__init__(
+            f"no checkpoint in {checkpoint_dir} can be restored",
+            "repair or restore one of them, or start again in another --checkpoint_dir",
+        )
+        self.damaged = tuple(damaged)
+
+
+def restore(wanted: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> Restored:
+    """Gives the state what its buckets own of a checkpoint of this job, or if it is damaged of the next older one.
+
+    Args:
+        wanted: the checkpoint that the master names, ``<checkpoint_dir>/version-<N>``.
+        take: keeps nothing of what it was given if it ends in an error, which may come with any chunk of rows.
+
+    Raises:
+        NoneIsWhole: says what is wrong with each.
+    """
+    damaged: list[str] = []
+    for directory in _candidates(wanted):
+        try:
+            _give(open_checkpoint(directory, own), take)
+        except CheckpointError as error:
+            damaged.append(f"{directory.name}: {error.what}")
+            continue
+        return Restored(directory, tuple(damaged))
+    raise NoneIsWhole(wanted.parent, damaged)
+
+
+def restore_other(directory: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> Restored:
+    """Gives the state what its buckets own of another job's checkpoint, all of which is read and verified before.
+
+    Raises:
+        CheckpointError: it is damaged; names the file.
+    """
+    _give(open_checkpoint(directory, own, verified=True), take)
+    return Restored(directory, ())
+
+
+def open_checkpoint(directory: Path, own: Buckets, verified: bool = False) -> PartSnapshot:
+    """What some buckets hold in a checkpoint; rows are read and verified while they are taken.
+
+    Raises:
+        CheckpointError: it is not whole, as far as it has been read.
+    """
+    with ExitStack() as stack:
+        readers = []
+        for expected, held, incarnation in _parts(directory):
+            if _common(own, held):
+                reader = stack.enter_context(PartReader(directory / expected.file, expected))
+                if (reader.index.buckets, reader.index.incarnation) != (held, incarnation):
+                    raise CheckpointError(f"{reader.path} is not the part that its manifest names", HINT)
+                if verified:
+                    reader.verify()
+                readers.append(reader)
+        snapshot = _joined(directory, readers, own)
+        return replace(snapshot, close=stack.pop_all().close)
+
+
+def _give(snapshot: PartSnapshot, take: Callable[[PartSnapshot], None]) -> None:
+    try:
+        take(snapshot)
+    except BaseException:
+        snapshot.close()
+        raise
+
+
+def _candidates(wanted: Path) -> Iterator[Path]:
+    """The one that is wanted, then the others beside it, the newest first; those without a manifest are none."""
+    yield wanted
+    try:
+        names = os.listdir(wanted.parent)
+    except OSError:
+        return
+    numbers = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
+    for number in sorted((int(number) for number in numbers if number.isdecimal()), reverse=True):
+        path = wanted.parent / f"{_PREFIX}{number}"
+        if path != wanted and (path / MANIFEST).exists():
+            yield path
+
+
+def _parts(directory: Path) -> list[tuple[PartFile, Buckets, int]]:
+    """The parts that a manifest names, what each holds and who wrote it: together every bucket once.
+
+    Raises:
+        CheckpointError: the manifest is missing, damaged, or of another version.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = read_manifest(path)
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {manifest['format']}; this version reads {FORMAT}", HINT)
+        parts = [
+            (
+                PartFile(part["file"], part["size_bytes"], part["index_crc32"]),
+                joined_buckets((start, end) for start, end in part["buckets"]),
+                part["incarnation"],
+            )
+            for part in manifest["parts"]
+        ]
+        held = sorted(span for _, spans, _ in parts for span in spans)
+        if [start for start, _ in held] != [0, *(end for _, end in held[:-1])] or held[-1][1] != NUM_BUCKETS:
+            raise ValueError("its parts do not hold every bucket once")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}", HINT) from error
+    except KeyError as error:
+        raise CheckpointError(f"{path} is damaged: it has no {error}", HINT) from error
+    except (ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}", HINT) from error
+    return parts
+
+
+def _joined(directory: Path, readers: Sequence[PartReader], own: Buckets) -> PartSnapshot:
+    first = readers[0].index
+    models = {
+        (i.optimizer, i.seed, i.total_trainable, i.total_non_trainable, _described(i.tables), tuple(i.trainable_slots))
+        for i in (reader.index for reader in readers)
+    }
+    if len(models) > 1:
+        raise CheckpointError(f"the parts of {directory} are not of one model", HINT)
+    tables = tuple(table.table for table in first.tables)
+    return PartSnapshot(
+        optimizer=first.optimizer,
+        seed=first.seed,
+        pieces=_merged(_clipped(readers, own)),
+        total_trainable=first.total_trainable,
+        total_non_trainable=first.total_non_trainable,
+        trainable=_dense(readers, own, first.total_trainable, lambda reader: reader.index.trainable),
+        trainable_slots={
+            slot: _dense(readers, own, first.total_trainable, lambda r, slot=slot: r.index.trainable_slots[slot])  # type: ignore[misc]
+            for slot in first.trainable_slots
+        },
+        non_trainable=_dense(readers, own, first.total_non_trainable, lambda reader: reader.index.non_trainable),
+        tables=tables,
+        chunks={
+            table.name: lambda number=number: _chunks(readers, own, number)  # type: ignore[misc]
+            for number, table in enumerate(tables)
+        },
+        num_rows={table.name: _expected_rows(readers, own, number) for number, table in enumerate(tables)},
+    )
+
+
+def _described(tables: Iterable[TableIndex]) -> tuple[Table, ...]:
+    return tuple(table.table for table in tables)
+
+
+def _clipped(readers: Sequence[PartReader], own: Buckets) -> Iterator[Piece]:
+    for reader in readers:
+        for piece in reader.pieces():
+            if common := _common(piece.buckets, own):
+                yield replace(piece, buckets=joined_buckets(common))
+
+
+def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Pieces of one history are one piece."""
+    merged: list[Piece] = []
+    for piece in pieces:
+        for number, other in enumerate(merged):
+            if (other.version, other.applied) == (piece.version, piece.applied):
+                merged[number] = replace(other, buckets=joined_buckets((*other.buckets, *piece.buckets)))
+                break
+        else:
+            merged.append(piece)
+    return tuple(merged)
+
+
+def _dense(
+    readers: Sequence[PartReader], own: Buckets, total: int, blocks_of: Callable[[PartReader], Blocks]
+) -> Floats:
+    """The numbers of our own buckets, taken from whoever held them."""
+    out = np.empty(num_floats(own, total), np.float32)
+    for reader in readers:
+        theirs = reader.index.buckets
+        for span in _common(theirs, own):
+            (source,), (target,) = slices_within((span,), theirs, total), slices_within((span,), own, total)
+            reader.dense(blocks_of(reader), source.start, out[target])
+    return out
+
+
+def _chunks(readers: Sequence[PartReader], own: Buckets, number: int) -> Iterator[TableChunk]:
+    owned = np.zeros(NUM_BUCKETS, np.bool_)
+    for start, end in own:
+        owned[start:end] = True
+    for reader in readers:
+        is_all_ours = _size(_common(reader.index.buckets, own)) == _size(reader.index.buckets)
+        for chunk in reader.chunks(reader.index.tables[number]):
+            if is_all_ours:
+                yield chunk
+                continue
+            keep = np.flatnonzero(owned[buckets(chunk.ids)])
+            yield TableChunk(
+                chunk.ids[keep], chunk.rows[keep], {slot: values[keep] for slot, values in chunk.slots.items()}
+            )
+
+
+def _expected_rows(readers: Sequence[PartReader], own: Buckets, number: int) -> int:
+    """About as many as there will be: ids fall into the buckets evenly."""
+    expected = 0
+    for reader in readers:
+        held = reader.index.buckets
+        share = _size(_common(held, own)) / _size(held)
+        expected += round(reader.index.tables[number].num_rows * share)
+    return expected
+
+
+def _common(one: Buckets, other: Buckets) -> Buckets:
+    """What is in both, ascending; each range lies within one of each."""
+    pairs = ((max(start, low), min(end, high)) for start, end in one for low, high in other)
+    return tuple(sorted((start, end) for start, end in pairs if start < end))
+
+
+def _size(spans: Buckets) -> int:
+    return sum(end - start for start, end in spans)

@@ -1,0 +1,117 @@
+"""Synchronous rounds: which minibatches make one update.  Pure: no lock, no clock, no gradient.
+
+PS 0 closes rounds: a name is *confirmed* when a worker says that every PS holds its gradient, and enough confirmed
+names are a round.  Workers carry rounds to the other PS.  What keeps that exact is that a PS applies, of any round that
+it is told of, the names that it holds and lacks, whatever the round's number: told twice, late or out of order, each
+name is applied once.  Numbers only say which rounds a worker need not be told of again.
+
+So the log of closed rounds may be short.  A worker is always told the round of its own name; if that has left the log
+the name is confirmed anew and closed in another round, which PS that hold the name and lack it then learn of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.ps.server.model import Update, is_empty
+from elasticdl.ps.transport.wire import PushCall
+from elasticdl.rpc import elasticdl_pb2 as pb
+
+_KEPT = 1000  # rounds in the log: far more than workers have under way
+
+
+class RoundsOfPs0:
+    """The log of closed rounds, and the names that wait for the next one.
+
+    Attributes:
+        newest: number of the newest round; 0: none.
+    """
+
+    def __init__(self, grads_to_wait: int) -> None:
+        self._grads_to_wait = grads_to_wait
+        self._confirmed: dict[MinibatchName, None] = {}  # in order
+        self._log: dict[int, tuple[MinibatchName, ...]] = {}
+        self._round_of: dict[MinibatchName, int] = {}
+        self.newest = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some, but not enough, are confirmed."""
+        return bool(self._confirmed)
+
+    def is_confirmed(self, name: MinibatchName) -> bool:
+        return name in self._confirmed
+
+    def is_closed(self, name: MinibatchName) -> bool:
+        """Whether a round of the log has it."""
+        return name in self._round_of
+
+    def confirm(self, name: MinibatchName) -> None:
+        self._confirmed[name] = None
+
+    def withdraw(self, names: Iterable[MinibatchName] | None = None) -> None:
+        """Takes confirmations back; None: all."""
+        for name in list(self._confirmed if names is None else names):
+            self._confirmed.pop(name, None)
+
+    def due(self, num_pushing: int | None) -> tuple[MinibatchName, ...]:
+        """The names of the round that can be closed now; empty: none.
+
+        Args:
+            num_pushing: workers that may still confirm something; None: unknown.
+        """
+        enough = self._grads_to_wait if num_pushing is None else min(self._grads_to_wait, max(1, num_pushing))
+        return tuple(self._confirmed) if len(self._confirmed) >= enough else ()
+
+    def close(self, names: Sequence[MinibatchName]) -> None:
+        """Logs them as the next round."""
+        self.withdraw(names)
+        self.newest += 1
+        self._log[self.newest] = tuple(names)
+        self._round_of.update(dict.fromkeys(names, self.newest))
+        for name in self._log.pop(self.newest - _KEPT, ()):
+            if self._round_of[name] == self.newest - _KEPT:
+                del self._round_of[name]
+
+    def told(self, name: MinibatchName, known_round: int) -> list[pb.Round]:
+        """The round of a closed name and all after `known_round`, as far as the log goes back."""
+        numbers = {self._round_of[name], *range(max(known_round, self.newest - _KEPT) + 1, self.newest + 1)}
+        return [_message(number, self._log[number]) for number in sorted(numbers)]
+
+
+def mean(pushes: Mapping[MinibatchName, PushCall]) -> Update | None:
+    """One update by several minibatches: the mean of their gradients, weighted by their records; None: all are empty.
+
+    Rows of the same id are left to the update, which sums them.
+    """
+    given = [push for push in pushes.values() if not is_empty(push)]
+    if len(given) < 2:
+        return Update.of(given[0]) if given else None
+    records = [max(1, push.header.num_records) for push in given]
+    weights = [np.float32(count / sum(records)) for count in records]
+    weighted = list(zip(given, weights, strict=True))
+    dense = [(push.gradient, push.change, weight) for push, weight in weighted if push.header.dense]
+    gradient = change = None
+    for one_gradient, one_change, weight in dense:
+        assert one_gradient is not None
+        assert one_change is not None
+        if gradient is None or change is None:
+            gradient, change = one_gradient * weight, one_change * weight
+        else:
+            gradient += one_gradient * weight
+            change += one_change * weight
+    tables = dict.fromkeys(table for push in given for table, _, _ in push.rows)
+    rows = []
+    for table in tables:
+        of_table = [(ids, sums * weight) for push, weight in weighted for name, ids, sums in push.rows if name == table]
+        ids, sums = zip(*of_table, strict=True)
+        rows.append((table, np.concatenate(ids), np.concatenate(sums)))
+    rates = [push.header.learning_rate * float(weight) for push, weight in weighted]
+    return Update(gradient, change, tuple(rows), sum(rates) if all(rates) else 0.0)
+
+
+def _message(number: int, names: Iterable[MinibatchName]) -> pb.Round:
+    return pb.Round(number=number, names=[pb.MinibatchName(epoch=n.epoch, task=n.task, n=n.n) for n in names])

@@ -1,0 +1,158 @@
+"""Synchronous mode in one PS: gradients are held until a round names them; PS 0 closes rounds.
+
+`rounds` says why that is exact.  A gradient of a lease that has a successor is let go: who has the task now brings its
+names again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.ps.server.claims import Claim, Claims
+from elasticdl.ps.server.metrics import Load
+from elasticdl.ps.server.rounds import RoundsOfPs0
+from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.transport.wire import PushCall
+from elasticdl.rpc import elasticdl_pb2 as pb
+
+NumPushing = Callable[[], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The outcome of a confirmation: with OK the rounds that the worker must carry on, unless it is to ask again."""
+
+    status: pb.PsStatus
+    wait: bool = False
+    rounds: tuple[pb.Round, ...] = ()
+
+
+class Synchronous:
+    """Held gradients and rounds.  Methods whose text does not say otherwise are called with the lock held."""
+
+    def __init__(self, updates: Updates, lock: threading.Lock, load: Load) -> None:
+        self._tolerance = updates.sync_version_tolerance
+        self._lock = lock
+        self._load = load
+        self._order = threading.Lock()  # rounds are applied one after the other; taken before the other lock
+        self._closed = threading.Condition(lock)
+        self._held: dict[MinibatchName, PushCall] = {}
+        self._rounds = RoundsOfPs0(updates.grads_to_wait)
+        self._coordinator = 0
+        self._followed = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether names wait for a round that may close as soon as fewer workers push."""
+        return self._rounds.is_waiting
+
+    @property
+    def applied_round(self) -> int:
+        """The newest round that this PS has applied."""
+        return max(self._followed, self._rounds.newest)
+
+    def hold(self, name: MinibatchName, push: PushCall) -> None:
+        """Instead of what is held of the name."""
+        self._held[name] = push
+
+    def let_go(self, lease: int, epoch: int, task: int) -> None:
+        """Drops what older leases of a task have brought."""
+        names = [
+            name
+            for name, push in self._held.items()
+            if (name.epoch, name.task) == (epoch, task) and push.header.lease < lease
+        ]
+        for name in names:
+            del self._held[name]
+        self._rounds.withdraw(names)
+
+    def confirm(self, claims: Claims, name: MinibatchName, pulled_version: int) -> pb.PsStatus:
+        """PS 0: every PS holds a gradient, computed on a pull of `pulled_version`; TOO_STALE: it must be made again."""
+        if self._rounds.is_closed(name) or self._rounds.is_confirmed(name):
+            return pb.OK
+        late = claims.pieces.version - pulled_version > self._tolerance
+        if late or (name not in self._held and claims.pieces.lacks(name)):
+            self._held.pop(name, None)
+            self._load.refused()
+            return pb.TOO_STALE
+        self._rounds.confirm(name)
+        return pb.OK
+
+    def wait(
+        self, claims: Claims, name: MinibatchName, known_round: int, num_pushing: NumPushing, timeout_s: float
+    ) -> Confirmed:
+        """PS 0, without the lock: until the round of a confirmed name is closed, by this call if need be.
+
+        Args:
+            known_round: rounds after this one are told, too.
+            num_pushing: workers that push; None: unknown.  `wake` says that it has changed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._close_if_due(claims, num_pushing)
+            with self._lock:
+                claims.check()
+                if self._rounds.is_closed(name):
+                    return Confirmed(pb.OK, False, tuple(self._rounds.told(name, known_round)))
+                if not self._rounds.is_confirmed(name):
+                    return Confirmed(pb.OK, True)
+                if self._rounds.due(num_pushing()):
+                    continue
+                if not self._closed.wait(deadline - time.monotonic()):
+                    return Confirmed(pb.OK, True)
+
+    def wake(self) -> None:
+        """Something that `wait` waits for has changed."""
+        self._closed.notify_all()
+
+    def accept_coordinator(self, incarnation: int) -> None:
+        """The partition has changed: who closes rounds now.  What is confirmed may not be held everywhere any more."""
+        self._rounds.withdraw()
+        if incarnation != self._coordinator:  # what callers have said before counts no more
+            self._coordinator, self._followed = incarnation, 0
+        self._closed.notify_all()
+
+    def follow(self, claims: Claims, rounds: pb.Rounds) -> None:
+        """Without the lock: applies what is held of rounds, but not of those that died with an earlier coordinator."""
+        with self._order:
+            with self._lock:
+                self._note_coordinator(rounds.coordinator)
+                if rounds.coordinator < self._coordinator:
+                    return
+            for one in rounds.rounds:
+                self._apply(claims, [MinibatchName(name.epoch, name.task, name.n) for name in one.names])
+                with self._lock:
+                    self._followed = max(self._followed, one.number)
+
+    def _close_if_due(self, claims: Claims, num_pushing: NumPushing) -> None:
+        with self._order:
+            with self._lock:
+                claims.wait_for(set())  # here, not later: between its choice and its claim no name may be let go
+                names = self._rounds.due(num_pushing())
+                claim = self._claim(claims, names)
+            if claim is not None:
+                claims.carry_out(claim)
+            if names:
+                with self._lock:
+                    self._rounds.close(names)
+                    self._closed.notify_all()
+
+    def _apply(self, claims: Claims, names: Sequence[MinibatchName]) -> None:
+        with self._lock:
+            claims.wait_for(set(names))
+            claim = self._claim(claims, names)
+        if claim is not None:
+            claims.carry_out(claim)
+
+    def _claim(self, claims: Claims, names: Sequence[MinibatchName]) -> Claim | None:
+        """What is held of some names, after `wait_for`; None: nothing."""
+        held = {name: self._held.pop(name) for name in names if name in self._held}
+        return claims.claim(held) if held else None
+
+    def _note_coordinator(self, incarnation: int) -> None:
+        if incarnation > self._coordinator:
+            self._coordinator, self._followed = incarnation, 0

@@ -1,0 +1,1 @@
+"""Frames of tensor calls and the sockets that carry them."""

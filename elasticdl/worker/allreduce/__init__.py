@@ -1,0 +1,1 @@
+"""A worker of an AllReduce job: its membership in groups, steps, batches and model."""

@@ -1,0 +1,293 @@
+"""Where a member's minibatches come from, and who is told of them: its own leases.
+
+The port `Supply`, and `OwnTasks`: every member brings the minibatches of the leases that the master grants to it, and
+reports them itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from elasticdl.frameworks.framework import Batch
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.world_session import WorldSession
+from elasticdl.worker.input.batch_prefetcher import Broke, Failed, Feeder, Item, Other, Over, Unreadable
+from elasticdl.worker.input.batches import NotFinite
+from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.leases import HeldLease, LeaseBook
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.task_reporting import Outcomes
+
+_log = logging.getLogger("elasticdl.worker")
+
+
+class Supply(Protocol):
+    """Called by the main thread, in the order of a step.
+
+    Attributes:
+        wish: for the next header, beside those of the loop.
+        is_over: the job is over.
+    """
+
+    wish: Wish
+    is_over: bool
+
+    def start(self) -> None: ...
+
+    def entered(self) -> None:
+        """A world has been entered: the ledger may be another one."""
+        ...
+
+    def offer(self, patience_s: float) -> list[Part]:
+        """What this member brings to the next step; waits at most that long where it has nothing."""
+        ...
+
+    def take_other(self) -> HeldLease | None:
+        """A lease that is not for training."""
+        ...
+
+    def other_is_done(self) -> None:
+        """That lease has been dealt with."""
+        ...
+
+    def agree(self, plan: StepPlan) -> bool:
+        """After the headers: whether the plan is one of a step.  May exchange more with the other members."""
+        ...
+
+    def batch(self, part: Part) -> Batch:
+        """What is behind a part of this member."""
+        ...
+
+    def leave_out(self, flaws: Mapping[int, str]) -> bool:
+        """--nan_policy skip, before the reduction: tells that own minibatches will be left out of the model.
+
+        Args:
+            flaws: what is not finite, by position among the own parts.
+
+        Returns:
+            False: it does not want to hear it.
+        """
+        ...
+
+    def settle(self, plan: StepPlan, flaws: Mapping[int, str]) -> bool:
+        """After the reduction, if minibatches of the step are not finite: whether it is applied without them.
+
+        Args:
+            flaws: of this member's own parts; maybe none.
+        """
+        ...
+
+    def reported(self, plan: StepPlan) -> Sequence[Part]:
+        """The parts of a step that this member tells the master of."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """The user's model or loss raised on the parts offered: the exception being handled."""
+        ...
+
+    def applied(self, plan: StepPlan, loss: float) -> None:
+        """The step is in the model of this process."""
+        ...
+
+    def confirmed(self, names: Iterable[MinibatchName]) -> None:
+        """Own minibatches are in the model of every member."""
+        ...
+
+
+class OwnTasks:
+    """See above."""
+
+    def __init__(
+        self,
+        link: MasterLink,
+        session: WorldSession,
+        feeder: Feeder,
+        tasks: TaskStream,
+        outcomes: Outcomes,
+        reporter: Reporter,
+        skips_not_finite: bool,
+    ) -> None:
+        """
+        Args:
+            skips_not_finite: minibatches with a NaN or an infinity are left out of the model; else they end the job.
+        """
+        self.wish = Wish.NOTHING
+        self.is_over = False
+        self._leases: LeaseBook = link.leases
+        self._link = link
+        self._session = session
+        self._feeder = feeder
+        self._tasks = tasks
+        self._outcomes = outcomes
+        self._reporter = reporter
+        self._skips_not_finite = skips_not_finite
+        self._at_hand: tuple[MinibatchName, Batch] | None = None
+        self._other: HeldLease | None = None
+        self._ends: dict[int, Batch] = {}  # of leases given whole
+        self._known: deque[tuple[int, int]] = deque()  # (lease, n): in the model already, by another member
+        self._loss: float | None = None
+        self._names: dict[MinibatchName, int] = {}  # brought by this member and not confirmed: lease
+
+    def start(self) -> None:
+        self._feeder.start()
+
+    def entered(self) -> None:
+        """What was taken for applied and is not goes through the feeder again."""
+        applied = self._session.ledger.applied
+        is_older = any(name not in applied for name in self._names)
+        for held in self._leases.held():
+            done = {n for n in held.committed if MinibatchName(held.lease.epoch, held.lease.task, n) in applied}
+            is_older = is_older or done != held.committed
+            held.committed = done
+        if is_older:
+            self._begin_again()
+        elif self._at_hand is not None and self._at_hand[0] in applied:
+            self._pass(self._at_hand[1])
+
+    def offer(self, patience_s: float) -> list[Part]:
+        while self._at_hand is None and self._other is None and not self.is_over:
+            item = self._feeder.take(patience_s)
+            if item is None:
+                break
+            self._sort(item)
+        if self._at_hand is None:
+            return []
+        name, batch = self._at_hand
+        held = self._leases.get(batch.lease)
+        if held is None:
+            self._at_hand = None
+            return []
+        held.minibatch = name.n
+        return [Part(name, batch.size)]
+
+    def take_other(self) -> HeldLease | None:
+        return self._other
+
+    def other_is_done(self) -> None:
+        self._other = None
+        self._feeder.resume()
+
+    def agree(self, plan: StepPlan) -> bool:
+        return bool(plan.all_parts)
+
+    def batch(self, part: Part) -> Batch:
+        assert self._at_hand is not None
+        assert self._at_hand[0] == part.name
+        return self._at_hand[1]
+
+    def leave_out(self, flaws: Mapping[int, str]) -> bool:
+        held, n = self._held_at_hand()
+        if held is None:
+            return False
+        what = next(iter(flaws.values()))
+        _log.warning("Minibatch %d of %s is left out of the model: %s", n, held.task_name, what)
+        if self._link.report_progress(held.id, [], None, skipped=[n], not_finite=what).accepted:
+            return True
+        self._leases.revoke((held.id,))
+        self._at_hand = None
+        return False
+
+    def settle(self, plan: StepPlan, flaws: Mapping[int, str]) -> bool:
+        if self._skips_not_finite:
+            return True
+        held, n = self._held_at_hand()
+        if flaws and held is not None:
+            self._outcomes.not_finite(held, NotFinite(n, next(iter(flaws.values()))))
+            self._at_hand = None
+        return False
+
+    def reported(self, plan: StepPlan) -> Sequence[Part]:
+        return plan.own
+
+    def fail(self, error: Exception) -> None:
+        held, _ = self._held_at_hand()
+        self._at_hand = None
+        if held is not None:
+            self._forget(held.id)
+            self._outcomes.user_code_failed(held, error)
+
+    def applied(self, plan: StepPlan, loss: float) -> None:
+        self._loss = loss if plan.num_records else self._loss
+        if self._at_hand is None:
+            return
+        name, batch = self._at_hand
+        if name not in self._session.ledger.applied:
+            return
+        if any(part.name == name for part in plan.own):
+            self._names[name] = batch.lease
+            self._at_hand = None
+        else:
+            self._pass(batch)
+
+    def confirmed(self, names: Iterable[MinibatchName]) -> None:
+        for name in names:
+            lease = self._names.pop(name, None)
+            if lease is not None:
+                self._reporter.committed(lease, name.n, self._loss)
+        while self._known:
+            self._reporter.committed(*self._known.popleft(), None)
+        for lease, end in list(self._ends.items()):
+            held = self._leases.get(lease)
+            if held is None:
+                del self._ends[lease]
+            elif len(held.committed) >= end.n:
+                del self._ends[lease]
+                self._reporter.finished(lease, end.n, end.surplus)
+
+    def _begin_again(self) -> None:
+        open_leases = [held for held in self._leases.held() if held is not self._other]
+        _log.info("The model is an older one: tasks at hand are gone through again")
+        self._at_hand = None
+        self._ends.clear()
+        self._known.clear()
+        self._names.clear()
+        self._feeder.restart([held for held in open_leases if held.lease.type == pb.TRAINING])
+
+    def _sort(self, item: Item) -> None:
+        match item:
+            case Batch(end=True):
+                self._ends[item.lease] = item
+            case Batch():
+                held = self._leases.get(item.lease)
+                if held is None:
+                    return  # the lease is lost
+                name = MinibatchName(held.lease.epoch, held.lease.task, item.n)
+                if name in self._session.ledger.applied:
+                    self._pass(item)
+                else:
+                    self._at_hand = name, item
+            case Other(held=other):
+                self._other = other
+            case Failed(error=error):
+                self._forget(error.lease)
+                self._outcomes.feed_failed(error, self._tasks)
+                self._feeder.resume()
+            case Unreadable(held=unread, error=cause):
+                self._forget(unread.id)
+                self._outcomes.unreadable(unread, cause)
+            case Over():
+                self.is_over = True
+            case Broke(error=end):
+                raise end
+
+    def _pass(self, batch: Batch) -> None:
+        """Another member has brought it into the model: that is told once all are known to hold it."""
+        self._at_hand = None
+        self._known.append((batch.lease, batch.n))
+
+    def _forget(self, lease: int) -> None:
+        """The task has failed: what the model holds of it is told by the next holder of its lease."""
+        self._ends.pop(lease, None)
+        self._names = {name: held for name, held in self._names.items() if held != lease}
+
+    def _held_at_hand(self) -> tuple[HeldLease | None, int]:
+        if self._at_hand is None:
+            return None, 0
+        name, batch = self._at_hand
+        return self._leases.get(batch.lease), name.n

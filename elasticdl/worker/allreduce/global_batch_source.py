@@ -1,0 +1,419 @@
+"""--fixed_global_batch: step s is always minibatches sG … (s+1)G-1 of the epoch's order, whoever computes them.
+
+The master grants the training leases to rank 0 alone, in that order.  Rank 0 shares their descriptions, so that every
+member has the same queue, and cuts its own contiguous piece out of every step.  Rank 0 reports for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from elasticdl.frameworks.framework import NO_SURPLUS, Batch, Surplus
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.shared_positions import Failure, Position
+from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.world_session import WorldSession
+from elasticdl.worker.input.batch_prefetcher import Broke, Failed, Feeder, Item, Other, Over, Unreadable
+from elasticdl.worker.input.batches import NotFinite
+from elasticdl.worker.input.lease_prefetcher import Drawer
+from elasticdl.worker.input.local_leases import LocalLeases
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.ledger import UNKNOWN
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.task_reporting import Outcomes, said_of
+
+_log = logging.getLogger("elasticdl.worker")
+_INPUT_S = 0.1  # a minibatch that is not begun yet is waited for
+
+
+class SharedTasks:
+    """See `Supply`."""
+
+    def __init__(
+        self,
+        link: MasterLink,
+        session: WorldSession,
+        drawer: Drawer,
+        leases: LocalLeases,
+        feeder: Feeder,
+        outcomes: Outcomes,
+        reporter: Reporter,
+        minibatch_size: int,
+        num_per_step: int,
+        num_per_epoch: int,
+        skips_not_finite: bool,
+    ) -> None:
+        """
+        Args:
+            leases: what the feeder draws from.
+            num_per_step: minibatches of a step.
+            num_per_epoch: minibatches of an epoch; 0: not known.
+            skips_not_finite: see `OwnTasks`.
+        """
+        self.wish = Wish.NOTHING
+        self.is_over = False
+        self._link = link
+        self._session = session
+        self._drawer = drawer
+        self._local = leases
+        self._feeder = feeder
+        self._outcomes = outcomes
+        self._reporter = reporter
+        self._minibatch_size = minibatch_size
+        self._num_per_step = num_per_step
+        self._num_per_epoch = num_per_epoch
+        self._skips_not_finite = skips_not_finite
+        self._queue: deque[Position] = deque()  # in order; each once, none of which the model holds
+        self._closed_epoch = -1  # no more minibatches of it will come
+        self._fed: set[int] = set()  # leases given to the feeder
+        self._ended: dict[int, Batch] = {}  # leases given whole by the feeder: their ends
+        self._made_by = ""  # operations of `feed` that make other numbers of samples than of records, once known
+        self._batches: dict[MinibatchName, Batch] = {}  # own ones of the next step
+        self._others: deque[HeldLease] = deque()
+        self._to_share: list[pb.Lease] = []
+        self._closes = -1
+        self._newest = 0  # of the leases for training that were drawn
+        self._failure: Failure | None = None
+        self._loss: float | None = None
+        self._offered: Sequence[Position] = ()
+
+    def start(self) -> None:
+        self._drawer.start()
+        self._feeder.start()
+
+    def entered(self) -> None:
+        """The queue begins anew with what rank 0 holds."""
+        self._session.most_parts = -(-self._num_per_step // self._session.size)
+        self._queue.clear()
+        self._batches.clear()
+        self._closed_epoch = self._closes = -1
+        self._restart_feeder()
+        self._to_share = []
+        for held in self._link.leases.held():
+            if held.lease.type == pb.TRAINING:
+                self._take_over(held)
+
+    def offer(self, patience_s: float) -> list[Part]:
+        self._draw(0.0)
+        own = self._own()
+        if not own:
+            self._draw(patience_s)
+            own = self._own()
+        self._say()
+        self._offered = own
+        if self._is_failing:
+            return []  # that is told first
+        parts = []
+        for position in own:
+            size = self._size(position)
+            if size is None:
+                return []
+            parts.append(Part(position.name, size))
+        self._show_position(parts)
+        return parts
+
+    def take_other(self) -> HeldLease | None:
+        return self._others[0] if self._others else None
+
+    def other_is_done(self) -> None:
+        self._others.popleft()
+
+    def agree(self, plan: StepPlan) -> bool:
+        step = [position.name for position in self._next()]
+        if plan.wishes & Wish.SHARING:
+            self._unpack(self._session.share(self._packed() if self._session.rank == 0 else None))
+        if plan.wishes & Wish.FAILED:
+            self._share_failure(plan.first_with(Wish.FAILED))
+            return False
+        return bool(step) and {part.name for part in plan.all_parts} == set(step)
+
+    def batch(self, part: Part) -> Batch:
+        return self._batches[part.name]
+
+    def leave_out(self, flaws: Mapping[int, str]) -> bool:
+        return True  # rank 0 tells of it, in `settle`
+
+    def settle(self, plan: StepPlan, flaws: Mapping[int, str]) -> bool:
+        """All tell what is not finite, and rank 0 the master, before anybody applies the step."""
+        marks = np.zeros(self._session.most_parts, np.int64)
+        marks[list(flaws)] = 1
+        gathered = self._session.gather(marks)
+        first = int(np.flatnonzero(gathered.any(axis=1))[0])
+        is_first = self._session.rank == first
+        what = self._session.share(next(iter(flaws.values())).encode() if is_first else None, first).decode()
+        flawed = [plan.parts[rank][k] for rank, row in enumerate(gathered) for k in np.flatnonzero(row)]
+        is_told = self._tell(flawed, what) if self._session.rank == 0 else None
+        answer = self._session.share(bytes([is_told]) if is_told is not None else None)
+        return self._skips_not_finite and answer == b"\x01"
+
+    def reported(self, plan: StepPlan) -> Sequence[Part]:
+        return plan.all_parts if self._session.rank == 0 else ()
+
+    def fail(self, error: Exception) -> None:
+        first = self._offered[0].name
+        self._failure = Failure(first.epoch, first.task, first.n, *said_of(error, None))
+
+    def applied(self, plan: StepPlan, loss: float) -> None:
+        self._loss = loss if plan.num_records else self._loss
+        applied = self._session.ledger.applied
+        while self._queue and self._queue[0].name in applied:
+            done = self._queue.popleft().lease
+            if not self._queue or self._queue[0].lease != done:
+                self._local.leases.remove(done)
+                self._fed.discard(done)
+                self._ended.pop(done, None)
+        self._batches.clear()
+        self._feed()
+
+    def confirmed(self, names: Iterable[MinibatchName]) -> None:
+        by_task: dict[tuple[int, int], list[int]] = {}
+        for name in names:
+            by_task.setdefault((name.epoch, name.task), []).append(name.n)
+        for held in self._link.leases.held():
+            done = by_task.get((held.lease.epoch, held.lease.task))
+            if done and held.lease.type == pb.TRAINING:
+                self._report(held, done, self._loss)
+
+    # Leases ---------------------------------------------------------------------------------------------------------
+
+    def _draw(self, timeout_s: float) -> None:
+        for held in self._drawer.take(timeout_s):
+            if held is None:
+                self.is_over = True
+            elif held.lease.type != pb.TRAINING or held.lease.merged:
+                self._others.append(held)
+            elif held.id > self._newest:  # else it was there when the world was entered
+                self._take_over(held)
+
+    def _take_over(self, held: HeldLease) -> None:
+        """A lease for training: what the model holds of it is told to the master, the rest is for the world."""
+        self._newest = max(self._newest, held.id)
+        applied = self._session.ledger.applied
+        done = [name.n for name in self._names(held.lease) if name in applied]
+        held.committed = set(done)
+        self._to_share.append(held.lease)
+        self._report(held, done, None)
+
+    def _say(self) -> None:
+        """What rank 0 wants to tell, and who has failed."""
+        self.wish = Wish.NOTHING
+        if self._session.rank == 0:
+            epoch = self._queue[0].name.epoch if self._queue else -1
+            if epoch >= 0 and epoch > self._closed_epoch and not self._to_share and self._is_last(epoch):
+                self._closes = epoch
+            if self._to_share or self._closes > self._closed_epoch:
+                self.wish |= Wish.SHARING
+        if self._is_failing:
+            self.wish |= Wish.FAILED
+
+    @property
+    def _is_failing(self) -> bool:
+        """User code has raised here on a task of the queue; one that is not in it must wait until it comes again."""
+        failure = self._failure
+        return failure is not None and any(failure.is_of(position.name) for position in self._queue)
+
+    def _is_last(self, epoch: int) -> bool:
+        """Whether the queue holds all that is left of an epoch: by the plan, or by what the master says."""
+        waiting = {position.name for position in self._queue if position.name.epoch == epoch}
+        if len(waiting) >= self._num_per_step:
+            return False  # of no matter yet
+        if self._num_per_epoch:
+            applied = self._session.ledger.applied.to_message()
+            done = sum(task.watermark + len(task.extras) for task in applied.tasks if task.epoch == epoch)
+            if done + len(waiting) >= self._num_per_epoch:
+                return True
+        return self._link.has_rest_of(epoch, self._newest)
+
+    def _packed(self) -> bytes:
+        leases, self._to_share = self._to_share, []
+        messages = [lease.SerializeToString() for lease in leases]
+        head = json.dumps({"closes": self._closes, "sizes": [len(message) for message in messages]}).encode()
+        return len(head).to_bytes(4, "little") + head + b"".join(messages)
+
+    def _unpack(self, data: bytes) -> None:
+        start = 4 + int.from_bytes(data[:4], "little")
+        head: dict[str, Any] = json.loads(data[4:start])
+        self._closed_epoch = max(self._closed_epoch, head["closes"])
+        applied, queued = self._session.ledger.applied, {position.name for position in self._queue}
+        for size in head["sizes"]:
+            lease = pb.Lease.FromString(data[start : start + size])
+            start += size
+            # Rank 0 may hold an earlier lease on the task, too, and not have heard yet that it was taken back.
+            names = [name for name in self._names(lease) if name not in applied and name not in queued]
+            if names:
+                self._local.leases.add(lease)
+                self._queue.extend(Position(name, lease.id) for name in names)
+                queued.update(names)
+        self._feed()
+
+    def _names(self, lease: pb.Lease) -> list[MinibatchName]:
+        count = -(-_num_records(lease) // self._minibatch_size)
+        return [MinibatchName(lease.epoch, lease.task, n) for n in range(count)]
+
+    def _show_position(self, parts: Sequence[Part]) -> None:
+        """For heartbeats: the minibatch that rank 0's leases have come to."""
+        for part in parts:
+            for held in self._link.leases.held():
+                if (held.lease.epoch, held.lease.task) == (part.name.epoch, part.name.task):
+                    held.minibatch = part.name.n
+
+    def _report(self, held: HeldLease, done: Sequence[int], loss: float | None) -> None:
+        for n in done:
+            self._reporter.committed(held.id, n, loss)
+        length = len(self._names(held.lease))
+        if len(held.committed) >= length:
+            self._reporter.finished(held.id, length, self._surplus(held.lease))
+
+    def _surplus(self, lease: pb.Lease) -> Surplus:
+        """Of a task that the model holds whole, by what the ledger says of it."""
+        num_samples = self._session.ledger.num_samples.get((lease.epoch, lease.task), 0)
+        count = num_samples - _num_records(lease)
+        return NO_SURPLUS if num_samples == UNKNOWN or not count else Surplus(count, self._made_by)
+
+    def _tell(self, flawed: Sequence[Part], what: str) -> bool:
+        """Rank 0: tells the master what is not finite; whether it takes it."""
+        by_task = {(one.lease.epoch, one.lease.task): one for one in self._link.leases.held()}
+        is_told = True
+        for part in flawed:
+            held = by_task.get((part.name.epoch, part.name.task))
+            if held is None:
+                return False
+            n = part.name.n
+            if self._skips_not_finite:
+                _log.warning("Minibatch %d of %s is left out of the model: %s", n, held.task_name, what)
+                told = self._link.report_progress(held.id, [], None, skipped=[n], not_finite=what)
+                is_told = is_told and told.accepted
+            else:
+                self._outcomes.not_finite(held, NotFinite(n, what))
+        return is_told
+
+    def _share_failure(self, rank: int) -> None:
+        """All hear of a failure, the task leaves the queue, and rank 0 tells the master."""
+        own = self._failure if self._session.rank == rank else None
+        data = json.dumps(dataclasses.asdict(own)).encode() if own is not None else None
+        failure = Failure(**json.loads(self._session.share(data, rank)))
+        if self._failure is not None and failure.is_of(self._failure):  # several may meet with it at once
+            self._failure = None
+        self._queue = deque(position for position in self._queue if not failure.is_of(position.name))
+        self._batches.clear()  # the members' pieces are other ones now
+        kept = [held.lease for held in self._local.leases.held() if not failure.is_of(held.lease)]
+        self._restart_feeder()
+        for lease in kept:
+            self._local.leases.add(lease)
+        self._feed()
+        if self._session.rank == 0:
+            self._tell_failure(failure)
+
+    def _tell_failure(self, failure: Failure) -> None:
+        for held in self._link.leases.held():
+            if failure.is_of(held.lease):
+                _log.error("%s", failure.details or failure.error)
+                self._reporter.drain()
+                self._link.fail(held.id, failure.n, failure.error, failure.details, list(failure.bad_records))
+                self._link.leases.remove(held.id)
+
+    def _restart_feeder(self) -> None:
+        self._local.take_all_back()
+        self._feeder.restart(())
+        self._fed.clear()
+        self._ended.clear()
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    def _steps(self) -> Iterator[list[Position]]:
+        """The steps that the queue holds whole, in order."""
+        step: list[Position] = []
+        for position in self._queue:
+            if step and step[0].name.epoch != position.name.epoch:
+                yield step
+                step = []
+            step.append(position)
+            if len(step) == self._num_per_step:
+                yield step
+                step = []
+        if step and step[0].name.epoch <= self._closed_epoch:
+            yield step
+
+    def _next(self) -> list[Position]:
+        return next(self._steps(), [])
+
+    def _piece(self, step: Sequence[Position]) -> Sequence[Position]:
+        """This member's of a step."""
+        rank, size = self._session.rank, self._session.size
+        return step[rank * len(step) // size : (rank + 1) * len(step) // size]
+
+    def _own(self) -> Sequence[Position]:
+        return self._piece(self._next())
+
+    def _feed(self) -> None:
+        """Leases of which this member has a piece go to its input pipeline."""
+        for step in self._steps():
+            for position in self._piece(step):
+                held = self._local.leases.get(position.lease)
+                if position.lease not in self._fed and held is not None:
+                    self._fed.add(position.lease)
+                    self._local.give(held)
+
+    def _size(self, wanted: Position) -> int | None:
+        """Samples of an own minibatch, once it is there; None: not yet, or user code raised."""
+        held = self._local.leases.get(wanted.lease)
+        is_last = held is not None and wanted.name == self._names(held.lease)[-1]
+        while wanted.lease not in self._ended and (is_last or wanted.name not in self._batches):
+            item = self._feeder.take(_INPUT_S) if not self._is_failing else None
+            if item is None or not self._sort(item):
+                return None
+        if held is not None and is_last and self._ended[wanted.lease].n > wanted.name.n + 1:
+            self._failure = self._too_many(held.lease, self._ended[wanted.lease])
+            return None
+        batch = self._batches.get(wanted.name)
+        return 0 if batch is None else batch.size  # none: the user's `filter` has taken all of its records away
+
+    def _too_many(self, lease: pb.Lease, end: Batch) -> Failure:
+        """With a fixed plan of steps there is no place for minibatches beyond it."""
+        names = self._names(lease)
+        what = f"{end.surplus.explained(_num_records(lease))}: {end.n} minibatches instead of {len(names)}"
+        advice = "--fixed_global_batch plans its steps by records: make no more samples than records, or leave it out"
+        return Failure(lease.epoch, lease.task, len(names), f"{what}. {advice}.", "")
+
+    def _sort(self, item: Item) -> bool:
+        match item:
+            case Batch(end=True):
+                if item.lease in self._fed:
+                    self._ended[item.lease] = item
+                    self._made_by = item.surplus.made_by or self._made_by
+            case Batch():
+                held = self._local.leases.get(item.lease)
+                if held is not None:
+                    name = MinibatchName(held.lease.epoch, held.lease.task, item.n)
+                    if any(position.name == name for position in self._own()):
+                        self._batches[name] = item
+            case Failed(error=error):
+                failed = next((p.name for p in self._queue if p.lease == error.lease), None)
+                if failed is None:
+                    self._feeder.resume()  # of a task that has failed already
+                    return True
+                self._failure = Failure(
+                    failed.epoch, failed.task, error.n, str(error), error.details, error.bad_records
+                )
+                return False
+            case Unreadable(held=held, error=cause):
+                self._failure = Failure(held.lease.epoch, held.lease.task, 0, str(cause), "")
+                return False
+            case Broke(error=end):
+                raise end
+            case Other() | Over():
+                raise AssertionError("the feeder draws from shared leases alone")
+        return True
+
+
+def _num_records(lease: pb.Lease) -> int:
+    return lease.shard.end - lease.shard.start - len(lease.excluded)

@@ -1,0 +1,277 @@
+"""AllReduceStrategy: all workers make every step together, in a world that changes while they live.
+
+The loop of one member: headers, gradients, reduction, update; evaluation between steps; and what comes before and after
+worlds.  It never waits for a lease while others wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import grpc
+
+from elasticdl.collective import Reduction
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, LocalGradient, Mode, Share
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.allreduce.batch_source import Supply
+from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
+from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
+from elasticdl.worker.input.batches import TaskBatches
+from elasticdl.worker.input.quarantine import Quarantine, inspected
+from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.seeds import derive_seed
+from elasticdl.worker.task_reporting import Outcomes
+from elasticdl.worker.termination import Termination
+from elasticdl_client.errors import ElasticDLError
+
+_log = logging.getLogger("elasticdl.worker")
+_PATIENCE_S = 0.1  # where nobody has work: between two looks
+_LAST_REPORTS_S = 1.0
+
+
+class AllReduceLoop:
+    """Everything an AllReduce worker does once its model is compiled."""
+
+    def __init__(
+        self,
+        link: MasterLink,
+        session: WorldSession,
+        supply: Supply,
+        evaluations: TaskStream,
+        framework: Framework,
+        model: OwnModel,
+        checkpoints: CheckpointWriter,
+        outcomes: Outcomes,
+        reporter: Reporter,
+        clock: ActivityClock,
+        termination: Termination,
+        seed: int,
+        minibatch_size: int,
+        skips_not_finite: bool,
+        quarantine: Quarantine,
+    ) -> None:
+        """
+        Args:
+            evaluations: of evaluation tasks alone.
+            seed: the job's.
+            skips_not_finite: minibatches with a NaN or an infinity are left out of the model; else they end the job.
+            quarantine: of evaluation tasks.
+        """
+        self._link = link
+        self._session = session
+        self._supply = supply
+        self._evaluations = evaluations
+        self._framework = framework
+        self._model = model
+        self._checkpoints = checkpoints
+        self._outcomes = outcomes
+        self._reporter = reporter
+        self._clock = clock
+        self._termination = termination
+        self._seed = seed
+        self._minibatch_size = minibatch_size
+        self._skips_not_finite = skips_not_finite
+        self._quarantine = quarantine
+        self._is_idle = False  # nobody had work in the last round
+        self._is_last = False  # nobody goes on after this member
+
+    def run(self) -> None:
+        """Returns when the master says that the job is over."""
+        self._clock.switch(Activity.COMPUTE)
+        self._session.start()
+        self._supply.start()
+        while not self._supply.is_over and self._enter():
+            try:
+                with self._termination.unbroken():
+                    self._live()
+            except WorldEnded as ended:
+                _log.debug("Left the world: %s", ended)
+        self._session.leave()
+        self._reporter.drain()
+        self._save_last()
+
+    def leave(self, is_idle: bool) -> None:
+        """After SIGTERM, in another thread: what is done is told first and saved last.
+
+        Args:
+            is_idle: no step is being made, so the model is whole.
+        """
+        self._reporter.drain(_LAST_REPORTS_S)
+        self._link.say_farewell()
+        if is_idle and self._is_last:
+            self._save_last()
+
+    # -- worlds
+
+    def _enter(self) -> bool:
+        with self._clock.during(Activity.JOIN):
+            if not self._session.enter():
+                return False
+        self._is_idle = False
+        self._is_last = self._session.size == 1
+        self._supply.confirmed(self._session.take_confirmed())
+        self._supply.entered()
+        self._checkpoints.begin(self._session.ledger)
+        return True
+
+    def _live(self) -> None:
+        """Rounds, until the world ends (`WorldEnded`) or the job is over."""
+        while not self._supply.is_over:
+            self._round()
+
+    def _round(self) -> None:
+        is_leaving = self._termination.is_asked
+        parts = [] if is_leaving else self._take_parts()
+        wishes = self._supply.wish
+        other = self._supply.take_other()
+        if other is not None and other.lease.type == pb.EVALUATION:
+            wishes |= Wish.EVALUATION
+        if is_leaving:
+            wishes |= Wish.LEAVING
+        with self._clock.during(Activity.WORLD):
+            plan = self._session.plan_step(parts, wishes)
+        self._supply.confirmed(self._session.take_confirmed())
+        is_step = self._supply.agree(plan)
+        self._is_idle = not is_step
+        if plan.wishes & Wish.EVALUATION:
+            self._evaluate()
+        elif is_step:
+            self._step(plan)
+
+    def _take_parts(self) -> list[Part]:
+        with self._clock.during(Activity.INPUT if not self._is_idle else Activity.IDLE):
+            parts = self._supply.offer(_PATIENCE_S if self._is_idle else 0.0)
+        other = self._supply.take_other()
+        if other is not None and other.lease.type != pb.EVALUATION:
+            self._do_alone(other)
+        return parts
+
+    # -- a step
+
+    def _step(self, plan: StepPlan) -> None:
+        gradient = self._reduced(plan)
+        loss, weight, num_flawed = (float(number) for number in gradient.told())
+        if num_flawed and not self._supply.settle(plan, gradient.not_finite):
+            return
+        if weight > 0:
+            if num_flawed:
+                gradient.rescale = 1.0 / weight
+                loss /= weight
+            self._apply(plan, gradient)
+        self._session.commit(plan, self._supply.reported(plan))
+        self._supply.applied(plan, loss)
+        _log.debug("Step %d: loss %.9g", self._session.ledger.steps, loss)
+        if self._session.rank == 0:
+            with self._clock.during(Activity.CHECKPOINT):
+                self._checkpoints.save_if_due(self._session.ledger)
+
+    def _reduced(self, plan: StepPlan) -> LocalGradient:
+        reductions: list[Reduction] = []
+        try:
+            present = [k for k, part in enumerate(plan.own) if part.num_records]  # the user's `filter` may empty some
+            shares = [self._share(plan, plan.own[k]) for k in present]
+            with self._clock.during(Activity.COMPUTE):
+                gradient = self._framework.local_gradient(
+                    shares, lambda buffer: reductions.append(self._session.begin_reduce(buffer))
+                )
+            gradient.not_finite = {present[k]: what for k, what in gradient.not_finite.items()}
+        except (WorldEnded, ElasticDLError, grpc.RpcError):
+            raise
+        except Exception as error:
+            # The others wait for this member's sum: they lose the step, too.
+            ended = self._session.abandon("user code raised")
+            self._supply.fail(error)
+            raise ended from error
+        is_told = not (gradient.not_finite and self._skips_not_finite) or self._supply.leave_out(gradient.not_finite)
+        if not is_told:
+            raise self._session.abandon("a minibatch that is not finite cannot be left out")
+        with self._clock.during(Activity.WORLD):
+            reductions.append(self._session.begin_reduce(gradient.buffers[-1]))
+            self._session.finish_reduce(reductions)
+        return gradient
+
+    def _share(self, plan: StepPlan, part: Part) -> Share:
+        name = part.name
+        seed = derive_seed(self._seed, name.epoch, name.task, name.n)
+        return Share(self._supply.batch(part), seed, plan.scale(part))
+
+    def _apply(self, plan: StepPlan, gradient: LocalGradient) -> None:
+        epoch = min(part.name.epoch for part in plan.all_parts)
+        try:
+            with self._clock.during(Activity.COMPUTE):
+                rate = self._framework.learning_rate(epoch, self._session.ledger.num_records // self._minibatch_size)
+                self._framework.apply_gradient(gradient, rate)
+        except Exception as error:
+            ended = self._session.abandon("user code raised in the update of the model", is_model_whole=False)
+            self._supply.fail(error)
+            raise ended from error
+
+    # -- between steps
+
+    def _evaluate(self) -> None:
+        """Works evaluation tasks off until there is none: its own, and whatever the master still has."""
+        other = self._supply.take_other()
+        if other is not None:
+            self._evaluations.reopen([other])
+            self._supply.other_is_done()
+        while not self._termination.is_asked:
+            held = self._evaluations.peek_at_once(pb.EVALUATION)
+            if held is None:
+                return
+            if held.lease.merged:
+                self._outcomes.merge(held, self._evaluations)
+            else:
+                self._evaluate_tasks()
+
+    def _evaluate_tasks(self) -> None:
+        """Consecutive tasks through one run of the input pipeline."""
+        records = self._evaluations.records(pb.EVALUATION, may_wait=lambda: False)
+        batches = inspected(self._framework, Mode.EVALUATION, records, self._quarantine)
+        try:
+            for held, taken in TaskBatches.by_task(batches, self._link.leases, self._clock):
+                self._evaluate_task(held, taken)
+        except FeedError as error:
+            self._outcomes.feed_failed(error, self._evaluations)
+
+    def _evaluate_task(self, held: HeldLease, batches: TaskBatches) -> None:
+        try:
+            self._outcomes.evaluate(held, self._model.values(held), batches, self._evaluations)
+        except (FeedError, ElasticDLError, grpc.RpcError):
+            raise
+        except Exception as error:  # noqa: BLE001  the user's model and metrics run in here
+            self._outcomes.user_code_failed(held, error)
+        self._evaluations.close(held)
+
+    def _do_alone(self, held: HeldLease) -> None:
+        """TRAIN_END or CALLBACK, while the others wait for this member's header."""
+        if held.lease.type == pb.CALLBACK:
+            self._outcomes.occasion(held)
+        else:
+            self._save_last()
+            self._outcomes.end_training(held)
+        self._supply.other_is_done()
+
+    def _save_last(self) -> None:
+        if self._session.rank == 0:
+            with self._clock.during(Activity.CHECKPOINT):
+                self._checkpoints.save_last(self._session.ledger)
+
+
+def compile_on(framework: Framework, model: OwnModel, samples: Sequence[Batch], seed: int) -> None:
+    """Makes steps on samples, so that their functions are compiled, and forgets what they did.
+
+    User code that raises here is heard of again where its task can be told.
+    """
+    try:
+        for batch in samples:
+            gradient = framework.local_gradient([Share(batch, seed, 1.0)], lambda buffer: None)
+            framework.apply_gradient(gradient, framework.learning_rate(0, 0))
+    except Exception as error:  # noqa: BLE001  see above
+        _log.info("The step could not be compiled on a sample: %s: %s", type(error).__name__, error)
+    model.reset()

@@ -1,0 +1,165 @@
+"""The model in an AllReduce worker's own process: how it is taken over, started over, and written down by rank 0."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy.typing as npt
+
+from elasticdl.frameworks.framework import Framework, TableRows
+from elasticdl.ps.applied import AppliedSet
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.checkpoint import AppliedRow, Arrays, Checkpoint, StateCheckpoints
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.ledger import Ledger, Restored
+from elasticdl.worker.strategy import Values
+from elasticdl_client.errors import CheckpointError
+
+_log = logging.getLogger("elasticdl.worker")
+_CHECKPOINT_PERIOD_S = 60.0
+
+
+class OwnModel:
+    """See `ModelState`; and the model as evaluation and export read it (see `Strategy`)."""
+
+    def __init__(self, framework: Framework, checkpoints: StateCheckpoints, init_from: str) -> None:
+        """
+        Args:
+            init_from: --checkpoint_dir_for_init.
+        """
+        self._framework = framework
+        self._checkpoints = checkpoints
+        self._init_from = init_from
+        self.begin()
+
+    def begin(self) -> None:
+        """What the model holds now are its initial values."""
+        self._initial = self._framework.state()
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return self._framework.state()
+
+    def load(self, arrays: Arrays) -> None:
+        self._framework.load_state(arrays)
+
+    def reset(self) -> None:
+        """Initial values."""
+        self._framework.load_state(self._initial)
+
+    def start_over(self) -> Restored:
+        """See `ModelState`.
+
+        Raises:
+            CheckpointError: a checkpoint is there that does not fit this job.
+        """
+        found = self._checkpoints.newest()
+        if found is not None:
+            self._load_from(found, "--checkpoint_dir")
+            applied = _applied_set(found.applied, found.counts["num_applies"])
+            ledger = Ledger.of(applied, found.counts["steps"], found.counts["num_records"])
+        elif self._init_from:
+            found = self._checkpoints.initial(self._init_from)
+            self._load_from(found, "--checkpoint_dir_for_init")
+            ledger = Ledger(AppliedSet(), found.counts["steps"], found.counts["num_records"])
+        else:
+            self.reset()
+            return Restored(Ledger())
+        _log.info("Restored the model at step %d from %s", ledger.steps, found.directory)
+        return Restored(ledger, str(found.directory))
+
+    def _load_from(self, found: Checkpoint, flag: str) -> None:
+        try:
+            self._framework.load_state(found.arrays)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"The checkpoint in {found.directory} cannot be loaded. {error.what}",
+                f"Use the module that the checkpoint was written with, or another {flag}.",
+            ) from None
+
+    def values(self, held: HeldLease) -> Values:
+        return Values(None, lambda batch: {})
+
+    def tables(self, held: HeldLease) -> list[TableRows]:
+        return []
+
+
+class CheckpointWriter:
+    """Writes checkpoints of the model as it is between two steps, in the background."""
+
+    def __init__(self, model: OwnModel, checkpoints: StateCheckpoints, every: int) -> None:
+        """
+        Args:
+            every: minibatches between two checkpoints; 0: one a minute.
+        """
+        self._model = model
+        self._checkpoints = checkpoints
+        self._every = every
+        self._saved_at = (0, time.monotonic())
+        self._has_begun = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self, ledger: Ledger) -> None:
+        """A world begins with this ledger.  What earlier worlds have not written stays to be written."""
+        number = ledger.applied.num_names
+        if not self._has_begun:
+            self._has_begun, self._saved_at = True, (number, time.monotonic())
+        self._saved_at = (min(number, self._saved_at[0]), self._saved_at[1])
+
+    def save_if_due(self, ledger: Ledger) -> None:
+        """Between two steps; one at a time is written."""
+        if not self._checkpoints.is_wanted or (self._thread is not None and self._thread.is_alive()):
+            return
+        number, moment = self._saved_at
+        if self._every:
+            is_due = ledger.applied.num_names - number >= self._every
+        else:
+            is_due = time.monotonic() - moment >= _CHECKPOINT_PERIOD_S
+        if self._checkpoints.take_request() or is_due:
+            self._start(ledger)
+
+    def save_last(self, ledger: Ledger) -> None:
+        """What is not written yet; returns when it is."""
+        self.wait()
+        if self._checkpoints.is_wanted and ledger.applied.num_names > self._saved_at[0]:
+            self._start(ledger)
+            self.wait()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self, ledger: Ledger) -> None:
+        self._saved_at = (ledger.applied.num_names, time.monotonic())
+        arguments = (self._model.arrays(), ledger.copy())
+        self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _save(self, arrays: Arrays, ledger: Ledger) -> None:
+        number = ledger.applied.num_names
+        rows: list[AppliedRow] = [
+            (task.epoch, task.task, list(task.extras), task.watermark, task.num_samples)
+            for task in ledger.to_message().tasks
+        ]
+        counts = {
+            "steps": ledger.steps,
+            "num_records": ledger.num_records,
+            "num_applies": ledger.applied.num_applies,
+        }
+        try:
+            self._checkpoints.save(number, arrays, rows, counts)
+        except OSError as error:
+            place = self._checkpoints.place
+            _log.error("Checkpoint at step %d in %s failed: %s; training goes on", ledger.steps, place, error)
+        else:
+            _log.info("Checkpoint of %d minibatches written", number)
+
+
+def _applied_set(rows: list[AppliedRow], num_applies: int) -> pb.AppliedSet:
+    tasks = [
+        pb.AppliedTask(epoch=e, task=t, watermark=watermark, extras=extras, num_samples=num_samples)
+        for e, t, extras, watermark, num_samples in rows
+    ]
+    return pb.AppliedSet(tasks=tasks, num_applies=num_applies)

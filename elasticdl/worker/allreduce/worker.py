@@ -1,0 +1,130 @@
+"""Puts the parts of an AllReduce worker together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from elasticdl.collective import ElasticGroup
+from elasticdl.data.reader import Shard
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, TaskRecords
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.addresses import own_host
+from elasticdl.rpc.job_secret import read_token
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.allreduce.batch_source import OwnTasks, Supply
+from elasticdl.worker.allreduce.global_batch_source import SharedTasks
+from elasticdl.worker.allreduce.loop import AllReduceLoop, compile_on
+from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
+from elasticdl.worker.allreduce.world_session import WorldSession
+from elasticdl.worker.checkpoint import StateCheckpoints
+from elasticdl.worker.export.exporter import Exporter
+from elasticdl.worker.factories import Readers
+from elasticdl.worker.input.batch_prefetcher import Feeder, InterruptibleLeases
+from elasticdl.worker.input.lease_prefetcher import Drawer
+from elasticdl.worker.input.local_leases import LocalLeases
+from elasticdl.worker.input.quarantine import Quarantine
+from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.leases import LeaseLink
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.seeds import derive_seed
+from elasticdl.worker.task_reporting import Outcomes
+from elasticdl.worker.termination import Termination
+from elasticdl_client.choices import NanPolicy
+from elasticdl_client.errors import DataError
+from elasticdl_client.job_spec import JobSpec
+
+_log = logging.getLogger("elasticdl.worker")
+_STATE_FILE = "model.npz"
+
+
+def make_all_reduce_loop(
+    link: MasterLink,
+    framework: Framework,
+    readers: Readers,
+    spec: JobSpec,
+    clock: ActivityClock,
+    termination: Termination,
+    master_address: str,
+) -> AllReduceLoop:
+    """The loop of a worker whose model is compiled; the master knows what it defines."""
+    checkpoints = StateCheckpoints.of_module(spec, _STATE_FILE)
+    link.on_checkpoint_request(checkpoints.request)
+    model = OwnModel(framework, checkpoints, spec.checkpoint_dir_for_init)
+    with clock.during(Activity.COMPILE):
+        compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
+    group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
+    session = WorldSession(link, group, model, spec.collective_timeout)
+    reporter = Reporter(link, spec.log_loss_steps)
+    outcomes = Outcomes(link, framework, reporter, Exporter(framework, model, link, spec), clock)
+    writer = CheckpointWriter(model, checkpoints, spec.checkpoint_steps)
+
+    def stream(requests: LeaseLink) -> TaskStream:
+        return TaskStream(requests, readers.of, lambda held: None, spec.seed, spec.shuffle, clock)
+
+    skips = spec.nan_policy is NanPolicy.SKIP
+    supply = _supply(link, session, stream, framework, outcomes, reporter, spec, skips)
+    return AllReduceLoop(
+        link=link,
+        session=session,
+        supply=supply,
+        evaluations=stream(link),
+        framework=framework,
+        model=model,
+        checkpoints=writer,
+        outcomes=outcomes,
+        reporter=reporter,
+        clock=clock,
+        termination=termination,
+        seed=spec.seed,
+        minibatch_size=spec.minibatch_size,
+        skips_not_finite=skips,
+        quarantine=Quarantine.of(spec),
+    )
+
+
+def _supply(
+    link: MasterLink,
+    session: WorldSession,
+    stream: Callable[[LeaseLink], TaskStream],
+    framework: Framework,
+    outcomes: Outcomes,
+    reporter: Reporter,
+    spec: JobSpec,
+    skips: bool,
+) -> Supply:
+    """Of the world together, with --fixed_global_batch, or each member's own."""
+    if spec.fixed_global_batch:
+        local = LocalLeases()
+        return SharedTasks(
+            link=link,
+            session=session,
+            drawer=Drawer(InterruptibleLeases(link)),
+            leases=local,
+            feeder=Feeder(stream(local), local, framework, local.leases, Quarantine.of(spec)),
+            outcomes=outcomes,
+            reporter=reporter,
+            minibatch_size=spec.minibatch_size,
+            num_per_step=spec.fixed_global_batch // spec.minibatch_size,
+            num_per_epoch=link.register().plan.num_minibatches,
+            skips_not_finite=skips,
+        )
+    requests = InterruptibleLeases(link)
+    tasks = stream(requests)
+    feeder = Feeder(tasks, requests, framework, link.leases, Quarantine.of(spec))
+    return OwnTasks(link, session, feeder, tasks, outcomes, reporter, skips)
+
+
+def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:
+    """A full minibatch and a short one; none if they cannot be made, which is heard of again where a task can tell."""
+    shard = link.sample()
+    found: list[Batch] = []
+    try:
+        records = readers.of(pb.TRAINING).read(Shard(shard.name, shard.start, shard.end))
+        for count in (len(records), len(records) // 2):
+            task = TaskRecords(0, derive_seed(spec.seed, 0, 0), records[:count])
+            found += [batch for batch in framework.batches(Mode.TRAINING, iter([task])) if batch.size][:1]
+    except (DataError, FeedError) as error:
+        _log.info("The step is not compiled on a sample: %s", error)
+    return found

@@ -1,0 +1,361 @@
+"""A worker's life in the worlds of an AllReduce job: it gets ready, enters, takes part in steps, leaves, enters again.
+
+Everybody goes through the same sequence of collectives: a header (`plan_step`), the reduction of the buffers
+(`begin_reduce`, `finish_reduce`), and when all of them came, the update and `commit`.  Step k is proven to be in every
+member's model by the header of step k + 1.  Whatever goes wrong ends the world: `WorldEnded`, and the next thing to do
+is `enter`, after which the state, its ledger and the counts are those of the source.
+
+It owns the ledger of the model (which minibatches it holds) and knows nothing of frameworks, leases and tasks.  All but
+`standing` is to be called by one thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.collective import ElasticGroup, GroupLost, Peer, Reduction
+from elasticdl.ps.applied import MinibatchName
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.allreduce.step_header import Header, Part, StepPlan, Wish
+from elasticdl.worker.allreduce.world_reasons import reason_of, shown
+from elasticdl.worker.allreduce.world_watch import WorldWatch
+from elasticdl.worker.ledger import Ledger, Restored, packed, unpacked
+from elasticdl.worker.master_link import MasterLink
+
+__all__ = ["Ledger", "ModelState", "Restored", "WorldEnded", "WorldSession"]
+
+_log = logging.getLogger("elasticdl.worker")
+
+Answer = TypeVar("Answer")
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class WorldEnded(Exception):
+    """This worker has left its world: to go on it must `enter` the next one."""
+
+
+class ModelState(Protocol):
+    """The model of this process, with its optimizer and whatever else must be the same in all members."""
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All of it by name; copies."""
+        ...
+
+    def load(self, arrays: Arrays) -> None:
+        """The inverse of `arrays`."""
+        ...
+
+    def start_over(self) -> Restored:
+        """Loads the newest checkpoint, or initial values: no living member holds the model."""
+        ...
+
+
+class WorldSession:
+    """See above."""
+
+    def __init__(
+        self,
+        link: MasterLink,
+        group: ElasticGroup,
+        state: ModelState,
+        collective_timeout_s: float,
+        most_parts: int = 1,
+    ) -> None:
+        """
+        Args:
+            collective_timeout_s: limit of forming a world; in a step it bounds silence only, and the master counts it.
+            most_parts: minibatches of one member in one step, at most; the same for all members.
+        """
+        self.ledger = Ledger()
+        self.most_parts = most_parts
+        self._link = link
+        self._group = group
+        self._state = state
+        self._timeout_s = collective_timeout_s
+        self._world = pb.World()  # entered, or being formed; version 0: outside
+        self._is_forming = False
+        self._rank = 0
+        self._holds_model = False
+        self._left, self._reason = 0, ""
+        self._pending: list[MinibatchName] = []  # own ones, applied here
+        self._confirmed: list[MinibatchName] = []  # own ones, applied by all
+        self._watch = WorldWatch(link, self._heard)
+        link.carry_standing(self.standing)
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """Members of the world."""
+        return len(self._world.members)
+
+    @property
+    def version(self) -> int:
+        """Of the world; 0: outside."""
+        return self._world.version
+
+    def start(self) -> None:
+        """From now on the master's plans are heard."""
+        self._watch.start()
+
+    def standing(self) -> tuple[int, float]:
+        """For heartbeats, from any thread: version of the world, seconds inside the present collective."""
+        world, waiting = self._world, self._group.waiting_seconds
+        if waiting >= self._timeout_s and 0 < world.version < self._watch.world.version and not self._is_forming:
+            reason = "a newer world is planned, and this one does not come to the end of a step"
+            self._group.abandon(reason, older_than=world.version + 1)
+        return (0 if self._is_forming else world.version), waiting
+
+    # -- in and out
+
+    def enter(self) -> bool:
+        """Enters the next world that the master plans with this worker, and takes the model over from its source.
+
+        Returns:
+            False: the job is over.
+        """
+        while True:
+            world = self._await_world()
+            if world is None:
+                return False
+            try:
+                self._form(world)
+                self._synchronize(world)
+            except GroupLost as error:
+                _log.info("World %s does not form: %s", shown(world.version), error)
+                self._out(reason_of(error, world))
+            else:
+                return True
+
+    def leave(self, reason: str = "") -> None:
+        """Leaves the world at a step's border.
+
+        Args:
+            reason: for the master; empty: a newer world calls.
+        """
+        self._group.leave()
+        self._out(reason)
+
+    def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded:
+        """Leaves the world in the middle of a step, so that the others lose that step, too; returns what to raise."""
+        self._holds_model = self._holds_model and is_model_whole
+        self._group.abandon(reason)
+        self._out(reason)
+        return WorldEnded(reason)
+
+    # -- a step
+
+    def plan_step(self, parts: Sequence[Part] = (), wishes: Wish = Wish.NOTHING) -> StepPlan:
+        """Exchanges headers: what every member brings to the next step.
+
+        Afterwards the own minibatches of the step before are among `take_confirmed`.
+
+        Args:
+            parts: what this member brings, none that `ledger` holds.
+
+        Raises:
+            WorldEnded: the world is broken, a newer one is planned, or a member leaves; nothing is lost by it.
+        """
+        header = Header(max(self.version, self._watch.world.version), wishes, tuple(parts))
+        line = header.numbers(self.most_parts)
+        gathered = self._collective(lambda: self._group.gather(line))
+        self._confirmed += self._pending
+        self._pending = []
+        headers = [Header.of(row) for row in gathered]
+        plan = StepPlan.of(headers, self._rank)
+        newest = max(header.version for header in headers)
+        if plan.wishes & Wish.LEAVING:
+            self.leave(f"worker {self._world.members[plan.first_with(Wish.LEAVING)].worker_id} leaves")
+            raise WorldEnded("a member leaves")
+        if newest > self.version:
+            self.leave()
+            raise WorldEnded("a newer world is planned")
+        return plan
+
+    def begin_reduce(self, buffer: Any) -> Reduction:
+        """Begins to sum a buffer over all members, in place; every member must begin the same ones in order.
+
+        Raises:
+            WorldEnded: the world is broken.
+        """
+        return self._collective(lambda: self._group.begin_reduce(buffer))
+
+    def finish_reduce(self, reductions: Sequence[Reduction]) -> None:
+        """Waits for the sums.
+
+        Raises:
+            WorldEnded: the world is broken: the step must be dropped.
+        """
+        for reduction in reductions:
+            self._collective(reduction.wait)
+
+    def commit(self, plan: StepPlan, reported: Sequence[Part] | None = None) -> None:
+        """The model of this process holds the step now.
+
+        Args:
+            reported: what this member answers for; None: its own parts.
+        """
+        ledger = self.ledger
+        for part in plan.all_parts:
+            ledger.add(part.name, part.num_records)
+        ledger.steps += 1
+        ledger.num_records += plan.num_records
+        self._pending = [part.name for part in (plan.own if reported is None else reported)]
+
+    def take_confirmed(self) -> list[MinibatchName]:
+        """Own minibatches that have come to be in every member's model."""
+        confirmed, self._confirmed = self._confirmed, []
+        return confirmed
+
+    def gather(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of all members, by rank: [n] → [members, n].
+
+        Raises:
+            WorldEnded: the world is broken.
+        """
+        return self._collective(lambda: self._group.gather(numbers))
+
+    def share(self, data: bytes | None, source: int = 0) -> bytes:
+        """What one member gives, for all; the others give None.
+
+        Raises:
+            WorldEnded: the world is broken.
+        """
+        return self._collective(lambda: self._group.broadcast_bytes(data, source))
+
+    # -- inside
+
+    def _collective(self, call: Callable[[], Answer]) -> Answer:
+        try:
+            return call()
+        except GroupLost as error:
+            if not self._watch.is_over:
+                _log.info("World %s is broken: %s", shown(self.version), error)
+            self._group.abandon(str(error))
+            reason = reason_of(error, self._world)
+            self._out(reason)
+            raise WorldEnded(reason) from error
+
+    def _out(self, reason: str) -> None:
+        self._left, self._reason = self._world.version, reason
+        self._world = pb.World()
+
+    def _await_world(self) -> pb.World | None:
+        """The next world with this worker in it; None: the job is over."""
+        told_at = -1
+        world = self._watch.await_own(self._left, 0.0)
+        if world is not None:
+            return world
+        while not self._watch.is_over:
+            registrations = self._link.num_registrations
+            if told_at != registrations:  # a master's new life knows nothing of it
+                told_at = registrations
+                ack = self._link.ready_for_world(self._group.address, self._left, self._reason)
+                if not ack.accepted:
+                    _log.info("The master does not take this worker for a world: %s", ack.reason)
+                    self._link.register()
+            world = self._watch.await_own(self._left)
+            if world is not None:
+                return world
+        return None
+
+    def _form(self, world: pb.World) -> None:
+        self._rank = next(rank for rank, member in enumerate(world.members) if self._link.is_me(member))
+        self._is_forming, self._world = True, world
+        try:
+            peers = [Peer(member.worker_id, member.address) for member in world.members]
+            self._group.form(world.version, peers, self._rank, self._timeout_s)
+        except GroupLost as error:
+            self._group.abandon(str(error))
+            raise
+        finally:
+            self._is_forming = False
+
+    def _synchronize(self, world: pb.World) -> None:
+        """Everybody gets the model of the source, and the master is told what it holds."""
+        restored_from = ""
+        try:
+            own = np.array([self.ledger.steps, self._holds_model], np.int64)
+            standings = self._group.gather(own).tolist()
+            pairs = zip(standings, world.members, strict=True)
+            steps = [count if holds and member.is_source else -1 for (count, holds), member in pairs]
+            newest = max(steps)
+            source = steps.index(newest)
+            if newest < 0:
+                source = 0
+                if self._rank == 0:
+                    restored = self._state.start_over()
+                    self.ledger, restored_from = restored.ledger, restored.directory
+            if self.size > 1 and any(count != newest or count < 0 for count in steps):
+                self._receive(source, is_needed=newest < 0 or steps[self._rank] != newest)
+            if self._rank == 0:
+                self._tell(world, restored_from)
+        except GroupLost as error:
+            self._group.abandon(str(error))
+            raise
+        self._holds_model = True
+        self._settle_pending()
+        self._log_entry(world, source if newest >= 0 else None)
+
+    def _receive(self, source: int, is_needed: bool) -> None:
+        gives = self._rank == source
+        if is_needed and not gives and not self._world.members[self._rank].is_source:
+            self._holds_model = False  # what it had is of an older world, and must never be taken for the last one's
+        arrays = self._group.broadcast(self._state.arrays() if gives else None, source)
+        data = self._group.broadcast_bytes(packed(self.ledger) if gives else None, source)
+        if is_needed and not gives:
+            self._state.load(arrays)
+            self.ledger = unpacked(data)
+
+    def _tell(self, world: pb.World, restored_from: str) -> None:
+        ledger = self.ledger
+        ack = self._link.world_formed(world.version, ledger.applied.to_message(), ledger.steps, restored_from)
+        if not ack.accepted:
+            raise GroupLost(f"the master does not want it any more: {ack.reason}")
+
+    def _settle_pending(self) -> None:
+        """What was applied here and unconfirmed: the model of the world holds it, or it was dropped."""
+        self._confirmed += [name for name in self._pending if name in self.ledger.applied]
+        self._pending = []
+
+    def _log_entry(self, world: pb.World, source: int | None) -> None:
+        members = ", ".join(str(member.worker_id) for member in world.members)
+        origin = "from its start" if source is None else f"with the model of worker {world.members[source].worker_id}"
+        _log.info(
+            "World %s has formed: workers %s; it goes on %s, after step %d",
+            shown(world.version),
+            members,
+            origin,
+            self.ledger.steps,
+        )
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("World %s, step %d: state %s", shown(world.version), self.ledger.steps, self.digest())
+
+    def digest(self) -> str:
+        """Of the state's bytes: equal in all members after the same step."""
+        found = hashlib.blake2b(digest_size=8)
+        for name, array in sorted(self._state.arrays().items()):
+            found.update(name.encode())
+            found.update(np.ascontiguousarray(array).tobytes())
+        return found.hexdigest()
+
+    def _heard(self, world: pb.World) -> None:
+        """In the thread of the watch: who waits for somebody that is no member any more waits in vain."""
+        if not world.version:
+            self._group.abandon("the job is over")
+            return
+        mine = self._world
+        members = {(member.worker_id, member.incarnation) for member in world.members}
+        gone = [m.worker_id for m in mine.members if (m.worker_id, m.incarnation) not in members]
+        if mine.version and not self._is_forming and not gone:
+            return  # it leaves after the present step
+        who = f" without worker {', '.join(map(str, gone))}" if gone else ""
+        self._group.abandon(f"a newer world{who} is planned", older_than=world.version)

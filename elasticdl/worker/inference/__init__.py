@@ -1,0 +1,1 @@
+"""A worker of an evaluate, predict or analyze job."""

@@ -1,0 +1,88 @@
+"""Parts: what tasks write, one file a task, each whole and each once, and what is made of all of them at the end.
+
+A job that makes one pass over its data and keeps something of each task uses this:
+
+* `writing(held)` gives the name of a file of the lease's own.  When the block ends, the master is asked whether the
+  lease still counts, and only then the file becomes ``part-<task>.<extension>``.  So a task that is done twice, by a
+  worker that was lost and by its successor, leaves one file, and a killed worker leaves none under a part's name.
+* the master grants one TRAIN_END lease when every task is finished, if the job's settings say `has_last_task`
+  (master/settings.py).  Whoever gets it finds all parts in `finished()`, in the order of the data, may put them
+  together into one file with `writing_file(held, path)`, and removes what killed workers have left with `sweep()`.
+
+See `worker/prediction.py` for a job that does so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from elasticdl.data.durable import sync_directory
+from elasticdl.worker.input.batches import LeaseLost
+from elasticdl.worker.leases import HeldLease
+
+_PREFIX = "part-"
+
+
+class Parts:
+    """The parts of one job in one directory that all of its workers see."""
+
+    def __init__(self, directory: Path, extension: str, confirm: Callable[[int], bool]) -> None:
+        """
+        Args:
+            extension: of the files, without a dot.
+            confirm: `MasterLink.confirm`: whether a lease still counts.
+        """
+        self._directory = directory
+        self._extension = extension
+        self._confirm = confirm
+
+    @contextmanager
+    def writing(self, held: HeldLease) -> Iterator[Path]:
+        """The path of a file to be written in the block; one that is not written leaves no part.
+
+        Raises:
+            LeaseLost: the task is somebody else's by now.
+        """
+        name = f"{_PREFIX}{held.lease.task:05d}.{self._extension}"
+        with self.writing_file(held, self._directory / name) as temporary:
+            yield temporary
+
+    @contextmanager
+    def writing_file(self, held: HeldLease, final: Path) -> Iterator[Path]:
+        """The same for any file."""
+        with confirmed_file(held, final, self._confirm) as temporary:
+            yield temporary
+
+    def finished(self) -> list[Path]:
+        """All parts, in the order of the data."""
+        return sorted(self._directory.glob(f"{_PREFIX}*.{self._extension}"), key=lambda part: (len(part.name), part))
+
+    def sweep(self) -> None:
+        """Removes what was begun and has not become a part; only when every task is finished."""
+        for left in self._directory.glob(f".*{_PREFIX}*"):
+            left.unlink(missing_ok=True)
+
+
+@contextmanager
+def confirmed_file(held: HeldLease, final: Path, confirm: Callable[[int], bool]) -> Iterator[Path]:
+    """A file of the lease's own, which becomes `final` when the block has ended and the lease is confirmed.
+
+    Raises:
+        LeaseLost: the lease does not count any more; `final` is not touched.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = final.with_name(f".{held.id}.{final.name}")
+    try:
+        yield temporary
+        if not confirm(held.id):
+            raise LeaseLost
+        if temporary.exists():
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(temporary, final)
+            sync_directory(final.parent)
+    finally:
+        temporary.unlink(missing_ok=True)

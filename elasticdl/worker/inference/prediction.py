@@ -1,0 +1,131 @@
+"""Predicting: the outputs of a model for the records of a task go to the user's processor, into a part, or both."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
+from elasticdl.frameworks.user_code import user_call
+from elasticdl.model_def import ModelDefinition
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.inference.carried_columns import CarriedColumns
+from elasticdl.worker.inference.output_parts import Parts
+from elasticdl.worker.inference.row_writers import Columns, RowWriter, columns_of, format_of, open_rows
+from elasticdl.worker.input.batches import TaskBatches
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.strategy import Values
+from elasticdl_client.choices import PredictionFormat
+from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.job_spec import JobSpec
+
+Name = tuple[int, int]  # task, minibatch
+Process = Callable[[Any, Name], None]
+_ONE_A_RECORD = "Let feed keep every record when its mode is 'prediction', and repeat none."
+_DONE_FILE = "_SUCCESS"
+
+
+class PredictionWork:
+    """See `PassWork`."""
+
+    def __init__(
+        self, link: MasterLink, model: Inference, spec: JobSpec, definition: ModelDefinition, clock: ActivityClock
+    ) -> None:
+        """
+        Raises:
+            JobError, ModelDefinitionError: predictions can go nowhere.
+        """
+        self._link = link
+        self._model = model
+        self._clock = clock
+        self._process = make_process(definition, link.worker_id)
+        self._parts: Parts | None = None
+        self._carried: CarriedColumns | None = None
+        self._done = Path(spec.prediction_outputs) / _DONE_FILE
+        if spec.prediction_outputs:
+            self._format: PredictionFormat = format_of(spec.prediction_format)
+            self._parts = Parts(Path(spec.prediction_outputs), self._format.value, link.confirm)
+            self._carried = CarriedColumns(spec, definition) if spec.prediction_columns else None
+        elif self._process is None:
+            raise ModelDefinitionError(
+                f"{definition.path} has no {spec.prediction_outputs_processor}, and there is no --prediction_outputs.",
+                "Define a class with a method process(predictions, worker_id), or name a directory.",
+            )
+
+    def run(self, held: HeldLease, values: Values, batches: TaskBatches, check: Callable[[], None]) -> None:
+        with self._parts.writing(held) if self._parts is not None else nullcontext() as path:
+            writer = open_rows(self._format, path) if path is not None else None
+            try:
+                for batch in batches:
+                    held.minibatch = batch.n
+                    with self._clock.during(Activity.COMPUTE):
+                        outputs = self._model.predict(batch, values.parameters, values.rows(batch))
+                    self._give(outputs, batch, held, writer)
+                check()
+                self._check_count(held, batches.surplus)
+            finally:
+                if writer is not None:
+                    writer.close()
+        assert batches.num_minibatches is not None
+        self._link.finish(held.id, batches.num_minibatches)
+
+    def _check_count(self, held: HeldLease, surplus: Surplus) -> None:
+        if surplus.count:
+            what = surplus.explained(len(held.record_numbers))
+            raise FeedError(held.id, 0, f"{what}. A prediction has one row for each record. {_ONE_A_RECORD}")
+
+    def end(self, held: HeldLease) -> None:
+        """All parts are there: says so in a file beside them."""
+        assert self._parts is not None
+        self._parts.sweep()
+        with self._parts.writing_file(held, self._done) as path:
+            parts = [part.name for part in self._parts.finished()]
+            path.write_text(json.dumps({"model_version": held.lease.model_version, "parts": parts}) + "\n")
+
+    def _give(self, outputs: Any, batch: Batch, held: HeldLease, writer: RowWriter | None) -> None:
+        if self._process is not None:
+            self._process(outputs, (held.lease.task, batch.n))
+        if writer is not None:
+            columns = columns_of(outputs)
+            wrong = {name: len(values) for name, values in columns.items() if len(values) != batch.size}
+            if wrong:
+                raise TypeError(f"the model makes {wrong} rows of a minibatch of {batch.size} samples")
+            writer.write({**self._columns_beside(columns, batch, held), **columns})
+
+    def _columns_beside(self, outputs: Columns, batch: Batch, held: HeldLease) -> Columns:
+        if self._carried is None:
+            return {}
+        both = next((name for name in self._carried.names if name in outputs), None)
+        if both is not None:
+            raise TypeError(f"the model has an output {both!r}, and --prediction_columns names a column of that name")
+        with self._clock.during(Activity.INPUT):
+            columns = self._carried.of(held, batch.n)
+        count = len(next(iter(columns.values())))
+        if count != batch.size:
+            what = f"feed makes {batch.size} samples of {count} records"
+            raise FeedError(held.id, batch.n, f"{what}. A prediction has one row for each record. {_ONE_A_RECORD}")
+        return columns
+
+
+def make_process(definition: ModelDefinition, worker_id: int) -> Process | None:
+    """What takes predictions: `process` of the user's class, which may take the minibatch's name; None: no such."""
+    made = definition.prediction_outputs_processor
+    if made is None:
+        return None
+    where = f"{definition.path}: {getattr(made, '__name__', 'PredictionOutputsProcessor')}"
+    processor = user_call(made, f"{where}()")
+    process = getattr(processor, "process", None)
+    if not callable(process):
+        raise ModelDefinitionError(
+            f"{where} has no method process.", "Define process(self, predictions, worker_id), maybe with name=None."
+        )
+    try:
+        inspect.signature(process).bind(None, worker_id, name=(0, 0))
+    except TypeError:
+        return lambda outputs, name: process(outputs, worker_id)
+    return lambda outputs, name: process(outputs, worker_id, name=name)

@@ -1,0 +1,140 @@
+"""A worker of an evaluate or predict job: loads the trained model, from its own files or from the parameter servers.
+
+A checkpoint of parameter servers is restored by those of this job; a worker reads from them and never writes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from elasticdl.frameworks.framework import Batch, Floats, Framework, Inference, ModelReport, Parameters
+from elasticdl.model_def import ModelDefinition
+from elasticdl.ps.client.client import Pull
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.factories import MODES, TASK_TYPES, Readers, load_framework
+from elasticdl.worker.inference.loop import EvaluationWork, OnePassLoop, PassWork
+from elasticdl.worker.inference.prediction import PredictionWork
+from elasticdl.worker.input.quarantine import Quarantine
+from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.ps.session import PsSession
+from elasticdl.worker.strategy import Values
+from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
+from elasticdl_client.choices import JobType
+from elasticdl_client.errors import CheckpointError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.trained_model import Kind, TrainedModel, look_at, state_file
+
+_log = logging.getLogger("elasticdl.worker")
+_HINT = "Use the module that the model was trained with, and its --model_params and --embedding_threshold."
+
+
+def load_trained(spec: JobSpec, definition: ModelDefinition, readers: Readers) -> Inference:
+    """The job's model; one on parameter servers has no values yet.
+
+    Raises:
+        CheckpointError: it cannot be loaded, or is of another model than the module's.
+        ModelDefinitionError: the module cannot be used.
+    """
+    if spec.num_ps_pods:
+        return load_framework(spec, definition, readers)
+    found = look_at(Path(spec.checkpoint_dir_for_init))
+    if found.kind in (Kind.SAVED_MODEL, Kind.KERAS_FILE):
+        from elasticdl.frameworks.keras.saving.loaded_model import LoadedKeras
+
+        metadata = readers.of(TASK_TYPES[spec.job_type]).metadata()
+        model: Inference = LoadedKeras(definition, found.path, spec.minibatch_size, metadata, MODES[spec.job_type])
+    else:
+        framework = load_framework(spec, definition, readers)
+        _load_values(framework, found)
+        model = framework
+    _log.info("Loaded the model from %s", found.path)
+    return model
+
+
+def _load_values(framework: Framework, found: TrainedModel) -> None:
+    if found.kind is Kind.TORCH_STATE:
+        from elasticdl.frameworks.torch import TorchFramework
+
+        assert isinstance(framework, TorchFramework)  # the master has looked
+        framework.load_file(str(found.path))
+        return
+    with np.load(state_file(found.path), allow_pickle=False) as arrays:
+        framework.load_weights(dict(arrays))
+
+
+def make_one_pass_loop(
+    link: MasterLink,
+    model: Inference,
+    report: ModelReport,
+    readers: Readers,
+    spec: JobSpec,
+    definition: ModelDefinition,
+    token: str,
+    clock: ActivityClock,
+) -> OnePassLoop:
+    """The loop of a worker whose model is loaded."""
+    work: PassWork
+    if spec.job_type is JobType.PREDICT:
+        work = PredictionWork(link, model, spec, definition, clock)
+    else:
+        work = EvaluationWork(link, model, spec.metrics_output, clock)
+    tasks = TaskStream(link, readers.of, lambda held: None, spec.seed, False, clock)
+    if not spec.num_ps_pods:
+        own = Values(None, lambda batch: {})
+        return OnePassLoop(link, tasks, model, lambda held: own, work, clock, Quarantine.of(spec))
+    session = PsSession(
+        link, cast(Framework, model), report, token, spec.seed, spec.wire_dtype.value, encrypts=spec.encrypt
+    )
+    values = ServedValues(session).values
+    return OnePassLoop(link, tasks, model, values, work, clock, Quarantine.of(spec), session.close)
+
+
+class ServedValues:
+    """A model on parameter servers that nobody trains: dense parameters are fetched once, rows as they are needed."""
+
+    def __init__(self, session: PsSession) -> None:
+        self._session = session
+        self._parameters: Parameters | None = None
+
+    def values(self, held: HeldLease) -> Values:
+        """For a task."""
+        if self._parameters is None:
+            pull = Pull(dense=True, ids={}, read_only=True)
+            self._parameters = self._session.exchange(held, None, pull).parameters
+
+        def rows(batch: Batch) -> Mapping[str, Floats]:
+            if not batch.ids:
+                return {}
+            return self._session.exchange(held, None, Pull(dense=False, ids=batch.ids, read_only=True)).rows
+
+        return Values(self._parameters, rows)
+
+
+def check_layout(checkpoint: str, report: ModelReport) -> None:
+    """That the module's model is the one of a checkpoint of parameter servers, where that can be read here.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    try:
+        manifest = read_manifest(Path(checkpoint) / MANIFEST)
+    except OSError:
+        _log.info("%s is not mounted here; whether it fits the module is not looked at", checkpoint)
+        return
+    try:
+        theirs = {v["name"]: list(v["shape"]) for v in manifest["variables"]}
+        theirs |= {t["name"]: [t["input_dim"], t["dim"]] for t in manifest["tables"]}
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{Path(checkpoint) / MANIFEST} is damaged: {error!r}", _HINT) from error
+    ours = {v.name: list(v.shape) for v in report.variables}
+    ours |= {t.name: [t.input_dim, t.dim] for t in report.tables}
+    wrong = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    if wrong:
+        raise CheckpointError(f"The checkpoint in {checkpoint} is of another model: {', '.join(wrong)}.", _HINT)

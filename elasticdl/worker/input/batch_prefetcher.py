@@ -1,0 +1,286 @@
+"""Training minibatches of this member's leases, made in a thread of its own: nobody waits for a lease to take one.
+
+A member of a world without work must not hold up the others, who wait for its header.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol
+
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Mode, Surplus, TaskRecords
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.input.quarantine import Quarantine, inspected
+from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.leases import HeldLease, LeaseBook, LeaseLink
+from elasticdl.worker.master_link import MasterLink
+from elasticdl_client.errors import DataError
+
+_AHEAD = 2  # minibatches made and not taken yet
+_POLL_S = 2.0
+_INPUT_S = 1.0  # for so long the others may have to wait for this member's input
+
+
+class Interrupted(Exception):
+    """The feeder begins anew: nobody wants what is being waited for."""
+
+
+class Requests(LeaseLink, Protocol):
+    """Where a feeder's leases come from."""
+
+    def interrupt(self) -> None:
+        """Any thread: the present request, or the next one, raises `Interrupted`."""
+        ...
+
+    def clear(self) -> None:
+        """Requests are answered again."""
+        ...
+
+
+class InterruptibleLeases:
+    """Asks for leases as `MasterLink` does, until somebody interrupts it."""
+
+    def __init__(self, link: MasterLink) -> None:
+        self.leases = link.leases
+        self._link = link
+        self._is_interrupted = threading.Event()
+
+    def interrupt(self) -> None:
+        self._is_interrupted.set()
+
+    def clear(self) -> None:
+        self._is_interrupted.clear()
+
+    def request_lease(self) -> HeldLease | None:
+        """See `LeaseLink`.
+
+        Raises:
+            Interrupted: see there.
+        """
+        while not self._is_interrupted.is_set():
+            is_answered, held = self._link.poll_lease(_POLL_S)
+            if is_answered:
+                return held
+        raise Interrupted
+
+    def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
+        return self._link.lease_at_once(only)
+
+    def report_progress(
+        self, lease: int, committed: list[int], loss: float | None, skipped: Sequence[int] = (), not_finite: str = ""
+    ) -> pb.Ack:
+        return self._link.report_progress(lease, committed, loss, skipped, not_finite)
+
+    def finish(self, lease: int, num_minibatches: int, surplus: Surplus) -> pb.Ack:
+        return self._link.finish(lease, num_minibatches, surplus)
+
+    def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
+        return self._link.fail(lease, minibatch, error, details, bad_records)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The records of a lease could not be read."""
+
+    held: HeldLease
+    error: DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A lease that is not for training: the feeder goes on when `Feeder.resume` is called."""
+
+    held: HeldLease
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """User code raised; the feeder goes on when `Feeder.resume` is called."""
+
+    error: FeedError
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The job is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """The feeder's own end, by an error that is nobody's fault but ours."""
+
+    error: BaseException
+
+
+Item = Batch | Unreadable | Other | Failed | Over | Broke
+
+
+class Feeder:
+    """See above.  `take`, `resume` and `restart` are called by one thread."""
+
+    def __init__(
+        self,
+        tasks: TaskStream,
+        requests: Requests,
+        framework: Framework,
+        leases: LeaseBook,
+        quarantine: Quarantine,
+    ) -> None:
+        """
+        Args:
+            tasks: of this feeder alone, drawing from `requests`.
+            quarantine: if there is one: every task is looked through before its first minibatch is given.
+        """
+        self._tasks = tasks
+        self._requests = requests
+        self._framework = framework
+        self._leases = leases
+        self._quarantine = quarantine
+        self._changed = threading.Condition()
+        self._items: deque[Item] = deque()
+        self._num_making = 0  # leases whose records were drawn and whose end was not put yet
+        self._run_number = 0
+        self._is_paused = False
+        self._is_restarting = False
+        self._is_broken = False
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def take(self, timeout_s: float) -> Item | None:
+        """The next item; None: there is none now.
+
+        Args:
+            timeout_s: for so long it is waited where no lease is at hand; where one is, for its input.
+        """
+        begun = time.monotonic()
+        with self._changed:
+            while not self._items:
+                limit = _INPUT_S if self._num_making else timeout_s
+                left = begun + limit - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def resume(self) -> None:
+        """What the last item said has been dealt with."""
+        with self._changed:
+            self._is_paused = False
+            self._changed.notify_all()
+
+    def restart(self, again: Sequence[HeldLease]) -> None:
+        """Throws away what is made.
+
+        Args:
+            again: those that were given whole among them are given again from their start.
+        """
+        with self._changed:
+            self._is_restarting = True
+            self._requests.interrupt()
+            others = [item.held for item in self._items if isinstance(item, Other)]  # nobody has taken them
+            self._items = deque(item for item in self._items if isinstance(item, Broke))  # that is heard in any case
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._is_restarting or self._is_broken)
+            self._tasks.reopen([*again, *others])
+            self._is_paused = False
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while self._work():
+                pass
+        except BaseException as error:  # noqa: BLE001  raised again by whoever takes it
+            with self._changed:
+                self._is_broken = True
+                self._items.append(Broke(error))
+                self._changed.notify_all()
+
+    def _work(self) -> bool:
+        try:
+            held = self._tasks.peek()
+            if held is None:
+                self._put(Over())
+                self._pause()
+            elif held.lease.type != pb.TRAINING or held.lease.merged:
+                self._put(Other(held))
+                self._tasks.close(held)
+                self._pause()
+            else:
+                self._feed()
+        except Interrupted:
+            self._begin_anew()
+        return True
+
+    def _feed(self) -> None:
+        try:
+            with closing(inspected(self._framework, Mode.TRAINING, self._drawn(), self._quarantine)) as batches:
+                for batch in batches:
+                    self._give(batch)
+        except FeedError as error:
+            self._failed(error)
+
+    def _drawn(self) -> Iterator[TaskRecords]:
+        number = self._run_number
+        for task in self._tasks.records(pb.TRAINING):
+            with self._changed:
+                if number != self._run_number:  # a pipeline that was thrown away comes late
+                    return
+                self._num_making += 1
+            yield task
+
+    def _give(self, batch: Batch) -> None:
+        if not batch.end:
+            self._put(batch)
+            return
+        held = self._leases.get(batch.lease)
+        error = self._tasks.errors.get(batch.lease)
+        self._put(Unreadable(held, error) if held is not None and error is not None else batch)
+        if held is not None:
+            self._tasks.close(held)
+        with self._changed:
+            self._num_making -= 1
+            self._changed.notify_all()
+
+    def _failed(self, error: FeedError) -> None:
+        with self._changed:
+            self._num_making = 0
+            self._run_number += 1
+        held = self._leases.get(error.lease)
+        if held is not None:
+            self._tasks.close(held)
+        self._put(Failed(error))
+        self._pause()
+
+    def _put(self, item: Item) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_restarting or len(self._items) < _AHEAD)
+            if self._is_restarting:
+                raise Interrupted
+            self._items.append(item)
+            self._is_paused = isinstance(item, Over | Other | Failed)  # now: who takes it may resume at once
+            self._changed.notify_all()
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_restarting or not self._is_paused)
+            if self._is_restarting:
+                raise Interrupted
+
+    def _begin_anew(self) -> None:
+        self._requests.clear()
+        with self._changed:
+            self._num_making = 0
+            self._run_number += 1
+            self._is_restarting = False
+            self._is_paused = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._is_paused)

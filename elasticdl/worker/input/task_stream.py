@@ -1,0 +1,143 @@
+"""The stream of leases as a worker works them off: in order of grant, each taken once, prefetched by one.
+
+The input pipeline draws from it in a thread of its own; what a thrown-away pipeline had drawn and not finished is
+drawn again by the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from elasticdl.data.reader import Reader, Shard
+from elasticdl.frameworks.framework import TaskRecords
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.input.batches import LeaseLost
+from elasticdl.worker.leases import HeldLease, LeaseLink
+from elasticdl.worker.seeds import derive_seed
+from elasticdl_client.errors import DataError
+
+_log = logging.getLogger("elasticdl.worker")
+
+
+class TaskStream:
+    """Leases that are open at this worker, oldest first."""
+
+    def __init__(
+        self,
+        link: LeaseLink,
+        reader: Callable[[pb.TaskType], Reader],
+        begin: Callable[[HeldLease], None],
+        seed: int,
+        shuffle: bool,
+        clock: ActivityClock,
+    ) -> None:
+        """
+        Args:
+            reader: the data source of a type of task.
+            begin: called once when a training lease is taken, before its records are read.
+            seed: the job's.
+            shuffle: permute the records inside each training task.
+        """
+        self._link = link
+        self._reader = reader
+        self._begin = begin
+        self._seed = seed
+        self._shuffle = shuffle
+        self._clock = clock
+        self._asking = threading.Lock()  # one request at a time
+        self._lock = threading.Lock()  # never held while the master is waited for
+        self._open: list[HeldLease] = []
+        self._over = False
+        self.errors: dict[int, DataError] = {}  # by lease: why its records could not be read
+
+    def peek(self) -> HeldLease | None:
+        """The oldest open lease, waiting for one if need be; None when the job is over."""
+        return self._first_unseen(set())
+
+    def peek_at_once(self, task_type: pb.TaskType) -> HeldLease | None:
+        """The oldest open lease, else one of a type if the master has one now."""
+        return self._first_unseen(set(), task_type)
+
+    def reopen(self, leases: Sequence[HeldLease]) -> None:
+        """Leases that were closed, or of another stream, are open here, before all others."""
+        with self._lock:
+            known = {held.id for held in self._open}
+            self._open = [*(held for held in leases if held.id not in known), *self._open]
+
+    @property
+    def is_over(self) -> bool:
+        """The master has said that there is no more work."""
+        return self._over
+
+    def close(self, held: HeldLease) -> None:
+        """The lease has been worked off, has failed or is lost."""
+        with self._lock:
+            self._open = [other for other in self._open if other is not held]
+            self.errors.pop(held.id, None)
+
+    def records(self, task_type: pb.TaskType, may_wait: Callable[[], bool] = lambda: True) -> Iterator[TaskRecords]:
+        """Records of consecutive leases of a type; ends at the first lease of another type, which stays open.
+
+        Args:
+            may_wait: asked when there is no open lease left; if not, and the master has none at once, this is the end.
+        """
+        seen: set[int] = set()
+        while True:
+            held = self._first_unseen(seen, None if may_wait() else task_type)
+            if held is None or held.lease.type != task_type or held.lease.merged:
+                return
+            seen.add(held.id)
+            yield self._read(held)
+
+    def _first_unseen(self, seen: set[int], at_once: pb.TaskType | None = None) -> HeldLease | None:
+        """The oldest open lease not seen yet, else a new one.
+
+        Args:
+            at_once: not None: a lease of this type, if the master has one now.
+        """
+        with self._asking:
+            with self._lock:
+                self._open = [held for held in self._open if self._link.leases.get(held.id) is held]
+                unseen = next((held for held in self._open if held.id not in seen), None)
+            if unseen is not None or self._over:
+                return unseen
+            with self._clock.without_task():
+                held = self._link.request_lease() if at_once is None else self._link.lease_at_once(at_once)
+            if held is None:
+                self._over = at_once is None
+                return None
+            with self._lock:
+                self._open.append(held)
+            return held
+
+    def _read(self, held: HeldLease) -> TaskRecords:
+        lease = held.lease
+        seed = derive_seed(self._seed, lease.epoch, lease.task)
+        records: Sequence[bytes] = ()
+        try:
+            if lease.type == pb.TRAINING:
+                self._begin(held)
+            shard = Shard(lease.shard.name, lease.shard.start, lease.shard.end)
+            records = self._reader(lease.type).read(shard)
+        except DataError as error:
+            _log.error("%s", error)
+            self.errors[held.id] = error
+        except LeaseLost:
+            self._link.leases.revoke((held.id,))
+        numbers = range(lease.shard.start, lease.shard.start + len(records))
+        is_shuffled = self._shuffle and lease.type == pb.TRAINING
+        if lease.excluded or is_shuffled:
+            excluded = {number - lease.shard.start for number in lease.excluded}
+            order = [i for i in range(len(records)) if i not in excluded]
+            if is_shuffled:
+                np.random.Generator(np.random.PCG64(seed)).shuffle(order)
+            held.record_numbers = [numbers[i] for i in order]
+            records = [records[i] for i in order]
+        else:
+            held.record_numbers, records = list(numbers), list(records)
+        return TaskRecords(lease.id, seed, records, lease.shard.name, held.record_numbers)

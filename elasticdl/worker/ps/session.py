@@ -1,0 +1,137 @@
+"""The parameter servers as one worker meets them: a call lasts until every PS has answered it.
+
+A PS may restart meanwhile, be stopped, or have too much to do: the call is repeated, with the newest partition, for as
+long as the lease is ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from elasticdl.frameworks.framework import Framework, InitialRow, ModelReport, Table
+from elasticdl.ps.client.client import (
+    LeaseRefused,
+    PsClient,
+    PsUnavailable,
+    PsUninitialized,
+    Pull,
+    Pulled,
+    Push,
+    initial_row,
+)
+from elasticdl.worker.input.batches import LeaseLost
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.master_link import MasterLink
+
+_log = logging.getLogger("elasticdl.worker")
+_PARTITION_WAIT_S = 0.5
+_SAY_AGAIN_S = 10.0
+
+Answer = TypeVar("Answer")
+
+
+class PsSession:
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        link: MasterLink,
+        framework: Framework,
+        report: ModelReport,
+        token: str,
+        seed: int,
+        wire_dtype: str = "float32",
+        timeout_s: float = 30.0,
+        encrypts: bool = False,
+    ) -> None:
+        """
+        Args:
+            timeout_s: deadline of one call.
+            encrypts: tensors that cross the network.
+        """
+        self.report = report
+        self._link = link
+        self._framework = framework
+        self._token = token
+        self._seed = seed
+        self._wire_dtype = wire_dtype
+        self._timeout_s = timeout_s
+        self._encrypts = encrypts
+        self._client: PsClient | None = None
+        self._connecting = threading.Lock()
+        self._said: tuple[str, float] = ("", 0.0)  # why it waits, and when that was logged
+
+    def exchange(self, held: HeldLease, push: Push | None, pull: Pull | None) -> Pulled:
+        """See `PsClient.exchange`.
+
+        Raises:
+            LeaseLost: the lease is not ours any more.
+            TooStale: the push must be computed on newer values.
+        """
+        return self.on_ps(held, lambda ps: ps.exchange(push, pull))
+
+    def on_ps(self, held: HeldLease, call: Callable[[PsClient], Answer]) -> Answer:
+        """Repeats a call, which must be safe to repeat, until every PS has answered it.
+
+        Raises:
+            LeaseLost, TooStale: see `exchange`.
+        """
+        while not held.revoked:
+            ps = self._connected(held)
+            try:
+                return call(ps)
+            except PsUninitialized:
+                self._initialize(ps)
+            except PsUnavailable as error:
+                self._wait(ps, error)
+            except LeaseRefused as error:
+                raise LeaseLost from error
+        raise LeaseLost
+
+    def initial_row(self, table: Table) -> InitialRow:
+        """How the parameter servers make a row of a table."""
+        return initial_row(table, self._seed)
+
+    def close(self) -> None:
+        with self._connecting:
+            if self._client is not None:
+                self._client.close()
+
+    def _initialize(self, ps: PsClient) -> None:
+        try:
+            ps.initialize(self._framework.initial(), self.report.tables, self.report.optimizer, self._seed)
+        except PsUnavailable as error:
+            self._wait(ps, error)
+
+    def _wait(self, ps: PsClient, error: PsUnavailable) -> None:
+        if error.partition is not None:
+            self._link.learn_partition(error.partition)
+            return
+        reason, said_at = self._said
+        now = time.monotonic()
+        if reason != str(error) or now - said_at > _SAY_AGAIN_S:
+            self._said = str(error), now
+            _log.info("Waiting for PS %d: %s", error.ps_id, error)
+        self._link.partition(newer_than=ps.partition.version, timeout_s=_PARTITION_WAIT_S)
+
+    def _connected(self, held: HeldLease) -> PsClient:
+        """A client of the newest partition."""
+        partition = self._link.partition(timeout_s=_PARTITION_WAIT_S)
+        while partition.version == 0 and not held.revoked:
+            partition = self._link.partition(timeout_s=_PARTITION_WAIT_S)
+        if partition.version == 0:
+            raise LeaseLost
+        with self._connecting:
+            known = self._client
+            if known is None or known.partition.version < partition.version:
+                self._client = PsClient(
+                    partition, self.report, self._token, self._timeout_s, self._wire_dtype, self._encrypts
+                )
+                if known is not None:
+                    known.close()
+            assert self._client is not None
+            return self._client

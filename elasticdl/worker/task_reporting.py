@@ -1,0 +1,137 @@
+"""How tasks end: what the master is told of a task that is done, failed in user code, or cannot be read."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+
+from elasticdl.frameworks.framework import FeedError, Framework, LabelError
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.evaluation import evaluate_task, merged_results
+from elasticdl.worker.export.exporter import Exporter
+from elasticdl.worker.input.batches import LeaseLost, NotFinite, TaskBatches
+from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.leases import HeldLease
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.strategy import Values
+from elasticdl_client.errors import DataError, JobError
+
+_log = logging.getLogger("elasticdl.worker")
+
+
+class Outcomes:
+    """Works off what is not training, and ends tasks."""
+
+    def __init__(
+        self,
+        link: MasterLink,
+        framework: Framework,
+        reporter: Reporter,
+        exporter: Exporter,
+        clock: ActivityClock,
+    ) -> None:
+        self._link = link
+        self._framework = framework
+        self._reporter = reporter
+        self._exporter = exporter
+        self._clock = clock
+
+    def evaluate(self, held: HeldLease, values: Values, batches: TaskBatches, tasks: TaskStream) -> None:
+        """An EVALUATION task: the metrics' states over its records."""
+        with self._clock.during(Activity.EVALUATE):
+            states = evaluate_task(self._framework, values, held, batches)
+        if self.is_unreadable(held, tasks):
+            return
+        self._link.report_evaluation(held.id, states, {}, batches.surplus)
+        self._link.leases.remove(held.id)
+
+    def merge(self, held: HeldLease, tasks: TaskStream) -> None:
+        """An evaluation's numbers from the states of all its tasks."""
+        with self._clock.during(Activity.EVALUATE):
+            results = merged_results(self._framework, held.lease.merged)
+            try:
+                self._framework.end_evaluation(held.lease.model_version, results)
+            except Exception as error:  # noqa: BLE001  the user's callbacks run in here
+                self.user_code_failed(held, error)
+                tasks.close(held)
+                return
+        self._link.report_evaluation(held.id, [], results)
+        self.close(held, tasks)
+
+    def end_training(self, held: HeldLease) -> None:
+        """TRAIN_END: the export and the user's callbacks.  The caller closes the lease in its stream."""
+        self._do_alone(held, self._exporter.end_training)
+
+    def occasion(self, held: HeldLease) -> None:
+        """CALLBACK: saves the model, or calls the user's callbacks.  The caller closes the lease in its stream."""
+        self._do_alone(held, self._exporter.occasion)
+
+    def _do_alone(self, held: HeldLease, do: Callable[[HeldLease], None]) -> None:
+        self._reporter.drain()
+        try:
+            with self._clock.during(Activity.EXPORT):
+                do(held)
+        except LeaseLost:
+            _log.info("Lease %d (%s) is lost; another worker has it", held.id, held.task_name)
+        except JobError:
+            raise
+        except Exception as error:  # noqa: BLE001  the user's model and callbacks run in here
+            _log.error("%s", traceback.format_exc())
+            self._link.fail(held.id, 0, f"{type(error).__name__}: {error}", traceback.format_exc(), [])
+        else:
+            self._link.finish(held.id, 0)
+        self._link.leases.remove(held.id)
+
+    def is_unreadable(self, held: HeldLease, tasks: TaskStream) -> bool:
+        """Whether its records could not be read; then that has been told."""
+        error = tasks.errors.get(held.id)
+        if error is None:
+            return False
+        self.unreadable(held, error)
+        return True
+
+    def unreadable(self, held: HeldLease, error: DataError) -> None:
+        """The records of a task cannot be read."""
+        self._reporter.drain()
+        self._link.fail(held.id, 0, str(error), "", [])
+        self._link.leases.remove(held.id)
+
+    def feed_failed(self, error: FeedError, tasks: TaskStream) -> None:
+        """The user's `feed` raised; the task may be one whose lease is lost."""
+        _log.error("%s", error.details or error)
+        self._reporter.drain()
+        held = self._link.leases.get(error.lease)
+        if held is not None:
+            self._link.fail(held.id, error.n, str(error), error.details, list(error.bad_records))
+            self.close(held, tasks)
+
+    def not_finite(self, held: HeldLease, error: NotFinite) -> None:
+        """The job ends by it."""
+        _log.error("Minibatch %d of %s: %s", error.minibatch, held.task_name, error)
+        self._reporter.drain()
+        what, arrow, advice = str(error).partition("\n  → ")
+        what = f"{what}, in minibatch {error.minibatch}{arrow}{advice}"
+        self._link.report_progress(held.id, [], None, not_finite=what)
+        self._link.leases.remove(held.id)
+
+    def user_code_failed(self, held: HeldLease, error: Exception) -> None:
+        """The user's model, loss or metrics raised the exception being handled."""
+        _log.error("%s", traceback.format_exc())
+        self._reporter.drain()
+        self._link.fail(held.id, held.minibatch, *said_of(error, held), [])
+        self._link.leases.remove(held.id)
+
+    def close(self, held: HeldLease, tasks: TaskStream) -> None:
+        self._link.leases.remove(held.id)
+        tasks.close(held)
+
+
+def said_of(error: Exception, held: HeldLease | None) -> tuple[str, str]:
+    """What to tell of the exception that is being handled, and its traceback where that helps."""
+    if not isinstance(error, LabelError):
+        return f"{type(error).__name__}: {error}", traceback.format_exc()
+    if held is None or error.sample is None or error.sample >= len(held.record_numbers):
+        return str(error), ""
+    return f"Record {held.record_numbers[error.sample]} of {held.lease.shard.name}: {error}", ""
