@@ -7,6 +7,7 @@ a later command fails; bugs keep their traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -206,6 +207,9 @@ def main() -> None:
 
 def exit_with(action: Callable[[], NoReturn]) -> NoReturn:
     """Does something that exits; a mistake of the user's is printed and exits with 2, a reader may leave early."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an arrow or a user's text that the locale lacks must end no job
     try:
         action()
     except ElasticDLError as error:

@@ -150,7 +150,7 @@ class RichDisplay:
         from rich.text import Text
 
         self._news = news or News()
-        self._console = Console(file=stream, highlight=False)
+        self._console = Console(file=stream, highlight=False, emoji=False)
         self._bar = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.description}", markup=False),

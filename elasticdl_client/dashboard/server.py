@@ -35,6 +35,7 @@ from elasticdl_client.dashboard.actions import Action
 from elasticdl_client.dashboard.observer import JobDetail, Observer
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_events import since
+from elasticdl_client.jobs import words
 from elasticdl_client.jobs.job import Job
 from elasticdl_client.jobs.options import Options
 
@@ -107,7 +108,7 @@ class Dashboard:
     async def _jobs(self, _: Request) -> Response:
         with self._observer.page():
             await self._observer.newer_than(self._observer.view.number)
-        return JSONResponse(self._list(), headers={"cache-control": "no-store"})
+        return _json(self._list())
 
     async def _job(self, request: Request) -> Response:
         job_id = request.path_params["id"]
@@ -120,7 +121,7 @@ class Dashboard:
                 detail = view.details.get(job_id)
         page = self._page(job_id, view.jobs[job_id], detail)
         events = [views.event_row(event) for event in detail.history.events]
-        return JSONResponse({**page, "events": events}, headers={"cache-control": "no-store"})
+        return _json({**page, "events": events})
 
     async def _stream(self, request: Request) -> Response:
         return StreamingResponse(self._changes(request.query_params.get("job", "")), headers=_SSE)
@@ -146,7 +147,7 @@ class Dashboard:
                 if detail is not None:
                     found["job"] = self._page(job_id, view.jobs[job_id], detail)
                 for name, value in found.items():
-                    text = json.dumps(value, separators=(",", ":"))
+                    text = _text(value)
                     if sent.get(name) != text:
                         sent[name] = text
                         yield f"event: {name}\ndata: {text}\n\n".encode()
@@ -240,7 +241,15 @@ async def _blocks(process: asyncio.subprocess.Process) -> AsyncIterator[list[dic
 
 
 def _message(event: str, value: object) -> bytes:
-    return f"event: {event}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
+    return f"event: {event}\ndata: {_text(value)}\n\n".encode()
+
+
+def _text(value: object) -> str:
+    return words.json_text(value, separators=(",", ":"))
+
+
+def _json(value: object) -> Response:
+    return Response(_text(value), headers={"cache-control": "no-store"}, media_type="application/json")
 
 
 def _unknown_job() -> Response:

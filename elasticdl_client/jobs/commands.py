@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -96,7 +95,7 @@ def _logs(options: Options, places: Places) -> int:
     for line in places.store(job).logs(job, request):
         if options.output == "json":
             plain = {"pod": line.pod, "line": line.text} | ({"time": line.time} if timestamps else {})
-            text = json.dumps(plain, ensure_ascii=False)
+            text = words.json_text(plain)
         else:
             text = f"[{line.pod}] {line.text}" if request.is_of_many else line.text
             text = colors.paint_log_line(text, sys.stdout)

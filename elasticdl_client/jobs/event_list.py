@@ -5,7 +5,6 @@ Only looks: the job does not need it.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ def show(job: Job, store: JobStore, options: Options) -> None:
     wanted = _filter(options)
     if options.follow:
         for event in filter(wanted, _follow(job, store)):
-            text = json.dumps(event.to_plain(), ensure_ascii=False) if options.output else _line(event)
+            text = words.json_text(event.to_plain()) if options.output else _line(event)
             print(text, flush=True)
         return
     history = store.events(job)

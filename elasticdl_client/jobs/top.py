@@ -7,7 +7,6 @@ looks: no job needs it, and it continues when a cluster answers again.
 from __future__ import annotations
 
 import collections
-import json
 import sys
 import threading
 import time
@@ -129,7 +128,7 @@ def _pod_rows(job: Job) -> list[list[str]]:
 
 
 def _objects(jobs: Sequence[Job]) -> str:
-    return json.dumps([job.to_plain() for job in jobs], ensure_ascii=False)
+    return words.json_text([job.to_plain() for job in jobs])
 
 
 def _try(list_jobs: Callable[[], Sequence[Job]]) -> Sequence[Job] | None:
@@ -151,7 +150,7 @@ def _redraw(list_jobs: Callable[[], Sequence[Job]], table: Table, stream: TextIO
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(file=stream, highlight=False)
+    console = Console(file=stream, highlight=False, emoji=False)
     pause = threading.Event()
     with Live(console=console, auto_refresh=False, vertical_overflow="crop", screen=True) as live:
         while True:

@@ -127,7 +127,7 @@ class _Page:
         from rich.live import Live
 
         self._news = news
-        self._console = Console(file=stream, highlight=False)
+        self._console = Console(file=stream, highlight=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
 

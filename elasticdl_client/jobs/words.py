@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
+import math
 import time
 from collections.abc import Sequence
 
@@ -32,10 +34,27 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def structured(value: object, form: str) -> str:
     """JSON, indented as kubectl does, or YAML."""
     if form == "json":
-        return json.dumps(value, indent=4, ensure_ascii=False)
+        return json_text(value, indent=4)
     import yaml
 
     return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True)).rstrip("\n")
+
+
+def json_text(value: object, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
+    """Return JSON that every parser reads: it has no NaN and no infinity, which a metric may be, so these are null."""
+    dumps = functools.partial(json.dumps, indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
+    try:
+        return dumps(value)
+    except ValueError:
+        return dumps(_finite(value))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def job_table(jobs: Sequence[Job], *, with_namespace: bool, wide: bool) -> str:

@@ -56,6 +56,20 @@ def test_a_reader_of_the_help_that_leaves_gets_no_traceback() -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_locale_without_our_characters_shows_others_for_them(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", "logs", "--help"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"worker-0, ps-1, ?" in done.stdout
+
+
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict", "analyze"])
 def test_help_lists_every_flag_with_its_default_in_readable_lines(command: str) -> None:
     lines = help_text.of_command(command, 100).splitlines()

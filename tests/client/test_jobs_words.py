@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -273,3 +274,13 @@ def test_a_job_says_how_long_it_has_run_and_what_the_rest_takes() -> None:
         over = dataclasses.replace(running, phase=phase)
         assert "Time:         elapsed 4m59s" in words.page(over, NOW).splitlines()
         assert over.to_plain()["eta_seconds"] is None
+
+
+def test_json_has_null_for_what_is_no_number() -> None:
+    values = {"metrics": {"auc": math.nan, "accuracy": 0.5}, "bounds": (math.inf, -math.inf, 1), "text": "NaN"}
+
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    found = json.loads(words.structured(values, "json"), parse_constant=refuse)
+    assert found == {"metrics": {"auc": None, "accuracy": 0.5}, "bounds": [None, None, 1], "text": "NaN"}

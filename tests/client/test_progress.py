@@ -123,6 +123,15 @@ LOST = JobEvent(7, 1.0, EventKind.POD_LOST, "worker-1", "killed by SIGKILL", 0, 
 
 
 @pytest.mark.parametrize("display", [PlainDisplay, RichDisplay])
+def test_lines_are_shown_as_they_were_printed(display: type[PlainDisplay] | type[RichDisplay]) -> None:
+    stream = Terminal()
+    shown = display(stream)
+    shown.say("std::x::y 1:100:1 [red]red[/red] :smile:")
+    shown.close()
+    assert "std::x::y 1:100:1 [red]red[/red] :smile:" in stream.getvalue()
+
+
+@pytest.mark.parametrize("display", [PlainDisplay, RichDisplay])
 def test_a_lost_worker_is_a_line_on_every_stream(display: type[PlainDisplay] | type[RichDisplay]) -> None:
     stream = Terminal()
     shown = display(stream)

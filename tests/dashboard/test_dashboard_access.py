@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tests.dashboard.written_jobs import write_job
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     for name in ("done", "kept"):
-        status = JobStatus(name, JobPhase.SUCCEEDED, exit_code=0)
+        status = JobStatus(name, JobPhase.SUCCEEDED, exit_code=0, metrics={"auc": math.nan})
         write_job(home / ".elasticdl" / "jobs" / name, status, logs={"master": "hello\n"})
     return home
 
@@ -44,6 +45,12 @@ def test_without_the_token_nothing_is_served(dashboard: RunningDashboard) -> Non
     assert dashboard.ask("/", Cookie=f"elasticdl_dashboard_{dashboard.port}={'0' * 64}").status == 403
     assert dashboard.ask("/", Cookie=f"elasticdl_dashboard_{dashboard.port}={dashboard.token}").status == 403
     assert dashboard.ask("/", Authorization="Bearer " + "0" * 64).status == 403
+
+
+def test_a_metric_that_is_no_number_is_null_for_the_browser(dashboard: RunningDashboard) -> None:
+    [job, *_] = dashboard.get("/api/jobs")["jobs"]
+    assert dashboard.get(f"/api/jobs/{job['id']}")["metrics"] == {"auc": None}
+    dashboard.read_until(f"/api/stream?job={job['id']}", b'"metrics":{"auc":null}')
 
 
 def test_the_token_of_the_address_becomes_a_cookie_that_scripts_and_other_sites_do_not_get(
