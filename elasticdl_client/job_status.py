@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -40,9 +41,23 @@ class EpochCoverage:
     augmented: int = 0  # samples that `feed` made beyond one a record
     verb: str = "committed"  # what was done to them; one of `_PASSES` in a job that makes one pass
     is_bound: bool = False  # nobody can say exactly what was repeated, but not more than that
+    since: int = 0  # these are the sums of the epochs from here to `epoch`; 0: it is one epoch
+
+    def counts(self) -> dict[str, int]:
+        """Records by fate."""
+        return {name: getattr(self, name) for name in _COUNTS}
+
+    @classmethod
+    def total(cls, parts: Sequence[EpochCoverage]) -> EpochCoverage:
+        """Return the sums of epochs that follow one another."""
+        counts = {name: sum(getattr(one, name) for one in parts) for name in _COUNTS}
+        first, last = parts[0], parts[-1]
+        return cls(last.epoch, **counts, verb=last.verb, is_bound=last.is_bound, since=first.since or first.epoch)
 
     @property
     def title(self) -> str:
+        if self.since:
+            return f"epochs {self.since} to {self.epoch}"
         return _PASSES.get(self.verb, f"epoch {self.epoch}")
 
     def __str__(self) -> str:
@@ -52,6 +67,12 @@ class EpochCoverage:
             if getattr(self, name):
                 line += f", {name} {getattr(self, name)}"
         return line
+
+
+_COUNTS = (
+    *("records", "committed", "repeated", "lost", "quarantined"),
+    *("skipped", "unplanned", "filtered", "augmented"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +142,7 @@ class JobStatus:
     learning_rate: float | None = None  # in use, of the first group of parameters
     metrics: dict[str, float] = field(default_factory=dict)  # of the newest evaluation
     metrics_step: int = 0  # of the model that was evaluated
-    coverage: tuple[EpochCoverage, ...] = ()  # of each complete epoch
+    coverage: tuple[EpochCoverage, ...] = ()  # of the newest complete epochs; of many, the sums of those before first
     tasks_done: int = 0  # committed, over all epochs
     tasks_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     pods: tuple[PodStatus, ...] = ()  # master, servers, workers; those that have ended too while the cluster shows them

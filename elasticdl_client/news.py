@@ -98,7 +98,7 @@ class News:
             return lines
         known = set() if before is None else {(coverage.epoch, str(coverage)) for coverage in before.coverage}
         for coverage in now.coverage:
-            is_new = (coverage.epoch, str(coverage)) not in known
+            is_new = not coverage.since and (coverage.epoch, str(coverage)) not in known
             if is_new and coverage.lost == 0 and coverage.records and self._is_shown_epoch(coverage, now):
                 lines.append(f"{coverage.title}: {coverage}")
         return lines

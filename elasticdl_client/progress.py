@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
@@ -93,15 +92,10 @@ def coverage_lines(status: JobStatus, shown: int) -> list[str]:
         shown: so many get a line of their own, one more where the sum would be of one alone.
     """
     num_summed = len(status.coverage) - shown
-    summed = status.coverage[:num_summed] if num_summed > 1 else ()
-    lines = [f"{coverage.title}: {coverage}" for coverage in status.coverage[len(summed) :]]
-    if summed:
-        fields = [field.name for field in dataclasses.fields(EpochCoverage)]
-        counts = [name for name in fields if name not in ("epoch", "verb", "is_bound")]
-        values = {name: sum(getattr(one, name) for one in summed) for name in counts}
-        sums = EpochCoverage(0, **values, is_bound=summed[0].is_bound)
-        lines = [f"epochs {summed[0].epoch} to {summed[-1].epoch}: {sums}", *lines]
-    return lines
+    parts = status.coverage
+    if num_summed > 1:
+        parts = (EpochCoverage.total(parts[:num_summed]), *parts[num_summed:])
+    return [f"{coverage.title}: {coverage}" for coverage in parts]
 
 
 def _records(status: JobStatus) -> str:

@@ -6,7 +6,9 @@ import dataclasses
 import time
 
 from elasticdl.master.core.status import Status
-from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, LostPod, PodStatus, PsStatus
+from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, LostPod, PodStatus
+
+MAX_EPOCHS = 100  # one by one, 20 kB of the status; it is written once a second, on Kubernetes into a ConfigMap
 
 
 def to_job_status(
@@ -25,8 +27,8 @@ def to_job_status(
     values["pods_lost"] = {role: dict(reasons) for role, reasons in status.pods_lost.items()}
     values["worker_seconds"] = dict(status.worker_seconds)
     values["ps_seconds"] = dict(status.ps_seconds)
-    values["coverage"] = tuple(EpochCoverage(**dataclasses.asdict(one)) for one in status.coverage)
-    values["ps"] = tuple(PsStatus(**dataclasses.asdict(one)) for one in status.ps)
+    earlier, newest = status.coverage[:-MAX_EPOCHS], status.coverage[-MAX_EPOCHS:]
+    values["coverage"] = (EpochCoverage.total(earlier), *newest) if earlier else newest
     values |= {"pods": pods, "lost_pods": lost_pods}
     now = time.time()
     elapsed = max(0.0, now - started_at)

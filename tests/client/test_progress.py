@@ -239,3 +239,16 @@ def test_the_best_value_of_a_metric_is_named_where_its_name_says_what_is_better(
     assert report.best_metrics(history) == "val_mse 0.1 at step 1"
     assert report.best_metrics(EventHistory((evaluated(1, auc=0.1), evaluated(2, auc=0.2)))) == ""
     assert report.best_metrics(EventHistory()) == ""
+
+
+def test_a_sum_of_epochs_is_told_as_one_and_is_no_news() -> None:
+    earlier = EpochCoverage(900, 4500, 4499, lost=1, since=1)
+    status = dataclasses.replace(RUNNING, coverage=(earlier, EpochCoverage(901, 5, 5), EpochCoverage(902, 5, 5)))
+    assert [line.partition(",")[0] for line in coverage_lines(status, 5)] == [
+        "epochs 1 to 900: records 4500",
+        "epoch 901: records 5",
+        "epoch 902: records 5",
+    ]
+    assert coverage_lines(status, 1)[0].startswith("epochs 1 to 901: records 4505, committed 4504, repeated 0, lost 1")
+    few = dataclasses.replace(status, num_epochs=5, coverage=(EpochCoverage(900, 5, 5, since=1),))
+    assert not [line.text for line in News(RUNNING).lines(few) if "epochs" in line.text]

@@ -111,6 +111,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.master.core": (  # values only
         "elasticdl_client.job_events",
         "elasticdl_client.job_series",
+        "elasticdl_client.job_status",
         "elasticdl_client.goodput",
     ),
     "elasticdl.ps": (*SHARED, *BELOW, "elasticdl.kernels"),

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import FrameType
+from typing import Any
 
-from core_script import running
+import pytest
+from core_script import Script, running, train_all
 from test_core_load import beat
 
 from elasticdl.master.core.event_log import MAX_EVENTS, EventLog
 from elasticdl.master.core.event_totals import EventTotals
 from elasticdl.master.core.load import Loads
+from elasticdl.master.core.settings import Strategy
 from elasticdl.master.core.values import PsLoad
+from elasticdl.master.status import MAX_EPOCHS, to_job_status
 from elasticdl_client.job_events import EventKind
 
 
@@ -113,3 +119,46 @@ def test_the_servers_of_a_job_and_its_restarts_are_in_the_status() -> None:
     assert [(one.id, one.pushes, one.busy_seconds) for one in status.ps] == [(0, 4, 0.25)]
     assert (status.staleness, status.pods_lost) == ((3, 1), {"worker": {"OOMKilled": 1}})
     assert status.event_counts["MasterRestarted"] == 1
+
+
+def local_job(num_epochs: int, records: int) -> Script:
+    script = Script(records, num_epochs=num_epochs, strategy=Strategy.LOCAL, num_ps=0)
+    script.worker_starts()
+    script.data_is_known()
+    return script
+
+
+@pytest.mark.parametrize("num_bad", [0, 1])
+def test_a_status_costs_the_same_whatever_the_number_of_tasks(num_bad: int) -> None:
+    def num_calls(num_tasks: int) -> int:
+        """Of functions, when a status is asked for a second time."""
+        script = local_job(3, 20 * num_tasks)
+        for _ in range(2):
+            script.job._work.tasks.begin_epoch()
+        script.job._work.tasks.quarantine(1, range(20, 20 + num_bad))
+        script.job.status()
+        found: list[str] = []
+
+        def count(frame: FrameType, event: str, argument: Any) -> None:
+            found.append(event)
+
+        sys.setprofile(count)
+        try:
+            script.job.status()
+        finally:
+            sys.setprofile(None)
+        return len(found)
+
+    assert num_calls(1000) < num_calls(10) + 50
+
+
+def test_of_many_epochs_the_newest_are_told_one_by_one_and_those_before_as_their_sum() -> None:
+    script = local_job(MAX_EPOCHS + 5, 40)
+    train_all(script)
+    status = to_job_status("j", 0.0, script.job.status())
+    assert len(script.job.status().coverage) == MAX_EPOCHS + 5
+    earlier, *newest = status.coverage
+    assert (earlier.since, earlier.epoch, earlier.records, earlier.committed) == (1, 5, 200, 200)
+    assert [one.epoch for one in newest] == list(range(6, MAX_EPOCHS + 6))
+    assert {(one.since, one.committed) for one in newest} == {(0, 40)}
+    assert status.records["committed"] == 40 * (MAX_EPOCHS + 5)

@@ -69,6 +69,7 @@ class Epoch:
         self._surpluses = array("q", [0]) * len(slices)  # samples minus records; 0 of a task that is not done
         self._extras: dict[int, frozenset[int]] = {}
         self._excluded: dict[int, frozenset[int]] = {}
+        self._num_quarantined: int | None = 0  # None: counted when it is asked for
         self._skipped: dict[int, frozenset[int]] = {}  # minibatches that are, or are about to be, empty in the model
         self._saved: dict[str, Any] | None = None
         self._places: dict[int, int] | None = None  # of the tasks in the order, once that is asked for
@@ -98,7 +99,7 @@ class Epoch:
         self.order = [task for task in self.order if task not in self._unplanned]
         self.todo = deque(task for task in self.todo if task not in self._unplanned)
         self.planned_records = sum(len(self.slice(task)) for task in self.order)
-        self._places = self._saved = None
+        self._places = self._saved = self._num_quarantined = None
 
     def plan_again(self, tasks: Iterable[int]) -> None:
         """The model holds parts of these tasks: those that were left out are not."""
@@ -106,7 +107,7 @@ class Epoch:
             self._unplanned -= {task}
             self.order.append(task)
             self.planned_records += len(self.slice(task))
-            self._places = self._saved = None
+            self._places = self._saved = self._num_quarantined = None
             self.open_again(task)
 
     def slice(self, task: int) -> Shard:
@@ -126,7 +127,10 @@ class Epoch:
 
     @property
     def num_quarantined(self) -> int:
-        return sum(len(self.excluded(task)) for task in self.order)
+        """Records of planned tasks; counted once for each change, since a status asks for it of every epoch."""
+        if self._num_quarantined is None:
+            self._num_quarantined = sum(len(self.excluded(task)) for task in self.order) if self._excluded else 0
+        return self._num_quarantined
 
     def exclude(self, task: int, records: Iterable[int]) -> None:
         """Changes what an untouched task consists of; one with a minibatch in the model stays as it is."""
@@ -135,7 +139,7 @@ class Epoch:
             inside = (record for record in records if shard.start <= record < shard.end)
             self._excluded[task] = self.excluded(task).union(inside)
             self._skipped.pop(task, None)
-            self._saved = None
+            self._saved = self._num_quarantined = None
 
     def skip(self, task: int, minibatches: Iterable[int]) -> int:
         """Notes minibatches that are left out of the model; how many were not known to be."""
@@ -242,6 +246,7 @@ class Epoch:
         self._leave_out(saved.get("unplanned", ()))
         self._excluded = {int(task): frozenset(records) for task, records in saved["excluded"].items()}
         self._skipped = {int(task): frozenset(skipped) for task, skipped in saved["skipped"].items()}
+        self._num_quarantined = None
         self.num_repeated = saved["num_repeated"]
         for task in self.order:
             applied = Applied.of(watermarks[task], saved["extras"].get(str(task), ()))
@@ -263,6 +268,7 @@ class Epoch:
         assert self.num_done == len(done)
         assert self.committed_records == sum(self.records_in(task) for task in self.order)
         assert self.num_minibatches == sum(len(self.applied(task)) for task in self.order)
+        assert self.num_quarantined == sum(len(self.excluded(task)) for task in self.order)
         assert 0 <= self.committed_records <= self.planned_records - self.num_quarantined <= self.records
         assert self.num_skipped == sum(len(self._skipped_in(task)) for task in self.order)
         assert self.num_filtered - self.num_augmented == -sum(self._surpluses)

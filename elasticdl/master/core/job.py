@@ -33,7 +33,7 @@ from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.session import Session
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.slot_time import SlotTimes
-from elasticdl.master.core.status import Coverage, Status, point_of
+from elasticdl.master.core.status import Status, coverage_line, coverage_of, point_of
 from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.values import HeldLease, Lease, Level, Role, Shard, TaskType
 from elasticdl.master.core.work import Work
@@ -408,7 +408,8 @@ class Job:
         """All scripts say that they are done: so is the job; it has failed if they have left out what was planned."""
         for epoch in self._work.tasks.epochs:
             if not epoch.covered:
-                self._out.log(str(Coverage.of(epoch, True, self.settings.has_tensorflow_servers)))
+                coverage = coverage_of(epoch, True, self.settings.has_tensorflow_servers)
+                self._out.log(coverage_line(coverage))
         if self._work.tasks.records_left_out:
             self._ending.fail(self._why_too_early())
         elif self.settings.expects_data and not self._joining.is_planned:

@@ -12,35 +12,11 @@ from itertools import zip_longest
 from typing import Any
 
 from elasticdl.master.core.values import PsLoad
+from elasticdl_client.job_status import PsStatus
 
 WINDOW = 10.0  # seconds over which a rate is taken
 SPACING = 1.0  # between two samples; heartbeats may come faster
 SHOWN = 8  # so many servers are told one by one
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLoad:
-    """One PS lately, rates per second, and what it has done in all its lives.
-
-    Attributes:
-        busy: seconds of its threads in calls, per second; 1.5: one and a half threads.
-        rows: of all its tables; `table_bytes` is what they take.
-        pushes, pulls, received_bytes, sent_bytes, busy_seconds: sums, which only grow.
-    """
-
-    id: int
-    pushes_per_second: float
-    pulls_per_second: float
-    received_per_second: float
-    sent_per_second: float
-    busy: float
-    rows: int
-    table_bytes: int
-    pushes: int
-    pulls: int
-    received_bytes: int
-    sent_bytes: int
-    busy_seconds: float
 
 
 @dataclass(slots=True)
@@ -112,17 +88,17 @@ class Loads:
         newest = self._newest(ps_id)
         return _sum(self._ended[ps_id], newest) if ps_id in self._ended else newest
 
-    def servers(self) -> tuple[ServerLoad, ...]:
+    def servers(self) -> tuple[PsStatus, ...]:
         """In order of id."""
         return tuple(self._server(ps_id) for ps_id in self._ids())
 
-    def _server(self, ps_id: int) -> ServerLoad:
+    def _server(self, ps_id: int) -> PsStatus:
         life, newest, total = self._lives.get(ps_id), self._newest(ps_id), self._total(ps_id)
 
         def rate(of: Callable[[PsLoad], float]) -> float:
             return 0.0 if life is None else life.rate(of)
 
-        return ServerLoad(
+        return PsStatus(
             id=ps_id,
             pushes_per_second=rate(lambda load: load.pushes),
             pulls_per_second=rate(lambda load: load.pulls),

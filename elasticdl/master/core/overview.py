@@ -10,7 +10,7 @@ from elasticdl.master.core.event_totals import EventTotals
 from elasticdl.master.core.load import Loads
 from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.status import Coverage, Status, records_by_fate
+from elasticdl.master.core.status import Status, coverage_of, records_by_fate
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
@@ -42,7 +42,7 @@ def look_at(
     outcome = ending.outcome
     is_over = [epoch.covered or all_have_left for epoch in work.tasks.epochs]
     coverage = tuple(
-        Coverage.of(epoch, not epoch.covered, settings.has_tensorflow_servers)
+        coverage_of(epoch, not epoch.covered, settings.has_tensorflow_servers)
         for epoch in compress(work.tasks.epochs, is_over)
     )
     running = (epoch for epoch, over in zip(work.tasks.epochs, is_over, strict=True) if not over)

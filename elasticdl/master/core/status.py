@@ -6,78 +6,46 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elasticdl.master.core.epoch import Epoch
-from elasticdl.master.core.load import ServerLoad
 from elasticdl_client.job_series import SeriesPoint
+from elasticdl_client.job_status import EpochCoverage, PsStatus
 
-_PASSES = {"evaluated": "evaluation", "predicted": "prediction", "analyzed": "analysis"}  # by verb
 
+def coverage_of(epoch: Epoch, is_over: bool = False, is_bound: bool = False) -> EpochCoverage:
+    """Return what became of the records of an epoch.
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """What became of the records of one epoch, counted from 1; `committed` leaves skipped and filtered ones out.
-
-    Attributes:
-        filtered: records of which `feed` has made no sample.
-        augmented: samples that `feed` has made beyond one a record; in no other number.
-        verb: what was done to the committed ones.
-        is_bound: nobody can say exactly what was repeated, but not more than that.
+    Args:
+        epoch: of the plan.
+        is_over: what is not committed will not be: it was not to be trained.
+        is_bound: see `EpochCoverage`.
     """
+    skipped, quarantined, filtered = epoch.skipped_records, epoch.num_quarantined, epoch.num_filtered
+    committed = epoch.committed_records - skipped - filtered
+    planned = committed + skipped + quarantined + filtered if is_over else epoch.planned_records
+    return EpochCoverage(
+        epoch=epoch.number + 1,
+        records=epoch.records,
+        committed=committed,
+        repeated=epoch.num_repeated,
+        lost=planned - quarantined - skipped - filtered - committed,
+        quarantined=quarantined,
+        skipped=skipped,
+        unplanned=epoch.records - planned,
+        filtered=filtered,
+        augmented=epoch.num_augmented,
+        verb=epoch.verb,
+        is_bound=is_bound,
+    )
 
-    epoch: int
-    records: int
-    committed: int
-    repeated: int
-    lost: int
-    quarantined: int
-    skipped: int
-    unplanned: int
-    filtered: int = 0
-    augmented: int = 0
-    verb: str = "committed"
-    is_bound: bool = False
 
-    @classmethod
-    def of(cls, epoch: Epoch, is_over: bool = False, is_bound: bool = False) -> Coverage:
-        """
-        Args:
-            is_over: what is not committed will not be: it was not to be trained.
-        """
-        skipped, quarantined, filtered = epoch.skipped_records, epoch.num_quarantined, epoch.num_filtered
-        committed = epoch.committed_records - skipped - filtered
-        planned = committed + skipped + quarantined + filtered if is_over else epoch.planned_records
-        return cls(
-            epoch=epoch.number + 1,
-            records=epoch.records,
-            committed=committed,
-            repeated=epoch.num_repeated,
-            lost=planned - quarantined - skipped - filtered - committed,
-            quarantined=quarantined,
-            skipped=skipped,
-            unplanned=epoch.records - planned,
-            filtered=filtered,
-            augmented=epoch.num_augmented,
-            verb=epoch.verb,
-            is_bound=is_bound,
-        )
-
-    def counts(self) -> dict[str, int]:
-        """Records by fate."""
-        names = ("records", "committed", "repeated", "lost", "quarantined", "skipped", "unplanned", "filtered")
-        return {name: getattr(self, name) for name in (*names, "augmented")}
-
-    def __str__(self) -> str:
-        title = _PASSES.get(self.verb, f"Epoch {self.epoch}")
-        line = f"{title}: records {self.records}, {self.verb} {self.committed}, "
-        line += f"repeated {'at most ' if self.is_bound else ''}{self.repeated}, lost {self.lost}"
-        for name in ("quarantined", "skipped", "filtered", "augmented", "unplanned"):
-            line += f", {name} {getattr(self, name)}" if getattr(self, name) else ""
-        return line
+def coverage_line(coverage: EpochCoverage) -> str:
+    """Return the line of the log."""
+    return f"{coverage.title.replace('epoch', 'Epoch')}: {coverage}"
 
 
 FATES = ("committed", "repeated", "lost", "quarantined", "skipped", "filtered", "augmented", "unplanned")
 
 
-def records_by_fate(covered: Iterable[Coverage], running: Iterable[Epoch]) -> dict[str, int]:
+def records_by_fate(covered: Iterable[EpochCoverage], running: Iterable[Epoch]) -> dict[str, int]:
     """Return what has become of the records of all epochs.
 
     Args:
@@ -89,7 +57,7 @@ def records_by_fate(covered: Iterable[Coverage], running: Iterable[Epoch]) -> di
         for fate in FATES:
             found[fate] += getattr(coverage, fate)
     for epoch in running:
-        now = Coverage.of(epoch)
+        now = coverage_of(epoch)
         for fate in FATES:
             found[fate] += 0 if fate in ("lost", "unplanned") else getattr(now, fate)
     return found
@@ -141,11 +109,11 @@ class Status:
     learning_rate: float | None
     metrics: Mapping[str, float]
     metrics_step: int
-    coverage: tuple[Coverage, ...]
+    coverage: tuple[EpochCoverage, ...]
     tasks_done: int
     tasks_total: int
     records_skipped: int
-    ps: tuple[ServerLoad, ...]
+    ps: tuple[PsStatus, ...]
     world: tuple[int, ...]
     num_worlds: int
     world_seconds: float

@@ -14,7 +14,7 @@ from elasticdl.master.core.events import AppliedSetsRead, AppliedSetsUnreadable
 from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.settings import JobSettings, Strategy
-from elasticdl.master.core.status import Coverage
+from elasticdl.master.core.status import coverage_line, coverage_of
 from elasticdl.master.core.values import Level, Partition, Role
 from elasticdl.master.core.work import Work
 from elasticdl_client.job_events import EventKind
@@ -89,8 +89,9 @@ class Truth:
             epoch.num_repeated += max(0, num_repeated - self.num_repeated) * self._settings.minibatch_size
             self.num_repeated = max(num_repeated, self.num_repeated)
             epoch.covered = True
-            coverage = Coverage.of(epoch, is_bound=self._settings.has_tensorflow_servers)
-            self._out.events.add(EventKind.EPOCH_COVERED, f"epoch-{coverage.epoch}", str(coverage), **coverage.counts())
-            self._out.log(str(coverage))
+            coverage = coverage_of(epoch, is_bound=self._settings.has_tensorflow_servers)
+            line = coverage_line(coverage)
+            self._out.events.add(EventKind.EPOCH_COVERED, f"epoch-{coverage.epoch}", line, **coverage.counts())
+            self._out.log(line)
         for line in self._loads.lines() if complete else []:
             self._out.log(line)
