@@ -68,8 +68,6 @@ class MetricsServer:
     def close(self) -> None:
         """Stop serving."""
         self._closed.set()
-        if self._server is not None:
-            self._server.shutdown()
         self._thread.join()
 
     def _open(self) -> None:
@@ -85,8 +83,8 @@ class MetricsServer:
                 self._open()
             except OSError as error:
                 logger.debug("--metrics_port: %s", error)
-        if not self._closed.is_set():
-            self._server.serve_forever(POLL_S)
+        while not self._closed.is_set():
+            self._server.handle_request()
         self._server.server_close()
 
 
@@ -101,6 +99,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     """One thread a request, of a few; it takes over a socket that listens."""
 
     daemon_threads = True
+    timeout = POLL_S  # of `handle_request`
 
     def __init__(self, listening: socket.socket, application: Application) -> None:
         address = listening.getsockname()[:2]

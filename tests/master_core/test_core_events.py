@@ -98,6 +98,7 @@ def test_a_reason_to_be_pending_is_said_again_only_when_more_than_its_numbers_ha
 
     for message in ("0/3 nodes: 3 Insufficient cpu.", "0/4 nodes: 4 Insufficient cpu.", "0/4 nodes: 4 had taints."):
         pending(message)
+    pending("0/5 nodes: 5 Insufficient cpu.")  # a scheduler may waver for weeks
     assert [event.message for event in of_kind(script, EventKind.POD_PENDING)] == [
         "0/3 nodes: 3 Insufficient cpu.",
         "0/4 nodes: 4 had taints.",
@@ -144,6 +145,26 @@ def test_long_texts_are_shortened_and_many_of_them_summed_up() -> None:
         log.add(EventKind.TASK_FAILED, "task-0", "x" * 10_000 + "end", 0, traceback="y" * 10_000)
     assert all(event.message.endswith("end") for event in log.history.events)
     assert max(len(event.message) for event in log.history.events) == MAX_TEXT + 1
+    assert len(json.dumps(log.snapshot())) < 2 * MAX_CHARACTERS
+
+
+def test_of_a_long_text_the_first_line_and_the_end_are_kept() -> None:
+    log = EventLog()
+    frames = '  File "model.py", line 7, in call\n' * 200
+    log.add(EventKind.JOB_FAILED, "job", f"task 3 failed 3 times\n{frames}ValueError: no such column")
+    log.add(EventKind.JOB_FAILED, "job", "a" + "x" * 5000 + "end")
+    failed, single = log.history.events
+    assert describe(failed) == "task 3 failed 3 times"
+    assert failed.message.endswith("in call\nValueError: no such column")
+    assert describe(single).startswith("ax")
+    assert single.message.endswith("xend")
+    assert {len(failed.message), len(single.message)} == {MAX_TEXT + 1}
+
+
+def test_evaluations_of_many_metrics_are_bounded_too() -> None:
+    log = EventLog()
+    for step in range(MAX_EVENTS):
+        log.add(EventKind.EVALUATION_FINISHED, f"evaluation-{step}", **{f"accuracy_{k}": k / 7 for k in range(200)})
     assert len(json.dumps(log.snapshot())) < 2 * MAX_CHARACTERS
 
 

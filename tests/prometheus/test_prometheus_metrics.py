@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -223,6 +224,22 @@ def test_a_port_that_is_taken_is_an_error_unless_pods_train_already() -> None:
             pytest.fail("it does not serve")
     finally:
         server.close()
+
+
+class ClosedAtItsStart(MetricsServer):
+    """The job ends just as the port could be had."""
+
+    def _open(self) -> None:
+        super()._open()
+        self._closed.set()
+
+
+def test_a_server_that_is_closed_before_it_has_served_ends() -> None:
+    server = ClosedAtItsStart(LOOPBACK, free_ports(LOOPBACK, 1)[0], JobCollector(PS_JOB, lambda: FULL))
+    closing = threading.Thread(target=server.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
 
 
 def test_silent_connections_do_not_pile_up() -> None:

@@ -15,7 +15,9 @@ from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEven
 
 MAX_EVENTS = 400  # about 80 kB of the journal, 10 kB compressed
 MAX_CHARACTERS = 200_000  # of messages and details; the journal of a job on Kubernetes has 960 kB, compressed
-MAX_TEXT = 2000  # characters of a message or detail; the end of a long one is kept, where errors name their cause
+MAX_TEXT = 2000  # characters of a message or detail
+_MAX_FIRST_LINE = 500  # of a long text, which lists show; the rest is its end, where errors name their cause
+_NUMBER = 20  # characters that a number may take
 KEPT = frozenset(
     {
         EventKind.JOB_STARTED,
@@ -125,8 +127,13 @@ class EventLog:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else "…" + text[-MAX_TEXT:]
+    if len(text) <= MAX_TEXT:
+        return text
+    first = text.partition("\n")[0][:_MAX_FIRST_LINE]
+    return f"{first}\n…{text[len(first) + 1 - MAX_TEXT :]}"
 
 
 def _size(event: JobEvent) -> int:
-    return len(event.message) + sum(len(value) for value in event.details.values() if isinstance(value, str))
+    """In characters.  An evaluation may have hundreds of metrics."""
+    details = event.details.items()
+    return len(event.message) + sum(len(name) + (len(v) if isinstance(v, str) else _NUMBER) for name, v in details)

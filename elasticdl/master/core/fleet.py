@@ -305,7 +305,9 @@ class Fleet:
             self._out.events.add(EventKind.POD_RUNNING, record.subject, "", created, **_where(event))
         why = ", ".join(filter(None, (event.reason, event.message)))
         pattern = _NUMBERS.sub("#", why)  # how many nodes lack what changes from second to second
-        if event.phase is Phase.PENDING and why and not event.blocked and pattern != record.pending_why:
+        is_new = pattern not in (record.pending_why, *record.complaints)
+        if event.phase is Phase.PENDING and why and not event.blocked and is_new:
+            record.complaints.add(pattern)
             record.pending_why = pattern
             created = self._out.events.newest(record.subject)
             self._out.events.add(EventKind.POD_PENDING, record.subject, event.message, created, reason=event.reason)

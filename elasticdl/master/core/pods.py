@@ -38,7 +38,7 @@ class PodRecord:
         running_since: None until it runs.
         state: of its process while it runs, where the cluster says so, such as "stopped by SIGSTOP".
         create_delay: before the attempt to create it.
-        complaints: why it cannot start, as far as said.
+        complaints: why it cannot start, or waits, as far as said.
         resized_to: the memory factor that a resize in place was last asked for; each is asked for once.
         is_known: an event says that it was created; this, and the next three, are kept over the master's lives.
         has_run: an event says that it runs.
