@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 
 class ObjectServer:
-    """Answers reads, patches and deletions of the objects of one namespace, and allows everything.
+    """Answers creations, reads, patches and deletions of the objects of one namespace, and allows everything.
 
     Attributes:
         objects: by the plural of their kind and their name.
@@ -79,6 +79,8 @@ class ObjectServer:
             if path.endswith("accessreviews"):
                 return 201, {**sent, "status": {"allowed": True}}
             *_, kind, name = path.split("/")
+            if verb == "POST":
+                return self._create(name, sent)
             found = self.objects.get((kind, name))
             if found is None:
                 return 404, {"message": f"{kind} {name} not found"}
@@ -89,6 +91,12 @@ class ObjectServer:
             elif verb == "DELETE":
                 return self._delete(kind, name, sent)
             return 200, found
+
+    def _create(self, kind: str, sent: Object) -> tuple[int, Object]:
+        if (kind, sent["metadata"]["name"]) in self.objects:
+            return 409, {"message": "it exists already"}
+        self._keep(kind, sent)
+        return 201, sent
 
     def _delete(self, kind: str, name: str, options: Object) -> tuple[int, Object]:
         if self.failures:

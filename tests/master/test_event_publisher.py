@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from elasticdl.master.kubernetes.event_publisher import EventPublisher
+from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import Connection
@@ -38,15 +38,14 @@ class Scene:
         self.events: tuple[JobEvent, ...] = ()
 
     def happens(self, number: int, kind: EventKind, subject: str, message: str = "", **details: Any) -> None:
-        self.events += (JobEvent(number, time.time(), kind, subject, message, 0, details),)
+        at = time.time() // 60 * 60 + number / 10  # in one window, whatever the time is
+        self.events += (JobEvent(number, at, kind, subject, message, 0, details),)
 
     def publish(self, connection: Connection | None = None) -> None:
         """A life of the master, from its start to its end."""
         publisher = EventPublisher(
             connection or self.namespace.connection,
-            self.namespace.name,
-            JOB,
-            self.owner_uid,
+            Owner(self.namespace.name, JOB, self.owner_uid),
             lambda: EventHistory(self.events),
             lambda name: POD_UID if name == POD else "",
         )

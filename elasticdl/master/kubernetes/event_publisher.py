@@ -1,8 +1,9 @@
 """The job's events as Events of Kubernetes, for `kubectl describe` and `kubectl get events`.
 
-The journal is the truth: an Event is created some seconds after the journal holds what it shows, under a name made of
-its number, so that no life of the master creates it twice.  A thread of its own does that; a job without the right to
-create Events runs without them and says so once.
+The journal is the truth: an Event is created some seconds after the journal holds what it shows.  Those of one kind and
+subject are one Event if they are of one life of the master and of the same few seconds; its name is made of the number
+of the first.  So every life groups them alike, and what an earlier one has created is refused as known.  A thread does
+that; a job without the right to create Events runs without them and says so once.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, describe, since
@@ -22,12 +25,23 @@ from elasticdl_client.kubernetes.events import COMPONENT
 
 _LOOK_S = 1.0
 _SETTLED_S = 3.0  # the journal is written once a second: what is older is in it
+_WINDOW_S = 5.0  # events of a kind and subject within it are one Event
+_AHEAD_S = 60.0  # an event that seems to be yet to come by more than that is of a life whose clock was ahead
 _CAUGHT_UP_S = 600.0  # a new life publishes what is not older; before that, the last one did
 _MAX_MESSAGE = 1000  # bytes; Kubernetes takes 1,024
 _TIMEOUT_S = (5.0, 5.0)
 _ROUTINE = frozenset({EventKind.EPOCH_STARTED, EventKind.JOB_WAITING, EventKind.WORKER_REGISTERED})
 
 logger = logging.getLogger("elasticdl.master")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The ConfigMap of a job."""
+
+    namespace: str
+    job_name: str
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +58,7 @@ class EventPublisher:
 
     Args:
         connection: to the cluster.
-        namespace: of the job.
-        job_name: its name.
-        owner_uid: of its ConfigMap.
+        owner: of the job.
         history: the events so far; called in a thread of this object's own.
         pod_uid: the uid of a pod by its name; empty: unknown, and its events are shown with the job.
     """
@@ -54,19 +66,16 @@ class EventPublisher:
     def __init__(
         self,
         connection: Connection,
-        namespace: str,
-        job_name: str,
-        owner_uid: str,
+        owner: Owner,
         history: Callable[[], EventHistory],
         pod_uid: Callable[[str], str],
     ) -> None:
         self._connection = connection
-        self._namespace = namespace
-        self._job_name = job_name
-        self._owner_uid = owner_uid
+        self._owner = owner
         self._history = history
         self._pod_uid = pod_uid
         self._published = 0  # number of the newest
+        self._oldest = time.time() - _CAUGHT_UP_S
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
@@ -81,13 +90,13 @@ class EventPublisher:
         while True:
             is_last = self._closed.wait(_LOOK_S)
             try:
-                self._publish(time.time() - (0.0 if is_last else _SETTLED_S))
+                self._publish(is_last=is_last)
                 complaint = ""
             except ClusterError as error:
                 if not error.unreachable:
                     logger.warning(
                         "The job's events are not shown by kubectl, only by `elasticdl events %s`: %s",
-                        self._job_name,
+                        self._owner.job_name,
                         error.what,
                     )
                     return
@@ -97,24 +106,33 @@ class EventPublisher:
             if is_last:
                 return
 
-    def _publish(self, until: float) -> None:
-        """Creates the Events of what has happened until a time.
+    def _publish(self, *, is_last: bool) -> None:
+        """Creates the Events of the windows that are over.
+
+        Args:
+            is_last: of the present one, too.
 
         Raises:
             ClusterError: the API does not answer, or refuses; what was not created is tried again by the next call.
         """
-        new = [event for event in since(self._history().events, self._published) if event.at <= until]
-        wanted = [e for e in new if e.kind not in _ROUTINE and e.at >= time.time() - _CAUGHT_UP_S]
-        for group in _grouped(wanted):
+        history, now = self._history().events, time.time()
+
+        def is_over(event: JobEvent) -> bool:
+            end = (_window(event) + 1) * _WINDOW_S
+            return is_last or end + _SETTLED_S <= now or event.at > now + _AHEAD_S
+
+        new = list(takewhile(is_over, since(history, self._published)))
+        wanted = [e for e in new if e.kind not in _ROUTINE and _window(e) * _WINDOW_S >= self._oldest]
+        for group in _grouped(wanted, [e.number for e in history if e.kind is EventKind.MASTER_RESTARTED]):
             self._create(group)
         if new:  # only now: what is tried again has the same names
             self._published = new[-1].number
 
     def _create(self, group: _Group) -> None:
-        body = self._manifest(group)
+        body, namespace = self._manifest(group), self._owner.namespace
         try:
-            with self._connection.doing(f"create an Event in namespace {self._namespace}"):
-                self._connection.core.create_namespaced_event(self._namespace, body, _request_timeout=_TIMEOUT_S)
+            with self._connection.doing(f"create an Event in namespace {namespace}"):
+                self._connection.core.create_namespaced_event(namespace, body, _request_timeout=_TIMEOUT_S)
         except ClusterError as error:
             if error.status != 409:  # an earlier life has created it
                 raise
@@ -122,12 +140,12 @@ class EventPublisher:
     def _manifest(self, group: _Group) -> dict[str, Any]:
         event = group.last
         involved = self._involved(event.subject)
-        stamp = f"{self._job_name}.{self._owner_uid[:8]}.{group.first.number}"
+        stamp = f"{self._owner.job_name}.{self._owner.uid[:8]}.{group.first.number}"
         message = describe(event) if involved["kind"] == "Pod" else f"{event.subject}: {describe(event)}"
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"elasticdl-{stamp}", "namespace": self._namespace},
+            "metadata": {"name": f"elasticdl-{stamp}", "namespace": self._owner.namespace},
             "involvedObject": involved,
             "reason": event.kind.value,
             "message": message.encode()[:_MAX_MESSAGE].decode(errors="ignore"),
@@ -139,20 +157,29 @@ class EventPublisher:
         }
 
     def _involved(self, subject: str) -> dict[str, str]:
+        job_name, namespace = self._owner.job_name, self._owner.namespace
         role, _, index = subject.partition("-")
-        pod = names.pod_name(self._job_name, role, int(index)) if role in ("worker", "ps") and index.isdecimal() else ""
+        pod = names.pod_name(job_name, role, int(index)) if role in ("worker", "ps") and index.isdecimal() else ""
         if pod and (uid := self._pod_uid(pod)):
-            return {"apiVersion": "v1", "kind": "Pod", "namespace": self._namespace, "name": pod, "uid": uid}
-        owner = names.job_object(self._job_name)
-        kind = {"apiVersion": "v1", "kind": "ConfigMap", "namespace": self._namespace}
-        return {**kind, "name": owner, "uid": self._owner_uid}
+            return {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod, "uid": uid}
+        kind = {"apiVersion": "v1", "kind": "ConfigMap", "namespace": namespace}
+        return {**kind, "name": names.job_object(job_name), "uid": self._owner.uid}
 
 
-def _grouped(events: Iterable[JobEvent]) -> list[_Group]:
-    """One for each subject and kind, in the order of their first events."""
-    groups: dict[tuple[str, EventKind], _Group] = {}
+def _window(event: JobEvent) -> int:
+    return int(event.at // _WINDOW_S)
+
+
+def _grouped(events: Iterable[JobEvent], restarts: Sequence[int]) -> list[_Group]:
+    """One for each subject, kind, life of the master and window, in the order of their first events.
+
+    Args:
+        events: to be published.
+        restarts: numbers of the events with which lives of the master have begun.
+    """
+    groups: dict[tuple[str, EventKind, int, int], _Group] = {}
     for event in events:
-        key = (event.subject, event.kind)
+        key = (event.subject, event.kind, bisect_right(restarts, event.number), _window(event))
         before = groups.get(key)
         groups[key] = _Group(event, event, 1) if before is None else _Group(before.first, event, before.count + 1)
     return list(groups.values())

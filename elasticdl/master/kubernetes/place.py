@@ -16,7 +16,7 @@ from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl.cluster.kubernetes.api import ApiCalls
 from elasticdl.master.journal import JournalWriteError, Superseded
-from elasticdl.master.kubernetes.event_publisher import EventPublisher
+from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
 from elasticdl.master.kubernetes.expiry import Expiry
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl.master.kubernetes.own_pod import OwnPod
@@ -114,9 +114,8 @@ class KubernetesPlace:
         return PodSpecs(self.spec, "python", address, ps_env=_PS_ENV)
 
     def publish(self, history: Callable[[], EventHistory]) -> None:
-        self._publisher = EventPublisher(
-            self._connection, self._namespace, self.spec.job_name, self._owner_uid, history, self.cluster.uid_of
-        )
+        owner = Owner(self._namespace, self.spec.job_name, self._owner_uid)
+        self._publisher = EventPublisher(self._connection, owner, history, self.cluster.uid_of)
 
     def is_transient(self, error: ElasticDLError) -> bool:
         return isinstance(error, JournalWriteError) or (isinstance(error, ClusterError) and error.unreachable)
