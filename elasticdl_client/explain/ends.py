@@ -140,7 +140,7 @@ def master(facts: Facts) -> Iterator[Diagnosis]:
     """Every restart of the master."""
     for event in facts.of(EventKind.MASTER_RESTARTED):
         before = [one for one in facts.history.events if one.number < event.number]
-        since = f"; the last event before it is {event.at - before[-1].at:.1f} s older" if before else ""
+        since = f"; the last event before it is {max(0.0, event.at - before[-1].at):.1f} s older" if before else ""
         pod = next((pod for pod in facts.job.status.pods if pod.role == "master"), None)
         seen = f"{pod.name}: {pod.message}" if pod is not None and pod.message else ""
         generation = int(event.details.get("generation", facts.job.status.generation))

@@ -252,6 +252,8 @@ def _diagnosis(facts: Facts, event: JobEvent, wait: Wait) -> Diagnosis:
     is_fatal = facts.has_ended_by(event)
     is_open = ran is None and lost is None and not facts.job.has_ended
     until = next((one.at for one in (ran, lost) if one is not None), facts.end)
+    other = facts.after(event, subject, EventKind.POD_PENDING, EventKind.POD_BLOCKED)  # from then on it waits for that
+    waited = (until if other is None else min(other.at, until)) - event.at
     if is_fatal:
         done = "The job was ended: no pod of that role had ever started."
     elif ran is not None:
@@ -267,7 +269,7 @@ def _diagnosis(facts: Facts, event: JobEvent, wait: Wait) -> Diagnosis:
         f"{subject} {wait.seen}",
         (stated(event),),
         done,
-        Cost(0.0 if is_fatal else max(0.0, until - event.at), is_open=is_open),
+        Cost(0.0 if is_fatal else max(0.0, waited), is_open=is_open and other is None),
         wait.advice,
         {**evidence_of(event), **wait.evidence},
         (event.number,),

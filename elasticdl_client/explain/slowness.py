@@ -236,10 +236,8 @@ def _load(servers: Sequence[PsStatus], seconds: Mapping[str, float]) -> PsLoad:
 def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:
     """More workers than there are tasks of an epoch."""
     status = facts.job.status
-    if status.tasks_total <= 0 or status.num_epochs <= 0:
-        return
-    tasks = -(-status.tasks_total // status.num_epochs)
-    if status.workers_wanted <= tasks:
+    tasks = max((int(event.details.get("tasks", 0)) for event in facts.of(EventKind.EPOCH_STARTED)), default=0)
+    if not tasks or status.workers_wanted <= tasks or facts.flag("fixed_global_batch"):  # then all share each task
         return
     idle = status.worker_seconds.get(SlotState.IDLE, 0.0)
     yield Diagnosis(
@@ -248,7 +246,7 @@ def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:
         status.updated_at,
         f"There are {status.workers_wanted} workers and {tasks} tasks in an epoch: {status.workers_wanted - tasks} "
         "of them find none",
-        (f"tasks planned: {status.tasks_total} in {status.num_epochs} epochs", *_line(status.worker_seconds)),
+        _line(status.worker_seconds),
         "",
         Cost(idle, is_open=not facts.job.has_ended),
         "Take fewer workers (--num_workers), or cut smaller tasks: --num_minibatches_per_task, --minibatch_size.",

@@ -328,3 +328,28 @@ def test_frames_of_libraries_and_of_a_later_exception_are_not_the_users() -> Non
 def test_events_that_are_not_kept_are_said_to_be_missing() -> None:
     facts = Facts(RUNNING, EventHistory((), {"PodLost": 3, "PodCreated": 4}), NOW)
     assert "7 older events of the job are not kept any more" in words.text(explain(facts), 100)
+
+
+def test_the_time_of_a_pod_that_waits_for_one_thing_after_another_is_told_once() -> None:
+    log = Log()
+    for message in ("0/3 nodes are available: 3 Insufficient cpu.", "0/3 nodes are available: 2 Insufficient cpu."):
+        log.add(EventKind.POD_PENDING, "worker-0", message, reason="Unschedulable")
+        for _ in range(9):
+            log.add(EventKind.LEASE_LOST, "worker-1")
+    log.add(EventKind.POD_RUNNING, "worker-0")
+    (waiting,) = [one for one in diagnosed(log) if one.trouble is Trouble.NO_CPU]
+    assert (waiting.count, waiting.cost.slot_seconds, waiting.cost.is_open) == (2, 20.0, False)
+
+
+@pytest.mark.parametrize(("tasks", "fixed_global_batch", "is_too_many"), [(20, 0, False), (3, 0, True), (3, 64, False)])
+def test_workers_are_compared_with_the_tasks_of_an_epoch_not_with_those_that_an_early_end_has_left(
+    tasks: int, fixed_global_batch: int, is_too_many: bool
+) -> None:
+    log = Log()
+    for epoch in (1, 2, 3):
+        log.add(EventKind.EPOCH_STARTED, f"epoch-{epoch}", records=20 * tasks, tasks=tasks)
+    log.add(EventKind.TRAINING_STOPPED, "job", "no better for 2 epochs")
+    status = replace(RUNNING.status, workers_wanted=4, num_epochs=100, tasks_total=3 * tasks, tasks_done=3 * tasks)
+    spec = replace(JobSpec(job_name="digits"), fixed_global_batch=fixed_global_batch)
+    found = explain(replace(log.facts(replace(RUNNING, status=status)), spec=spec)).diagnoses
+    assert [one.evidence["tasks"] for one in found] == ([tasks] if is_too_many else [])

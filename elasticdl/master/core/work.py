@@ -152,7 +152,8 @@ class Work:
         name = self.tasks.take(lambda epoch, task: allowed(planned, epoch, task)) if trains else None
         if trains and name is None and not self.tasks.has_todo and self.tasks.can_begin:
             epoch = self.tasks.begin_epoch()
-            self._out.events.add(EventKind.EPOCH_STARTED, f"epoch-{epoch.number + 1}", records=epoch.records)
+            sizes = {"records": epoch.records, "tasks": len(epoch.order)}
+            self._out.events.add(EventKind.EPOCH_STARTED, f"epoch-{epoch.number + 1}", **sizes)
             self._out.log(f"Starting epoch {epoch.number + 1}" if self._settings.trains else "Starting")
             name = self.tasks.take(lambda epoch, task: allowed(planned, epoch, task))
         if name is not None:
