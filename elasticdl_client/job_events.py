@@ -7,8 +7,9 @@ This module owns their kinds, their shape and their form in the journal.  It nev
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -129,16 +130,28 @@ class JobEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Extremes:
+    """The least and the greatest finite value of a metric, each with the step of the first model that had it."""
+
+    least: float
+    least_step: int
+    greatest: float
+    greatest_step: int
+
+
+@dataclass(frozen=True, slots=True)
 class EventHistory:
     """All events of a job, as far as they are kept.
 
     Attributes:
         events: in order of number.
         summed_up: how many older ones of each kind are not kept any more.
+        extremes: of each metric, over all evaluations, those that are not kept any more among them.
     """
 
     events: tuple[JobEvent, ...] = ()
     summed_up: Mapping[str, int] = field(default_factory=dict)
+    extremes: Mapping[str, Extremes] = field(default_factory=dict)
 
     def by_number(self) -> dict[int, JobEvent]:
         return {event.number: event for event in self.events}
@@ -160,6 +173,7 @@ def to_journal(history: EventHistory) -> dict[str, Any]:
             for e in history.events
         ],
         "summed_up": dict(history.summed_up),
+        "extremes": {name: list(astuple(one)) for name, one in history.extremes.items()},
     }
 
 
@@ -176,7 +190,8 @@ def from_journal(saved: Mapping[str, Any]) -> EventHistory:
             for number, at, kind, subject, message, cause, details in saved["events"]
             if kind in known
         )
-        return EventHistory(events, {str(kind): int(count) for kind, count in saved["summed_up"].items()})
+        extremes = {str(name): Extremes(*values) for name, values in saved.get("extremes", {}).items()}
+        return EventHistory(events, {str(kind): int(count) for kind, count in saved["summed_up"].items()}, extremes)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a history of events: {error!r}") from error
 
@@ -193,6 +208,22 @@ def read_journal(data: bytes) -> EventHistory:
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a journal: {error!r}") from error
     return from_journal(saved) if saved is not None else EventHistory()
+
+
+def with_metrics_of(evaluation: JobEvent, extremes: Mapping[str, Extremes]) -> dict[str, Extremes]:
+    """Return the extremes of all metrics with those of an `EVALUATION_FINISHED` taken in."""
+    found, step = dict(extremes), int(evaluation.subject.rpartition("-")[2])
+    for name, value in evaluation.details.items():
+        if isinstance(value, str) or not math.isfinite(value):
+            continue
+        before = found.get(name)
+        if before is None:
+            found[name] = Extremes(value, step, value, step)
+        elif value < before.least:
+            found[name] = replace(before, least=value, least_step=step)
+        elif value > before.greatest:
+            found[name] = replace(before, greatest=value, greatest_step=step)
+    return found
 
 
 def since(events: Sequence[JobEvent], number: int) -> list[JobEvent]:

@@ -13,7 +13,7 @@ import sys
 from elasticdl_client import colors, goodput, progress
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.durations import age
-from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, with_metrics_of
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobStatus
 from elasticdl_client.news import MAX_UNTHINNED, lost_text, metrics_text
@@ -111,16 +111,18 @@ def best_metrics(history: EventHistory) -> str:
     A metric whose name does not say whether more or less is better is left out.
     """
     evaluations = [event for event in history.events if event.kind is EventKind.EVALUATION_FINISHED]
+    extremes = history.extremes
+    for event in evaluations:
+        extremes = with_metrics_of(event, extremes)
     found = []
     for name, last in evaluations[-1].details.items() if evaluations else ():
-        values = [(value, event) for event in evaluations if isinstance(value := event.details.get(name), int | float)]
         words = set(re.findall("[a-z0-9]+", name.lower()))
-        if not values or not words & (_MORE_IS_BETTER | _LESS_IS_BETTER):
+        if name not in extremes or not words & (_MORE_IS_BETTER | _LESS_IS_BETTER):
             continue
-        choose = max if words & _MORE_IS_BETTER else min
-        best, event = choose(values, key=lambda pair: pair[0])
+        one, is_more = extremes[name], bool(words & _MORE_IS_BETTER)
+        best, step = (one.greatest, one.greatest_step) if is_more else (one.least, one.least_step)
         if best != last:
-            found.append(f"{name} {best:.4g} at step {event.subject.removeprefix('evaluation-')}")
+            found.append(f"{name} {best:.4g} at step {step}")
     return ", ".join(found)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
+import math
 import sys
 
 import pytest
 
+from elasticdl.master.core.event_log import MAX_EVENTS, EventLog
 from elasticdl_client import report
 from elasticdl_client.choices import Runtime
-from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, from_journal, to_journal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.news import News
@@ -252,3 +255,19 @@ def test_a_sum_of_epochs_is_told_as_one_and_is_no_news() -> None:
     assert coverage_lines(status, 1)[0].startswith("epochs 1 to 901: records 4505, committed 4504, repeated 0, lost 1")
     few = dataclasses.replace(status, num_epochs=5, coverage=(EpochCoverage(900, 5, 5, since=1),))
     assert not [line.text for line in News(RUNNING).lines(few) if "epochs" in line.text]
+
+
+def test_the_best_evaluation_is_known_although_its_event_is_not_kept_any_more() -> None:
+    log = EventLog()
+    for step in range(1, 4 * MAX_EVENTS):
+        auc = 0.9 if step == 17 else math.nan if step % 7 == 0 else 0.5 + step / 1e5
+        log.add(EventKind.EVALUATION_FINISHED, f"evaluation-{step}", auc=auc, loss=1 / step)
+    again = EventLog()
+    again.restore(json.loads(json.dumps(log.snapshot())))
+    again.add(EventKind.EVALUATION_FINISHED, f"evaluation-{4 * MAX_EVENTS}", auc=math.nan, loss=0.5)
+    history = again.history
+    assert not [event for event in history.events if event.subject == "evaluation-17"]
+    assert report.best_metrics(history) == f"auc 0.9 at step 17, loss {1 / (4 * MAX_EVENTS - 1):.4g} at step 1599"
+    assert report.best_metrics(from_journal(json.loads(json.dumps(to_journal(history))))) == report.best_metrics(
+        history
+    )

@@ -58,7 +58,7 @@ class EventLog:
 
     @property
     def history(self) -> EventHistory:
-        return EventHistory(tuple(self._events), dict(self._summed_up))
+        return EventHistory(tuple(self._events), dict(self._summed_up), dict(self.totals.extremes))
 
     def add(self, kind: EventKind, subject: str, message: str = "", cause: int = 0, /, **details: Detail) -> int:
         """Write an event down; return its number.
@@ -124,6 +124,7 @@ class EventLog:
             self.totals = EventTotals.restored(saved["totals"])
         else:  # written before there were totals
             self.totals = EventTotals(history.events, history.summed_up)
+        self.totals.extremes |= history.extremes
 
 
 def _shortened(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from elasticdl_client.job_events import EventKind, JobEvent
+from elasticdl_client.job_events import EventKind, Extremes, JobEvent, with_metrics_of
 
 
 class EventTotals:
@@ -16,6 +16,7 @@ class EventTotals:
         pods_lost: by role and reason, how many pods have ended unasked, or were given up.
         group_seconds: that the changes of AllReduce groups took.
         checkpoint_at: when the newest checkpoint was complete; 0: there is none.
+        extremes: of the metrics of all evaluations; kept with the events.
     """
 
     def __init__(self, events: Iterable[JobEvent] = (), by_kind: Mapping[str, int] | None = None) -> None:
@@ -28,6 +29,7 @@ class EventTotals:
         self.pods_lost: dict[str, dict[str, int]] = {}
         self.group_seconds = 0.0
         self.checkpoint_at = 0.0
+        self.extremes: dict[str, Extremes] = {}
         for event in events:
             self.add(event)
 
@@ -41,6 +43,8 @@ class EventTotals:
             self.group_seconds += float(event.details.get("seconds", 0.0))
         elif event.kind is EventKind.CHECKPOINT_SAVED:
             self.checkpoint_at = event.at
+        elif event.kind is EventKind.EVALUATION_FINISHED:
+            self.extremes = with_metrics_of(event, self.extremes)
 
     def _lose(self, subject: str, reason: str) -> None:
         of_role = self.pods_lost.setdefault(subject.rpartition("-")[0], {})
