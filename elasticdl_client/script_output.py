@@ -73,7 +73,7 @@ class ScriptOutput:
             self._hold(status, self._read(last=last))
         reported = [status.message, *(pod.message for pod in status.pods if pod.phase == "Failed")]
         lines = []
-        while self._held and (last or status.updated_at - self._held[0].read_at >= _PATIENCE_S):
+        while self._held and (last or not 0 <= status.updated_at - self._held[0].read_at < _PATIENCE_S):
             held = self._held.popleft()
             if not any(held.text.strip() in message for message in reported):
                 lines.append(f"[{held.worker}] {held.text}" if self._names_it else held.text)
@@ -97,7 +97,7 @@ class ScriptOutput:
         path = self._logs / f"{self._prefix}{worker}.log"
         try:
             old = path.stat().st_size if self._worker else self._old.get(path.stem, 0)
-            self._file = GrowingFile(path, old)
+            self._file = GrowingFile(path, old, keeps_overwritten=False)
         except FileNotFoundError:
             return False
         self._worker, self._is_in_traceback, self._is_after_warning = worker, False, False

@@ -17,15 +17,23 @@ from elasticdl_client.jobs.store import LogLine, LogRequest
 
 _LOOK_S = 0.2
 _BLOCK_BYTES = 1 << 20
+_MAX_REST = 1 << 16  # bytes of a line without an end
 _PATTERNS = {"": "*", "ps": "ps-*", "worker": "worker-*"}  # of what stands for several pods
 _NEXT_LIFE = re.compile(r"---- started again ")  # what the agent writes before a pod's next life
 _STAMP = re.compile(r'(?:---- started again |\{"time": ")?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+[+-]\d\d:\d\d)?)')
 
 
 class GrowingFile:
-    """The lines of a file as they come; the last one only when its end, or the job's, has come."""
+    """The lines of a file as they come; the last one only when its end, or the job's, has come, or when it is long.
 
-    def __init__(self, path: Path, start: int = 0) -> None:
+    Args:
+        path: of the file.
+        start: where to begin.
+        keeps_overwritten: of a long line without an end also what a progress bar has written over.
+    """
+
+    def __init__(self, path: Path, start: int = 0, *, keeps_overwritten: bool = True) -> None:
+        self._keeps_overwritten = keeps_overwritten
         self._file = path.open("rb")
         self._file.seek(start)
         self._rest = b""
@@ -40,6 +48,10 @@ class GrowingFile:
         while block := self._file.read(_BLOCK_BYTES):
             parts.append(block)
         *lines, self._rest = b"".join(parts).split(b"\n")
+        if len(self._rest) > _MAX_REST:  # a progress bar may write over one line for hours
+            *overwritten, newest = self._rest.rsplit(b"\r", 1)
+            lines += (overwritten if self._keeps_overwritten else []) if overwritten else [newest]
+            self._rest = newest if overwritten else b""
         if last and self._rest:
             lines.append(self._rest)
             self._rest = b""

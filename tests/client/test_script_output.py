@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl_client.job_status import JobStatus, PodStatus
+from elasticdl_client.jobs.log_files import GrowingFile
 from elasticdl_client.script_output import MAX_LINES, ScriptOutput
 
 PREFIX = "elasticdl-job-"
@@ -102,3 +103,32 @@ def test_an_error_that_the_job_tells_is_not_shown_a_second_time(tmp_path: Path) 
     assert shown.lines(status(0, updated_at=1.0)) == []
     failed = PodStatus(f"{PREFIX}worker-0", "worker", "Failed", "exit code 1: the rate is wrong")
     assert shown.lines(JobStatus("job", pods=(failed,), updated_at=3.0)) == ["epoch 1"]
+
+
+def test_a_progress_bar_that_is_written_over_for_hours_is_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.touch()
+    file = GrowingFile(path, keeps_overwritten=False)
+    with path.open("ab", buffering=0) as log:
+        for percent in range(100):
+            log.write(f"\r{percent}%|{'#' * 2000}".encode())
+            assert file.lines(last=False) == []
+            assert len(file._rest) <= 1 << 16
+        log.write("\rdone é\nnext\n".encode())
+    assert [line.rpartition("\r")[2] for line in file.lines(last=True)] == ["done é", "next"]
+
+
+def test_a_long_line_without_any_end_comes_in_parts_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_bytes(b"x" * 200_000)
+    file = GrowingFile(path)
+    found = file.lines(last=False)
+    assert "".join(found + file.lines(last=True)) == "x" * 200_000
+    assert found
+
+
+def test_lines_come_though_the_clock_of_the_machine_is_set_back(tmp_path: Path) -> None:
+    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    append(tmp_path, 0, "hello\n")
+    assert shown.lines(status(0, updated_at=5000.0)) == []
+    assert shown.lines(status(0, updated_at=1400.0)) == ["hello"]
