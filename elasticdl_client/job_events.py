@@ -21,6 +21,8 @@ class EventKind(StrEnum):
 
     JOB_STARTED = "JobStarted"
     JOB_WAITING = "JobWaiting"
+    JOB_SCALED = "JobScaled"
+    SCALE_REFUSED = "ScaleRefused"
     JOB_STOP_REQUESTED = "JobStopRequested"
     JOB_SUCCEEDED = "JobSucceeded"
     JOB_FAILED = "JobFailed"
@@ -66,6 +68,7 @@ class EventKind(StrEnum):
 TROUBLES = frozenset(
     {
         EventKind.JOB_FAILED,
+        EventKind.SCALE_REFUSED,
         EventKind.MASTER_RESTARTED,
         EventKind.JOURNAL_DELAYED,
         EventKind.DATA_UNREADABLE,

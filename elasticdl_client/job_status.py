@@ -134,7 +134,7 @@ class JobStatus:
     elapsed_seconds: float = 0.0  # from the first start of the master to `updated_at`
     eta_seconds: float | None = None  # for the rest of the records; null while unknown, if endless, after the end
     workers_alive: int = 0  # pods that run
-    workers_wanted: int = 0  # --num_workers
+    workers_wanted: int = 0  # --num_workers, or what `elasticdl scale` has made of it
     ps_alive: int = 0  # pods that run
     ps_wanted: int = 0  # --num_ps_pods
     model_version: int = 0  # steps: minibatches in the model, in every mode

@@ -32,6 +32,8 @@ _REPEATING = frozenset(
     {EventKind.TASK_FAILED, EventKind.RECORDS_EXCLUDED, EventKind.LOSS_NOT_FINITE, EventKind.LEASE_LOST}
 )
 _TEXTS: Mapping[EventKind, str] = {
+    EventKind.JOB_SCALED: "scaled: {what}",
+    EventKind.SCALE_REFUSED: "not scaled: {what}",
     EventKind.POD_GIVEN_UP: "{subject} given up: {what}",
     EventKind.POD_DRAINING: "{subject} {what}",
     EventKind.POD_NOT_CREATED: "{subject} cannot be created: {what}",

@@ -320,6 +320,8 @@ class SimJob(SimShell):
             worker.is_stopped = worker.is_leaving
             if worker.is_leaving:
                 self.end_pod(worker.pod, "Error")
+        if not self.num_wanted:
+            self.scale(1)
         for _ in range(rounds):
             if self.end is not None:
                 return

@@ -57,6 +57,9 @@ class SimShell(ABC):
         self.grants: dict[int, Lease] = {}
         self.losses = 0
         self.num_failed_checkpoints = 0
+        self.num_wanted = settings.num_workers + settings.has_evaluator
+        self.wanted_since = 0.0
+        self.wanted_seconds = 0.0  # until then, of all wanted workers
         self.memory_factors: dict[tuple[Role, int], float] = {}  # of the newest pod of each slot
         self._persist()
         self.tell(e.PodsListed(()))
@@ -64,6 +67,10 @@ class SimShell(ABC):
     @abstractmethod
     def begin_process(self, pod: SimPod, number: int) -> None:
         """A pod runs; the number is no other process's."""
+
+    @abstractmethod
+    def leave(self, worker: SimWorker) -> None:
+        """A worker is told to end."""
 
     @abstractmethod
     def check_ledger(self) -> None:
@@ -79,17 +86,34 @@ class SimShell(ABC):
         self.job.validate_state()
         self.check_ledger()
         self.check_time()
+        self.check_slots()
         if self.now - self.written_at >= 1.0:
             self._persist()
 
     def check_time(self) -> None:
         """The time of the wanted workers and servers is that of the wall, and no state has less than none."""
         now, settings = self.now + 0.3, self.settings
+        wanted = self.wanted_seconds + self.num_wanted * (now - self.wanted_since)
         workers, servers = self.job._accounting.worker_seconds(now), self.job._accounting.ps_seconds(now)
-        assert abs(sum(workers.values()) - (settings.num_workers + settings.has_evaluator) * now) < 1e-3, workers
+        assert abs(sum(workers.values()) - wanted) < 1e-3, workers
         assert abs(sum(servers.values()) - settings.num_own_servers * now) < 1e-3, servers
         assert min(*workers.values(), *servers.values()) >= 0.0, (workers, servers)
         assert workers["unknown"] == 0.0, workers
+
+    def check_slots(self) -> None:
+        """Every wanted worker lives, is planned, or has done its work; there are no others."""
+        pods = self.job._fleet.pods
+        if self.end is None and pods.is_listed and not self.job._ending.is_decided:
+            assert {*pods._filled(Role.WORKER), *pods._done} == pods.worker_slots
+            assert len(pods.worker_slots) == self.num_wanted
+
+    def scale(self, num_workers: int) -> None:
+        """The user wants another number of workers."""
+        if self.end is not None or self.job._ending.is_decided:
+            return
+        self.wanted_seconds += self.num_wanted * (self.now - self.wanted_since)
+        self.wanted_since, self.num_wanted = self.now, num_workers
+        self.tell(e.ScaleRequested(num_workers))
 
     def _persist(self) -> None:
         self.disk = json.loads(json.dumps(self.job.snapshot()))
@@ -166,6 +190,7 @@ class SimShell(ABC):
         self.job = Job.restore(self.settings, self.disk, self.generation, self.now)
         self.job.validate_state()
         self.tell(e.PodsListed(tuple(self._pod_event(pod) for pod in self.pods.values())))
+        self.tell(e.ScaleRequested(self.num_wanted))  # it is written down where every life reads it
 
     # Pods -----------------------------------------------------------------------------------------------------------
 
@@ -189,6 +214,10 @@ class SimShell(ABC):
 
     def delete_pod(self, pod: SimPod, grace_s: float | None) -> None:
         if not pod.is_stuck:
+            record = self.job._fleet.pods.get(pod.role, pod.index)
+            for worker in [one for one in self.workers if one.pod is pod and not one.is_gone]:
+                if record is not None and record.is_released:
+                    self.leave(worker)
             self.end_pod(pod, "Deleted")
         elif grace_s == 0:
             pod.phase = Phase.DELETED

@@ -27,6 +27,7 @@ ACTIONS = [
     "kill ps",
     "worker fails",
     "worker leaves",
+    "scale",
     "ps leaves",
     "out of memory",
     "node lost",

@@ -33,6 +33,7 @@ ACTIONS = [
     "kill worker",
     "worker fails",
     "worker leaves",
+    "scale",
     "node lost",
     "stop worker",
     "continue worker",

@@ -89,9 +89,10 @@ class Accounting:
 
     def _look_at_slots(self) -> None:
         pods, times = self._fleet.pods, self._workers.times
+        times.want(pods.worker_slots)
         records = {record.slot: record for record in pods.living(Role.WORKER)}
         without_room = pods.without_room(Role.WORKER)
-        for slot in range(pods.num_workers):
+        for slot in pods.worker_slots:
             record = records.get(slot)
             life = self._life(slot, record, slot in without_room)
             times.is_at(slot, life, record.index if record is not None and life is Life.LIVE else -1)
@@ -137,6 +138,7 @@ class Accounting:
         self._offset += max(0, written_at - self._micros(unix_now))  # the clock of the wall was set back
         self.begin(unix_now)
         self._workers.times.restore(saved["workers"])
+        self._workers.times.want(self._fleet.pods.worker_slots)
         self._fleet.servers.times.restore(saved["servers"])
 
     def validate(self) -> None:

@@ -431,6 +431,20 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleRequested:
+    """The user wants another number of workers that train, or the same: said again in every life of the master."""
+
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRefused:
+    """The user wants a number of workers that the job cannot have; the same reason may come again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passes: twice a second."""
 
@@ -469,5 +483,7 @@ Event = (
     | CheckpointRequested
     | JournalDelayed
     | StopRequested
+    | ScaleRequested
+    | ScaleRefused
     | Tick
 )

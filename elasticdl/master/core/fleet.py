@@ -21,6 +21,7 @@ from elasticdl.master.core.events import (
     PodsListed,
     PsJoined,
     PsReady,
+    ScaleRefused,
 )
 from elasticdl.master.core.hangs import Hangs
 from elasticdl.master.core.load import Loads
@@ -83,6 +84,43 @@ class Fleet:
         if self._settings.has_tensorflow_servers:
             return sum(record.running_since is not None for record in self.pods.living(Role.PS))
         return self.servers.num_ready
+
+    # How many workers -----------------------------------------------------------------------------------------------
+
+    def scale(self, num_workers: int, clock: float) -> None:
+        """The user wants so many workers that train; those that are there stay as they are, as far as they stay."""
+        before = self.pods.num_training
+        if num_workers == before or self._ending.is_decided:
+            return
+        text = f"workers {before} → {num_workers}"
+        cause = self._out.events.add(EventKind.JOB_SCALED, "user", text, 0, before=before, after=num_workers)
+        released = self.pods.scale(num_workers, lambda record: self._use_of(record, clock))
+        self.pods.fill(clock, cause)
+        self._out.persist()
+        self._out.log(f"The user wants {num_workers} workers, not {before}")
+        for record in released:
+            self._out.events.add(EventKind.POD_DRAINING, record.subject, "is not wanted any more", cause)
+            self._out.add(DeletePod(record.name))
+
+    def _use_of(self, record: PodRecord, clock: float) -> int:
+        """Of how much use a worker's pod is: a healthy member of the last group counts most, as it has the model."""
+        worker = self._workers.get(record.index)
+        if worker is None:
+            return int(record.has_node)
+        if worker.stuck_since is not None or worker.is_leaving:
+            return 0
+        if clock - worker.heard_at > self._settings.collective_timeout:
+            return 1
+        return 3 if record.index in {member.worker_id for member in self._worlds.formed_members} else 2
+
+    def refuse_scale(self, event: ScaleRefused) -> None:
+        """What the user wants cannot be: it is said once, in whichever life of the master."""
+        kinds = (EventKind.JOB_SCALED, EventKind.SCALE_REFUSED)
+        last = next((one for one in reversed(self._out.events.history.events) if one.kind in kinds), None)
+        if self._ending.is_decided or (last is not None and last.message == event.reason):
+            return
+        self._out.events.add(EventKind.SCALE_REFUSED, "user", event.reason)
+        self._out.log(event.reason, Level.WARNING)
 
     # Signs of life --------------------------------------------------------------------------------------------------
 
@@ -160,7 +198,9 @@ class Fleet:
     def _worker_leaves(self, worker: Worker, clock: float) -> None:
         if not worker.is_leaving:
             worker.is_leaving = True
-            self._drains(f"worker-{worker.id}")
+            record = self.pods.get(Role.WORKER, worker.id)
+            if record is None or not record.is_released:  # else that is said already
+                self._drains(f"worker-{worker.id}")
             self._worlds.leaves(worker.id, clock)
             self._work.lose_worker(worker.id)
             self._out.persist()
@@ -324,8 +364,9 @@ class Fleet:
         if not record.is_known:  # the master before was lost before it created the pod
             return record.cause
         cause = self._out.events.newest_about(record.subject, EventKind.POD_DRAINING, EventKind.POD_GIVEN_UP)
-        if event.phase is Phase.SUCCEEDED and self._settings.runs_command and not record.is_leaving:
-            return self._out.events.add(EventKind.POD_COMPLETED, record.subject)
+        is_done = event.phase is Phase.SUCCEEDED and self._settings.runs_command and not record.is_leaving
+        if is_done or record.is_released:
+            return self._out.events.add(EventKind.POD_COMPLETED, record.subject, "", cause)
         if record.is_leaving:  # it was given up before
             return cause
         details: dict[str, Detail] = {} if event.exit_code is None else {"exit_code": event.exit_code}
@@ -353,7 +394,8 @@ class Fleet:
         is_done = self._settings.runs_command and event.phase is Phase.SUCCEEDED and not record.is_leaving
         if is_done:
             self._workers.times.committed(record.index)
-        has_committed = self.lose_worker(record.index, f"was lost ({_why(event)})", clock)
+        why = "is not wanted any more" if record.is_released else f"was lost ({_why(event)})"
+        has_committed = self.lose_worker(record.index, why, clock)
         if is_done:
             self.pods.complete(record)
             self._out.persist()

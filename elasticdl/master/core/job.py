@@ -286,6 +286,10 @@ class Job:
             case events.StopRequested():
                 cause = self._out.events.add(EventKind.JOB_STOP_REQUESTED, "user", event.reason)
                 self._ending.fail(event.reason, cause=cause)
+            case events.ScaleRequested():
+                self._fleet.scale(event.num_workers, self._clock)
+            case events.ScaleRefused():
+                self._fleet.refuse_scale(event)
             case events.Tick():
                 self._tick()
             case _:
@@ -329,7 +333,7 @@ class Job:
             self._leave()
             return
         if self.settings.has_worlds and not self._is_recovering:
-            self._members.advance(self._clock, self._is_trained_by_scripts)
+            self._members.advance(self._clock, self._is_trained_by_scripts, self._fleet.pods.num_training)
         if (
             self._joining.is_planned
             and not self._is_recovering
@@ -392,7 +396,7 @@ class Job:
         is_covered = is_settled and self._work.is_covered
         for worker in self._workers.waiting():
             record = pods.get(Role.WORKER, worker.id)
-            evaluates = record is not None and record.slot >= self.settings.num_workers
+            evaluates = record is not None and self.settings.has_evaluator and record.slot == self.settings.num_workers
             if worker.waiting_call is not None and (pods.training_is_done if evaluates else is_covered):
                 self._out.reply(worker.waiting_call, JobOver())
                 worker.waiting_call = None
@@ -470,6 +474,7 @@ class Job:
             self._work,
             self._worlds,
             self._workers,
+            len(self._fleet.pods.worker_slots),
             self._fleet.num_serving,
             self._loads,
             self._ending,
@@ -483,6 +488,10 @@ class Job:
     def _why_waiting(self) -> str:
         if not self._fleet.servers.is_complete:
             return f"waiting for parameter servers: {self._fleet.servers.num_ready} of {self.settings.num_ps} are ready"
+        if not self._fleet.pods.worker_slots:
+            return (
+                f"paused: no workers are wanted (`elasticdl scale {self.settings.job_name} --num_workers=N` continues)"
+            )
         if not self._workers.all():
             return "waiting for workers"
         if not self._data.has_model:
@@ -507,4 +516,4 @@ class Job:
         for worker in self._workers.all():
             record = self._fleet.pods.get(Role.WORKER, worker.id)
             assert record is not None, worker
-            assert not record.is_leaving, worker
+            assert not record.is_leaving or record.is_released, worker

@@ -89,11 +89,12 @@ class Members:
         """Looks for members that are not there any more."""
         self._worlds.time_out(clock)
 
-    def advance(self, clock: float, is_trained: bool) -> None:
+    def advance(self, clock: float, is_trained: bool, num_wanted: int) -> None:
         """Plans the next world if it is due, and answers who waits.
 
         Args:
             is_trained: there is nothing left to form a world for.
+            num_wanted: workers.
         """
         sample = self._work.tasks.sample()
         for call, since in list(self._samples.items()):
@@ -107,7 +108,7 @@ class Members:
         if is_trained:
             self._worlds.end()
         else:
-            self._worlds.advance(clock)
+            self._worlds.advance(clock, num_wanted)
 
     def end(self) -> None:
         """The job is decided."""

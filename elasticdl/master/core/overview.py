@@ -24,6 +24,7 @@ def look_at(
     work: Work,
     worlds: Worlds,
     workers: Workers,
+    num_wanted: int,
     num_serving: int,
     loads: Loads,
     ending: Ending,
@@ -36,6 +37,7 @@ def look_at(
     """Return what a job looks like now.
 
     Args:
+        num_wanted: workers.
         why_waiting: shown while the job is not decided.
         all_have_left: the commands of all workers have ended: what is not trained will not be.
     """
@@ -59,7 +61,7 @@ def look_at(
         records_per_second=pace.records_per_second(),
         eta_seconds=_eta(work, ending, pace),
         workers_alive=len(workers.all()),
-        workers_wanted=settings.num_workers + settings.has_evaluator,
+        workers_wanted=num_wanted,
         ps_alive=num_serving,
         ps_wanted=settings.num_ps,
         model_version=work.tasks.model_version,

@@ -1,14 +1,16 @@
 """Pods: wanted against observed.
 
 Each pod fills a slot of its role: a PS that of its id, a worker any.  A lost worker's successor has a new id and the
-same slot, a lost PS's the same of both.  This module keeps what the cluster said and what is to be created when; why a
-pod's end matters, and how long its successor waits, is decided by the caller.
+same slot, a lost PS's the same of both.  Slots of workers come and go with the number that the user wants.  This module
+keeps what the cluster said and what is to be created when; why a pod's end matters, and how long its successor waits,
+is decided by the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Any
 
 from elasticdl.master.core.commands import CreatePod
@@ -34,6 +36,7 @@ class PodRecord:
         uid: empty until the cluster has named it.
         gone_uids: of earlier pods of this name; what is said of them is over.
         is_leaving: it was told to end; nobody counts on it.
+        is_released: so it was because its slot is not wanted any more: a worker finishes its minibatch first.
         is_scheduled: there is a node or a slot for it, where it may not run yet.
         running_since: None until it runs.
         state: of its process while it runs, where the cluster says so, such as "stopped by SIGSTOP".
@@ -53,6 +56,7 @@ class PodRecord:
     uid: str = ""
     gone_uids: list[str] = field(default_factory=list)
     is_leaving: bool = False
+    is_released: bool = False
     is_scheduled: bool = False
     running_since: float | None = None
     state: str = ""
@@ -101,6 +105,8 @@ class Pods:
         self._gone_uids: dict[str, list[str]] = {}
         self._memory_factors: dict[Place, float] = {}  # those above 1
         self._has_run: set[Role] = set()
+        self._slots = set(range(settings.num_workers))  # of the wanted workers that train
+        self._is_scaled = False  # else the flags of the present life say how many are wanted
         self._done: set[int] = set()  # slots of workers whose command has ended well
         self._next_worker_id = 0
         self.is_listed = False
@@ -119,19 +125,54 @@ class Pods:
         """Some pod of a role has started in this job: its image can be pulled."""
         return role in self._has_run
 
-    def fill(self, clock: float) -> None:
-        """Plans what is wanted and neither lives nor is planned yet."""
+    def fill(self, clock: float, cause: int = 0) -> None:
+        """Plans what is wanted and neither lives nor is planned yet; `cause`: see `PodRecord`."""
         for role, wanted in self._wanted():
             filled = set(self._filled(role)) | (self._done if role is Role.WORKER else set())
-            self._pending += [_pending(clock, role, slot) for slot in range(wanted) if slot not in filled]
+            self._pending += [_pending(clock, role, slot, cause) for slot in sorted(wanted - filled)]
 
-    def _wanted(self) -> list[tuple[Role, int]]:
-        return [(Role.PS, self._settings.num_ps), (Role.WORKER, self.num_workers)]
+    def _wanted(self) -> list[tuple[Role, Set[int]]]:
+        return [(Role.PS, set(range(self._settings.num_ps))), (Role.WORKER, self.worker_slots)]
 
     @property
-    def num_workers(self) -> int:
-        """Wanted, an evaluator among them."""
-        return self._settings.num_workers + self._settings.has_evaluator
+    def num_training(self) -> int:
+        """Wanted workers that train."""
+        return len(self._slots)
+
+    @property
+    def worker_slots(self) -> Set[int]:
+        """Those of the wanted workers, an evaluator's among them."""
+        return self._slots | {self._settings.num_workers} if self._settings.has_evaluator else self._slots
+
+    def scale(self, num_workers: int, use_of: Callable[[PodRecord], int]) -> list[PodRecord]:
+        """Want another number of workers that train, in a job without an evaluator.
+
+        Slots whose command is done go first, then empty ones, then those of least use, of these the youngest.
+
+        Args:
+            use_of: says of how much use a pod is.
+
+        Returns:
+            The pods whose slots are not wanted any more.
+        """
+        self._is_scaled = True
+        free = (slot for slot in count() if slot not in self._slots)
+        self._slots |= set(islice(free, max(0, num_workers - len(self._slots))))
+        living = {record.slot: record for record in self.living(Role.WORKER)}
+
+        def worth(slot: int) -> tuple[bool, bool, int, int, int]:
+            record = living.get(slot)
+            use, age = (0, 0) if record is None else (use_of(record), -record.index)
+            return slot not in self._done, record is not None, use, age, -slot
+
+        dropped = sorted(self._slots, key=worth)[: len(self._slots) - num_workers]
+        self._slots -= set(dropped)
+        self._done &= self._slots
+        self._pending = [one for one in self._pending if one.role is not Role.WORKER or one.slot in self._slots]
+        released = [living[slot] for slot in dropped if slot in living]
+        for record in released:
+            record.is_leaving = record.is_released = True
+        return released
 
     def _filled(self, role: Role) -> list[int]:
         """Slots of living and planned pods."""
@@ -153,7 +194,7 @@ class Pods:
     @property
     def training_is_done(self) -> bool:
         """The commands of all workers that train have ended well."""
-        return self._done.issuperset(range(self._settings.num_workers))
+        return bool(self._slots) and self._done >= self._slots
 
     @property
     def some_are_done(self) -> bool:
@@ -163,7 +204,7 @@ class Pods:
     @property
     def all_are_done(self) -> bool:
         """Those of all workers."""
-        return self._done.issuperset(range(self.num_workers))
+        return bool(self.worker_slots) and self._done >= self.worker_slots
 
     def grow_memory(self, record: PodRecord) -> float | None:
         """More memory for whoever fills a pod's slot next: how many times that of the flags; None: it has the most."""
@@ -214,11 +255,16 @@ class Pods:
         return record
 
     def not_created(self, name: str, clock: float) -> float | None:
-        """A creation failed and is tried again: after how many seconds; None if the pod is unknown, or exists."""
+        """A creation failed and is tried again: after how many seconds; None if the pod is unknown, or exists.
+
+        That of a worker which is not wanted any more is not tried again.
+        """
         record = self._records.get(name)
         if record is None or record.uid:
             return None
         del self._records[name]
+        if record.is_released:
+            return None
         delay = min(MAX_CREATE_DELAY[record.role], max(RETRY, 2 * record.create_delay))
         self._gone_uids[name] = record.gone_uids
         self._pending.append(Pending(clock + delay, record.role, record.slot, record.index, delay, record.cause))
@@ -304,7 +350,7 @@ class Pods:
         records = [
             [
                 *(r.name, r.role, r.index, r.uid, r.gone_uids, r.is_leaving, r.slot),
-                *(r.is_known, r.has_run, r.pending_why, r.cause),
+                *(r.is_known, r.has_run, r.pending_why, r.cause, r.is_released),
             ]
             for r in self._records.values()
         ]
@@ -315,6 +361,7 @@ class Pods:
             "memory_factors": [[*place, factor] for place, factor in self._memory_factors.items()],
             "has_run": sorted(self._has_run),
             "done": sorted(self._done),
+            "slots": sorted(self._slots) if self._is_scaled else None,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -324,11 +371,14 @@ class Pods:
         for name, role, index, uid, gone_uids, is_leaving, slot, *said in saved["records"]:
             record = PodRecord(name, Role(role), index, slot, uid, list(gone_uids), is_leaving)
             if said:  # a journal that is older than the log of events does not say it
-                record.is_known, record.has_run, record.pending_why, record.cause = said
+                record.is_known, record.has_run, record.pending_why, record.cause = said[:4]
+                record.is_released = said[4:] == [True]
             self._records[name] = record
         self._memory_factors = {(Role(role), slot): factor for role, slot, factor in saved["memory_factors"]}
         self._has_run = {Role(role) for role in saved["has_run"]}
         self._done = set(saved.get("done", ()))
+        if (slots := saved.get("slots")) is not None:
+            self._slots, self._is_scaled = set(slots), True
 
     def validate(self) -> None:
         ids = [record.index for record in self._records.values() if record.role is Role.WORKER]
@@ -337,7 +387,7 @@ class Pods:
         for role, wanted in self._wanted():
             slots = self._filled(role)
             assert len(slots) == len(set(slots)), (role, slots)
-            assert all(0 <= slot < wanted for slot in slots), (role, slots)
+            assert wanted >= set(slots), (role, slots)
         assert all(1.0 < factor <= MAX_MEMORY_FACTOR for factor in self._memory_factors.values())
 
 

@@ -15,7 +15,7 @@ docs/goodput.md says the same for people.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -91,10 +91,10 @@ class _Slot:
 
 
 class SlotTimes:
-    """The time of all worker slots of a job.
+    """The time of all worker slots of a job, each by its number.
 
     Args:
-        num_slots: wanted workers.
+        num_slots: wanted workers at first.
         evaluates: evaluation is the very work of the job: it counts as computing.
 
     Attributes:
@@ -104,13 +104,29 @@ class SlotTimes:
     def __init__(self, num_slots: int, evaluates: bool = False) -> None:
         self.now = 0
         self._evaluates = evaluates
-        self._slots = [_Slot() for _ in range(num_slots)]
+        self._slots = {number: _Slot() for number in range(num_slots)}
         self._by_worker: dict[int, _Slot] = {}
         self._sums = dict.fromkeys(SlotState, 0)
         self._dropped = 0  # time of slots that are not wanted any more
         self._is_complete = False
         self._servers_missed_at = -1
         self._group_broken_at = -1
+
+    def want(self, numbers: Set[int]) -> None:
+        """These slots are wanted from now on, and no others."""
+        for number in self._slots.keys() - numbers:
+            self._drop(self._slots.pop(number))
+        for number in numbers - self._slots.keys():
+            self._slots[number] = _Slot(began=self.now, settled=self.now)
+
+    def _drop(self, slot: _Slot) -> None:
+        if slot.life is Life.LIVE:
+            self._add(slot, self._guess(slot, self.now), self.now)
+            del self._by_worker[slot.worker_id]
+        else:
+            self._settle_unreported(slot)
+        self._sums[SlotState.USEFUL] += slot.pending
+        self._dropped += slot.settled - slot.began
 
     # What is in a slot ----------------------------------------------------------------------------------------------
 
@@ -238,7 +254,7 @@ class SlotTimes:
     def complete(self) -> None:
         """The job has reached its end: all that was computed is in what it leaves."""
         self._is_complete = True
-        for slot in self._slots:
+        for slot in self._slots.values():
             self._commit(slot)
 
     def fell_back(self, num_lost: int, num_before: int) -> None:
@@ -273,7 +289,7 @@ class SlotTimes:
         """
         now = self.now if now is None else max(now, self.now)
         sums = dict(self._sums)
-        for slot in self._slots:
+        for slot in self._slots.values():
             sums[SlotState.USEFUL] += slot.pending
             for state, us in self._guess(slot, now).items():
                 sums[state] += us
@@ -330,12 +346,13 @@ class SlotTimes:
                     slot.reported,
                     {state.value: us for state, us in slot.mix.items()},
                 ]
-                for slot in self._slots
+                for slot in self._slots.values()
             ],
+            "numbers": list(self._slots),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what an earlier life knew; `now` is set already."""
+        """Takes over what an earlier life knew, its slots, too; `now` is set already."""
         self._sums = {state: saved["sums"].get(state.value, 0) for state in SlotState}
         self._dropped = saved["dropped"]
         slots = [_restored(values) for values in saved["slots"]]
@@ -343,19 +360,8 @@ class SlotTimes:
             slot.away_until = self.now
             if slot.life not in (Life.LIVE, Life.DONE):  # nothing will be said of it
                 self._add(slot, {SlotState.MASTER_AWAY: self.now - slot.settled}, self.now)
-        num_wanted = len(self._slots)
-        for slot in slots[num_wanted:]:
-            self._drop(slot)
-        added = (_Slot(began=self.now, settled=self.now) for _ in range(num_wanted - len(slots)))
-        self._slots = [*slots[:num_wanted], *added]
-        self._by_worker = {slot.worker_id: slot for slot in self._slots if slot.life is Life.LIVE}
-
-    def _drop(self, slot: _Slot) -> None:
-        """A slot is not wanted any more."""
-        if slot.life is Life.LIVE:
-            self._add(slot, self._guess(slot, self.now), self.now)
-        self._sums[SlotState.USEFUL] += slot.pending
-        self._dropped += slot.settled - slot.began
+        self._slots = dict(zip(saved.get("numbers", range(len(slots))), slots, strict=True))
+        self._by_worker = {slot.worker_id: slot for slot in slots if slot.life is Life.LIVE}
 
     def validate(self) -> None:
         """Every microsecond of every slot is in exactly one state.
@@ -364,10 +370,11 @@ class SlotTimes:
             AssertionError: it is not so.
         """
         assert min(self._sums.values()) >= 0, self._sums
-        assert all(0 <= slot.began <= slot.settled <= self.now and slot.pending >= 0 for slot in self._slots)
-        settled = self._dropped + sum(slot.settled - slot.began for slot in self._slots)
-        assert sum(self._sums.values()) + sum(slot.pending for slot in self._slots) == settled
-        assert set(map(id, self._by_worker.values())) == {id(one) for one in self._slots if one.life is Life.LIVE}
+        assert all(0 <= slot.began <= slot.settled <= self.now and slot.pending >= 0 for slot in self._slots.values())
+        settled = self._dropped + sum(slot.settled - slot.began for slot in self._slots.values())
+        assert sum(self._sums.values()) + sum(slot.pending for slot in self._slots.values()) == settled
+        live = {id(slot) for slot in self._slots.values() if slot.life is Life.LIVE}
+        assert set(map(id, self._by_worker.values())) == live
 
 
 def _restored(values: Iterable[Any]) -> _Slot:

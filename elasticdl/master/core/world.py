@@ -37,6 +37,7 @@ class Worlds:
         self._settings = settings
         self._workers = workers
         self._out = out
+        self._num_wanted = settings.num_workers
         self._version = generation << 32
         self.formed: World | None = None  # the last one that did
         self.planned: World | None = None  # the newest
@@ -232,8 +233,9 @@ class Worlds:
 
     # Planning -------------------------------------------------------------------------------------------------------
 
-    def advance(self, clock: float) -> None:
-        """Plans the next world if it is due, and tells those who wait for it."""
+    def advance(self, clock: float, num_wanted: int) -> None:
+        """Plans the next world if it is due, and tells those who wait for it; `num_wanted`: workers."""
+        self._num_wanted = num_wanted
         chosen = self._choose(clock)
         at_least = self._settings.min_workers
         if chosen and len(chosen) < at_least:
@@ -321,7 +323,7 @@ class Worlds:
         if not joiners:
             return False
         inside = set(self.members) | {one.id for one in joiners}
-        if len(inside) >= self._settings.num_workers:
+        if len(inside) >= self._num_wanted:
             return True
         times = [one.ready_at for one in joiners if one.ready_at is not None]
         return self._is_over(min(max(times) + SETTLE, min(times) + MAX_SETTLE), clock)
