@@ -26,6 +26,7 @@ _AFTERWARDS = {
     "logs": "print what a job's pods have printed",
     "events": "list what has happened to a job, and what followed from what",
     "explain": "say what is wrong with a job, why, what it cost, and what to do",
+    "scale": "change the number of a running job's workers",
     "delete": "end a job and remove all its objects",
     "clean": "remove the jobs that have ended",
     "resume": "start a new master for a job whose master is gone; the job continues where it was",
@@ -40,6 +41,9 @@ _MORE = {
     "logs": "With --output=json each line is an object: pod and line.",
     "events": "Oldest first, each with the number of the event that it follows from. docs/events.md lists the kinds.",
     "explain": "The newest trouble first, also after the job has ended. docs/troubles.md lists all troubles.",
+    "scale": "New workers join as soon as there is room for them; those that are not wanted any more finish their "
+    "minibatch and leave, the youngest first. 0 pauses a job with parameter servers. On Kubernetes the number is the "
+    "annotation elasticdl-num-workers of the ConfigMap elasticdl-JOB, which scripts may set, too.",
     "delete": "On Kubernetes: pods, ConfigMaps, Secret and Services. Local: all its processes, then its directory with "
     "the logs and checkpoints in it; an exported model in it stays. Deletes without asking for confirmation.",
     "clean": "Removes jobs that succeeded or failed, as `delete` does; running and stopped jobs stay.",

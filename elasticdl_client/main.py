@@ -92,6 +92,10 @@ class Commands:
         """Explains what is wrong with a job."""
         self._act("explain")
 
+    def scale(self) -> NoReturn:
+        """Changes the number of a job's workers."""
+        self._act("scale")
+
     def delete(self) -> NoReturn:
         """Ends and removes jobs."""
         self._act("delete")

@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,9 @@ from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.scaling import FILE as NUM_WORKERS_FILE
 
+_LOOK_S = 0.5  # at a file that only the user writes
 _LOOPBACK = "127.0.0.1"
 _THREADS_VARIABLES = {Framework.TENSORFLOW: "TF_NUM_INTRAOP_THREADS", Framework.TORCH: "OMP_NUM_THREADS"}
 
@@ -74,6 +77,16 @@ class LocalPlace:
 
     def publish(self, history: Callable[[], EventHistory]) -> None:
         """The client of a local job shows them itself."""
+
+    def scale_requests(self, stop: threading.Event) -> Iterator[str]:
+        path, known = Path(self.token_file).parent / NUM_WORKERS_FILE, ""
+        while not stop.is_set():
+            with suppress(OSError):
+                text = path.read_text(errors="replace")
+                if text and text != known:
+                    known = text
+                    yield text
+            stop.wait(_LOOK_S)
 
     def is_transient(self, error: ElasticDLError) -> bool:
         return False

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from elasticdl.master import checkpoints, messages
+from elasticdl.master.core.events import ScaleRefused, ScaleRequested
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings, Strategy
 from elasticdl.master.core.values import DataKind, Shard
-from elasticdl.master.effects import Effects
+from elasticdl.master.effects import Crashed, Effects
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, Superseded, save_patiently
 from elasticdl.master.place import Place
@@ -32,9 +33,10 @@ from elasticdl.master.tensorboard import watcher
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
+from elasticdl_client import scaling
 from elasticdl_client.choices import JobType
 from elasticdl_client.contradictions import check_sums_are_encrypted
-from elasticdl_client.errors import ElasticDLError, JobError
+from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.model_framework import framework_of
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 EXIT_TERMINATED = 143  # of a life that was told to leave and has left the job to the next
 _PORT_RETRY_S = 10.0
 _STOP_GRACE_S = 1.0
+_MAX_SCALED_WORKERS = 1000  # of a job that began with fewer; beyond, calls wait for one another
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -146,9 +149,12 @@ class Master:
             if self._stopped_by:
                 self._stop_shell(shell)
         self._list_data(effects, saved)
+        has_ended = threading.Event()
+        threading.Thread(target=self._follow_user, args=(inbox, has_ended), name="scale", daemon=True).start()
         try:
             outcome = shell.run()
         finally:
+            has_ended.set()
             inbox.close()
             watching.close()
             server.stop(0.0 if self._is_leaving else _STOP_GRACE_S).wait()
@@ -198,6 +204,17 @@ class Master:
         ps_calls = PsCalls(place.token, generation)
         return Effects(self._spec, place.cluster, place.pod_specs(port), ps_calls, inbox, place.num_pod_threads)
 
+    def _follow_user(self, inbox: Inbox, stop: threading.Event) -> None:
+        """Tells the core how many workers the user wants; runs in a thread of its own."""
+        try:
+            for text in self._place.scale_requests(stop):
+                try:
+                    inbox.post(ScaleRequested(scaling.parse(text, self._spec)))
+                except FlagError as error:
+                    inbox.post(ScaleRefused(f"{error.what} {error.hint}"))
+        except Exception as error:  # noqa: BLE001  a bug: the loop ends the master with it
+            inbox.post(Crashed(error))
+
     def _serve(self, inbox: Inbox, generation: int, shell: Shell, port: int) -> grpc.Server:
         servicer = MasterServicer(
             inbox,
@@ -210,7 +227,8 @@ class Master:
             pb_grpc.add_MasterServicer_to_server(servicer, server)
 
         num_polls = 2 if self._settings.has_worlds else 1  # of a worker at a time, besides its other calls
-        max_threads = (num_polls + 1) * self._settings.num_workers + 2 * self._settings.num_ps + 16
+        num_workers = max(self._settings.num_workers, _MAX_SCALED_WORKERS)  # threads are made when they are needed
+        max_threads = (num_polls + 1) * num_workers + 2 * self._settings.num_ps + 16
         deadline = time.monotonic() + (_PORT_RETRY_S if generation > 1 else 0.0)
         while True:
             try:

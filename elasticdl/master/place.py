@@ -6,7 +6,7 @@ Adapters: local_place.py and kubernetes/place.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from elasticdl.cluster.cluster import Cluster
@@ -18,7 +18,7 @@ from elasticdl_client.job_spec import JobSpec
 
 
 class Place(Protocol):
-    """Six verbs, and what the master works with."""
+    """Seven verbs, and what the master works with."""
 
     @property
     def spec(self) -> JobSpec: ...
@@ -71,6 +71,10 @@ class Place(Protocol):
 
     def publish(self, history: Callable[[], EventHistory]) -> None:
         """Shows the job's events where people of this runtime look for them, from now on until `close`."""
+        ...
+
+    def scale_requests(self, stop: threading.Event) -> Iterator[str]:
+        """How many workers the user wants, as it is written down: what there is, then each change, until `stop`."""
         ...
 
     def is_transient(self, error: ElasticDLError) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from elasticdl_client import colors
+from elasticdl_client import colors, scaling
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.explain import words as explain_words
@@ -43,6 +43,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         "logs": _logs,
         "events": _events,
         "explain": _explain,
+        "scale": _scale,
         "delete": _delete,
         "clean": _clean,
         "resume": _resume,
@@ -132,6 +133,31 @@ def _log_of_crashing_master(job: Job, store: JobStore) -> str:
         return "\n".join(line.text for line in store.logs(job, LogRequest("master", False, _LOG_LINES)))
     except ElasticDLError:  # it is a help, no more
         return ""
+
+
+def _scale(options: Options, places: Places) -> int:
+    job = places.find(options.jobs[0])
+    if job.has_ended:
+        raise JobError(f'job "{job.name}" {job.where} has ended ({job.phase}): it cannot be scaled.', _see(job))
+    store = places.store(job)
+    spec = store.spec(job)
+    if spec is None:
+        raise JobError(f'The specification of job "{job.name}" {job.where} cannot be read.', _see(job))
+    num_workers = scaling.parse(options.num_workers, spec)
+    current = int(options.current_num_workers) if options.current_num_workers else None
+    before = store.scale(job, num_workers, current)
+    if options.output == "json":
+        plain = {"name": job.name, "runtime": job.runtime.value, "namespace": job.namespace}
+        print(words.structured({**plain, "num_workers": num_workers, "num_workers_before": before}, "json"))
+    elif options.output == "name":
+        print(f"job/{job.name}")
+    elif before == num_workers:
+        print(f'job "{job.name}" not changed: workers {before}')
+    else:
+        print(f'job "{job.name}" scaled: workers {before} → {num_workers}')
+    if job.phase is Phase.STOPPED:
+        print(f"note: it has no master now, and follows after `elasticdl resume {job.name}`.", file=sys.stderr)
+    return 0
 
 
 def _delete(options: Options, places: Places) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import TypeVar
 
-from elasticdl_client import job_events, job_series
+from elasticdl_client import job_events, job_series, scaling
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_events import EventHistory
@@ -33,6 +33,7 @@ T = TypeVar("T")
 _RIGHTS = {  # that a verb needs
     "delete": (Right("", "configmaps", ("delete",)), Right("", "pods", ("delete",))),
     "resume": (Right("", "configmaps", ("list",)), Right("", "pods", ("create", "delete"))),
+    "scale": (Right("", "configmaps", ("list", "patch")),),
 }
 _SUBMISSION_S = 15.0  # a job whose ConfigMap is younger may still be getting its master
 _REPLACE_TIMEOUT_S = 60.0  # an ended master's pod gets so long to go
@@ -133,6 +134,30 @@ class KubernetesJobs:
         with self._connection.doing(f"create the pod {names.pod_name(job.name, 'master', 0)}"):
             self._connection.core.create_namespaced_pod(job.namespace, manifest)
         return 0
+
+    def scale(self, job: Job, num_workers: int, current: int | None = None) -> int:
+        """See `JobStore`.
+
+        Raises:
+            JobError: another number is wanted now, or the ConfigMap has changed meanwhile.
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        owner = self._owner(job)
+        spec = _spec(owner)
+        if owner is None or spec is None:
+            raise JobError(f"Job {job.name} has no ConfigMap {names.job_object(job.name)} with its specification.")
+        metadata = owner["metadata"]
+        written = (metadata.get("annotations") or {}).get(names.NUM_WORKERS_ANNOTATION, "")
+        before = scaling.wanted(written, spec, job.status)
+        scaling.check_current(job.name, before, current)
+        annotations = {names.NUM_WORKERS_ANNOTATION: str(num_workers)}
+        with self._connection.doing(f"scale job {job.name}"):
+            self._connection.patch(
+                f"/api/v1/namespaces/{job.namespace}/configmaps/{metadata['name']}",
+                {"metadata": {"annotations": annotations, "resourceVersion": metadata["resourceVersion"]}},
+                "application/merge-patch+json",
+            )
+        return before
 
     def tensorboard(self, job: Job, port: int) -> int:
         """See `JobStore`.
@@ -246,7 +271,7 @@ def _with_pods(
         status,
         pods=seen,
         workers_alive=running.count("worker"),
-        workers_wanted=status.workers_wanted or (spec.num_workers if spec else 0),
+        workers_wanted=status.workers_wanted if status.started_at or spec is None else spec.num_workers,
         ps_alive=running.count("ps"),
         ps_wanted=status.ps_wanted or (spec.num_ps_pods if spec else 0),
     )

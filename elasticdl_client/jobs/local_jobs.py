@@ -14,6 +14,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from elasticdl_client import scaling
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_dir import JobDir, home, read_events, read_series, read_whole_spec, registered
@@ -99,6 +100,21 @@ class LocalJobs:
             ) from error
         finally:
             os.close(job_dir.lock_fd)
+
+    def scale(self, job: Job, num_workers: int, current: int | None = None) -> int:
+        """See `JobStore`."""
+        spec, path = self.spec(job), Path(job.directory) / scaling.FILE
+        if spec is None:
+            raise JobError(f"The specification of job {job.name} in {job.directory} cannot be read.")
+        before = scaling.wanted(path.read_text() if path.exists() else "", spec, job.status)
+        scaling.check_current(job.name, before, current)
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            new.write_text(str(num_workers))
+            new.replace(path)  # its master sees the number before, or this one
+        except OSError as error:
+            raise JobError(f"{path} cannot be written: {error.strerror}.") from error
+        return before
 
     def tensorboard(self, job: Job, port: int) -> int:
         """See `JobStore`.

@@ -26,13 +26,14 @@ FORMATS = {  # command → what --output may say
     "logs": ("json",),
     "events": ("json", "yaml"),
     "explain": ("json", "yaml"),
+    "scale": ("json", "name"),
     "delete": ("json", "name"),
     "clean": ("json", "name"),
     "resume": ("json", "name"),
     "tensorboard": (),
     "dashboard": (),
 }
-WITH_JOB = ("status", "logs", "events", "explain", "delete", "resume", "tensorboard")
+WITH_JOB = ("status", "logs", "events", "explain", "scale", "delete", "resume", "tensorboard")
 MAY_HAVE_JOB = ("dashboard",)
 _ALL = tuple(FORMATS)
 _PRINTING = tuple(command for command, formats in FORMATS.items() if formats)
@@ -95,6 +96,10 @@ class Options:
         False, "The time of each line before it; of a local job as far as its lines say it.", ("logs",)
     )
     previous: bool = _option(False, "Of pods that were started again: the life before.", ("logs",), "p")
+    num_workers: str = _option("", "How many workers the job is to have from now on.", ("scale",))
+    current_num_workers: str = _option(
+        "", "Scale only if so many are wanted now, as kubectl's --current-replicas.", ("scale",)
+    )
     watch: bool = _option(
         False,
         "Show each change, of a job to its end, whose exit code is the command's. Ctrl-C ends the watching alone.",
@@ -175,6 +180,11 @@ def _name_and_value(
             return "wait", True, "false"
         if name in known:
             return name, bool(equals), value
+        if command == "scale" and name in ("num_ps", "num_ps_pods"):
+            raise FlagError(
+                "The number of parameter servers of a running job is fixed: each holds a part of the model.",
+                "A new job with --checkpoint_dir_for_init continues with the model on any number of them.",
+            )
         near = flags.nearest(name, [*known, "no_wait"] if "wait" in known else list(known))
     else:
         name, value = argument[1:2], argument[2:]
@@ -225,10 +235,19 @@ def _check_values(command: str, options: Options) -> None:
     if options.why_pending and options.why_slow:
         raise FlagError("--why_pending and --why_slow exclude each other.", "Give one of them.")
     _check_whose(options)
+    _check_numbers(command, options)
     if options.since and seconds_of(options.since) is None:
         raise FlagError(f"--since={options.since} is not a duration.", "For example 30s, 5m or 1h30m.")
     if options.previous and options.follow:
         raise FlagError("--previous is of lives that have ended: there is nothing to follow.", "Leave out one of them.")
+
+
+def _check_numbers(command: str, options: Options) -> None:
+    if command == "scale" and not options.num_workers:
+        raise FlagError("`elasticdl scale` needs --num_workers.", f"Usage: {usage_of(command)}")
+    current = options.current_num_workers
+    if current and not (current.isascii() and current.isdecimal()):
+        raise FlagError(f"--current_num_workers={current} is not a number of workers.", "Give 0 or more.")
 
 
 def _check_whose(options: Options) -> None:
@@ -263,4 +282,5 @@ def seconds_of(text: str) -> float | None:
 def usage_of(command: str) -> str:
     """How a command is written."""
     jobs = {"delete": " JOB…", "dashboard": " [JOB]"}.get(command, " JOB" if command in WITH_JOB else "")
-    return f"elasticdl {command}{jobs} [--flag=value …]"
+    needed = " --num_workers=N" if command == "scale" else ""
+    return f"elasticdl {command}{jobs}{needed} [--flag=value …]"

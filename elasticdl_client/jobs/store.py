@@ -56,7 +56,7 @@ class LogRequest:
 
 
 class JobStore(Protocol):
-    """Ten verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """Eleven verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def list(self) -> list[Job]:
         """Every job, ended ones too, the oldest first."""
@@ -91,11 +91,26 @@ class JobStore(Protocol):
         ...
 
     def may(self, job: Job, verb: str) -> bool:
-        """Whether this user has the rights to `delete` or to `resume` the job."""
+        """Whether this user has the rights to `delete`, to `resume` or to `scale` the job."""
         ...
 
     def delete(self, job: Job, wait_s: float | None) -> None:
         """Ends the job and removes all that there is of it; waits so long for that, or not at all."""
+        ...
+
+    def scale(self, job: Job, num_workers: int, current: int | None = None) -> int:
+        """Write down how many workers the job is to have; its master follows at once, or when there is one again.
+
+        Args:
+            num_workers: a number that `scaling.parse` takes for this job.
+            current: nothing is done unless so many are wanted now; None: however many are.
+
+        Returns:
+            How many were wanted before.
+
+        Raises:
+            JobError: another number is wanted now, or the job's specification is gone.
+        """
         ...
 
     def tensorboard(self, job: Job, port: int) -> int:

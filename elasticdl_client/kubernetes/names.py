@@ -32,6 +32,7 @@ JOB_LABEL = "elasticdl-job-name"
 ROLE_LABEL = "elasticdl-replica-type"
 INDEX_LABEL = "elasticdl-replica-index"
 SLOT_LABEL = "elasticdl-worker-slot"
+NUM_WORKERS_ANNOTATION = "elasticdl-num-workers"  # of `job_object`: how many workers the user wants by now
 STATUS_LABEL = "status"  # of the master's pod: Pending, Running, Finished, Failed
 
 

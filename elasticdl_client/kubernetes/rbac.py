@@ -24,7 +24,7 @@ class Right:
 MASTER_RIGHTS = (
     Right("", "pods", ("create", "delete", "get", "list", "watch", "patch")),
     Right("", "pods/log", ("get",)),
-    Right("", "configmaps", ("get", "update", "patch")),
+    Right("", "configmaps", ("get", "watch", "update", "patch")),
     Right("", "secrets", ("patch",)),  # owner references
     Right("", "services", ("patch",)),
     Right("networking.k8s.io", "networkpolicies", ("patch",)),
@@ -52,6 +52,7 @@ USER_RIGHTS = (
 """What who submits a job does with the API."""
 
 COMMAND_RIGHTS = (
+    Right("", "configmaps", ("patch",)),  # `elasticdl scale`
     Right("", "pods", ("delete",)),
     Right("", "pods/log", ("get",)),
     Right("", "pods/portforward", ("create", "get")),  # `elasticdl tensorboard`
@@ -62,7 +63,7 @@ COMMAND_RIGHTS = (
     Right("", "persistentvolumeclaims", ("get",)),
     Right("authorization.k8s.io", "localsubjectaccessreviews", ("create",)),  # whether the master has its rights
 )
-"""What checks before a submission, and status, logs, delete, resume and tensorboard do besides."""
+"""What checks before a submission, and status, logs, scale, delete, resume and tensorboard do besides."""
 
 
 def manifests(namespace: str, service_account: str) -> list[Manifest]:

@@ -85,7 +85,7 @@ def test_help_lists_every_flag_with_its_default_in_readable_lines(command: str) 
     ("arguments", "what", "hint"),
     [
         (["trian"], "There is no command 'trian'", "elasticdl train"),
-        (["scale", "--num_workers=3"], "There is no command 'scale'", "The commands are train"),
+        (["forget", "--num_workers=3"], "There is no command 'forget'", "The commands are train"),
         (["train", "--num_worker=3"], "Unknown flag --num_worker", "Did you mean --num_workers?"),
         (["train", "--num_workers=two"], "--num_workers takes a whole number, not 'two'", "--num_workers=2"),
         (["train", "data"], "'data' is not a flag", "--name=value"),

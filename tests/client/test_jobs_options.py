@@ -26,6 +26,12 @@ from elasticdl_client.jobs.options import FORMATS, Options, options_of, parse
         ("delete", "a --wait=false --timeout 3", Options(jobs=("a",), wait=False, timeout=3.0)),
         ("clean", "--dry_run --runtime local", Options(dry_run=True, runtime="local")),
         ("resume", "a --job_dir=/j", Options(jobs=("a",), job_dir="/j")),
+        ("scale", "a --num-workers 4", Options(jobs=("a",), num_workers="4")),
+        (
+            "scale",
+            "a --current_num_workers=2 --num_workers=0",
+            Options(jobs=("a",), num_workers="0", current_num_workers="2"),
+        ),
     ],
 )
 def test_arguments_come_in_any_order_and_in_kubectls_spelling(command: str, arguments: str, expected: Options) -> None:
@@ -55,6 +61,10 @@ def test_arguments_come_in_any_order_and_in_kubectls_spelling(command: str, argu
         ("logs", "a --since=soon", "not a duration"),
         ("logs", "a -p -f", "nothing to follow"),
         ("logs", "a --tail=some", "whole number"),
+        ("scale", "a", "needs --num_workers"),
+        ("scale", "--num_workers=2", "needs the name of a job"),
+        ("scale", "a --num_workers=2 --current_num_workers=two", "not a number of workers"),
+        ("scale", "a --num_ps_pods=2", "parameter servers of a running job is fixed"),
         ("list", "--runtime=docker", "one of kubernetes, local"),
         ("list", "--runtime=local -n a", "no namespace"),
         ("list", "--runtime=local --context a", "in no cluster"),

@@ -305,7 +305,7 @@ def test_a_master_has_these_rights_and_no_others() -> None:
     assert rules == {
         ("", "pods"): {"create", "delete", "get", "list", "watch", "patch"},
         ("", "pods/log"): {"get"},
-        ("", "configmaps"): {"get", "update", "patch", "delete"},
+        ("", "configmaps"): {"get", "watch", "update", "patch", "delete"},
         ("", "secrets"): {"patch"},
         ("", "services"): {"patch"},
         ("networking.k8s.io", "networkpolicies"): {"patch"},

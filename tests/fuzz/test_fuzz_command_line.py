@@ -53,7 +53,7 @@ VALUES = (
     ),
     *("-", "--", "$(HOME)", "sqlite:////nowhere?table=t", "99999999999999999999", "0x10", "1_000", " 7 ", "[" * 500),
 )
-ACTIONS = ("list", "status", "logs", "delete", "clean", "resume", "tensorboard")
+ACTIONS = ("list", "status", "logs", "scale", "delete", "clean", "resume", "tensorboard")
 OPTIONS = (
     "namespace",
     "job_dir",
@@ -66,6 +66,8 @@ OPTIONS = (
     "yes",
     "runtime",
     "port",
+    "num_workers",
+    "current_num_workers",
     "role",
     "watch",
 )

@@ -94,6 +94,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.contradictions",  # those that only a model's framework shows
         "elasticdl_client.model_source",
         "elasticdl_client.model_framework",
+        "elasticdl_client.scaling",
         "elasticdl_client.trained_model",
         "elasticdl_client.tf_config",
         "elasticdl_client.kubernetes.names",

@@ -216,7 +216,7 @@ def test_missing_rights_are_named_before_anything_is_made(tmp_path: Path) -> Non
     with running(job):
         assert job.wait() == 1
         log = job.log()
-        assert "create, delete, watch pods; get pods/log; update configmaps" in log
+        assert "create, delete, watch pods; get pods/log; watch, update configmaps" in log
         assert "elasticdl rbac --print" in log
         assert job.pods() == {}
         assert job.label() == "Failed"

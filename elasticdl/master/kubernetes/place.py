@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from elasticdl.cluster.cluster import PodSpec
@@ -22,6 +22,7 @@ from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl.master.kubernetes.own_pod import OwnPod
 from elasticdl.master.kubernetes.owners import set_owners
 from elasticdl.master.kubernetes.rights import check_rights
+from elasticdl.master.kubernetes.scale_watch import ScaleWatch
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.rpc import addresses
 from elasticdl.rpc.job_secret import read_secret_flags, read_token, whole_spec
@@ -102,6 +103,7 @@ class KubernetesPlace:
 
         client = self._connection.client
         self.cluster = KubernetesCluster(self._namespace, job_name, manifest, client, self._calls)
+        self._scale_watch = ScaleWatch(client, self._namespace, job_name, self._calls)
 
     def _check_rights(self) -> None:
         check_rights(self._connection, self._namespace, self.spec.service_account, self.spec.expires)
@@ -117,6 +119,9 @@ class KubernetesPlace:
         owner = Owner(self._namespace, self.spec.job_name, self._owner_uid)
         self._publisher = EventPublisher(self._connection, owner, history, self.cluster.uid_of)
 
+    def scale_requests(self, stop: threading.Event) -> Iterator[str]:
+        return self._scale_watch.requests(stop)
+
     def is_transient(self, error: ElasticDLError) -> bool:
         return isinstance(error, JournalWriteError) or (isinstance(error, ClusterError) and error.unreachable)
 
@@ -130,6 +135,7 @@ class KubernetesPlace:
 
     def close(self) -> None:
         self._close_publisher()
+        self._scale_watch.close()
         self.journal.close()
 
     def _close_publisher(self) -> None:

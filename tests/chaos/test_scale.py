@@ -1,0 +1,140 @@
+"""`elasticdl scale` on running jobs: workers come and go, the others stay as they are, and every record counts once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.cluster import Role
+from elasticdl_client.job_dir import read_events
+from elasticdl_client.job_events import EventKind
+from tests.chaos.job import LocalJob
+from tests.chaos.jobs import NUMPY_DIGITS, RealJob
+from tests.chaos.scenarios import assert_exact
+from tests.chaos.test_all_reduce import assert_members_were_equal, started
+
+STEPS_BETWEEN = 20
+OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=40)
+OF_GROUPS = replace(NUMPY_DIGITS, num_ps_pods=0, num_epochs=60)
+
+
+def scale(running: LocalJob, num_workers: int, *flags: str) -> str:
+    """What the command prints."""
+    argv = [sys.executable, "-m", "elasticdl_client.main", "scale", str(running.flags["job_name"])]
+    argv += [f"--job_dir={running.job_dir}", f"--num_workers={num_workers}", *flags]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def workers(running: LocalJob) -> dict[int, int]:
+    """The processes of the workers that run, by number."""
+    return {pod.index: pod.pid for pod in running.pods(Role.WORKER)}
+
+
+def scaled(running: LocalJob, num_workers: int) -> dict[int, int]:
+    """Waits until so many train; those that were there before are the same processes."""
+    running.wait_until(f"{num_workers} workers", lambda: _train(running, num_workers))
+    status = running.status()
+    assert status is not None
+    running.wait_for_version(status.model_version + STEPS_BETWEEN)
+    return workers(running)
+
+
+def _train(running: LocalJob, num_workers: int) -> bool:
+    """They are all there is, and where there are groups the one of all of them stands."""
+    status, pods = running.status(), workers(running)
+    if status is None or not len(pods) == status.workers_wanted == status.workers_alive == num_workers:
+        return False
+    registered = {one.subject for one in read_events(running.job_dir).events if one.kind is EventKind.WORKER_REGISTERED}
+    is_group = running.flags["num_ps_pods"] or sorted(status.world) == sorted(pods)
+    return bool(is_group) and registered >= {f"worker-{number}" for number in pods}
+
+
+def begin(job: RealJob, directory: Path, **flags: object) -> LocalJob:
+    """Returns when the job trains."""
+    if job.num_ps_pods:
+        running = job.local_job(directory / "job", job.make_data(directory), **flags).start()
+    else:
+        running = started(job, directory, **flags)
+    running.wait_for_version(1)
+    return running
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("job", "flags"),
+    [(OF_SERVERS, {}), (OF_GROUPS, {}), (OF_GROUPS, {"fixed_global_batch": 128})],
+    ids=["servers", "groups", "fixed"],
+)
+def test_two_four_one_three_workers_cost_no_record_and_no_other_process(
+    job: RealJob, flags: dict[str, object], tmp_path: Path
+) -> None:
+    running = begin(job, tmp_path, **flags)
+    try:
+        first = scaled(running, 2)
+        assert scale(running, 4) == f'job "{job.name}" scaled: workers 2 → 4\n'
+        four = scaled(running, 4)
+        assert four.items() > first.items()
+        scale(running, 1, "--current_num_workers=4")
+        one = scaled(running, 1)
+        assert one.items() < first.items()
+        assert scale(running, 1) == f'job "{job.name}" not changed: workers 1\n'
+        scale(running, 3)
+        three = scaled(running, 3)
+        assert three.items() > one.items()
+        assert not three.keys() & (four.keys() - one.keys())
+        running.hurry()
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
+    assert_exact(running, job)
+    if not job.num_ps_pods:
+        assert_members_were_equal(running)
+    kinds = [one.kind for one in read_events(running.job_dir).events]
+    assert kinds.count(EventKind.JOB_SCALED) == 3
+    assert EventKind.POD_LOST not in kinds
+    assert EventKind.EPOCH_REOPENED not in kinds
+    assert sum("scaled: workers 4 → 1" in line for line in running.output) == 1, running.output
+
+
+@pytest.mark.timeout(300)
+def test_a_number_that_a_killed_master_has_not_read_is_read_by_the_next(tmp_path: Path) -> None:
+    running = begin(OF_SERVERS, tmp_path)
+    try:
+        two = scaled(running, 2)
+        master = running.pods(Role.MASTER)[0]
+        os.kill(master.pid, signal.SIGSTOP)
+        scale(running, 3)
+        os.kill(master.pid, signal.SIGKILL)
+        three = scaled(running, 3)
+        assert three.items() > two.items()
+        running.hurry()
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
+    assert_exact(running, OF_SERVERS)
+    assert [one.kind for one in read_events(running.job_dir).events].count(EventKind.JOB_SCALED) == 1
+
+
+@pytest.mark.timeout(300)
+def test_what_is_no_number_is_an_event_and_changes_nothing(tmp_path: Path) -> None:
+    running = begin(OF_SERVERS, tmp_path)
+    try:
+        two = scaled(running, 2)
+        (running.job_dir / "num_workers").write_text("many")
+        running.wait_until(
+            "the event",
+            lambda: any(one.kind is EventKind.SCALE_REFUSED for one in read_events(running.job_dir).events),
+            30,
+        )
+        scale(running, 3)
+        assert scaled(running, 3).items() > two.items()
+        running.hurry()
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
