@@ -91,7 +91,7 @@ class News:
         lines = []
         if now.message and now.phase is not JobPhase.FAILED and (before is None or now.message != before.message):
             lines.append(now.message)
-        if now.metrics and (before is None or (now.metrics_step, now.metrics) != (before.metrics_step, before.metrics)):
+        if now.metrics and (before is None or _evaluation(now) != _evaluation(before)):
             self._num_evaluations += 1
             few = self._num_evaluations <= MAX_UNTHINNED and 0 < now.num_epochs <= MAX_UNTHINNED
             if self._is_shown("evaluation", now, few or is_round(self._num_evaluations)):
@@ -215,6 +215,11 @@ def _cause_by_members(formed: JobEvent, history: EventHistory) -> JobEvent | Non
 def is_round(number: int) -> bool:
     """Return whether a number is 1, 2 or 5 times a power of 10."""
     return str(number).rstrip("0") in ("1", "2", "5")
+
+
+def _evaluation(status: JobStatus) -> tuple[int, str]:
+    """The newest evaluation; as a text, since NaN is not equal to itself."""
+    return status.metrics_step, metrics_text(status)
 
 
 def metrics_text(status: JobStatus) -> str:

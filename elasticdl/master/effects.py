@@ -23,6 +23,7 @@ from elasticdl.master.pod_threads import PodThreads
 from elasticdl.master.ps_calls import PsCalls, PsUnreachable
 from elasticdl_client.errors import CheckpointError, ElasticDLError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.secret_values import hide
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -249,7 +250,7 @@ def _pod_changed(pod: Pod, phase: Phase) -> events.PodChanged:
         phase=phase,
         reason=str(pod.reason),
         exit_code=pod.exit_code,
-        message=pod.message,
+        message=hide(pod.message),  # what it has printed itself went past our logs
         blocked=pod.blocked,
         node=pod.node,
         has_slot=pod.has_slot,

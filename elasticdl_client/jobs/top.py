@@ -7,6 +7,7 @@ looks: no job needs it, and it continues when a cluster answers again.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import sys
 import threading
 import time
@@ -66,11 +67,13 @@ def watch_list(list_jobs: Callable[[], Sequence[Job]], table: Table, form: str) 
     while True:
         jobs = _try(list_jobs)
         if jobs is not None:
-            now = [_objects(jobs)] if form == "json" else table(jobs).splitlines()
-            for line in now:
-                if line not in shown:
+            lines = [_objects(jobs)] if form == "json" else table(jobs).splitlines()
+            ageless = [dataclasses.replace(job, created_at=0.0) for job in jobs]  # to grow older is no change
+            keys = lines if form == "json" else table(ageless).splitlines()
+            for key, line in zip(keys, lines, strict=True):
+                if key not in shown:
                     print(line, flush=True)
-            shown = set(now)
+            shown = set(keys)
         pause.wait(LOOK_S)
 
 

@@ -271,3 +271,10 @@ def test_the_best_evaluation_is_known_although_its_event_is_not_kept_any_more() 
     assert report.best_metrics(from_journal(json.loads(json.dumps(to_journal(history))))) == report.best_metrics(
         history
     )
+
+
+def test_an_evaluation_whose_metric_is_no_number_is_news_once() -> None:
+    news = News()
+    text = dataclasses.replace(RUNNING, metrics={"auc": math.nan}, metrics_step=8).to_json()
+    shown = [line.text for _ in range(5) for line in news.lines(JobStatus.from_json(text))]
+    assert shown == ["evaluation at step 8: auc nan"]

@@ -90,6 +90,14 @@ def test_a_watched_list_prints_a_row_for_each_change(
     ]
 
 
+def test_a_job_that_grows_older_is_no_change(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = [dataclasses.replace(RUNNING, created_at=RUNNING.created_at - 3600 * hours) for hours in range(4)]
+    seen(*([job] for job in later), monkeypatch=monkeypatch)
+    assert len([line for line in capsys.readouterr().out.splitlines() if line.startswith("digits")]) == 1
+
+
 def test_a_watched_list_of_objects_is_a_line_for_each_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

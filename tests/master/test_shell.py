@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, Role
 from elasticdl.master.core.commands import Answer, PsAdmitted
 from elasticdl.master.core.events import Event, PodsListed, PsJoined
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.effects import Effects, Listing
+from elasticdl.master.effects import Effects, Listing, pod_changed
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superseded
 from elasticdl.master.pod_specs import PodSpecs
@@ -187,6 +188,15 @@ def test_a_time_without_journal_is_an_event_afterwards(life: Life) -> None:
     wait_until(lambda: bool(life.journal.later) and bool(delays()), "the event")
     assert len(delays()) == 1
     assert "the API server does not answer" in str(delays())
+
+
+def test_what_a_pod_has_said_at_its_end_is_written_down_without_secrets() -> None:
+    said = "exit code 1; its last lines:\nno answer of postgres://me:geheim@db/train, token=geheim"
+    pod = Pod("elasticdl-digits-worker-0", Role.WORKER, 0, "u", PodPhase.FAILED, message=said)
+    changed = pod_changed(PodEvent(EventType.MODIFIED, pod))
+    assert changed is not None
+    assert changed.message.startswith("exit code 1; its last lines:\nno answer of postgres://me:")
+    assert "geheim" not in changed.message
 
 
 def test_a_superseded_master_answers_nobody(life: Life) -> None:

@@ -9,6 +9,7 @@ from world_script import standing
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.event_log import MAX_CHARACTERS, MAX_EVENTS, MAX_TEXT, EventLog
+from elasticdl.master.core.fleet import MAX_REASONS
 from elasticdl.master.core.values import Phase, Role
 from elasticdl_client.job_events import EventKind, JobEvent, describe
 
@@ -103,6 +104,21 @@ def test_a_reason_to_be_pending_is_said_again_only_when_more_than_its_numbers_ha
         "0/3 nodes: 3 Insufficient cpu.",
         "0/4 nodes: 4 had taints.",
     ]
+
+
+def test_reasons_with_other_names_in_them_are_no_other_reasons_and_of_many_the_first_are_told() -> None:
+    script = Script(num_workers=1)
+    name = script.settings.pod_name(Role.WORKER, 0)
+
+    def pending(message: str) -> None:
+        script.tell(e.PodChanged(name, Role.WORKER, 0, f"{name}/1", Phase.PENDING, "Failed", message=message))
+
+    for sandbox in ("4f2e", "0b7c", "aa11"):
+        pending(f"no network for sandbox {sandbox}")
+    assert len(of_kind(script, EventKind.POD_PENDING)) == 1
+    for k in range(100):
+        pending("so " * k + "it waits")
+    assert len(of_kind(script, EventKind.POD_PENDING)) == MAX_REASONS
 
 
 def test_a_group_breaks_by_the_loss_of_a_member_and_forms_again_by_that() -> None:

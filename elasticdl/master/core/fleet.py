@@ -37,7 +37,8 @@ from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world import Worlds
 from elasticdl_client.job_events import Detail, EventKind
 
-_NUMBERS = re.compile(r"\d+")
+MAX_REASONS = 20  # for which a pod waits, that are told
+_NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")  # decimal and hexadecimal: counts, ids of sandboxes
 _REASONS_TO_REPLACE = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW, EventKind.LEASE_LOST)
 _NEAR_LIMIT = 0.9  # of a pod's memory
 
@@ -345,7 +346,7 @@ class Fleet:
             self._out.events.add(EventKind.POD_RUNNING, record.subject, "", created, **_where(event))
         why = ", ".join(filter(None, (event.reason, event.message)))
         pattern = _NUMBERS.sub("#", why)  # how many nodes lack what changes from second to second
-        is_new = pattern not in (record.pending_why, *record.complaints)
+        is_new = pattern not in (record.pending_why, *record.complaints) and len(record.complaints) < MAX_REASONS
         if event.phase is Phase.PENDING and why and not event.blocked and is_new:
             record.complaints.add(pattern)
             record.pending_why = pattern
