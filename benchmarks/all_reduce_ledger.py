@@ -30,10 +30,10 @@ from elasticdl.frameworks.framework import Mode, Share, TaskRecords
 from elasticdl.model_def import load
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.replica import OwnModel
-from elasticdl.worker.allreduce.step_header import Part
+from elasticdl.worker.allreduce.replica import Replica
+from elasticdl.worker.allreduce.step_header import BatchRef
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.seeds import derive_seed
 
@@ -88,8 +88,8 @@ class Member:
         self._batches = cycle([batch for batch in made if not batch.end])
         self._group = group
         self._size = len(addresses)
-        checkpoints = StateCheckpoints("", Kind("", "", "", {}), 1)
-        model = OwnModel(self._framework, checkpoints, "")
+        checkpoints = StateCheckpoints("", CheckpointKind("", "", "", {}), 1)
+        model = Replica(self._framework, checkpoints, "")
         self._session = WorldSession(cast(MasterLink, OneWorld(rank, addresses)), group, model, LONGEST_FORMING_S)
         self._session.start()
         self._session.enter()
@@ -103,7 +103,7 @@ class Member:
     def own_step(self) -> None:
         task, n = divmod(self._num_steps, MINIBATCHES_PER_TASK)
         name = MinibatchName(0, self._size * task + self._rank, n)
-        part = Part(name, BATCH)
+        part = BatchRef(name, BATCH)
         self._num_steps += 1
         session = self._session
         began = time.process_time()

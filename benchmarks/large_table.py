@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.lone_ps import TOKEN, LonePs, lone_ps
 from benchmarks.measured_job import BenchmarkError, Contention
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
-from elasticdl.ps.client.client import PsClient, Pull, Push
+from elasticdl.ps.client import PsClient, Pull, Push
 
 ROWS, QUICK_ROWS = 50_000_000, 2_000_000
 DIM = 16

@@ -30,7 +30,7 @@ import grpc
 import numpy as np
 
 from elasticdl.frameworks.framework import Ids, ModelReport, Parameters, Table, Variable
-from elasticdl.ps.client.client import PsClient, Pull, Push
+from elasticdl.ps.client import PsClient, Pull, Push
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
@@ -69,11 +69,11 @@ def serve_ps(by_tcp: bool = False, encrypts: bool = False) -> None:
         by_tcp: its Unix socket is not told.
     """
     from elasticdl.ps.server.service import PsService, register_service, serve_tensors
-    from elasticdl.ps.server.state import PsState
+    from elasticdl.ps.server.state import ServerState
     from elasticdl.rpc.servers import serve
 
     keep_large_buffers()
-    service = PsService(0, PsState())
+    service = PsService(0, ServerState())
     service.incarnation = INCARNATION
     service.accept_lease(1 << 32)  # of the first life of a master
     tensors = serve_tensors(service, "127.0.0.1", TOKEN, lambda: None, encrypts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticdl.analysis.cells import Cells
-from elasticdl.analysis.sketch import EXACT_DISTINCT, ColumnSketch, Kind
+from elasticdl.analysis.sketch import EXACT_DISTINCT, ColumnKind, ColumnSketch
 from elasticdl_client.errors import DataError
 
 
@@ -82,7 +82,12 @@ class Analysis:
         return sketch
 
 
-_TYPES = {Kind.NOTHING: "empty", Kind.INTEGER: "int64", Kind.NUMBER: "float64", Kind.TEXT: "string"}
+_TYPES = {
+    ColumnKind.NOTHING: "empty",
+    ColumnKind.INTEGER: "int64",
+    ColumnKind.NUMBER: "float64",
+    ColumnKind.TEXT: "string",
+}
 
 
 def _column(sketch: ColumnSketch, num_buckets: int, vocabulary_size: int) -> dict[str, Any]:
@@ -93,11 +98,11 @@ def _column(sketch: ColumnSketch, num_buckets: int, vocabulary_size: int) -> dic
         "exact": sketch.counts is not None,
         "distinct_count": sketch.num_distinct,
     }
-    if sketch.kind in (Kind.INTEGER, Kind.NUMBER):
+    if sketch.kind in (ColumnKind.INTEGER, ColumnKind.NUMBER):
         moments = sketch.moments
         found |= {"min": moments.smallest, "max": moments.largest, "avg": moments.mean, "stddev": moments.deviation}
         found["boundaries"] = sorted(set(sketch.quantiles(num_buckets)))
-    if sketch.kind in (Kind.INTEGER, Kind.TEXT):
+    if sketch.kind in (ColumnKind.INTEGER, ColumnKind.TEXT):
         frequent = sketch.most_frequent(vocabulary_size)
         found["vocab"] = [value for value, _ in frequent]
         found["vocab_counts"] = [count for _, count in frequent]

@@ -34,7 +34,7 @@ def check_library() -> Any:
     return need("datasketches", "Statistics", "datasketches")
 
 
-class Kind(IntEnum):
+class ColumnKind(IntEnum):
     """What all values of a column are; of two parts of a column it is the larger one."""
 
     NOTHING = 0
@@ -62,7 +62,7 @@ class ColumnSketch:
         """
         self._library = check_library()
         self._exact_distinct = exact_distinct
-        self.kind = Kind.NOTHING
+        self.kind = ColumnKind.NOTHING
         self.count = 0
         self.num_missing = 0
         self.moments = Moments()
@@ -76,7 +76,7 @@ class ColumnSketch:
         self.num_missing += cells.num_missing
         self.count += len(cells.texts) + sum(map(len, cells.numbers))
         if cells.texts:
-            numbers = None if self.kind is Kind.TEXT or cells.are_texts else _parsed(cells.texts)
+            numbers = None if self.kind is ColumnKind.TEXT or cells.are_texts else _parsed(cells.texts)
             self._add_numbers(numbers)
             self._count(Counter(cells.texts))
         for numbers in cells.numbers:
@@ -108,7 +108,7 @@ class ColumnSketch:
         """Exact while values are counted; else of them as text, within about one in a hundred."""
         if self.counts is None:
             return round(float(self._distinct.get_estimate()))
-        return len(self.counts if self.kind is Kind.TEXT else self._by_value(self.counts))
+        return len(self.counts if self.kind is ColumnKind.TEXT else self._by_value(self.counts))
 
     def most_frequent(self, number: int) -> list[tuple[str, int]]:
         """Values and how often they were seen, the most frequent first, equals in order of their text.
@@ -146,7 +146,7 @@ class ColumnSketch:
         """The sketch that `dump` was called of."""
         sketch = cls(exact_distinct)
         library = sketch._library
-        sketch.kind = Kind(saved["kind"])
+        sketch.kind = ColumnKind(saved["kind"])
         sketch.count, sketch.num_missing = saved["count"], saved["missing"]
         sketch.moments = Moments.load(saved["moments"])
         sketch.counts = None if saved["counts"] is None else Counter(saved["counts"])
@@ -158,14 +158,14 @@ class ColumnSketch:
     def _add_numbers(self, numbers: Numbers | None) -> None:
         """Numbers, or None: there were others among them."""
         if numbers is None:
-            self._widen(Kind.TEXT)
+            self._widen(ColumnKind.TEXT)
             return
-        self._widen(Kind.INTEGER if numbers.dtype.kind == "i" else Kind.NUMBER)
-        if self.kind is not Kind.TEXT:
+        self._widen(ColumnKind.INTEGER if numbers.dtype.kind == "i" else ColumnKind.NUMBER)
+        if self.kind is not ColumnKind.TEXT:
             self.moments.add(numbers)
             self._quantiles.update(numbers.astype(np.float64))
 
-    def _widen(self, kind: Kind) -> None:
+    def _widen(self, kind: ColumnKind) -> None:
         self.kind = max(self.kind, kind)
 
     def _count(self, counts: Mapping[str, int]) -> None:
@@ -191,7 +191,7 @@ class ColumnSketch:
         """Counts of numbers, however they are written."""
         by_value: Counter[float] = Counter()
         for text, count in counts.items():
-            by_value[int(text) if self.kind is Kind.INTEGER else float(text)] += count
+            by_value[int(text) if self.kind is ColumnKind.INTEGER else float(text)] += count
         return by_value
 
     def _estimates(self) -> list[tuple[str, int]]:

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.api.alone import AloneLink
-from elasticdl.api.drawn import Drawn, Minibatch, Name
-from elasticdl.api.session import Session
-from elasticdl.api.source import Source, read_records
+from elasticdl.api.drawn import Minibatch, Name, OutstandingMinibatches
+from elasticdl.api.session import ScriptSession
+from elasticdl.api.source import ScriptSource, read_records
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import TaskRecords
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -78,7 +78,7 @@ class DataShardService:
         num_minibatches_per_shard: int = 0,
         training_data: str = "",
         data_reader_params: dict[str, object] | None = None,
-        session: Session | None = None,
+        session: ScriptSession | None = None,
     ) -> None:
         """Joins the job and says what the data are; they may turn out to be what another script has said first.
 
@@ -96,7 +96,7 @@ class DataShardService:
             DataError: there are no data, or none like this.
             JobError: the master cannot be reached.
         """
-        self.session = session or Session.join()
+        self.session = session or ScriptSession.join()
         self._lock = threading.Lock()
         self._trained: dict[tuple[int, int], set[int]] = {}  # minibatches by (epoch, task), of this process
         spec = self.session.spec
@@ -120,7 +120,7 @@ class DataShardService:
         )
         self.reporter = Reporter(self._link, spec.log_loss_steps)
         self._open: dict[int, _Task] = {}  # by lease
-        self._drawn = Drawn()
+        self._drawn = OutstandingMinibatches()
         self._fetching: Iterator[TaskRecords] | None = None
         self._one_fetches = threading.Lock()
         clock.switch(Activity.COMPUTE)
@@ -420,11 +420,11 @@ class RecordIndexService(DataShardService):
 
 
 def _source_of(
-    session: Session, training_data: str, dataset_size: int, data_reader_params: dict[str, object] | None
-) -> Source:
+    session: ScriptSession, training_data: str, dataset_size: int, data_reader_params: dict[str, object] | None
+) -> ScriptSource:
     """What a script says of its data, or else what the job's flags say; a server of TensorFlow's takes none."""
     if session.is_server:
-        return Source.none()
+        return ScriptSource.none()
     says_itself = bool(dataset_size or training_data) or data_reader_params is not None
     origin, is_our_own = training_data or session.spec.training_data, says_itself or session.is_alone
-    return Source(origin, dataset_size, data_reader_params, session.spec, is_our_own)
+    return ScriptSource(origin, dataset_size, data_reader_params, session.spec, is_our_own)

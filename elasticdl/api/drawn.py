@@ -43,7 +43,7 @@ class Minibatch:
         return len(self.indices)
 
 
-class Drawn:
+class OutstandingMinibatches:
     """Minibatches that are reported in order, by number or by records.  Thread-safe."""
 
     def __init__(self) -> None:

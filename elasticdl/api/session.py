@@ -22,7 +22,7 @@ _OUR_THREADS = ("heartbeat", "reporter", "world watch")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ScriptSession:
     """What a script is told of its job.
 
     Attributes:
@@ -42,7 +42,7 @@ class Session:
         return self.link is None
 
     @classmethod
-    def join(cls) -> Session:
+    def join(cls) -> ScriptSession:
         """Registers with the master that the environment names; without one the process is alone.
 
         Raises:

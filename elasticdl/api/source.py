@@ -35,7 +35,7 @@ class _Numbers:
         return Metadata()
 
 
-class Source:
+class ScriptSource:
     """The data of this script.
 
     Attributes:
@@ -74,7 +74,7 @@ class Source:
             self.shards = [Shard("", 0, dataset_size)] if dataset_size else self.reader.shards()
 
     @classmethod
-    def none(cls) -> Source:
+    def none(cls) -> ScriptSource:
         """No data at all, for a pod that takes none."""
         return cls("", 1, None, JobSpec(), is_our_own=False)
 

@@ -3,7 +3,7 @@
 It knows nothing of the master, of tasks and of frameworks: who is in a world, and when it ends, is told by the caller.
 """
 
+from elasticdl.collective.errors import GroupLost
 from elasticdl.collective.group import ElasticGroup, Peer, Reduction
-from elasticdl.collective.loss import GroupLost
 
 __all__ = ["ElasticGroup", "GroupLost", "Peer", "Reduction"]

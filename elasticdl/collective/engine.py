@@ -11,7 +11,7 @@ from typing import Any, Protocol
 Tensor = Any  # torch is imported lazily, by who needs it
 
 
-class Work(Protocol):
+class PendingCollective(Protocol):
     """A collective on its way."""
 
     def wait(self, timeout_s: float) -> bool:
@@ -26,15 +26,15 @@ class Work(Protocol):
 class Links(Protocol):
     """The connections of a member to all others of its world."""
 
-    def all_reduce(self, tensor: Tensor) -> Work:
+    def all_reduce(self, tensor: Tensor) -> PendingCollective:
         """Begins to sum in place."""
         ...
 
-    def all_gather(self, into: list[Tensor], tensor: Tensor) -> Work:
+    def all_gather(self, into: list[Tensor], tensor: Tensor) -> PendingCollective:
         """Begins to collect a tensor of each member, by rank; all have the same shape."""
         ...
 
-    def broadcast(self, tensor: Tensor, source: int) -> Work:
+    def broadcast(self, tensor: Tensor, source: int) -> PendingCollective:
         """Begins to copy the source's tensor into everybody's."""
         ...
 

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.collective import arrays as memory
-from elasticdl.collective.engine import Tensor, Work
-from elasticdl.collective.loss import GroupLost
-from elasticdl.collective.meeting import MeetingPlace
-from elasticdl.collective.pieces import Piece, pieces_of
+from elasticdl.collective.engine import PendingCollective, Tensor
+from elasticdl.collective.errors import GroupLost
+from elasticdl.collective.rendezvous import RendezvousServer
+from elasticdl.collective.slices import Piece, pieces_of
 from elasticdl.collective.torch_store import check_can_encrypt, check_device
 from elasticdl.collective.world import World
 
@@ -45,7 +45,7 @@ class Peer:
 class Reduction:
     """A sum on its way (`ElasticGroup.begin_reduce`)."""
 
-    def __init__(self, world: World, work: Work | None, tensor: Tensor) -> None:
+    def __init__(self, world: World, work: PendingCollective | None, tensor: Tensor) -> None:
         self._world = world
         self._work = work
         self._tensor = tensor  # and with it the caller's memory
@@ -85,7 +85,7 @@ class ElasticGroup:
         if encrypts:
             check_can_encrypt(device)
         check_device(device)
-        self._place = MeetingPlace(host, token, encrypts)
+        self._place = RendezvousServer(host, token, encrypts)
         self._lock = Lock()
         self._oldest = 0
         self._world: World | None = None

@@ -9,9 +9,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from elasticdl.collective.engine import Tensor, Work
+from elasticdl.collective.engine import PendingCollective, Tensor
 from elasticdl.kernels._native import Mesh, RecordLayer
-from elasticdl.rpc.handshake import Connection
+from elasticdl.rpc.handshake import SecureConnection
 
 _LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP does
 
@@ -23,7 +23,7 @@ class MeshLinks:
         connections: by rank.
     """
 
-    def __init__(self, rank: int, connections: Mapping[int, Connection]) -> None:
+    def __init__(self, rank: int, connections: Mapping[int, SecureConnection]) -> None:
         descriptors = [-1] * (len(connections) + 1)
         layers: list[RecordLayer | None] = [None] * len(descriptors)
         for other, (connection, records) in connections.items():
@@ -35,15 +35,15 @@ class MeshLinks:
             layers[other] = records
         self._mesh = Mesh(rank, descriptors, layers)
 
-    def all_reduce(self, tensor: Tensor) -> Work:
+    def all_reduce(self, tensor: Tensor) -> PendingCollective:
         dtype = str(tensor.dtype).removeprefix("torch.")
         return self._mesh.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, tensor)
 
-    def all_gather(self, into: list[Tensor], tensor: Tensor) -> Work:
+    def all_gather(self, into: list[Tensor], tensor: Tensor) -> PendingCollective:
         places = [one.data_ptr() for one in into]
         return self._mesh.all_gather(tensor.data_ptr(), tensor.nbytes, places, (into, tensor))
 
-    def broadcast(self, tensor: Tensor, source: int) -> Work:
+    def broadcast(self, tensor: Tensor, source: int) -> PendingCollective:
         return self._mesh.broadcast(tensor.data_ptr(), tensor.nbytes, source, tensor)
 
     def check(self) -> None:

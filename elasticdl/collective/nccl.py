@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from elasticdl.collective.engine import Tensor, Work
+from elasticdl.collective.engine import PendingCollective, Tensor
 from elasticdl.collective.torch_store import engine_module
 from elasticdl.rpc import addresses
 
@@ -39,13 +39,13 @@ class NcclLinks:
         self._group = c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), rank, size, options)
         self._group.eager_connect_single_device(torch.device(device))
 
-    def all_reduce(self, tensor: Tensor) -> Work:
+    def all_reduce(self, tensor: Tensor) -> PendingCollective:
         return self._begun(self._group.allreduce([tensor]))
 
-    def all_gather(self, into: list[Tensor], tensor: Tensor) -> Work:
+    def all_gather(self, into: list[Tensor], tensor: Tensor) -> PendingCollective:
         return self._begun(self._group.allgather([into], [tensor]))
 
-    def broadcast(self, tensor: Tensor, source: int) -> Work:
+    def broadcast(self, tensor: Tensor, source: int) -> PendingCollective:
         return self._begun(self._group.broadcast(tensor, source))
 
     def interrupt(self) -> None:
@@ -55,7 +55,7 @@ class NcclLinks:
         self._group.abort()
         self._group = None
 
-    def _begun(self, work: Any) -> Work:
+    def _begun(self, work: Any) -> PendingCollective:
         import torch
 
         work.wait()  # orders the stream of this thread behind it; does not block

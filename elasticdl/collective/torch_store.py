@@ -1,4 +1,4 @@
-"""The engines of torch, imported lazily, and what they need of a store of keys, on top of a `Meeting`."""
+"""The engines of torch, imported lazily, and what they need of a store of keys, on top of a `Rendezvous`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
-from elasticdl.collective.meeting import Meeting
+from elasticdl.collective.rendezvous import Rendezvous
 from elasticdl_client.errors import ElasticDLError
 
 STORE = ("Store.get", "Store.set", "Store.wait", "PrefixStore")
@@ -88,7 +88,7 @@ def check_can_encrypt(device: str) -> None:
         )
 
 
-def store_of(meeting: Meeting, timeout_s: float) -> Any:
+def store_of(meeting: Rendezvous, timeout_s: float) -> Any:
     """A store of torch.  The caller keeps it for as long as the engine that uses it."""
 
     class MeetingStore(engine_module().Store):  # type: ignore[misc]

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 
-from elasticdl.collective.engine import Links, Tensor, Work
-from elasticdl.collective.loss import GroupLost
-from elasticdl.collective.meeting import Meeting, MeetingPlace, link
+from elasticdl.collective.engine import Links, PendingCollective, Tensor
+from elasticdl.collective.errors import GroupLost
 from elasticdl.collective.mesh import MeshLinks
+from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
 from elasticdl.collective.torch_store import store_of
-from elasticdl.rpc.handshake import Connection
+from elasticdl.rpc.handshake import SecureConnection
 
 _GRACE_S = 0.1  # for an engine that does not end when it should
 _LOOK_EVERY_S = 0.1  # between looks Python runs handlers of signals, and a peer that NCCL waits for is missed
@@ -35,7 +35,7 @@ class World:
     """
 
     def __init__(
-        self, version: int, addresses: list[str], rank: int, token: str, place: MeetingPlace, encrypts: bool = False
+        self, version: int, addresses: list[str], rank: int, token: str, place: RendezvousServer, encrypts: bool = False
     ) -> None:
         self.version = version
         self.rank = rank
@@ -49,9 +49,9 @@ class World:
         self._settled = Event()
         self._freed = Event()
         self._lost: GroupLost | None = None
-        self._on_their_way: list[Work] = []  # of the calling thread
+        self._on_their_way: list[PendingCollective] = []  # of the calling thread
         self._is_formed = False
-        self._meeting: Meeting | None = None
+        self._meeting: Rendezvous | None = None
         self._mesh: MeshLinks | None = None
         self._by_device: dict[str, Links] = {}
 
@@ -75,7 +75,7 @@ class World:
             self._let_go()
             raise GroupLost(self._lost.what, self._lost.rank)
 
-    def begin(self, tensor: Tensor, start: Callable[[Links], Work]) -> Work:
+    def begin(self, tensor: Tensor, start: Callable[[Links], PendingCollective]) -> PendingCollective:
         """Starts a collective, on the engine of the tensor's memory.
 
         Raises:
@@ -94,7 +94,7 @@ class World:
         self._on_their_way.append(work)
         return work
 
-    def finish(self, work: Work) -> None:
+    def finish(self, work: PendingCollective) -> None:
         """Waits for a collective.
 
         Raises:
@@ -167,13 +167,13 @@ class World:
                 self._free()
 
     def _connect(self, device: str, end: float) -> None:
-        links: dict[int, Connection] = {}
+        links: dict[int, SecureConnection] = {}
         try:
             for other in range(self.rank):
                 self.check()
                 links[other] = self._link_to(other, end)
             self.check()
-            meeting = self._meeting = Meeting(
+            meeting = self._meeting = Rendezvous(
                 self._addresses[0], self._token, self.version, self.rank, _left(end), self._encrypts
             )
             try:
@@ -199,7 +199,7 @@ class World:
             for connection in links.values():
                 connection.socket.close()  # those that the mesh has taken are detached
 
-    def _link_to(self, other: int, end: float) -> Connection:
+    def _link_to(self, other: int, end: float) -> SecureConnection:
         try:
             return link(self._addresses[other], self._token, self.version, self.rank, _left(end), self._encrypts)
         except TimeoutError:

@@ -123,7 +123,7 @@ class Chunks:
         return table
 
 
-class Rows:
+class ArrowRows:
     """The records of one file."""
 
     def __init__(self, file: ParquetFile | ArrowFile, selection: Selection, chunks: Chunks) -> None:
@@ -183,11 +183,11 @@ def _reader(
 
     def types_of_first() -> dict[str, ColumnType]:
         if first not in known:
-            known[first] = Rows(open_file(first), selection, chunks).types
+            known[first] = ArrowRows(open_file(first), selection, chunks).types
         return known[first]
 
-    def open_rows(path: str) -> Rows:
-        rows = Rows(open_file(path), selection, chunks)
+    def open_rows(path: str) -> ArrowRows:
+        rows = ArrowRows(open_file(path), selection, chunks)
         check_same(rows.types, path, types_of_first(), first)
         return rows
 

@@ -15,7 +15,7 @@ _SHOWN = 200  # characters of a wrong row or field
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FeedColumns:
     """A source's columns as the default feed takes them.
 
     Attributes:
@@ -48,7 +48,7 @@ class Table:
         return len(self.features) == 1 and self.dtypes[self.features[0]] == "image"
 
 
-def table_of(metadata: Metadata, is_prediction: bool, path: str) -> Table:
+def table_of(metadata: Metadata, is_prediction: bool, path: str) -> FeedColumns:
     """How to make samples of a source with columns.
 
     Args:
@@ -78,7 +78,7 @@ def table_of(metadata: Metadata, is_prediction: bool, path: str) -> Table:
                 f"{path} has no feed, and images may be of any size.",
                 "Give --data_reader_params='image_size=[224,224]' (height, width), or define feed.",
             )
-    return Table(
+    return FeedColumns(
         {name: dtypes[name] for name in metadata.column_names},
         shapes,
         tuple(name for name in features if name != metadata.label_column),

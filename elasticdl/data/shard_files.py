@@ -17,7 +17,7 @@ from elasticdl.data.sources import no_records, reading, shard_not_of_source
 _KEPT_OPEN = 256  # parts; a process may not have many more files open
 
 
-class Part(Protocol):
+class ShardPart(Protocol):
     """Records of one shard by number.  Safe to use from several threads."""
 
     def __len__(self) -> int: ...
@@ -34,7 +34,7 @@ class PartsReader:
         self,
         source: str,
         names: Sequence[str],
-        open_part: Callable[[str], Part],
+        open_part: Callable[[str], ShardPart],
         metadata: Callable[[], Metadata],
         check: Callable[[str], None] | None = check_file,
     ) -> None:
@@ -54,7 +54,7 @@ class PartsReader:
         self._make_metadata = metadata
         self._check = None if check is None else OncePerFile(check)
         self._metadata: Metadata | None = None
-        self._parts: OrderedDict[str, Part] = OrderedDict()
+        self._parts: OrderedDict[str, ShardPart] = OrderedDict()
         self._lock = threading.Lock()
 
     def shards(self) -> list[Shard]:
@@ -87,7 +87,7 @@ class PartsReader:
                 self._metadata = self._make_metadata()
         return self._metadata
 
-    def _open(self, name: str) -> Part:
+    def _open(self, name: str) -> ShardPart:
         with self._lock:
             part = self._parts.get(name)
             if part is None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.data.default_feed import Table, missing_number, wrong_cell, wrong_row
+from elasticdl.data.default_feed import FeedColumns, missing_number, wrong_cell, wrong_row
 from elasticdl.data.example_parser import parse_all, parse_examples
 from elasticdl.data.text_types import split_rows
 from elasticdl_client.errors import DataError
@@ -27,7 +27,7 @@ class _OtherLayout(Exception):
     """Not all records have the same features in the same order."""
 
 
-def decode(records: Sequence[bytes], table: Table) -> dict[str, Column]:
+def decode(records: Sequence[bytes], table: FeedColumns) -> dict[str, Column]:
     """The used columns of records: numbers [records, *shape] (float32, int64), or a list of bytes.
 
     Lists of any length: numbers [records, longest], filled up with 0; of texts a list for each record.
@@ -49,12 +49,12 @@ def decode(records: Sequence[bytes], table: Table) -> dict[str, Column]:
         return _parsed(records, table, table.used)
 
 
-def _parsed(records: Sequence[bytes], table: Table, names: Sequence[str]) -> dict[str, Column]:
+def _parsed(records: Sequence[bytes], table: FeedColumns, names: Sequence[str]) -> dict[str, Column]:
     parsed = parse_examples(records, {name: table.shapes.get(name, ()) for name in names})
     return {name: column.tolist() if column.dtype == object else column for name, column in parsed.items()}
 
 
-def _with_lists(records: Sequence[bytes], table: Table) -> dict[str, Column]:
+def _with_lists(records: Sequence[bytes], table: FeedColumns) -> dict[str, Column]:
     columns = _parsed(records, table, [name for name in table.used if name not in table.lists])
     parsed = parse_all(records)
     for name in table.lists:
@@ -80,7 +80,7 @@ def _filled_up(name: str, dtype: str, parts: Sequence[tuple[list[int], NDArray[A
     return filled
 
 
-def _from_rows(records: Sequence[bytes], table: Table) -> dict[str, Column]:
+def _from_rows(records: Sequence[bytes], table: FeedColumns) -> dict[str, Column]:
     rows = split_rows(records, table.delimiter)
     names = list(table.dtypes)
     for fields in rows:

@@ -14,8 +14,8 @@ from typing import Any
 
 from elasticdl.api.pytorch import join_job
 from elasticdl.api.pytorch.controller import ElasticController, ElasticLoader, taken_over
-from elasticdl.api.pytorch.wiring import Wishes, make_loop
-from elasticdl.api.session import Session
+from elasticdl.api.pytorch.wiring import TrainingOptions, make_loop
+from elasticdl.api.session import ScriptSession
 from elasticdl.original.services import LOADER_HINT, CurrentRecord, OriginalRecordIndexService, own_arguments
 from elasticdl_client.errors import DataError, FlagError, JobError
 
@@ -23,7 +23,7 @@ from elasticdl_client.errors import DataError, FlagError, JobError
 class AllReduceController(ElasticController):
     """The controller with what the original's has besides: `data_shard_service`, and `loader` in DataLoader's place."""
 
-    def __init__(self, session: Session, wishes: Wishes, record: CurrentRecord) -> None:
+    def __init__(self, session: ScriptSession, wishes: TrainingOptions, record: CurrentRecord) -> None:
         super().__init__(
             (), lambda controller, dataset, options: make_loop(wishes, session, controller, dataset, options)
         )
@@ -154,9 +154,9 @@ def _wishes(
     dataset_size: int = 0,
     shuffle: bool | None = None,
     num_minibatches_per_shard: int = 0,
-) -> Wishes:
+) -> TrainingOptions:
     """Return them; the rest is the job's."""
-    return Wishes(batch_size, num_epochs, dataset_size, shuffle, num_minibatches_per_shard, 0, "", None, 0)
+    return TrainingOptions(batch_size, num_epochs, dataset_size, shuffle, num_minibatches_per_shard, 0, "", None, 0)
 
 
 def all_reduce_controller(*arguments: Any, data_shard_service: Any = None, master_client: Any = None) -> Any:

@@ -131,7 +131,7 @@ def common_task(standings: Sequence[pb.AppliedTask]) -> pb.AppliedTask:
     return pb.AppliedTask(epoch=least.epoch, task=least.task, watermark=least.watermark, extras=extras)
 
 
-class Fences:
+class FencingTokens:
     """The newest lease known for each task: older ones are refused.
 
     Fences belong to the process, not to the state: after a restore the incarnation is new, and that keeps old calls

@@ -55,7 +55,7 @@ class HandshakeError(ConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class HandshakeStep:
     """What one end does next: it sends, then it receives exactly `num_wanted` bytes (0: the handshake is over).
 
     Attributes:
@@ -67,7 +67,7 @@ class Step:
     records: RecordLayer | None = None
 
 
-class Connection(NamedTuple):
+class SecureConnection(NamedTuple):
     """A socket whose other end has proved the token.
 
     Attributes:
@@ -78,7 +78,7 @@ class Connection(NamedTuple):
     records: RecordLayer | None
 
 
-Handshake = Generator[Step, bytes, None]
+Handshake = Generator[HandshakeStep, bytes, None]
 """One end's part without I/O: takes the bytes that a step wanted, gives the next step, raises `HandshakeError`."""
 
 
@@ -103,35 +103,35 @@ def connecting(token: str, purpose: str, encrypts: bool = False) -> Handshake:
     """Prove the token as the end that has connected."""
     exchange = _KeyExchange() if encrypts else None
     magic, own = _greeting(exchange)
-    reply = yield Step(magic + own, _NONCE_BYTES + _PROOF_BYTES)
+    reply = yield HandshakeStep(magic + own, _NONCE_BYTES + _PROOF_BYTES)
     other, proof = reply[:_NONCE_BYTES], reply[_NONCE_BYTES:]
     if hmac.compare_digest(proof, _proof(token, purpose, "refusing", own + other)):
         raise _of_other_kind(encrypts)
     purpose = _of_kind(purpose, encrypts)
     _check(proof, _proof(token, purpose, "accepting", own + other))
-    welcome = yield Step(_proof(token, purpose, "connecting", own + other), len(_MAGIC))
+    welcome = yield HandshakeStep(_proof(token, purpose, "connecting", own + other), len(_MAGIC))
     if welcome != _MAGIC:
         raise HandshakeError("the other end speaks another protocol")
     records = exchange.records(other, token, purpose, own + other, ("connecting", "accepting")) if exchange else None
-    yield Step(b"", 0, records)
+    yield HandshakeStep(b"", 0, records)
 
 
 def accepting(token: str, purpose: str, encrypts: bool = False) -> Handshake:
     """Prove the token as the end that has accepted the connection."""
-    greeting = yield Step(b"", len(_MAGIC) + _NONCE_BYTES)
+    greeting = yield HandshakeStep(b"", len(_MAGIC) + _NONCE_BYTES)
     magic, other = greeting[: len(_MAGIC)], greeting[len(_MAGIC) :]
     if magic not in (_MAGIC, _ENCRYPTED_MAGIC):
         raise HandshakeError("the other end speaks another protocol")
     exchange = _KeyExchange() if encrypts else None
     expected, own = _greeting(exchange)
     if magic != expected:
-        yield Step(own + _proof(token, purpose, "refusing", other + own), 1)
+        yield HandshakeStep(own + _proof(token, purpose, "refusing", other + own), 1)
         raise _of_other_kind(encrypts)
     purpose = _of_kind(purpose, encrypts)
-    reply = yield Step(own + _proof(token, purpose, "accepting", other + own), _PROOF_BYTES)
+    reply = yield HandshakeStep(own + _proof(token, purpose, "accepting", other + own), _PROOF_BYTES)
     _check(reply, _proof(token, purpose, "connecting", other + own))
     records = exchange.records(other, token, purpose, other + own, ("accepting", "connecting")) if exchange else None
-    yield Step(_MAGIC, 0, records)
+    yield HandshakeStep(_MAGIC, 0, records)
 
 
 def shake_hands(connection: socket.socket, handshake: Handshake, timeout_s: float = TIMEOUT_S) -> RecordLayer | None:
@@ -166,7 +166,7 @@ def shake_hands(connection: socket.socket, handshake: Handshake, timeout_s: floa
 
 def connected(
     connect: Callable[[float], socket.socket], token: str, purpose: str, timeout_s: float, encrypts: bool = False
-) -> Connection:
+) -> SecureConnection:
     """A new connection whose other end has proved the token.
 
     Args:
@@ -195,7 +195,7 @@ def connected(
             connection.close()
             raise
         else:
-            return Connection(connection, records)
+            return SecureConnection(connection, records)
     raise AssertionError
 
 

@@ -35,7 +35,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CheckpointKind:
     """What tells the checkpoints of a job from others.
 
     Attributes:
@@ -89,10 +89,10 @@ class StateCheckpoints:
     def of_module(cls, spec: JobSpec, file: str) -> StateCheckpoints:
         """Return those of a job whose model a module defines."""
         valid_for = names_depend_on(spec.minibatch_size, spec.num_minibatches_per_task, spec.seed, spec.shuffle)
-        kind = Kind(spec.job_name, spec.distribution_strategy.value, file, valid_for)
+        kind = CheckpointKind(spec.job_name, spec.distribution_strategy.value, file, valid_for)
         return cls(spec.checkpoint_dir, kind, spec.keep_checkpoint_max)
 
-    def __init__(self, directory: str, kind: Kind, keep: int = 0) -> None:
+    def __init__(self, directory: str, kind: CheckpointKind, keep: int = 0) -> None:
         """
         Args:
             directory: empty: there are none, and none are written.

@@ -53,7 +53,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredModel:
     """What a model goes on from where no living member holds it.
 
     Attributes:

@@ -21,7 +21,7 @@ from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
-from elasticdl.worker.task_reporting import Outcomes
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import JobError
 
@@ -51,7 +51,7 @@ class WorkerLoop:
         self._strategy = strategy
         self._reporter = reporter
         self._clock = clock
-        self._outcomes = Outcomes(link, framework, reporter, exporter, clock)
+        self._outcomes = TaskReporter(link, framework, reporter, exporter, clock)
         self._quarantine = quarantine
         self._termination = termination
 

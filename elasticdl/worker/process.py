@@ -18,7 +18,7 @@ from elasticdl.frameworks.callback_rules import check_job
 from elasticdl.frameworks.framework import ModelReport
 from elasticdl.frameworks.internals import check_internals
 from elasticdl.model_def import framework_of, load_model_definition
-from elasticdl.ps.client.client import check_model
+from elasticdl.ps.client import check_model
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.job_secret import read_token, whole_spec
 from elasticdl.rpc.logs import log_to_stdout
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("elasticdl.worker")
 
 
-class Worker:
+class WorkerProcess:
     """Wires one worker process together."""
 
     def __init__(self, clock: ActivityClock, termination: Termination) -> None:
@@ -270,7 +270,7 @@ def main(clock: ActivityClock, termination: Termination) -> int:
         first_op(os.environ.get(FRAMEWORK_VARIABLE, ""))
     report_ready()
     try:
-        Worker(clock, termination).run()
+        WorkerProcess(clock, termination).run()
     except ElasticDLError as error:
         _log.error("%s", error)
         return 1

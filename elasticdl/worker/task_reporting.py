@@ -21,7 +21,7 @@ from elasticdl_client.errors import DataError, JobError
 _log = logging.getLogger("elasticdl.worker")
 
 
-class Outcomes:
+class TaskReporter:
     """Works off what is not training, and ends tasks."""
 
     def __init__(

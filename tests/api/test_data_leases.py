@@ -12,7 +12,7 @@ import pytest
 
 from elasticdl.api.alone import AloneLink
 from elasticdl.api.data import DataShardService
-from elasticdl.api.session import Session
+from elasticdl.api.session import ScriptSession
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.leases import HeldLease, LeaseBook
@@ -92,7 +92,7 @@ def test_a_lease_that_is_granted_while_tensorflows_chief_tells_of_a_restored_mod
     """The master hands the tasks out anew before its answer has come."""
     master = Planned(lease(0), lease(1))
     link = MasterLink(master.address, TOKEN, 0, "pod", ActivityClock(), LONG_S)
-    data = DataShardService(batch_size=2, dataset_size=104, session=Session(link, JobSpec(), ActivityClock()))
+    data = DataShardService(batch_size=2, dataset_size=104, session=ScriptSession(link, JobSpec(), ActivityClock()))
     drawn = data.minibatches()
     first = next(drawn)
     given: list[Any] = []

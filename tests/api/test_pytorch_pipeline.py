@@ -12,13 +12,13 @@ import torch
 from torch.utils.data import TensorDataset
 
 from elasticdl.api.data import Minibatch
-from elasticdl.api.pytorch.pipeline import Pipeline, cause_of
+from elasticdl.api.pytorch.pipeline import LoaderPipeline, cause_of
 from elasticdl.worker.termination import LIMIT_S
 
 
 def test_a_loaders_process_ends_with_its_script_and_not_before() -> None:
     before = set(multiprocessing.active_children())
-    pipeline = Pipeline(TensorDataset(torch.arange(8)), None, 0, num_workers=1)
+    pipeline = LoaderPipeline(TensorDataset(torch.arange(8)), None, 0, num_workers=1)
     pipeline.get(Minibatch(1, 0, 0, 0, "", [0, 1]))
     (loader,) = set(multiprocessing.active_children()) - before
     assert loader.pid is not None
@@ -49,7 +49,7 @@ class Stuck(TensorDataset):  # type: ignore[misc]
 def test_a_loaders_process_ends_with_its_script_whatever_it_is_doing() -> None:
     before = set(multiprocessing.active_children())
     source = Stuck(torch.arange(8))
-    pipeline = Pipeline(source, None, 0, num_workers=1)
+    pipeline = LoaderPipeline(source, None, 0, num_workers=1)
     pipeline.ask(Minibatch(1, 0, 0, 0, "", [2, 3]))
     pipeline.start()
     (loader,) = set(multiprocessing.active_children()) - before
@@ -74,7 +74,7 @@ class Torn(TensorDataset):  # type: ignore[misc]
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_of_the_data_set_names_the_record_whoever_makes_the_batch(num_workers: int) -> None:
-    pipeline = Pipeline(Torn(torch.arange(8)), None, 0, num_workers=num_workers)
+    pipeline = LoaderPipeline(Torn(torch.arange(8)), None, 0, num_workers=num_workers)
     with pytest.raises(OSError, match="the file is torn") as raised:
         pipeline.get(Minibatch(1, 0, 0, 0, "", [2, 3]))
     assert cause_of(raised.value) == "OSError: the file is torn, in record 3 of Torn"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from elasticdl.api.drawn import Minibatch
-from elasticdl.api.pytorch.alone import AloneWorld
-from elasticdl.api.pytorch.shares import SharedShares
-from elasticdl.worker.ledger import Ledger, Restored
+from elasticdl.api.pytorch.alone import LoneGroup
+from elasticdl.api.pytorch.shares import GlobalShares
+from elasticdl.worker.ledger import Ledger, RestoredModel
 
 
 class Data:
@@ -59,8 +59,8 @@ class Pipeline:
 class Start:
     """A model of initial values."""
 
-    def start_over(self) -> Restored:
-        return Restored(Ledger())
+    def start_over(self) -> RestoredModel:
+        return RestoredModel(Ledger())
 
 
 def drawn(lease: int, n: int) -> Minibatch:
@@ -73,8 +73,8 @@ def test_what_the_model_holds_of_a_lease_that_comes_later_is_told_and_not_made_a
     data: Any = Data()
     drawer: Any = Drawer()
     pipeline: Any = Pipeline()
-    world = AloneWorld(state)
-    shares = SharedShares(data, drawer, pipeline, world, 2)
+    world = LoneGroup(state)
+    shares = GlobalShares(data, drawer, pipeline, world, 2)
     assert world.enter()
     shares.entered()
 

@@ -17,7 +17,7 @@ from elasticdl.cluster.cluster import EndReason, EventType, PodEvent, PodPhase
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl.cluster.kubernetes.api import ApiServer, Refusal
 from elasticdl.cluster.kubernetes.causes import Causes
-from elasticdl.cluster.kubernetes.pod_cache import PodMemory
+from elasticdl.cluster.kubernetes.pod_cache import PodCache
 from elasticdl.cluster.kubernetes.watch import PodWatch
 from elasticdl_client.kubernetes.names import JOB_LABEL
 
@@ -105,7 +105,7 @@ class Forgetful(ApiServer):
         yield iter([{"type": "ERROR", "object": said}])
 
     def watch(self) -> Iterator[PodEvent]:
-        return PodWatch(self, f"{JOB_LABEL}={JOB}", PodMemory(Causes(self))).events()
+        return PodWatch(self, f"{JOB_LABEL}={JOB}", PodCache(Causes(self))).events()
 
 
 @pytest.mark.parametrize("refuses", [False, True])

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from elasticdl.collective import ElasticGroup, GroupLost, Peer
-from elasticdl.collective.meeting import Meeting, MeetingPlace
+from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer
 from elasticdl.kernels._native import Mesh, MeshWork, RecordLayer
 from elasticdl.rpc.addresses import parse
 from elasticdl.rpc.handshake import HandshakeError
@@ -170,10 +170,10 @@ def test_members_of_both_kinds_form_no_world_and_say_why(encrypts: tuple[bool, b
 
 
 def test_a_meeting_of_the_other_kind_is_refused() -> None:
-    place = MeetingPlace(HOST, TOKEN, encrypts=True)
+    place = RendezvousServer(HOST, TOKEN, encrypts=True)
     with pytest.raises(HandshakeError, match="the other end encrypts what it sends"):
-        Meeting(place.address, TOKEN, 1, 0, WITHIN_S)
-    meeting = Meeting(place.address, TOKEN, 1, 0, WITHIN_S, encrypts=True)
+        Rendezvous(place.address, TOKEN, 1, 0, WITHIN_S)
+    meeting = Rendezvous(place.address, TOKEN, 1, 0, WITHIN_S, encrypts=True)
     meeting.tell("a", b"x" * 100_000)
     assert meeting.learn(["a"], WITHIN_S) == [b"x" * 100_000]
     meeting.close(farewell=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from elasticdl.collective import ElasticGroup, GroupLost
-from elasticdl.collective.meeting import Meeting, MeetingPlace, link
+from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
 from elasticdl.collective.world import World, _in_short
 from tests.collective import verbs
 from tests.collective.members import ANSWER_S, HOST, TOKEN, Member, Told, all_do, begin_to_form, form, members, until
@@ -119,7 +119,7 @@ def test_one_that_stops_while_all_connect_holds_nobody(four: list[Member]) -> No
     peers = [four[0].peer, four[1].peer]
     told = four[0].tell(ElasticGroup.form, 1, peers, 0, 30.0)
     linked = link(four[0].address, TOKEN, 1, 1, 5.0).socket
-    silent = Meeting(four[0].address, TOKEN, 1, 1, 5.0)
+    silent = Rendezvous(four[0].address, TOKEN, 1, 1, 5.0)
     silent.learn(["linked/0"], ANSWER_S)
     assert not told.has_answered(0.05)
     before = four[0].meanwhile(verbs.abandon, "rank 1 is silent")
@@ -193,7 +193,7 @@ def test_a_world_that_ends_between_two_sums_writes_to_neither_any_more() -> None
 def test_an_engine_that_fails_in_any_way_ends_the_world_and_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[object] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
-    places = [MeetingPlace(HOST, TOKEN) for _ in range(2)]
+    places = [RendezvousServer(HOST, TOKEN) for _ in range(2)]
     addresses = [place.address for place in places]
     worlds = [World(1, addresses, rank, TOKEN, place) for rank, place in enumerate(places)]
     with ThreadPoolExecutor(2) as pool:  # here is no such device, so NCCL cannot be made

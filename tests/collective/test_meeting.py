@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from elasticdl.collective.meeting import Meeting, MeetingPlace, link
+from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
 from elasticdl.rpc import handshake
 from elasticdl.rpc.addresses import parse
 from elasticdl.rpc.handshake import HandshakeError, connecting, shake_hands
@@ -20,14 +20,14 @@ VERSIONS = itertools.count(1000)
 
 
 @pytest.fixture
-def place() -> Iterator[MeetingPlace]:
-    made = MeetingPlace("127.0.0.1", TOKEN)
+def place() -> Iterator[RendezvousServer]:
+    made = RendezvousServer("127.0.0.1", TOKEN)
     yield made
     made.close()
 
 
-def test_what_is_told_later_is_waited_for(place: MeetingPlace) -> None:
-    first, second = (Meeting(place.address, TOKEN, 1, rank, 5.0) for rank in (0, 1))
+def test_what_is_told_later_is_waited_for(place: RendezvousServer) -> None:
+    first, second = (Rendezvous(place.address, TOKEN, 1, rank, 5.0) for rank in (0, 1))
     first.tell("a", b"\x00\xff")
     with ThreadPoolExecutor(1) as pool:
         learned = pool.submit(second.learn, ["a", "b"], 5.0)
@@ -39,36 +39,36 @@ def test_what_is_told_later_is_waited_for(place: MeetingPlace) -> None:
     second.close(farewell=True)
 
 
-def test_worlds_know_nothing_of_each_other(place: MeetingPlace) -> None:
-    old, new = (Meeting(place.address, TOKEN, version, 0, 5.0) for version in (1, 2))
+def test_worlds_know_nothing_of_each_other(place: RendezvousServer) -> None:
+    old, new = (Rendezvous(place.address, TOKEN, version, 0, 5.0) for version in (1, 2))
     old.tell("a", b"1")
     new.tell("a", b"2")
     assert old.learn(["a"], 5.0) == [b"1"]
     old.close(farewell=False)
     assert new.learn(["a"], 5.0) == [b"2"]
     new.close(farewell=True)
-    again = Meeting(place.address, TOKEN, 3, 0, 5.0)
+    again = Rendezvous(place.address, TOKEN, 3, 0, 5.0)
     with pytest.raises(TimeoutError):
         again.learn(["a"], 0.05)
     again.close(farewell=True)
 
 
-def test_one_that_goes_without_a_farewell_is_missed_by_all_at_once(place: MeetingPlace) -> None:
-    waiting, dying = (Meeting(place.address, TOKEN, 7, rank, 5.0) for rank in (0, 1))
+def test_one_that_goes_without_a_farewell_is_missed_by_all_at_once(place: RendezvousServer) -> None:
+    waiting, dying = (Rendezvous(place.address, TOKEN, 7, rank, 5.0) for rank in (0, 1))
     with ThreadPoolExecutor(1) as pool:
         learned = pool.submit(waiting.learn, ["never"], 60.0)
         dying.close(farewell=False)
         with pytest.raises(RuntimeError, match="rank 1 has gone"):
             learned.result(5.0)
-    late = Meeting(place.address, TOKEN, 7, 2, 5.0)
+    late = Rendezvous(place.address, TOKEN, 7, 2, 5.0)
     with pytest.raises(RuntimeError, match="rank 1 has gone"):
         late.learn(["never"], 60.0)
     for meeting in (waiting, late):
         meeting.close(farewell=True)
 
 
-def test_a_wait_can_be_interrupted(place: MeetingPlace) -> None:
-    meeting = Meeting(place.address, TOKEN, 1, 0, 5.0)
+def test_a_wait_can_be_interrupted(place: RendezvousServer) -> None:
+    meeting = Rendezvous(place.address, TOKEN, 1, 0, 5.0)
     with ThreadPoolExecutor(1) as pool:
         learned = pool.submit(meeting.learn, ["never"], 60.0)
         meeting.interrupt()
@@ -77,10 +77,10 @@ def test_a_wait_can_be_interrupted(place: MeetingPlace) -> None:
     meeting.close(farewell=False)
 
 
-def is_sound(place: MeetingPlace) -> bool:
+def is_sound(place: RendezvousServer) -> bool:
     """A world of two meets there, as if nothing had been."""
     version = next(VERSIONS)
-    one, other = (Meeting(place.address, TOKEN, version, rank, 5.0) for rank in (0, 1))
+    one, other = (Rendezvous(place.address, TOKEN, version, rank, 5.0) for rank in (0, 1))
     one.tell("a", b"x")
     found = other.learn(["a"], 5.0)
     for meeting in (one, other):
@@ -88,11 +88,11 @@ def is_sound(place: MeetingPlace) -> bool:
     return found == [b"x"]
 
 
-def stranger(place: MeetingPlace) -> socket.socket:
+def stranger(place: RendezvousServer) -> socket.socket:
     return socket.create_connection(parse(place.address), 5.0)
 
 
-def visitor(place: MeetingPlace, version: int, rank: int = 0) -> socket.socket:
+def visitor(place: RendezvousServer, version: int, rank: int = 0) -> socket.socket:
     """Holds the token, and says what no member of ours would."""
     connection = stranger(place)
     shake_hands(connection, connecting(TOKEN, "meeting"))
@@ -117,7 +117,7 @@ def is_shown_out(connection: socket.socket) -> bool:
         bytes(1 << 20),
     ],
 )
-def test_a_stranger_is_shown_out_before_anything_it_says_is_read(place: MeetingPlace, said: bytes) -> None:
+def test_a_stranger_is_shown_out_before_anything_it_says_is_read(place: RendezvousServer, said: bytes) -> None:
     connection = stranger(place)
     with suppress(OSError):  # shown out before it has said all
         connection.sendall(said)
@@ -128,9 +128,9 @@ def test_a_stranger_is_shown_out_before_anything_it_says_is_read(place: MeetingP
     assert is_sound(place)
 
 
-def test_a_member_of_another_job_is_refused_by_name(place: MeetingPlace) -> None:
+def test_a_member_of_another_job_is_refused_by_name(place: RendezvousServer) -> None:
     with pytest.raises(HandshakeError, match="token"):
-        Meeting(place.address, "another job's", 1, 0, 5.0)
+        Rendezvous(place.address, "another job's", 1, 0, 5.0)
     assert is_sound(place)
 
 
@@ -149,7 +149,7 @@ def test_a_member_of_another_job_is_refused_by_name(place: MeetingPlace) -> None
         b"x" * (1 << 20),
     ],
 )
-def test_what_no_member_of_ours_says_ends_its_visit_alone(place: MeetingPlace, rubbish: bytes) -> None:
+def test_what_no_member_of_ours_says_ends_its_visit_alone(place: RendezvousServer, rubbish: bytes) -> None:
     connection = visitor(place, 1)
     with suppress(OSError):  # shown out before it has said all
         connection.sendall(rubbish)
@@ -158,7 +158,7 @@ def test_what_no_member_of_ours_says_ends_its_visit_alone(place: MeetingPlace, r
 
 
 @pytest.mark.parametrize("version", ["-1", '"x"', "1.5", "true", str(1 << 63), "null", "9" * 5000])
-def test_a_version_that_is_none_ends_the_visit(place: MeetingPlace, version: str) -> None:
+def test_a_version_that_is_none_ends_the_visit(place: RendezvousServer, version: str) -> None:
     connection = stranger(place)
     shake_hands(connection, connecting(TOKEN, "meeting"))
     connection.sendall(f'{{"version": {version}, "rank": 0}}\n'.encode())
@@ -166,17 +166,17 @@ def test_a_version_that_is_none_ends_the_visit(place: MeetingPlace, version: str
     assert is_sound(place)
 
 
-def test_a_huge_version_that_breaks_stops_no_other_world(place: MeetingPlace) -> None:
+def test_a_huge_version_that_breaks_stops_no_other_world(place: RendezvousServer) -> None:
     visitor(place, (1 << 63) - 1).close()
-    late = Meeting(place.address, TOKEN, (1 << 63) - 1, 1, 5.0)
+    late = Rendezvous(place.address, TOKEN, (1 << 63) - 1, 1, 5.0)
     with pytest.raises(RuntimeError, match="rank 0 has gone"):
         late.learn(["never"], 5.0)
     late.close(farewell=True)
     assert is_sound(place)
 
 
-def test_a_name_is_told_once(place: MeetingPlace) -> None:
-    first, second, third = (Meeting(place.address, TOKEN, 4, rank, 5.0) for rank in range(3))
+def test_a_name_is_told_once(place: RendezvousServer) -> None:
+    first, second, third = (Rendezvous(place.address, TOKEN, 4, rank, 5.0) for rank in range(3))
     first.tell("listener/0", b"first")
     assert third.learn(["listener/0"], 5.0) == [b"first"]
     second.tell("listener/0", b"second")
@@ -187,17 +187,17 @@ def test_a_name_is_told_once(place: MeetingPlace) -> None:
         meeting.close(farewell=True)
 
 
-def test_a_rank_that_is_there_is_not_taken_by_a_second(place: MeetingPlace) -> None:
-    member = Meeting(place.address, TOKEN, 5, 1, 5.0)
+def test_a_rank_that_is_there_is_not_taken_by_a_second(place: RendezvousServer) -> None:
+    member = Rendezvous(place.address, TOKEN, 5, 1, 5.0)
     assert is_shown_out(visitor(place, 5, 1))
     member.tell("a", b"x")
     assert member.learn(["a"], 5.0) == [b"x"]
     member.close(farewell=True)
 
 
-def test_one_that_takes_no_answers_holds_nobody_up(place: MeetingPlace) -> None:
+def test_one_that_takes_no_answers_holds_nobody_up(place: RendezvousServer) -> None:
     """It asks for more than its connection holds, again and again, and reads nothing."""
-    told = Meeting(place.address, TOKEN, 6, 0, 5.0)
+    told = Rendezvous(place.address, TOKEN, 6, 0, 5.0)
     for number in range(20):
         told.tell(f"large/{number}", bytes(100_000))
     names = ", ".join(f'"large/{number}"' for number in range(20))
@@ -210,7 +210,7 @@ def test_one_that_takes_no_answers_holds_nobody_up(place: MeetingPlace) -> None:
     told.close(farewell=True)
 
 
-def test_a_connection_for_the_collectives_of_a_world_is_kept_until_it_is_taken(place: MeetingPlace) -> None:
+def test_a_connection_for_the_collectives_of_a_world_is_kept_until_it_is_taken(place: RendezvousServer) -> None:
     first, second = (link(place.address, TOKEN, 8, rank, 5.0).socket for rank in (1, 2))
     for connection in (first, second):
         connection.sendall(b"data")
@@ -226,7 +226,7 @@ def test_a_connection_for_the_collectives_of_a_world_is_kept_until_it_is_taken(p
         connection.close()
 
 
-def test_nobody_brings_a_connection_without_the_token_or_for_a_rank_that_has_one(place: MeetingPlace) -> None:
+def test_nobody_brings_a_connection_without_the_token_or_for_a_rank_that_has_one(place: RendezvousServer) -> None:
     with pytest.raises(HandshakeError):
         link(place.address, "another job's", 8, 1, 5.0)
     with link(place.address, TOKEN, 8, 1, 5.0).socket as first, pytest.raises(ConnectionError):
@@ -238,7 +238,7 @@ def test_nobody_brings_a_connection_without_the_token_or_for_a_rank_that_has_one
     assert is_sound(place)
 
 
-def test_a_thousand_idle_strangers_and_a_port_scan_keep_no_member_out(place: MeetingPlace) -> None:
+def test_a_thousand_idle_strangers_and_a_port_scan_keep_no_member_out(place: RendezvousServer) -> None:
     with ExitStack() as strangers:
         for number in range(1000):
             strangers.enter_context(stranger(place))
@@ -252,7 +252,7 @@ def test_a_thousand_idle_strangers_and_a_port_scan_keep_no_member_out(place: Mee
 
 def test_an_idle_stranger_is_ended_by_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "TIMEOUT_S", 0.2)
-    place = MeetingPlace("127.0.0.1", TOKEN)
+    place = RendezvousServer("127.0.0.1", TOKEN)
     silent, member = stranger(place), visitor(place, 7)
     assert is_shown_out(silent)
     member.sendall(b'{"tell": {"a": "78"}, "learn": ["a"]}\n')
@@ -261,8 +261,8 @@ def test_an_idle_stranger_is_ended_by_its_deadline(monkeypatch: pytest.MonkeyPat
     place.close()
 
 
-def test_a_closed_place_lets_everybody_go(place: MeetingPlace) -> None:
-    meeting = Meeting(place.address, TOKEN, 1, 1, 5.0)
+def test_a_closed_place_lets_everybody_go(place: RendezvousServer) -> None:
+    meeting = Rendezvous(place.address, TOKEN, 1, 1, 5.0)
     place.close()
     with pytest.raises(OSError):
         meeting.learn(["a"], 5.0)

@@ -8,7 +8,7 @@ import typed_sources as typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.data.default_feed import Table, table_of
+from elasticdl.data.default_feed import FeedColumns, table_of
 from elasticdl.data.example import encode_example
 from elasticdl.data.reader import Metadata
 from elasticdl.data.table_decoder import decode
@@ -22,8 +22,8 @@ DTYPES = {"n": "int64", "f": "float64", "t": "string", "pair": "int64", "point":
 SHAPES = {"pair": (2,), "point": (2,)}
 
 
-def table(dtypes: dict[str, str], delimiter: str = "", **shapes: tuple[int, ...]) -> Table:
-    return Table(dtypes, shapes, tuple(dtypes), "", delimiter)
+def table(dtypes: dict[str, str], delimiter: str = "", **shapes: tuple[int, ...]) -> FeedColumns:
+    return FeedColumns(dtypes, shapes, tuple(dtypes), "", delimiter)
 
 
 def encoded(rows: list[tuple[int, float, bytes, tuple[int, int], tuple[float, float]]]) -> list[bytes]:

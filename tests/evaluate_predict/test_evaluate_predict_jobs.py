@@ -15,7 +15,7 @@ from elasticdl.cluster.cluster import Role
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
-from elasticdl.worker.checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import DIGITS
 from tests.evaluate_predict.passes import (
@@ -130,7 +130,7 @@ def test_metrics_of_a_model_of_workers_are_those_of_one_process(
             assert state[name].shape == value.shape
             state[name] = value
         path = tmp_path / "state"
-        StateCheckpoints(str(path), Kind("j", "Local", "local.npz", {})).save(36, state, [], {"steps": 36})
+        StateCheckpoints(str(path), CheckpointKind("j", "Local", "local.npz", {})).save(36, state, [], {"steps": 36})
     gated = gated_pass(
         "evaluate", tmp_path, data, checkpoint_dir_for_init=path, distribution_strategy="AllReduceStrategy"
     )

@@ -12,7 +12,7 @@ from elasticdl.cluster.cluster import Role
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import load
-from elasticdl.worker.checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl_client.errors import CheckpointError
 from tests.e2e.all_reduce_jobs import TORCH_DIGITS
 from tests.evaluate_predict.gated import gated_zoo
@@ -44,7 +44,7 @@ def zoo(tmp_path: Path) -> Path:
 def write(kind: str, framework: TorchFramework, directory: Path) -> Path:
     """A trained model of a kind."""
     if kind == "checkpoint":
-        StateCheckpoints(str(directory / "c"), Kind("j", "AllReduceStrategy", "model.npz", {})).save(
+        StateCheckpoints(str(directory / "c"), CheckpointKind("j", "AllReduceStrategy", "model.npz", {})).save(
             7, framework.state(), [], {"steps": 7}
         )
         return directory / "c"

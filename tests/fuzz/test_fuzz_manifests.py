@@ -15,7 +15,7 @@ from elasticdl.frameworks.framework import ModelReport, Variable
 from elasticdl.master import checkpoints
 from elasticdl.ps.partition import ALL_BUCKETS
 from elasticdl.ps.server.restoring import NoneIsWhole, restore
-from elasticdl.worker.checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.inference.worker import check_layout
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.trained_model import look_at
@@ -87,7 +87,7 @@ def test_a_server_takes_the_next_older_checkpoint_where_one_digit_of_a_manifest_
 def test_a_worker_takes_the_next_older_checkpoint_where_one_digit_of_a_manifest_is_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = StateCheckpoints(str(tmp_path), Kind("job", "Local", "model.npz", {}))
+    kept = StateCheckpoints(str(tmp_path), CheckpointKind("job", "Local", "model.npz", {}))
     for version in (3, 5):
         kept.save(version, {"w": np.arange(3)}, [(0, 0, [], version, 9)], {"steps": version})
     change(tmp_path / "version-5", "[0, 0, [], 5, 9]", "[0, 0, [], 7, 9]")
@@ -100,7 +100,7 @@ def test_a_worker_takes_the_next_older_checkpoint_where_one_digit_of_a_manifest_
 
 
 def test_the_manifest_of_a_state_is_read_without_a_checksum_and_an_error_where_it_is_another(tmp_path: Path) -> None:
-    kept = StateCheckpoints(str(tmp_path), Kind("job", "Local", "model.npz", {}))
+    kept = StateCheckpoints(str(tmp_path), CheckpointKind("job", "Local", "model.npz", {}))
     kept.save(3, {"w": np.arange(3)}, [(0, 0, [], 3, 9)], {"steps": 3})
     path = tmp_path / "version-3" / checkpoints.MANIFEST
     values = json.loads(path.read_bytes())

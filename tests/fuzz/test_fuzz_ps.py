@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from elasticdl.ps.client.client import PsClient
+from elasticdl.ps.client import PsClient
 from elasticdl.ps.server.service import JobBounds, PsService
 from elasticdl.ps.transport.tensor_sockets import CallFailed
 from elasticdl.ps.transport.wire import SERVICE

@@ -13,8 +13,8 @@ from elasticdl.ps.applied import AppliedSet, MinibatchName
 from elasticdl.ps.optim.optimizers import OptimizerConfig
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.server.restoring import open_checkpoint
-from elasticdl.ps.server.settings import Updates
-from elasticdl.ps.server.state import Exchanged, PsState
+from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.state import Exchanged, ServerState
 from elasticdl.ps.server.synchronous import Confirmed
 from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PullCall, PushCall, table_message
@@ -86,17 +86,17 @@ def empty(n: int, task: int = 0) -> Minibatch:
 class Fleet:
     """PS 0, 1, …, each with its share of the model."""
 
-    states: list[PsState]
+    states: list[ServerState]
     partition: Partition
     versions: list[int] = field(default_factory=list)
 
     @classmethod
     def begin(
-        cls, num_ps: int, optimizer: str = SUMS, updates: Updates | None = None, initialized: bool = True
+        cls, num_ps: int, optimizer: str = SUMS, updates: UpdateSettings | None = None, initialized: bool = True
     ) -> Fleet:
         message = pb.Partition(version=1, ps=[pb.PsAddress(ps_id=k, incarnation=10 + k) for k in range(num_ps)])
         partition = Partition.from_message(message)
-        states = [PsState(updates, server.buckets) for server in partition.servers]
+        states = [ServerState(updates, server.buckets) for server in partition.servers]
         fleet = cls(states, partition, versions=[0] * num_ps)
         if initialized:
             for ps_id in range(num_ps):
@@ -194,7 +194,9 @@ class Fleet:
         return self.partition.split(ids)[ps_id].astype(np.int64)
 
 
-def restored(parts: Sequence[PartSnapshot], num_ps: int, directory: Path, updates: Updates | None = None) -> Fleet:
+def restored(
+    parts: Sequence[PartSnapshot], num_ps: int, directory: Path, updates: UpdateSettings | None = None
+) -> Fleet:
     """Another number of PS that go on from parts, each as it is; the parts are closed."""
     checkpoint = write_checkpoint(directory, 1, parts)
     for part in parts:

@@ -15,7 +15,7 @@ import grpc
 
 from elasticdl.master import checkpoints
 from elasticdl.master.checkpoints import Manifest, Part
-from elasticdl.ps.client.client import PsClient
+from elasticdl.ps.client import PsClient
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect

@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
-from elasticdl.ps.client.client import PsClient, Pull, Push
+from elasticdl.ps.client import PsClient, Pull, Push
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.service import PsService, register_service, serve_tensors
-from elasticdl.ps.server.settings import Updates
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.state import ServerState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import written
 from elasticdl.rpc.servers import serve
@@ -81,9 +81,9 @@ class Cluster:
 
 @contextmanager
 def ps_cluster(
-    num_ps: int, initialize: bool = True, updates: Updates | None = None, host: str = "127.0.0.1"
+    num_ps: int, initialize: bool = True, updates: UpdateSettings | None = None, host: str = "127.0.0.1"
 ) -> Iterator[Cluster]:
-    services = tuple(PsService(ps_id, PsState(updates, even_buckets(ps_id, num_ps))) for ps_id in range(num_ps))
+    services = tuple(PsService(ps_id, ServerState(updates, even_buckets(ps_id, num_ps))) for ps_id in range(num_ps))
     servers = []
     partition = pb.Partition(version=1)
     for service in services:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.ps.applied import AppliedSet, Fences, MinibatchName
+from elasticdl.ps.applied import AppliedSet, FencingTokens, MinibatchName
 
 NAMES = st.lists(st.builds(MinibatchName, st.integers(0, 2), st.integers(0, 3), st.integers(0, 12)), max_size=80)
 
@@ -44,7 +44,7 @@ def test_extras_are_above_the_watermark(names: list[MinibatchName]) -> None:
 
 @given(leases=st.lists(st.integers(1, 9), max_size=30))
 def test_a_lease_older_than_the_newest_known_is_refused(leases: list[int]) -> None:
-    fences, newest = Fences(), 0
+    fences, newest = FencingTokens(), 0
     for lease in leases:
         assert fences.refuses(lease, 0, 0) == (lease < newest)
         newest = max(newest, lease)

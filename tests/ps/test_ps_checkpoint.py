@@ -15,7 +15,7 @@ from elasticdl.ps.checkpoint.part_file import PartFile
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.restoring import restore, restore_other
 from elasticdl.ps.server.service import JobBounds
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.state import ServerState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
@@ -166,7 +166,7 @@ def test_an_empty_ps_has_nothing_to_save(tmp_path: Path) -> None:
         reply = cluster.services[0].save_checkpoint(request)
         assert reply.status == pb.UNINITIALIZED
         assert reply.error
-    assert PsState().snapshot() is None
+    assert ServerState().snapshot() is None
 
 
 def refusal(cluster: Cluster, **fields: Any) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from elasticdl.ps.checkpoint.part_file import PartReader, write_part
 from elasticdl.ps.partition import ALL_BUCKETS, even_buckets
-from elasticdl.ps.server.restoring import NoneIsWhole, Restored, open_checkpoint, restore, restore_other
+from elasticdl.ps.server.restoring import NoneIsWhole, RestoredCheckpoint, open_checkpoint, restore, restore_other
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import applied_set, assert_is, commit, even_parts, flip, part, write_checkpoint
@@ -194,7 +194,7 @@ def test_another_jobs_checkpoint_is_taken_whole_or_not_at_all(tmp_path: Path) ->
         write_checkpoint(tmp_path, version, even_parts(1, version))
     taken: list[PartSnapshot] = []
     wanted = tmp_path / "version-9"
-    assert restore_other(wanted, even_buckets(1, 2), taken.append) == Restored(wanted, ())
+    assert restore_other(wanted, even_buckets(1, 2), taken.append) == RestoredCheckpoint(wanted, ())
     taken[0].close()
     damage_rows(wanted)
     with pytest.raises(CheckpointError, match=r"version-9/variables-0-of-1\.ckpt is damaged"):

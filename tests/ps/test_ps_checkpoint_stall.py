@@ -12,7 +12,7 @@ import pytest
 from elasticdl.ps.checkpoint.part_file import PartFile, write_part
 from elasticdl.ps.partition import ALL_BUCKETS
 from elasticdl.ps.server.restoring import restore
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PullCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 from tests.ps.parts import commit
@@ -26,7 +26,7 @@ STALL_S = 0.1
 class Pusher:
     """Fused pushes and pulls, one after another, each under a name of its own."""
 
-    def __init__(self, state: PsState) -> None:
+    def __init__(self, state: ServerState) -> None:
         self._state = state
         self._random = np.random.default_rng(0)
         self._count = 0
@@ -44,9 +44,9 @@ class Pusher:
 
 
 @pytest.fixture(scope="module")
-def state() -> PsState:
+def state() -> ServerState:
     """A table of a gigabyte: rows and accumulators."""
-    state = PsState()
+    state = ServerState()
     table = pb.Table(name="rows", dim=DIM, initializer=UNIFORM)
     header = pb.InitializeHeader(incarnation=1, optimizer=config("Adagrad", learning_rate=0.1), tables=[table], seed=1)
     state.initialize(InitializeCall(header, NO_FLOATS, NO_FLOATS))
@@ -58,7 +58,7 @@ def state() -> PsState:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_pushes_do_not_wait_for_a_checkpoint(state: PsState, tmp_path: Path) -> None:
+def test_pushes_do_not_wait_for_a_checkpoint(state: ServerState, tmp_path: Path) -> None:
     pusher = Pusher(state)
     before = [pusher.push() for _ in range(200)]
     frozen: list[float] = []
@@ -88,6 +88,6 @@ def test_pushes_do_not_wait_for_a_checkpoint(state: PsState, tmp_path: Path) -> 
     # The longest of all is a matter of who else wants these cores: benchmarks/large_table.py tells it.
     assert float(np.percentile(meanwhile, 99)) < STALL_S, figures
     commit(tmp_path, 1, written)
-    restored = PsState()
+    restored = ServerState()
     assert restore(tmp_path, ALL_BUCKETS, lambda it: restored.restore(it, parameters_only=False)).damaged == ()
     assert restored.load_message().table_rows == state.load_message().table_rows

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import ModelReport, Parameters, Table, Variable
 from elasticdl.kernels import _native
-from elasticdl.ps.client.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
+from elasticdl.ps.client import IdsOutOfRange, LeaseRefused, PsClient, PsUnavailable, PsUninitialized, Pull, Push
 from elasticdl.ps.client.connection import PsConnection
-from elasticdl.ps.client.lookups import Lookup, Lookups
+from elasticdl.ps.client.lookups import Lookup, RowLookups
 from elasticdl.ps.partition import Partition
 from elasticdl.ps.transport import tensor_sockets
 from elasticdl.ps.transport.wire import SERVICE
@@ -358,7 +358,7 @@ def test_a_worker_of_another_version_is_told_both(monkeypatch: pytest.MonkeyPatc
 
 
 def test_tables_with_equal_ids_and_the_push_after_the_pull_share_their_unique_ids() -> None:
-    lookups = Lookups(Partition.from_message(even_partition(2)), ())
+    lookups = RowLookups(Partition.from_message(even_partition(2)), ())
     ids = np.array([3, 3, 7], np.int64)
     pulled = lookups.of({"factors": ids, "weights": ids.copy(), "other": np.array([3, 7, 7], np.int64)})
     assert pulled["factors"] is pulled["weights"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elasticdl.ps.optim.optimizers import OptimizerConfig
 from elasticdl.ps.server import dense_values
-from elasticdl.ps.server.dense_values import DenseCopy, DenseValues
+from elasticdl.ps.server.dense_values import DenseSnapshot, DenseValues
 from tests.ps.scenes import ADAM
 
 SIZE, OTHERS, BLOCK = 103, 11, 8
@@ -34,18 +34,18 @@ def update(values: DenseValues, step: int, is_whole: bool) -> None:
     values.apply(gradient.astype(np.float32), change.astype(np.float32), [parts])
 
 
-def copy_of(values: DenseValues) -> DenseCopy:
+def copy_of(values: DenseValues) -> DenseSnapshot:
     frozen = frozen_now(values)
     values.thaw()
     return frozen
 
 
-def frozen_now(values: DenseValues) -> DenseCopy:
+def frozen_now(values: DenseValues) -> DenseSnapshot:
     with ThreadPoolExecutor(1) as threads:
         return values.freeze(values.room(threads))
 
 
-def assert_same(one: DenseCopy, other: DenseCopy) -> None:
+def assert_same(one: DenseSnapshot, other: DenseSnapshot) -> None:
     np.testing.assert_array_equal(one.trainable, other.trainable)
     np.testing.assert_array_equal(one.non_trainable, other.non_trainable)
     assert len(one.slots) == len(other.slots) == 2
@@ -59,7 +59,7 @@ def test_any_order_of_updates_and_freezing_leaves_what_updates_alone_do(events: 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dense_values, "_BLOCK", BLOCK)
         values, alone = fresh(), fresh()
-        frozen: list[tuple[DenseCopy, DenseCopy]] = []
+        frozen: list[tuple[DenseSnapshot, DenseSnapshot]] = []
         for step, event in enumerate(events, 1):
             if event in ("whole", "parts"):
                 update(values, step, event == "whole")

@@ -12,10 +12,10 @@ import grpc
 import numpy as np
 import pytest
 
-from elasticdl.ps.client.client import PsClient
+from elasticdl.ps.client import PsClient
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.service import PsService, register_service, serve_tensors
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.transport.tensor_sockets import CallFailed, TensorClient, TensorServer
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.flow import Flow
@@ -125,7 +125,7 @@ def test_the_unix_socket_of_a_neighbour_is_taken_in_clear() -> None:
 
 @contextmanager
 def model_by_tcp(encrypts: bool, client_encrypts: bool) -> Iterator[PsClient]:
-    service = PsService(0, PsState(None, even_buckets(0, 1)))
+    service = PsService(0, ServerState(None, even_buckets(0, 1)))
     service.incarnation = 10
     tensors = serve_tensors(service, HOST, TOKEN, lambda: None, encrypts)
     register = partial(register_service, service=service, on_damage=lambda: None, tensor_address=str(tensors.port))

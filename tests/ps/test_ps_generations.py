@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from elasticdl.ps.client.client import LeaseRefused, PsUnavailable
+from elasticdl.ps.client import LeaseRefused, PsUnavailable
 from elasticdl.ps.server import service as services
 from elasticdl.ps.server.service import JobBounds
-from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.settings import UpdateSettings
 from elasticdl.ps.transport.wire import ExchangeCall, RequestError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -108,7 +108,7 @@ def test_an_epoch_that_the_job_has_not_is_refused() -> None:
 
 
 def test_a_coordinator_that_the_partition_does_not_name_shuts_no_round_out() -> None:
-    updates = Updates(use_async=False, grads_to_wait=1)
+    updates = UpdateSettings(use_async=False, grads_to_wait=1)
     with ps_cluster(2, updates=updates) as cluster:
         first, second = cluster.services
         forged = ExchangeCall(11, None, None, 1, pb.Rounds(coordinator=1 << 60, rounds=[pb.Round(number=1 << 60)]))

@@ -22,7 +22,7 @@ from elasticdl.ps.partition import (
     slices_within,
 )
 from elasticdl.ps.server.service import PsService
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.snapshot import Buckets
 from elasticdl.ps.transport.wire import ExchangeCall, decode_reply, encode_exchange, encode_initialize, encode_known_ids
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -154,7 +154,7 @@ def test_calls_by_an_old_partition_are_refused_with_the_new_one() -> None:
 
 
 def test_a_ps_that_is_not_ready_refuses_every_call() -> None:
-    service = PsService(0, PsState())
+    service = PsService(0, ServerState())
     reply, _ = decode_reply(service.exchange(encode_exchange(ExchangeCall(0, None, None, 1))))
     assert reply.status == pb.WRONG_INCARNATION
     assert service.task_standing(pb.TaskStandingRequest()).status == pb.WRONG_INCARNATION

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.ps.applied import AppliedSet, MinibatchName
-from elasticdl.ps.server.pieces import Pieces
+from elasticdl.ps.server.state_partition import StatePartition
 from elasticdl.ps.snapshot import PartSnapshot, Piece
 from tests.ps.fleet import Fleet, Oracle, assert_close, assert_equal, integers, reals, restored, sums
 from tests.ps.scenes import config
@@ -107,14 +107,14 @@ def test_parts_go_on_bit_by_bit_in_another_number_of_ps(tmp_path: Path) -> None:
 def test_what_was_really_repeated_stays_seen() -> None:
     twice = piece((0, 512), version=3, names=[0, 1])
     twice.applied.num_applies += 1
-    pieces = Pieces([twice, piece((512, 1024), version=2, names=[0])])
+    pieces = StatePartition([twice, piece((512, 1024), version=2, names=[0])])
     common = AppliedSet.common([one.applied for one in pieces.copy()])
     assert list(common) == [MinibatchName(0, 0, 0)]
     assert common.num_applies == common.num_names + 1
 
 
 def test_pieces_that_differ_in_names_or_version_stay_apart() -> None:
-    pieces = Pieces(
+    pieces = StatePartition(
         [
             piece((0, 100), version=2, names=[0, 1]),
             piece((100, 200), version=2, names=[0, 2]),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.ps.client.client import LeaseRefused, PsUnavailable
+from elasticdl.ps.client import LeaseRefused, PsUnavailable
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from elasticdl.ps.checkpoint.part_layout import TAIL
-from elasticdl.ps.client.client import PsClient
+from elasticdl.ps.client import PsClient
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from elasticdl.ps.server.service import PsService
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.ps.transport.wire import (
     ExchangeCall,
@@ -52,7 +52,7 @@ class ParameterServers(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.newest_lease = 0
-        self.services = [PsService(ps_id, PsState()) for ps_id in range(NUM_PS)]
+        self.services = [PsService(ps_id, ServerState()) for ps_id in range(NUM_PS)]
         for service in self.services:
             service.incarnation = 1
             self.begin(service)
@@ -142,7 +142,7 @@ class ParameterServers(RuleBasedStateMachine):
     @rule(ps_id=PS)
     def die_and_restore(self, ps_id: int) -> None:
         """The others stay as they are; fences are forgotten with the process."""
-        successor = PsService(ps_id, PsState())
+        successor = PsService(ps_id, ServerState())
         successor.incarnation = self.services[ps_id].incarnation + 1
         part = self.saved[ps_id]
         if part is None:

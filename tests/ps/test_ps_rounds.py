@@ -13,7 +13,7 @@ import pytest
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.ps.server.rounds import RoundsOfPs0, mean
 from elasticdl.ps.server.service import PsService
-from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.settings import UpdateSettings
 from elasticdl.ps.server.synchronous import Confirmed
 from elasticdl.ps.transport.wire import RequestError
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -33,8 +33,8 @@ from tests.ps.fleet import (
 from tests.ps.scenes import config
 
 ADAM = config("Adam", learning_rate=0.05)
-PAIRS = Updates(use_async=False, grads_to_wait=2)
-ALONE = Updates(use_async=False)
+PAIRS = UpdateSettings(use_async=False, grads_to_wait=2)
+ALONE = UpdateSettings(use_async=False)
 
 
 def averaged(minibatches: Sequence[Minibatch]) -> Minibatch:
@@ -108,7 +108,7 @@ def test_two_ps_are_bit_equal_to_one_in_rounds() -> None:
 
 def test_a_late_gradient_is_computed_again() -> None:
     for tolerance in (0, 1):
-        updates = Updates(use_async=False, sync_version_tolerance=tolerance)
+        updates = UpdateSettings(use_async=False, sync_version_tolerance=tolerance)
         fleet = Fleet.begin(2, updates=updates)
         for n in (0, 1, 2):
             fleet.push(integers(n))
@@ -130,7 +130,7 @@ def test_what_no_ps_holds_cannot_be_confirmed() -> None:
 
 
 def test_all_workers_of_a_round_hear_of_it_at_once() -> None:
-    fleet = Fleet.begin(1, updates=Updates(use_async=False, grads_to_wait=4))
+    fleet = Fleet.begin(1, updates=UpdateSettings(use_async=False, grads_to_wait=4))
     all_pushed = threading.Barrier(4)
 
     def work(n: int) -> Confirmed:
@@ -302,7 +302,7 @@ def test_a_skipped_minibatch_has_no_weight_in_its_round() -> None:
 
 
 def test_only_ps_0_in_synchronous_mode_closes_rounds() -> None:
-    for ps_id, updates in ((1, ALONE), (0, Updates())):
+    for ps_id, updates in ((1, ALONE), (0, UpdateSettings())):
         service = PsService(ps_id, Fleet.begin(1, updates=updates).states[0])
         with pytest.raises(RequestError, match="PS 0"):
             service.close_round(pb.CloseRoundRequest())

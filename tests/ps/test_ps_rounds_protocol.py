@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from elasticdl.ps.applied import AppliedSet, MinibatchName
-from elasticdl.ps.server.settings import Updates
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -27,7 +27,7 @@ TASK_MINIBATCHES = 3
 NUM_NAMES = NUM_TASKS * TASK_MINIBATCHES
 PS = st.integers(0, NUM_PS - 1)
 SGD = config("SGD", learning_rate=0.0)
-UPDATES = Updates(use_async=False, grads_to_wait=2, sync_version_tolerance=100)
+UPDATES = UpdateSettings(use_async=False, grads_to_wait=2, sync_version_tolerance=100)
 
 
 class Rounds(RuleBasedStateMachine):
@@ -46,8 +46,8 @@ class Rounds(RuleBasedStateMachine):
         self.held: dict[tuple[int, int], set[int]] = {}  # lease and minibatch to the PS that said OK in this life
         self.carried: dict[tuple[int, int], set[int]] = {}  # … and that have been told of its round since
 
-    def fresh(self) -> PsState:
-        state = PsState(UPDATES)
+    def fresh(self) -> ServerState:
+        state = ServerState(UPDATES)
         header = pb.InitializeHeader(
             optimizer=SGD,
             num_trainable=1,
@@ -128,7 +128,7 @@ class Rounds(RuleBasedStateMachine):
         self.carried.clear()
         self.lives[ps_id] = max(self.lives) + 1
         part = self.saved[ps_id]
-        self.states[ps_id] = self.fresh() if part is None else PsState(UPDATES)
+        self.states[ps_id] = self.fresh() if part is None else ServerState(UPDATES)
         if part is not None:
             self.states[ps_id].restore(part, parameters_only=False)
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Floats, Table
-from elasticdl.ps.client.client import PsClient, PsUnavailable
+from elasticdl.ps.client import PsClient, PsUnavailable
 from elasticdl.ps.optim.native_tables import build_constraint
 from elasticdl.ps.server.metrics import staleness_bin
 from elasticdl.ps.server.model import ModelPart
 from elasticdl.ps.server.service import PsService, register_service
-from elasticdl.ps.server.settings import Updates
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PullCall, RequestError, encode_exchange
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
@@ -117,7 +117,7 @@ def test_the_users_learning_rate_takes_the_optimizers_place() -> None:
 
 def test_staleness_divides_the_learning_rate_when_asked_to() -> None:
     optimizer = OPTIMIZERS["scheduled"]
-    fleet = Fleet.begin(2, optimizer, Updates(lr_staleness_modulation=True))
+    fleet = Fleet.begin(2, optimizer, UpdateSettings(lr_staleness_modulation=True))
     oracle = Oracle(optimizer)
     for n in range(5):  # nothing is read: push n misses n updates
         fleet.push(reals(n))
@@ -126,7 +126,7 @@ def test_staleness_divides_the_learning_rate_when_asked_to() -> None:
 
 
 def test_a_gradient_that_is_too_stale_is_refused_and_counted() -> None:
-    fleet = Fleet.begin(1, SUMS, Updates(max_staleness=2))
+    fleet = Fleet.begin(1, SUMS, UpdateSettings(max_staleness=2))
     statuses = [fleet.push(integers(n))[0].status for n in range(4)]
     assert statuses == [pb.OK, pb.OK, pb.OK, pb.TOO_STALE]
     assert fleet.push(integers(1))[0].repeated_push  # is here: its staleness does not matter
@@ -168,7 +168,7 @@ def test_load_counts_bytes_and_time_of_exchanges() -> None:
 
 def test_a_ps_whose_state_is_damaged_says_so_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = threading.Event()
-    service = PsService(0, PsState())
+    service = PsService(0, ServerState())
     service.incarnation = 10
     server, port = serve(
         lambda grpc_server: register_service(grpc_server, service, damaged.set), "127.0.0.1", 0, TOKEN, 8

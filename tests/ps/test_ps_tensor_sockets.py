@@ -17,10 +17,10 @@ import grpc
 import numpy as np
 import pytest
 
-from elasticdl.ps.client.client import PsClient
+from elasticdl.ps.client import PsClient
 from elasticdl.ps.client.connection import PsConnection
 from elasticdl.ps.server.service import PsService, register_service
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.transport.tensor_sockets import CallFailed, TensorClient
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import Arrived, Frame, decode
@@ -279,7 +279,7 @@ def test_calls_under_way_fail_when_an_end_closes(who: str) -> None:
 def test_a_ps_whose_second_port_is_out_of_reach_is_asked_over_grpc(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as unused:
         unused.bind((HOST, 0))
-        service = PsService(0, PsState())
+        service = PsService(0, ServerState())
         service.incarnation = 10
         closed_port = str(unused.getsockname()[1])
         server, port = serve(lambda s: register_service(s, service, lambda: None, closed_port), HOST, 0, TOKEN, 8)

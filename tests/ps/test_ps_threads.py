@@ -13,11 +13,11 @@ import pytest
 
 from elasticdl.ps.applied import AppliedSet
 from elasticdl.ps.partition import ALL_BUCKETS
-from elasticdl.ps.server.claims import Claims, StateDamagedError
-from elasticdl.ps.server.metrics import Load
+from elasticdl.ps.server.in_flight import InFlightUpdates, StateDamagedError
+from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.model import ModelPart, initial_snapshot
-from elasticdl.ps.server.pieces import Pieces
-from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.state_partition import StatePartition
 from elasticdl.ps.server.synchronous import Synchronous
 from elasticdl.ps.snapshot import PartSnapshot
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -114,7 +114,7 @@ def test_a_repetition_waits_for_the_name_under_way(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("use_async", [True, False])
 def test_an_update_that_fails_in_its_middle_ends_the_state(monkeypatch: pytest.MonkeyPatch, use_async: bool) -> None:
-    fleet = Fleet.begin(1, updates=Updates(use_async=use_async))
+    fleet = Fleet.begin(1, updates=UpdateSettings(use_async=use_async))
     state = fleet.states[0]
     fleet.push(integers(0))
 
@@ -164,7 +164,7 @@ def test_a_push_that_a_checkpoint_holds_up_is_refused_if_its_lease_has_a_success
     fleet = Fleet.begin(1)
     state = fleet.states[0]
     entered, is_freezing, is_waiting, go_on = (threading.Event() for _ in range(4))
-    apply, frozen, wait_for = ModelPart.apply, Claims.frozen, Claims.wait_for
+    apply, frozen, wait_for = ModelPart.apply, InFlightUpdates.frozen, InFlightUpdates.wait_for
 
     def slow(self: ModelPart, *arguments: Any) -> None:
         entered.set()
@@ -172,19 +172,19 @@ def test_a_push_that_a_checkpoint_holds_up_is_refused_if_its_lease_has_a_success
         apply(self, *arguments)
 
     @contextmanager
-    def freezing(self: Claims) -> Iterator[None]:
+    def freezing(self: InFlightUpdates) -> Iterator[None]:
         is_freezing.set()  # with the lock, so whoever gets it next finds it frozen
         with frozen(self):
             yield
 
-    def waiting(self: Claims, names: Any) -> None:
+    def waiting(self: InFlightUpdates, names: Any) -> None:
         if integers(1).name in names:
             is_waiting.set()
         wait_for(self, names)
 
     monkeypatch.setattr(ModelPart, "apply", slow)
-    monkeypatch.setattr(Claims, "frozen", freezing)
-    monkeypatch.setattr(Claims, "wait_for", waiting)
+    monkeypatch.setattr(InFlightUpdates, "frozen", freezing)
+    monkeypatch.setattr(InFlightUpdates, "wait_for", waiting)
     with ThreadPoolExecutor(3) as threads:
         threads.submit(fleet.push, integers(0))
         assert entered.wait(30)
@@ -228,9 +228,9 @@ class Turnstile:
 
 def test_a_name_whose_lease_ends_while_its_round_closes_is_in_the_model_or_in_no_round() -> None:
     lock: Any = Turnstile()
-    fleet, updates, load = Fleet.begin(1), Updates(use_async=False), Load()
+    fleet, updates, load = Fleet.begin(1), UpdateSettings(use_async=False), PsCounters()
     began = initial_snapshot(fleet.initialize_call(0), ALL_BUCKETS)
-    claims = Claims(ModelPart(began), Pieces(began.pieces), lock, load, modulated=False)
+    claims = InFlightUpdates(ModelPart(began), StatePartition(began.pieces), lock, load, modulated=False)
     synchronous, name = Synchronous(updates, lock, load), integers(0).name
 
     def let_go() -> None:

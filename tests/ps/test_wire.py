@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.frameworks.framework import Floats, ModelReport, Parameters, Table, Variable
-from elasticdl.ps.client.client import PsClient, Pull, Push
+from elasticdl.ps.client import PsClient, Pull, Push
 from elasticdl.ps.transport.wire import (
     ExchangeCall,
     PullCall,

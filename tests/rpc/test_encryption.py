@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from elasticdl.kernels._native import RecordError, RecordLayer
 from elasticdl.rpc.handshake import (
     RECORD_OVERHEAD,
-    Connection,
     HandshakeError,
+    SecureConnection,
     accepting,
     check_encryption,
     connected,
@@ -94,7 +94,9 @@ def test_a_record_does_not_open_at_the_end_that_made_it() -> None:
         one.open(one.seal(b"mine"))
 
 
-def shaken(encrypts: tuple[bool, bool], tokens: tuple[str, str] = (TOKEN, TOKEN)) -> tuple[Connection, Connection]:
+def shaken(
+    encrypts: tuple[bool, bool], tokens: tuple[str, str] = (TOKEN, TOKEN)
+) -> tuple[SecureConnection, SecureConnection]:
     """Both ends of a new connection; raises what the connecting end raises."""
     one, other = socket.socketpair()
     accepted: Future[RecordLayer | None]
@@ -102,7 +104,7 @@ def shaken(encrypts: tuple[bool, bool], tokens: tuple[str, str] = (TOKEN, TOKEN)
         accepted = pool.submit(shake_hands, other, accepting(tokens[1], "tests", encrypts[1]), WITHIN_S)
         try:
             records = shake_hands(one, connecting(tokens[0], "tests", encrypts[0]), WITHIN_S)
-            return Connection(one, records), Connection(other, accepted.result(WITHIN_S))
+            return SecureConnection(one, records), SecureConnection(other, accepted.result(WITHIN_S))
         except BaseException:
             one.close()
             with pytest.raises(OSError):

@@ -13,8 +13,8 @@ from elasticdl.rpc import handshake
 from elasticdl.rpc.handshake import (
     Handshake,
     HandshakeError,
+    HandshakeStep,
     Lobby,
-    Step,
     accepting,
     connected,
     connecting,
@@ -168,7 +168,7 @@ def test_an_end_that_closes_right_after_its_welcome_has_given_it(pair: Pair) -> 
 
     def last_step() -> Handshake:
         other.close()
-        yield Step(b"", 0)
+        yield HandshakeStep(b"", 0)
 
     shake_hands(one, last_step())
 

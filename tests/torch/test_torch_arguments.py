@@ -13,7 +13,7 @@ import torch
 from elasticdl.data.factory import create_reader
 from elasticdl.frameworks.framework import Mode, TaskRecords
 from elasticdl.frameworks.torch import TorchFramework
-from elasticdl.frameworks.torch.arguments import Arguments
+from elasticdl.frameworks.torch.arguments import ForwardArguments
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
 
@@ -93,10 +93,10 @@ def test_a_table_with_further_columns_trains_on_those_that_forward_names(
 
 def test_a_dictionary_of_one_is_the_tensor_of_a_model_of_pytorchs_own() -> None:
     for module in (torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 3)))):
-        args, kwargs = Arguments(module).of({"x": torch.ones(4, 2)})
+        args, kwargs = ForwardArguments(module).of({"x": torch.ones(4, 2)})
         assert module(*args, **kwargs).shape == (4, 3)
         with pytest.raises(ModelDefinitionError, match="features: x, y"):
-            Arguments(module).of({"x": torch.ones(4, 2), "y": torch.ones(4, 2)})
+            ForwardArguments(module).of({"x": torch.ones(4, 2), "y": torch.ones(4, 2)})
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,6 @@ def test_features_that_do_not_fit_are_refused_with_both_lists(
 ) -> None:
     module = framework(symbol, table.metadata())._built().module
     with pytest.raises(ModelDefinitionError) as error:
-        Arguments(module).of(features)
+        ForwardArguments(module).of(features)
     for word in words:
         assert word in str(error.value)

@@ -16,11 +16,11 @@ import grpc
 import numpy as np
 
 from elasticdl.frameworks.framework import Batch, Floats, ModelReport, Parameters, Step, Table, Variable
-from elasticdl.ps.client.client import PsClient, Pull
+from elasticdl.ps.client import PsClient, Pull
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.service import PsService, register_service
-from elasticdl.ps.server.settings import Updates
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.state import ServerState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.servers import serve
 from elasticdl.worker.activity import ActivityClock
@@ -92,17 +92,17 @@ class PsJob:
     """Servers, by PS id, and what everybody knows of them."""
 
     num_ps: int
-    updates: Updates
+    updates: UpdateSettings
     master: ScriptedMaster
-    make_service: Callable[[int, PsState], PsService]
+    make_service: Callable[[int, ServerState], PsService]
     services: list[PsService] = field(default_factory=list)
     servers: list[grpc.Server] = field(default_factory=list)
     partition: pb.Partition = field(default_factory=pb.Partition)
     workers: list[Worker] = field(default_factory=list)
 
-    def start(self, ps_id: int, state: PsState | None = None) -> None:
+    def start(self, ps_id: int, state: ServerState | None = None) -> None:
         """A new life of a PS."""
-        made = state or PsState(self.updates, even_buckets(ps_id, self.num_ps))
+        made = state or ServerState(self.updates, even_buckets(ps_id, self.num_ps))
         service = self.make_service(ps_id, made)
         incarnations = [ps.incarnation for ps in self.partition.ps]
         service.incarnation = max(incarnations, default=9) + 1
@@ -120,7 +120,7 @@ class PsJob:
         """Kills a PS; its next life has what the old one had applied, but not what it held."""
         self.servers[ps_id].stop(None).wait()
         snapshot = self.services[ps_id].state.snapshot()
-        state = PsState(self.updates, even_buckets(ps_id, self.num_ps))
+        state = ServerState(self.updates, even_buckets(ps_id, self.num_ps))
         if snapshot is not None:
             state.restore(snapshot, False)
         self.start(ps_id, state)
@@ -218,10 +218,10 @@ class Worker:
 @contextmanager
 def ps_job(
     num_ps: int,
-    updates: Updates | None = None,
-    make_service: Callable[[int, PsState], PsService] = PsService,
+    updates: UpdateSettings | None = None,
+    make_service: Callable[[int, ServerState], PsService] = PsService,
 ) -> Iterator[PsJob]:
-    job = PsJob(num_ps, updates or Updates(), ScriptedMaster(ends=False), make_service)
+    job = PsJob(num_ps, updates or UpdateSettings(), ScriptedMaster(ends=False), make_service)
     try:
         for ps_id in range(num_ps):
             job.start(ps_id)

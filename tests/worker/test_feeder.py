@@ -15,17 +15,16 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.input.batch_prefetcher import (
+    BatchPrefetcher,
     Broke,
     Failed,
-    Feeder,
     InterruptibleLeases,
     Item,
     Other,
     Over,
     Unreadable,
 )
-from elasticdl.worker.input.lease_prefetcher import Drawer
-from elasticdl.worker.input.local_leases import LocalLeases
+from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
@@ -50,7 +49,7 @@ class Fed:
         self.requests = requests = InterruptibleLeases(link)
         tasks = TaskStream(requests, lambda kind: self.reader, lambda held: None, 1, False, ActivityClock())
         framework: Any = self.framework
-        self.feeder = Feeder(tasks, requests, framework, link.leases, quarantine or Quarantine())
+        self.feeder = BatchPrefetcher(tasks, requests, framework, link.leases, quarantine or Quarantine())
 
     def take(self) -> Item:
         item = self.feeder.take(LONG_S)
@@ -206,7 +205,7 @@ def test_begun_anew_it_does_not_wait_for_a_thread_that_was_quicker() -> None:
     requests = Quick()
     tasks = TaskStream(requests, lambda kind: Numbers(), lambda held: None, 1, False, ActivityClock())
     framework: Any = Counting()
-    feeder = Feeder(tasks, requests, framework, requests.leases, Quarantine())
+    feeder = BatchPrefetcher(tasks, requests, framework, requests.leases, Quarantine())
     feeder.start()
     with ThreadPoolExecutor(1) as thread:
         thread.submit(feeder.restart, ()).result(LONG_S)
@@ -230,7 +229,7 @@ def test_resumed_before_its_pause_has_begun_it_does_not_pause() -> None:
     requests = LocalLeases()
     tasks = Unhurried(requests)
     framework: Any = Counting()
-    feeder = Feeder(tasks, requests, framework, requests.leases, Quarantine())
+    feeder = BatchPrefetcher(tasks, requests, framework, requests.leases, Quarantine())
     feeder.start()
     for granted in (lease(0, task_type=pb.EVALUATION), lease(1)):
         requests.give(requests.leases.add(granted))
@@ -272,7 +271,7 @@ def test_a_mistake_of_ours_that_nobody_has_taken_is_not_thrown_away_with_what_is
 def test_a_lease_that_is_drawn_ahead_is_held_at_once(fed: Any) -> None:
     """So heartbeats renew it, however long it is before somebody takes it."""
     one = fed(lease(0))
-    drawer = Drawer(one.requests)
+    drawer = LeasePrefetcher(one.requests)
     drawer.start()
     assert drawer.take(LONG_S)[:1] == one.leases.held()  # the job's end may have come, too
     assert [held.id for held in one.leases.held()] == [1000]
@@ -284,7 +283,7 @@ def test_who_draws_is_told_why_nothing_comes_any_more() -> None:
             raise MasterGone("127.0.0.1:1", 20.0)
 
     requests: Any = Gone()
-    drawer = Drawer(requests)
+    drawer = LeasePrefetcher(requests)
     drawer.start()
     for _ in range(2):
         with pytest.raises(MasterGone):

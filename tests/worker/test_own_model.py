@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
-from elasticdl.worker.checkpoint import Kind, StateCheckpoints
+from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
+from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.ledger import UNKNOWN, Ledger, packed, unpacked
 
 EVERY = 10
@@ -27,9 +27,9 @@ class Weights:
 
 
 def writer_in(directory: Path) -> CheckpointWriter:
-    checkpoints = StateCheckpoints(str(directory), Kind("job", "AllreduceStrategy", "model.npz", {}))
+    checkpoints = StateCheckpoints(str(directory), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}))
     framework: Any = Weights()
-    return CheckpointWriter(OwnModel(framework, checkpoints, ""), checkpoints, EVERY)
+    return CheckpointWriter(Replica(framework, checkpoints, ""), checkpoints, EVERY)
 
 
 def ledger_of(count: int) -> Ledger:
@@ -78,16 +78,16 @@ def test_a_checkpoint_knows_the_samples_of_its_minibatches_and_an_older_one_that
     writer = writer_in(tmp_path)
     writer.begin(Ledger())
     writer.save_last(ledger)
-    checkpoints = StateCheckpoints(str(tmp_path), Kind("job", "AllreduceStrategy", "model.npz", {}))
+    checkpoints = StateCheckpoints(str(tmp_path), CheckpointKind("job", "AllreduceStrategy", "model.npz", {}))
     framework: Any = Weights()
-    restored = OwnModel(framework, checkpoints, "").start_over().ledger
+    restored = Replica(framework, checkpoints, "").start_over().ledger
     assert restored.num_samples == {(0, 0): 7}
     assert unpacked(packed(restored)).num_samples == restored.num_samples
     manifest = tmp_path / "version-3" / "MANIFEST.json"
     values = json.loads(manifest.read_text())
     del values["manifest_crc32"]
     manifest.write_text(json.dumps(values | {"applied": [[0, 0, [], 3]]}))
-    restored = OwnModel(framework, checkpoints, "").start_over().ledger
+    restored = Replica(framework, checkpoints, "").start_over().ledger
     restored.add(MinibatchName(0, 0, 3), 4)
     assert restored.num_samples == {(0, 0): UNKNOWN}
 

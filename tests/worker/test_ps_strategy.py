@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from elasticdl.frameworks.framework import Batch
-from elasticdl.ps.client.client import IdsOutOfRange, Pull, Push
-from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.client import IdsOutOfRange, Pull, Push
+from elasticdl.ps.server.settings import UpdateSettings
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.input.batches import LeaseLost, NotFinite
 from tests.ps.masters import OnePsMaster, serving, start_ps
@@ -85,7 +85,7 @@ def test_a_failure_of_the_users_model_leaves_what_was_pushed_before_committed() 
 
 
 def test_a_gradient_that_is_too_stale_is_computed_again_with_the_same_seed() -> None:
-    with ps_job(2, Updates(max_staleness=2)) as job:
+    with ps_job(2, UpdateSettings(max_staleness=2)) as job:
         worker, other = Worker(job), job.client()
         overtaken: list[int] = []
 
@@ -147,7 +147,7 @@ def test_the_users_learning_rate_goes_with_the_push() -> None:
 
 @pytest.mark.parametrize("use_async", [True, False])
 def test_what_is_not_finite_never_reaches_the_servers(use_async: bool) -> None:
-    with ps_job(2, Updates(use_async=use_async)) as job:
+    with ps_job(2, UpdateSettings(use_async=use_async)) as job:
         worker = Worker(job)
         worker.framework.losses = {2: math.nan}
         with pytest.raises(NotFinite, match="The loss is nan") as raised:
@@ -158,7 +158,7 @@ def test_what_is_not_finite_never_reaches_the_servers(use_async: bool) -> None:
 
 @pytest.mark.parametrize("use_async", [True, False])
 def test_a_skipped_minibatch_leaves_its_name_alone_and_is_told_before(use_async: bool) -> None:
-    with ps_job(2, Updates(use_async=use_async)) as job:
+    with ps_job(2, UpdateSettings(use_async=use_async)) as job:
         worker = Worker(job, skips=True)
         worker.framework.not_finite = {2: "the gradient of kernel"}
         applied_when_told: list[set[int]] = []

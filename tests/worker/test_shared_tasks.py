@@ -11,17 +11,16 @@ import pytest
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.allreduce.global_batch_source import SharedTasks
+from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.step_header import StepPlan
 from elasticdl.worker.export.exporter import Exporter
-from elasticdl.worker.input.batch_prefetcher import Feeder, InterruptibleLeases
-from elasticdl.worker.input.lease_prefetcher import Drawer
-from elasticdl.worker.input.local_leases import LocalLeases
+from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, InterruptibleLeases
+from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl.worker.input.task_stream import TaskStream
-from elasticdl.worker.ledger import UNKNOWN, Ledger, Restored
+from elasticdl.worker.ledger import UNKNOWN, Ledger, RestoredModel
 from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.task_reporting import Outcomes
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Counting, Numbers, lease
 from tests.worker.world_master import ANSWER_S, SessionMember, WorldMaster, ended
@@ -44,15 +43,15 @@ class Sharing(SessionMember):
         tasks = TaskStream(local, lambda kind: Numbers(), lambda held: None, 1, False, clock)
         self.reporter = Reporter(self.link, 1)
         nothing: Any = None
-        outcomes = Outcomes(
+        outcomes = TaskReporter(
             self.link, framework, self.reporter, Exporter(framework, nothing, self.link, JobSpec()), clock
         )
-        self.supply = SharedTasks(
+        self.supply = GlobalBatches(
             link=self.link,
             session=self.session,
-            drawer=Drawer(InterruptibleLeases(self.link)),
+            drawer=LeasePrefetcher(InterruptibleLeases(self.link)),
             leases=local,
-            feeder=Feeder(tasks, local, framework, local.leases, Quarantine()),
+            feeder=BatchPrefetcher(tasks, local, framework, local.leases, Quarantine()),
             outcomes=outcomes,
             reporter=self.reporter,
             minibatch_size=MINIBATCH,
@@ -209,7 +208,7 @@ def test_what_the_model_holds_of_a_lease_that_comes_later_is_reported_and_not_ma
     held = Ledger(steps=1, num_records=6)
     for position in ((0, 0), (0, 1), (1, 0)):
         held.applied.add(name(*position))
-    one.members[0].state.restored = Restored(held, "checkpoints/1")
+    one.members[0].state.restored = RestoredModel(held, "checkpoints/1")
     one.begin()
     assert one.steps(1) == [[[102, 103], [200, 201], [202, 203]]]
     assert one.told() == {1000: ({0, 1}, 2), 1001: ({0, 1}, 2), 1002: ({0, 1}, 2)}
@@ -289,7 +288,7 @@ def test_a_failure_waits_for_its_task_where_training_goes_on_from_an_older_model
     assert one.steps(1) == [[[0, 1], [2, 3], [4, 5]]]
     (member,) = one.members
     member.does(Sharing.fail_in_the_update).result(ANSWER_S)
-    member.state.restored = Restored(Ledger())
+    member.state.restored = RestoredModel(Ledger())
     again = member.does(Sharing.again)
     one.master.plan(0)
     again.result(ANSWER_S)
@@ -332,7 +331,7 @@ def test_samples_whose_number_a_checkpoint_does_not_know_are_not_spoken_of(life:
         member.framework.dropped = {2, 3, 102, 103}
     held = Ledger(steps=1, num_records=2, num_samples={(0, 0): UNKNOWN})
     held.applied.add(name(0, 0))
-    one.members[0].state.restored = Restored(held, "checkpoints/1")
+    one.members[0].state.restored = RestoredModel(held, "checkpoints/1")
     one.begin()
     assert one.steps(1) == [[[100, 101]]]
     assert one.surpluses() == {1000: 0, 1001: -2}

@@ -11,8 +11,8 @@ import pytest
 
 from elasticdl.frameworks.framework import Batch
 from elasticdl.ps.server.service import PsService
-from elasticdl.ps.server.settings import Updates
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.state import ServerState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.input.batches import LeaseLost
 from tests.worker.ps_job import NUM_TRAINABLE, PsJob, Worker, name_of, ps_job
@@ -20,14 +20,14 @@ from tests.worker.ps_job import NUM_TRAINABLE, PsJob, Worker, name_of, ps_job
 pytestmark = pytest.mark.timeout(120)
 
 
-def rounds_of(number: int, tolerance: int = 0) -> Updates:
-    return Updates(use_async=False, grads_to_wait=number, sync_version_tolerance=tolerance)
+def rounds_of(number: int, tolerance: int = 0) -> UpdateSettings:
+    return UpdateSettings(use_async=False, grads_to_wait=number, sync_version_tolerance=tolerance)
 
 
 class Hooked(PsService):
     """A PS that lets a test act at the moment when a round is asked for."""
 
-    def __init__(self, ps_id: int, state: PsState) -> None:
+    def __init__(self, ps_id: int, state: ServerState) -> None:
         super().__init__(ps_id, state)
         self.before_closing: Callable[[pb.CloseRoundRequest], None] = lambda request: None
         self.after_closing: Callable[[pb.CloseRoundReply], None] = lambda reply: None

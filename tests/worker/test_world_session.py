@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.worker.allreduce.step_header import Wish
+from elasticdl.worker.allreduce.step_header import StepFlag
 from elasticdl.worker.allreduce.world_session import WorldEnded
-from elasticdl.worker.ledger import Ledger, Restored
+from elasticdl.worker.ledger import Ledger, RestoredModel
 from tests.worker.world_master import (
     ANSWER_S,
     SessionMember,
@@ -55,7 +55,7 @@ def test_where_nobody_has_the_model_all_begin_with_what_rank_0_restores(
 ) -> None:
     restored = Ledger(steps=7, num_records=70)
     restored.applied.add(name_of(4))
-    three[1].state.restored = Restored(restored, "checkpoints/7")
+    three[1].state.restored = RestoredModel(restored, "checkpoints/7")
     version = entered(master, [three[1], three[0]])
     assert [(three[n].session.rank, three[n].session.size) for n in (1, 0)] == [(0, 2), (1, 2)]
     assert values(three[:2]) == [0.0, 0.0]
@@ -154,7 +154,7 @@ def test_a_member_that_leaves_is_named_and_costs_no_step(master: WorldMaster, th
     begun = [three[0].does(step, 1), three[1].does(step, 2), three[2].does(step, 3)]
     for one in begun:
         one.result(ANSWER_S)
-    wishes = (Wish.NOTHING, Wish.LEAVING, Wish.NOTHING)
+    wishes = (StepFlag.NOTHING, StepFlag.LEAVING, StepFlag.NOTHING)
     ends = [member.does(ended, wish) for member, wish in zip(three, wishes, strict=True)]
     assert [one.result(ANSWER_S) for one in ends] == ["a member leaves"] * 3
     assert three[2].session.take_confirmed() == [name_of(3)]

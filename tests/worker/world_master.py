@@ -15,9 +15,9 @@ from elasticdl.collective import ElasticGroup
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
-from elasticdl.worker.ledger import Ledger, Restored
+from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.master_link import MasterLink
 from tests.worker.scripted_master import TOKEN, ScriptedMaster, before_the_deadline
 
@@ -121,7 +121,7 @@ class Total:
 
     def __init__(self) -> None:
         self.value = np.full(1, -1.0, np.float32)
-        self.restored = Restored(Ledger())
+        self.restored = RestoredModel(Ledger())
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {"value": self.value.copy()}
@@ -129,7 +129,7 @@ class Total:
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self.value = arrays["value"].copy()
 
-    def start_over(self) -> Restored:
+    def start_over(self) -> RestoredModel:
         self.value = np.zeros(1, np.float32)
         return self.restored
 
@@ -192,7 +192,7 @@ def name_of(number: int) -> MinibatchName:
 
 def summed(member: SessionMember, *numbers: int) -> tuple[StepPlan, npt.NDArray[np.float32]]:
     """A step up to its sum; nothing is applied."""
-    plan = member.session.plan_step([Part(name_of(number), 10) for number in numbers])
+    plan = member.session.plan_step([BatchRef(name_of(number), 10) for number in numbers])
     buffer = np.array([sum(numbers)], np.float32)
     member.session.finish_reduce([member.session.begin_reduce(buffer)])
     return plan, buffer
@@ -206,7 +206,7 @@ def step(member: SessionMember, *numbers: int) -> StepPlan:
     return plan
 
 
-def ended(member: SessionMember, wishes: Wish = Wish.NOTHING) -> str:
+def ended(member: SessionMember, wishes: StepFlag = StepFlag.NOTHING) -> str:
     """Exchanges headers until the world has ended; why."""
     try:
         while True:

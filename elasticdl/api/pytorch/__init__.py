@@ -26,8 +26,8 @@ from typing import Any
 from elasticdl.api.data import DataShardService, Minibatch
 from elasticdl.api.pytorch.controller import ElasticController, ElasticLoader
 from elasticdl.api.pytorch.launchers import refuse_other_launchers, refuse_their_group
-from elasticdl.api.pytorch.wiring import Wishes, make_loop
-from elasticdl.api.session import Session
+from elasticdl.api.pytorch.wiring import TrainingOptions, make_loop
+from elasticdl.api.session import ScriptSession
 
 __all__ = ["ElasticController", "ElasticLoader", "Minibatch", "build_data_shard_service", "create_elastic_controller"]
 
@@ -46,7 +46,7 @@ def create_elastic_controller(
     training_data: str = "",
     checkpoint_dir: str | None = None,
     checkpoint_steps: int = 0,
-    session: Session | None = None,
+    session: ScriptSession | None = None,
 ) -> ElasticController:
     """Joins the job, if the script runs in one.
 
@@ -67,7 +67,7 @@ def create_elastic_controller(
         JobError: the master cannot be reached, or another launcher has started this process.
     """
     joined = join_job(session)
-    wishes = Wishes(
+    wishes = TrainingOptions(
         batch_size,
         num_epochs,
         dataset_size,
@@ -83,7 +83,7 @@ def create_elastic_controller(
     )
 
 
-def join_job(session: Session | None = None) -> Session:
+def join_job(session: ScriptSession | None = None) -> ScriptSession:
     """Return the script's place in its job, as a script in PyTorch takes it.
 
     Raises:
@@ -91,7 +91,7 @@ def join_job(session: Session | None = None) -> Session:
     """
     _show_log()
     refuse_other_launchers()
-    joined = session or Session.join()
+    joined = session or ScriptSession.join()
     if joined.link is not None:
         refuse_their_group()
     return joined

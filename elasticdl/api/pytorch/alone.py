@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from elasticdl.collective import Reduction
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.worker.allreduce.step_header import Header, Part, StepPlan, Wish
-from elasticdl.worker.allreduce.world_session import Ledger, ModelState, WorldEnded
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal
+from elasticdl.worker.allreduce.world_session import Ledger, ReplicaState, WorldEnded
 
 
-class World(Protocol):
+class StepGroup(Protocol):
     """What of `WorldSession` a script's controller uses."""
 
     ledger: Ledger
@@ -34,13 +34,13 @@ class World(Protocol):
 
     def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded: ...
 
-    def plan_step(self, parts: Sequence[Part] = (), wishes: Wish = Wish.NOTHING) -> StepPlan: ...
+    def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan: ...
 
     def begin_reduce(self, buffer: Any) -> Reduction: ...
 
     def finish_reduce(self, reductions: Sequence[Reduction]) -> None: ...
 
-    def commit(self, plan: StepPlan, reported: Sequence[Part] | None = None) -> None: ...
+    def commit(self, plan: StepPlan, reported: Sequence[BatchRef] | None = None) -> None: ...
 
     def take_confirmed(self) -> list[MinibatchName]: ...
 
@@ -49,10 +49,10 @@ class World(Protocol):
     def share(self, data: bytes | None, source: int = 0) -> bytes: ...
 
 
-class AloneWorld:
+class LoneGroup:
     """See `WorldSession`; nothing of it can be lost."""
 
-    def __init__(self, state: ModelState) -> None:
+    def __init__(self, state: ReplicaState) -> None:
         self.ledger = Ledger()
         self.most_parts = 1
         self.rank = 0
@@ -76,8 +76,8 @@ class AloneWorld:
     def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded:
         return WorldEnded(reason)
 
-    def plan_step(self, parts: Sequence[Part] = (), wishes: Wish = Wish.NOTHING) -> StepPlan:
-        return StepPlan.of([Header(0, wishes, tuple(parts))], 0)
+    def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:
+        return StepPlan.of([StepProposal(0, wishes, tuple(parts))], 0)
 
     def begin_reduce(self, buffer: Any) -> Reduction:
         return Reduction(cast(Any, None), None, buffer)
@@ -85,7 +85,7 @@ class AloneWorld:
     def finish_reduce(self, reductions: Sequence[Reduction]) -> None:
         """They are finished."""
 
-    def commit(self, plan: StepPlan, reported: Sequence[Part] | None = None) -> None:
+    def commit(self, plan: StepPlan, reported: Sequence[BatchRef] | None = None) -> None:
         for part in plan.all_parts:
             self.ledger.applied.add(part.name)
             self.ledger.applied.num_applies += 1

@@ -10,14 +10,14 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from elasticdl.api.pytorch.evaluation import Evaluation
-from elasticdl.api.pytorch.steps import Steps
+from elasticdl.api.pytorch.evaluation import ScriptEvaluation
+from elasticdl.api.pytorch.steps import ScriptSteps
 from elasticdl_client.errors import JobError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class ElasticController(Steps):
+class ElasticController(ScriptSteps):
     """Turns a script's own loop into the steps of a world that changes; made by `create_elastic_controller`.
 
     Attributes:
@@ -70,14 +70,14 @@ class ElasticController(Steps):
     def on_evaluation(
         self, dataset_size: int, steps: int = 0
     ) -> Callable[[Callable[[range], Mapping[str, float]]], Callable[[range], Mapping[str, float]]]:
-        """Decorates a function from numbers of validation records to means over them; see `Evaluation`.
+        """Decorates a function from numbers of validation records to means over them; see `ScriptEvaluation`.
 
         Args:
             steps: every so many minibatches; 0: after every epoch.
         """
 
         def take(function: Callable[[range], Mapping[str, float]]) -> Callable[[range], Mapping[str, float]]:
-            self.evaluations.append(Evaluation(function, dataset_size, steps))
+            self.evaluations.append(ScriptEvaluation(function, dataset_size, steps))
             return function
 
         return take

@@ -9,13 +9,13 @@ from typing import Protocol
 
 import torch
 
-from elasticdl.api.pytorch.alone import World
+from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.state import RegisteredState
 
 _log = logging.getLogger("elasticdl.api")
 
 
-class Trainer(Protocol):
+class EvaluatedController(Protocol):
     """What evaluation sees of the controller."""
 
     state: RegisteredState
@@ -23,14 +23,14 @@ class Trainer(Protocol):
     size: int
 
     @property
-    def world(self) -> World: ...
+    def world(self) -> StepGroup: ...
 
     def tell_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tells the master, if there is one."""
         ...
 
 
-class Evaluation:
+class ScriptEvaluation:
     """A function of the script's, when it is due, and its results over all members."""
 
     def __init__(self, function: Callable[[range], Mapping[str, float]], dataset_size: int, steps: int) -> None:
@@ -45,7 +45,7 @@ class Evaluation:
         self._dataset_size = dataset_size
         self._steps = steps
 
-    def run_if_due(self, evaluated: int, num_minibatches: int, per_epoch: int, trainer: Trainer) -> int:
+    def run_if_due(self, evaluated: int, num_minibatches: int, per_epoch: int, trainer: EvaluatedController) -> int:
         """Evaluates the model if that is due.
 
         Args:
@@ -67,7 +67,7 @@ class Evaluation:
                 trainer.tell_metrics(num_minibatches, results)
         return max(over, evaluated)
 
-    def _over_all(self, trainer: Trainer) -> dict[str, float]:
+    def _over_all(self, trainer: EvaluatedController) -> dict[str, float]:
         rank, size, count = trainer.rank, trainer.size, self._dataset_size
         piece = range(rank * count // size, (rank + 1) * count // size)
         found = self._evaluated(trainer, piece) if piece else {}
@@ -81,7 +81,7 @@ class Evaluation:
                 total[name] = total.get(name, 0.0) + value
         return {name: value / count for name, value in total.items()}
 
-    def _evaluated(self, trainer: Trainer, piece: range) -> Mapping[str, float]:
+    def _evaluated(self, trainer: EvaluatedController, piece: range) -> Mapping[str, float]:
         modules = trainer.state.modules
         modes = [(module, module.training) for top in modules for module in top.modules()]
         random_state = torch.get_rng_state()

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from elasticdl.api.pytorch.alone import World
+from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.torch.buckets import Buckets
-from elasticdl.frameworks.torch.model import BuiltModel, buffers_of
+from elasticdl.frameworks.torch.model import BuiltModule, buffers_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl_client.errors import ModelDefinitionError
@@ -37,7 +37,7 @@ class StepDropped(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepPosition:
     """Where in a step a minibatch stands.
 
     Attributes:
@@ -85,7 +85,7 @@ class ScriptGradients(Buckets):
             )
         device = next(iter(trained.values())).device
         places = [place for module in modules for place in buffers_of(module)]
-        super().__init__(BuiltModel(None, device, trained, {}, places))
+        super().__init__(BuiltModule(None, device, trained, {}, places))
         self.device = device
         self._places = places
         num_changes = sum(place.tensor.numel() for place in places)
@@ -93,8 +93,8 @@ class ScriptGradients(Buckets):
         self._last = torch.zeros(len(self._parameters) + num_changes, device=device)
         self._counts, self._changes = self._last[: len(self._parameters)], self._last[len(self._parameters) :]
         self._starts: list[Any] = []
-        self._place: Place | None = None
-        self._world: World | None = None
+        self._place: StepPosition | None = None
+        self._world: StepGroup | None = None
         self._reductions: list[Reduction] = []
         self._is_queued = False
         self._is_local = False
@@ -104,7 +104,7 @@ class ScriptGradients(Buckets):
         self.raises = True
         self.ended_by: PartDone | StepDropped | None = None
 
-    def begin(self, place: Place, world: World) -> None:
+    def begin(self, place: StepPosition, world: StepGroup) -> None:
         """Before the user's code runs on a minibatch."""
         self._uncleared = self._left_over() if self.is_complete and place.is_first else None
         self._clear()

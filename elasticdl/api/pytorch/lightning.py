@@ -14,7 +14,7 @@ import torch
 from elasticdl_client.errors import JobError
 
 
-class Trainer:
+class LightningTrainer:
     """See above.  Called between and around the batches of its loop.
 
     Attributes:
@@ -30,7 +30,7 @@ class Trainer:
         self.continues_after_backward = bool(trainer.lightning_module.automatic_optimization)
 
     @classmethod
-    def of(cls, modules: Sequence[torch.nn.Module]) -> Trainer | None:
+    def of(cls, modules: Sequence[torch.nn.Module]) -> LightningTrainer | None:
         """The one that is fitting one of these modules, if any."""
         for module in modules:
             try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elasticdl.api.data import DataShardService
-from elasticdl.api.pytorch.alone import World
+from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.gradients import ScriptGradients
-from elasticdl.api.pytorch.pipeline import Pipeline
-from elasticdl.api.pytorch.shares import Shares
+from elasticdl.api.pytorch.pipeline import LoaderPipeline
+from elasticdl.api.pytorch.shares import ScriptBatchSource
 from elasticdl.api.pytorch.state import RegisteredState
-from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
+from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.termination import Termination
 
 
@@ -20,12 +20,12 @@ class Loop:
     def __init__(
         self,
         data: DataShardService,
-        world: World,
-        shares: Shares,
-        pipeline: Pipeline,
+        world: StepGroup,
+        shares: ScriptBatchSource,
+        pipeline: LoaderPipeline,
         state: RegisteredState,
         gradients: ScriptGradients,
-        model: OwnModel,
+        model: Replica,
         writer: CheckpointWriter,
         termination: Termination,
         start: Callable[[], None],

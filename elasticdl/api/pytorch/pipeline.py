@@ -38,7 +38,7 @@ _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "data
 _NUMPY_SEEDS = 2**32
 
 
-class Pipeline:
+class LoaderPipeline:
     """See above.  Called by one thread."""
 
     def __init__(self, source: Dataset[Any], collate: Callable[..., Any] | None, seed: int, **options: Any) -> None:

@@ -1,6 +1,6 @@
 """Which minibatches this member brings to a step, and who is told of them.
 
-`OwnShares`: those of its own leases, one in each step.  `SharedShares` (fixed_global_batch): step s is always
+`LeasedShares`: those of its own leases, one in each step.  `GlobalShares` (fixed_global_batch): step s is always
 minibatches sG … (s+1)G-1 of the epoch's order; rank 0 holds the leases and tells all of them, each takes its
 contiguous piece, and rank 0 reports for all.
 """
@@ -15,15 +15,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from elasticdl.api.data import DataShardService, Minibatch, Name
-from elasticdl.api.pytorch.alone import World
-from elasticdl.api.pytorch.pipeline import Pipeline
+from elasticdl.api.pytorch.alone import StepGroup
+from elasticdl.api.pytorch.pipeline import LoaderPipeline
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 
 _AHEAD = 64  # minibatches drawn and not taken yet, at least
 
 
-class Drawer:
+class MinibatchPrefetcher:
     """Draws minibatches in a thread of its own: nobody waits for a lease."""
 
     def __init__(self, data: DataShardService, at_most: int) -> None:
@@ -73,7 +73,7 @@ class Drawer:
             self._changed.notify_all()
 
 
-class Shares(Protocol):
+class ScriptBatchSource(Protocol):
     """In the order of a step.
 
     Attributes:
@@ -81,7 +81,7 @@ class Shares(Protocol):
         num_per_step: minibatches of a step of all members together; 0: one of each.
     """
 
-    wish: Wish
+    wish: StepFlag
     num_per_step: int
 
     @property
@@ -93,7 +93,7 @@ class Shares(Protocol):
         """A world has been entered: the ledger may be another one."""
         ...
 
-    def offer(self, patience_s: float) -> list[Part]:
+    def offer(self, patience_s: float) -> list[BatchRef]:
         """What this member brings; waits at most that long where it has nothing."""
         ...
 
@@ -101,9 +101,9 @@ class Shares(Protocol):
         """Whether the plan is one of a step; may exchange more with the other members."""
         ...
 
-    def minibatch(self, part: Part) -> Minibatch: ...
+    def minibatch(self, part: BatchRef) -> Minibatch: ...
 
-    def reported(self, plan: StepPlan) -> Sequence[Part]:
+    def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
         """What this member answers for."""
         ...
 
@@ -116,11 +116,13 @@ class Shares(Protocol):
         ...
 
 
-class OwnShares:
+class LeasedShares:
     """See above."""
 
-    def __init__(self, data: DataShardService, drawer: Drawer, pipeline: Pipeline, world: World) -> None:
-        self.wish = Wish.NOTHING
+    def __init__(
+        self, data: DataShardService, drawer: MinibatchPrefetcher, pipeline: LoaderPipeline, world: StepGroup
+    ) -> None:
+        self.wish = StepFlag.NOTHING
         self.num_per_step = 0
         self._data = data
         self._drawer = drawer
@@ -144,23 +146,23 @@ class OwnShares:
             self._begun.pop(minibatch.name, None)
         self._queue.extendleft(reversed(older))
 
-    def offer(self, patience_s: float) -> list[Part]:
+    def offer(self, patience_s: float) -> list[BatchRef]:
         self._draw(0.0)
         if not self._queue:
             self._draw(patience_s)
         if not self._queue:
             return []
         first = self._queue[0]
-        return [Part(MinibatchName(*first.name), len(first))]
+        return [BatchRef(MinibatchName(*first.name), len(first))]
 
     def agree(self, plan: StepPlan) -> bool:
         return bool(plan.all_parts)
 
-    def minibatch(self, part: Part) -> Minibatch:
+    def minibatch(self, part: BatchRef) -> Minibatch:
         assert MinibatchName(*self._queue[0].name) == part.name
         return self._queue[0]
 
-    def reported(self, plan: StepPlan) -> Sequence[Part]:
+    def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
         return plan.own
 
     def applied(self, plan: StepPlan) -> None:
@@ -195,17 +197,22 @@ class OwnShares:
                 self._known.append(first)
 
 
-class SharedShares:
+class GlobalShares:
     """See above."""
 
     def __init__(
-        self, data: DataShardService, drawer: Drawer, pipeline: Pipeline, world: World, num_per_step: int
+        self,
+        data: DataShardService,
+        drawer: MinibatchPrefetcher,
+        pipeline: LoaderPipeline,
+        world: StepGroup,
+        num_per_step: int,
     ) -> None:
         """
         Args:
             num_per_step: minibatches of a step of the whole world.
         """
-        self.wish = Wish.NOTHING
+        self.wish = StepFlag.NOTHING
         self._data = data
         self._drawer = drawer
         self._pipeline = pipeline
@@ -237,23 +244,23 @@ class SharedShares:
                 self._data.undone(minibatch)
         self._unshared = list(self._held.values()) if world.rank == 0 else []
 
-    def offer(self, patience_s: float) -> list[Part]:
+    def offer(self, patience_s: float) -> list[BatchRef]:
         self._draw(0.0)
         if not self._step():
             self._draw(patience_s)
-        self.wish = Wish.SHARING if self._has_news() else Wish.NOTHING
-        return [Part(MinibatchName(*m.name), len(m)) for m in self._piece(self._step())]
+        self.wish = StepFlag.SHARING if self._has_news() else StepFlag.NOTHING
+        return [BatchRef(MinibatchName(*m.name), len(m)) for m in self._piece(self._step())]
 
     def agree(self, plan: StepPlan) -> bool:
         step = self._step()
-        if plan.wishes & Wish.SHARING:
+        if plan.wishes & StepFlag.SHARING:
             self._unpack(self._world.share(self._packed() if self._world.rank == 0 else None))
         return bool(step) and {part.name for part in plan.all_parts} == {MinibatchName(*m.name) for m in step}
 
-    def minibatch(self, part: Part) -> Minibatch:
+    def minibatch(self, part: BatchRef) -> Minibatch:
         return next(m for m in self._queue if MinibatchName(*m.name) == part.name)
 
-    def reported(self, plan: StepPlan) -> Sequence[Part]:
+    def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
         return plan.all_parts if self._world.rank == 0 else ()
 
     def applied(self, plan: StepPlan) -> None:

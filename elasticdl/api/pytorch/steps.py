@@ -17,17 +17,17 @@ from typing import Any
 import torch
 
 from elasticdl.api.data import Minibatch
-from elasticdl.api.pytorch.alone import World
-from elasticdl.api.pytorch.evaluation import Evaluation
-from elasticdl.api.pytorch.gradients import PartDone, Place, StepDropped
-from elasticdl.api.pytorch.lightning import Trainer
+from elasticdl.api.pytorch.alone import StepGroup
+from elasticdl.api.pytorch.evaluation import ScriptEvaluation
+from elasticdl.api.pytorch.gradients import PartDone, StepDropped, StepPosition
+from elasticdl.api.pytorch.lightning import LightningTrainer
 from elasticdl.api.pytorch.loop import Loop
 from elasticdl.api.pytorch.pipeline import cause_of
 from elasticdl.api.pytorch.state import Arrays, RegisteredState
 from elasticdl.cluster.last_words import frames_of_user
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded
 from elasticdl.worker.seeds import derive_seed
 from elasticdl_client.errors import JobError
@@ -55,7 +55,7 @@ class _Progress:
         self.begun, self.evaluated = state["begun"], state["evaluated"]
 
 
-class Steps:
+class ScriptSteps:
     """See above; the user's side of it is `ElasticController`."""
 
     def __init__(self, state: Sequence[Any], wire: Callable[[Any, Any, dict[str, Any]], Loop]) -> None:
@@ -70,14 +70,14 @@ class Steps:
             self.state.add(thing)
         self.rank, self.size = 0, 1
         self.is_rehearsal = False
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[ScriptEvaluation] = []
         self._wire = wire
         self._loop: Loop | None = None
         self._is_inside = self._is_last = False  # of a world; nobody goes on after this member
         self._until_outside = ExitStack()
         self._has_rehearsed = self._has_entered = False
         self._num_given = 0  # batches of the script's present loop
-        self._trainer: Trainer | None = None  # it owns the loop
+        self._trainer: LightningTrainer | None = None  # it owns the loop
         self._is_over = self._is_closed = False
         self._final_ledger: pb.AppliedSet | None = None
         self._is_idle = False
@@ -85,7 +85,7 @@ class Steps:
         self._spans_epochs = False  # a loop goes over all epochs
         self._num_names = 0  # minibatches in the model
         self._plan: StepPlan | None = None
-        self._todo: list[tuple[Part | None, Minibatch]] = []  # of the plan, not computed yet
+        self._todo: list[tuple[BatchRef | None, Minibatch]] = []  # of the plan, not computed yet
         self._stand_in: Minibatch | None = None
         self._batch: Any = None
         self._stand_in_batch: Any = None
@@ -106,7 +106,7 @@ class Steps:
         return self._num_names // per_epoch if per_epoch else 0
 
     @property
-    def world(self) -> World:
+    def world(self) -> StepGroup:
         """Of this process; for what comes between two batches."""
         return self._parts.world
 
@@ -273,7 +273,7 @@ class Steps:
 
     def _meet_trainer(self) -> None:
         """If the loop is one of Lightning's."""
-        trainer = Trainer.of(self.state.modules)
+        trainer = LightningTrainer.of(self.state.modules)
         if trainer is None:
             return
         plan, link = self._parts.data.plan, self._parts.data.session.link
@@ -305,7 +305,7 @@ class Steps:
         self._between_steps()
         clock = parts.data.session.clock
         if parts.termination.is_asked:
-            parts.world.plan_step((), Wish.LEAVING)
+            parts.world.plan_step((), StepFlag.LEAVING)
         with clock.during(Activity.IDLE if self._is_idle else Activity.INPUT):
             offered = parts.shares.offer(_PATIENCE_S if self._is_idle else 0.0)
         with clock.during(Activity.WORLD):
@@ -398,7 +398,7 @@ class Steps:
         is_own = plan is None or (self.size == 1 and len(plan.all_parts) == 1)
         weight = 0.0 if plan is None or part is None else plan.scale(part)
         is_first = plan is None or part is None or part is plan.own[0]
-        parts.gradients.begin(Place(weight, is_first, len(self._todo) == 1, is_own), parts.world)
+        parts.gradients.begin(StepPosition(weight, is_first, len(self._todo) == 1, is_own), parts.world)
 
     def end_batch(self, error: BaseException | None) -> bool:
         """The script's code has ended; whether its exception is ours."""

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from elasticdl.api.data import DataShardService
-from elasticdl.api.pytorch.alone import AloneWorld, World
+from elasticdl.api.pytorch.alone import LoneGroup, StepGroup
 from elasticdl.api.pytorch.gradients import ScriptGradients
 from elasticdl.api.pytorch.loop import Loop
-from elasticdl.api.pytorch.pipeline import Pipeline
-from elasticdl.api.pytorch.shares import Drawer, OwnShares, SharedShares, Shares
-from elasticdl.api.pytorch.steps import Steps
-from elasticdl.api.session import Session
+from elasticdl.api.pytorch.pipeline import LoaderPipeline
+from elasticdl.api.pytorch.shares import GlobalShares, LeasedShares, MinibatchPrefetcher, ScriptBatchSource
+from elasticdl.api.pytorch.steps import ScriptSteps
+from elasticdl.api.session import ScriptSession
 from elasticdl.collective import ElasticGroup
 from elasticdl.frameworks.framework import Framework
 from elasticdl.frameworks.torch.threads import limit_threads
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
-from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
+from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.checkpoint import Kind, StateCheckpoints, names_depend_on
+from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints, names_depend_on
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import FlagError, JobError
@@ -35,7 +35,7 @@ _ALONE = "script"  # the name of the job of a script without one
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class TrainingOptions:
     """What a script has said of its training; None and 0: the job's flags hold."""
 
     batch_size: int
@@ -49,7 +49,9 @@ class Wishes:
     checkpoint_steps: int
 
 
-def make_loop(wishes: Wishes, session: Session, controller: Steps, dataset: Any, options: Any) -> Loop:
+def make_loop(
+    wishes: TrainingOptions, session: ScriptSession, controller: ScriptSteps, dataset: Any, options: Any
+) -> Loop:
     """Everything behind a controller whose data set is known.
 
     Raises:
@@ -69,9 +71,9 @@ def make_loop(wishes: Wishes, session: Session, controller: Steps, dataset: Any,
     )
     num_per_step = _num_per_step(wishes.fixed_global_batch, data, session)
     collate = cast("Callable[..., Any] | None", options.pop("collate"))
-    pipeline = Pipeline(dataset, collate, spec.seed, **options)
+    pipeline = LoaderPipeline(dataset, collate, spec.seed, **options)
     checkpoints = _checkpoints(wishes, data, session)
-    model = OwnModel(cast(Framework, controller.state), checkpoints, "")
+    model = Replica(cast(Framework, controller.state), checkpoints, "")
     writer = CheckpointWriter(model, checkpoints, wishes.checkpoint_steps or spec.checkpoint_steps)
     termination = Termination(session.clock)
     if session.link is not None:
@@ -79,11 +81,11 @@ def make_loop(wishes: Wishes, session: Session, controller: Steps, dataset: Any,
         _take_over_sigterm(termination, controller)
         pipeline.start()  # before there are connections that its processes could hold on to
     world, stop = _world_of(session, model, str(gradients.device))
-    drawer = Drawer(data, 2 * num_per_step)
+    drawer = MinibatchPrefetcher(data, 2 * num_per_step)
     if num_per_step:
-        shares: Shares = SharedShares(data, drawer, pipeline, world, num_per_step)
+        shares: ScriptBatchSource = GlobalShares(data, drawer, pipeline, world, num_per_step)
     else:
-        shares = OwnShares(data, drawer, pipeline, world)
+        shares = LeasedShares(data, drawer, pipeline, world)
     begun: list[bool] = []
 
     def start() -> None:
@@ -96,7 +98,7 @@ def make_loop(wishes: Wishes, session: Session, controller: Steps, dataset: Any,
     return Loop(data, world, shares, pipeline, controller.state, gradients, model, writer, termination, start, stop)
 
 
-def _take_over_sigterm(termination: Termination, controller: Steps) -> None:
+def _take_over_sigterm(termination: Termination, controller: ScriptSteps) -> None:
     """Unless the script has a handler of its own, or trains in another thread."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -104,10 +106,10 @@ def _take_over_sigterm(termination: Termination, controller: Steps) -> None:
         termination.install()
 
 
-def _world_of(session: Session, model: OwnModel, device: str) -> tuple[World, Callable[[], None]]:
+def _world_of(session: ScriptSession, model: Replica, device: str) -> tuple[StepGroup, Callable[[], None]]:
     """The world, and how it is freed."""
     if session.link is None:
-        return AloneWorld(model), lambda: None
+        return LoneGroup(model), lambda: None
     spec = session.spec
     if spec.distribution_strategy is not DistributionStrategy.ALL_REDUCE:
         raise JobError(
@@ -118,7 +120,7 @@ def _world_of(session: Session, model: OwnModel, device: str) -> tuple[World, Ca
     return WorldSession(session.link, group, model, spec.collective_timeout), group.close
 
 
-def _num_per_step(wanted: int, data: DataShardService, session: Session) -> int:
+def _num_per_step(wanted: int, data: DataShardService, session: ScriptSession) -> int:
     """Minibatches of a step of the whole world; 0: as many as it has members.
 
     Raises:
@@ -139,14 +141,14 @@ def _num_per_step(wanted: int, data: DataShardService, session: Session) -> int:
     return records // size
 
 
-def _checkpoints(wishes: Wishes, data: DataShardService, session: Session) -> StateCheckpoints:
+def _checkpoints(wishes: TrainingOptions, data: DataShardService, session: ScriptSession) -> StateCheckpoints:
     spec = session.spec
     plan = data.plan
     valid_for = names_depend_on(
         plan.minibatch_size, plan.num_minibatches_per_task, spec.seed, data.shuffles, plan.num_records
     )
     name = _ALONE if session.is_alone else spec.job_name
-    kind = Kind(name, DistributionStrategy.ALL_REDUCE.value, _STATE_FILE, valid_for)
+    kind = CheckpointKind(name, DistributionStrategy.ALL_REDUCE.value, _STATE_FILE, valid_for)
     directory = spec.checkpoint_dir if wishes.checkpoint_dir is None else wishes.checkpoint_dir
     return StateCheckpoints(directory, kind, spec.keep_checkpoint_max)
 

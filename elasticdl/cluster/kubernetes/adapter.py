@@ -16,10 +16,9 @@ from typing import Any
 from elasticdl.cluster.cluster import Pod, PodEvent, PodSpec, check_spec
 from elasticdl.cluster.kubernetes.api import PATIENCE_S, ApiCalls, ApiServer, Query, Refusal
 from elasticdl.cluster.kubernetes.causes import Causes
-from elasticdl.cluster.kubernetes.limits import max_memory
-from elasticdl.cluster.kubernetes.pod_cache import PodMemory
+from elasticdl.cluster.kubernetes.memory import max_memory, resize_memory
+from elasticdl.cluster.kubernetes.pod_cache import PodCache
 from elasticdl.cluster.kubernetes.pods import Object, container_of, has_ended
-from elasticdl.cluster.kubernetes.resize import resize_memory
 from elasticdl.cluster.kubernetes.watch import PodWatch
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.kubernetes.names import JOB_LABEL
@@ -59,7 +58,7 @@ class KubernetesCluster:
         self._manifest = manifest
         self._selector = f"{JOB_LABEL}={job_name}"
         self._api = ApiServer(api_client, namespace, calls)
-        self._memory = PodMemory(Causes(self._api))
+        self._memory = PodCache(Causes(self._api))
 
     def create(self, spec: PodSpec) -> Pod:
         """As the port says; an ended pod of that name is deleted first.

@@ -51,7 +51,7 @@ class _Record:
     end: Pod | None = None
 
 
-class PodMemory:
+class PodCache:
     """All pods of one job, as several threads read them.
 
     Args:

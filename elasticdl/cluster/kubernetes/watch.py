@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent
 from elasticdl.cluster.kubernetes.api import ATTEMPT_S, ApiServer, Closed, Query, Refusal
-from elasticdl.cluster.kubernetes.pod_cache import PodMemory
+from elasticdl.cluster.kubernetes.pod_cache import PodCache
 from elasticdl.cluster.kubernetes.pods import Object, has_ended
 from elasticdl_client.errors import ElasticDLError
 
@@ -35,7 +35,7 @@ class PodWatch:
         memory: shared by all observers of the job.
     """
 
-    def __init__(self, api: ApiServer, selector: str, memory: PodMemory) -> None:
+    def __init__(self, api: ApiServer, selector: str, memory: PodCache) -> None:
         self._api = api
         self._selector = selector
         self._memory = memory

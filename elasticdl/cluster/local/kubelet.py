@@ -28,7 +28,7 @@ from elasticdl.cluster.cluster import (
 )
 from elasticdl.cluster.last_words import explained
 from elasticdl.cluster.local.oom import OomKills
-from elasticdl.cluster.local.pods import Ending, LocalPod, PodLog
+from elasticdl.cluster.local.pods import LocalPod, PodEnding, PodLog
 from elasticdl.cluster.local.process_group import Leash, guard, start
 from elasticdl.cluster.local.standby_process import StandbyProcess
 from elasticdl_client.errors import ElasticDLError
@@ -164,7 +164,7 @@ class Kubelet:
                     self._standby.process_ended()
                 _, status = os.waitpid(pid, 0)
                 if pod is not None:
-                    self._leader_ended(pod, Ending.of(status))
+                    self._leader_ended(pod, PodEnding.of(status))
                 else:
                     self._replace_sentinel(pid)
         for pod in self._pods.values():
@@ -189,7 +189,7 @@ class Kubelet:
             if pod.group is not None and pod.group.sentinel == pid:
                 pod.group.sentinel = self._leash.spawn_sentinel(pod.group.pid)
 
-    def _leader_ended(self, pod: LocalPod, ending: Ending) -> None:
+    def _leader_ended(self, pod: LocalPod, ending: PodEnding) -> None:
         pod.group = None
         pod.cancel_timers()
         unproven = pod.fork is not None and not pod.fork.has_progressed()
@@ -198,14 +198,14 @@ class Kubelet:
             self._start_instead(pod, f"{ending.text} in the child of the standby")
             return
         if ending.reason is EndReason.KILLED and ending.exit_code == 128 + signal.SIGKILL and self._oom.is_new():
-            ending = Ending(ending.exit_code, EndReason.OOM_KILLED, "killed because memory ran out")
+            ending = PodEnding(ending.exit_code, EndReason.OOM_KILLED, "killed because memory ran out")
         may_restart = pod.why_ending is EndReason.NONE and pod.spec.restart_policy is RestartPolicy.ON_FAILURE
         if may_restart and ending.exit_code != 0:
             self._restart_later(pod, ending)
         else:
             self._ended(pod, ending)
 
-    def _ended(self, pod: LocalPod, ending: Ending) -> None:
+    def _ended(self, pod: LocalPod, ending: PodEnding) -> None:
         """The pod's last life is over."""
         pod.cancel_timers()
         pod.active = False
@@ -228,7 +228,7 @@ class Kubelet:
             pod.why_ending = why
         if pod.group is None:  # between two lives, or not yet forked
             self._drop_fork(pod)
-            self._ended(pod, Ending(128 + signal.SIGTERM, why, ""))
+            self._ended(pod, PodEnding(128 + signal.SIGTERM, why, ""))
             return
         if grace_s <= 0:
             pod.group.signal(signal.SIGKILL)
@@ -236,7 +236,7 @@ class Kubelet:
         pod.group.signal(signal.SIGTERM)
         pod.timers.append(self._loop.call_later(grace_s, pod.group.signal, signal.SIGKILL))
 
-    def _restart_later(self, pod: LocalPod, ending: Ending) -> None:
+    def _restart_later(self, pod: LocalPod, ending: PodEnding) -> None:
         lived_s = self._loop.time() - pod.started_at
         long = lived_s >= _LONG_LIFE_S or not pod.pause_s
         pod.pause_s = _FIRST_PAUSE_S if long else min(2 * pod.pause_s, _LONGEST_PAUSE_S)
@@ -316,7 +316,7 @@ class Kubelet:
         self._running(pod)
 
     def _not_started(self, pod: LocalPod, error: OSError) -> None:
-        self._ended(pod, Ending(126, EndReason.ERROR, f"cannot be started: {error.strerror}"))
+        self._ended(pod, PodEnding(126, EndReason.ERROR, f"cannot be started: {error.strerror}"))
 
     def _running(self, pod: LocalPod) -> None:
         pod.phase, pod.message = PodPhase.RUNNING, ""
@@ -374,5 +374,5 @@ class Kubelet:
         self._on_event(PodEvent(kind, pod.snapshot()))
 
 
-def _explain(pod: LocalPod, ending: Ending) -> str:
+def _explain(pod: LocalPod, ending: PodEnding) -> str:
     return explained(ending.text, pod.log.tail()) if ending.reason is EndReason.ERROR else ending.text

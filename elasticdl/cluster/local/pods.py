@@ -22,7 +22,7 @@ _TOLD_TO_END = {128 + signal.SIGKILL, 128 + signal.SIGTERM}  # who heeds SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class PodEnding:
     """How a leader ended: its code (128 + signal number after a signal) and why."""
 
     exit_code: int
@@ -30,20 +30,20 @@ class Ending:
     text: str
 
     @staticmethod
-    def of(wait_status: int) -> Ending:
+    def of(wait_status: int) -> PodEnding:
         """Reads the status that waitpid has given."""
         code = os.waitstatus_to_exitcode(wait_status)
         if code == 0:
-            return Ending(0, EndReason.COMPLETED, "")
+            return PodEnding(0, EndReason.COMPLETED, "")
         if code > 0:
             reason = EndReason.KILLED if code in _TOLD_TO_END else EndReason.ERROR
-            return Ending(code, reason, f"exit code {code}")
+            return PodEnding(code, reason, f"exit code {code}")
         try:
             name = signal.Signals(-code).name
         except ValueError:  # a real-time signal has no name
             name = f"signal {-code}"
         reason = EndReason.KILLED if -code in _FROM_OUTSIDE else EndReason.ERROR
-        return Ending(128 - code, reason, f"killed by {name}")
+        return PodEnding(128 - code, reason, f"killed by {name}")
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ from elasticdl.frameworks.keras.saving.export import export_model
 from elasticdl.frameworks.keras.saving.keras_file import check_keras_file
 from elasticdl.frameworks.keras.step.all_reduce_step import AllReduceStep
 from elasticdl.frameworks.keras.step.learning_rates import LearningRates, own_rate_at
-from elasticdl.frameworks.keras.step.step import Steps
+from elasticdl.frameworks.keras.step.step import CompiledSteps
 from elasticdl.frameworks.label_flaws import (
     ClassLabels,
     LabelFlaw,
@@ -97,7 +97,7 @@ class KerasFramework:
         self._pipelines: dict[Mode, Pipeline] = {}
         self._feeds: dict[Mode, TracedFeed] = {}
         self._model: BuiltModel | None = None
-        self._made_steps: Steps | None = None
+        self._made_steps: CompiledSteps | None = None
         self._made_all_reduce_step: AllReduceStep | None = None
         self._made_optimizer: Any = None
         self._made_measures: Measures | None = None
@@ -292,9 +292,9 @@ class KerasFramework:
             self._made_optimizer = make_optimizer(self._definition, self._built().model, self._on_parameter_server)
         return self._made_optimizer
 
-    def _steps(self) -> Steps:
+    def _steps(self) -> CompiledSteps:
         if self._made_steps is None:
-            self._made_steps = Steps(self._built(), self._optimizer(), self._minibatch_size, self._jit_compile)
+            self._made_steps = CompiledSteps(self._built(), self._optimizer(), self._minibatch_size, self._jit_compile)
         return self._made_steps
 
     def _all_reduce_step(self) -> AllReduceStep:

@@ -16,7 +16,7 @@ from elasticdl_client.errors import ModelDefinitionError
 
 
 @dataclass(frozen=True, slots=True)
-class Minibatch:
+class KerasMinibatch:
     """`Batch.data`: an element of the user's dataset, batched, and its ids.
 
     Attributes:

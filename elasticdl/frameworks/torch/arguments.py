@@ -20,7 +20,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Arguments:
+class ForwardArguments:
     """Of one module."""
 
     def __init__(self, module: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from elasticdl.frameworks.torch.model import BuiltModel
+from elasticdl.frameworks.torch.model import BuiltModule
 
 _FIRST_BYTES = 1 << 20  # small, so that the reduction begins early
 _BUCKET_BYTES = 25 << 20
@@ -29,7 +29,7 @@ class Buckets:
         used: by number of the parameter: whether backward has reached it since `clear`.
     """
 
-    def __init__(self, built: BuiltModel) -> None:
+    def __init__(self, built: BuiltModule) -> None:
         self._parameters = list(built.parameters.values())
         self.flats: list[Any] = []
         self.used = [False] * len(self._parameters)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from elasticdl.frameworks.torch.arguments import Arguments
-from elasticdl.frameworks.torch.model import BuiltModel
+from elasticdl.frameworks.torch.arguments import ForwardArguments
+from elasticdl.frameworks.torch.model import BuiltModule
 from elasticdl.frameworks.torch.samples import mapped
 
 _log = logging.getLogger("elasticdl.torch")
@@ -24,7 +24,7 @@ _MOST_SAMPLES = 2**31 - 1  # PyTorch 2.6 refuses an open end where a model stack
 _NUM_SAMPLES = 2  # a program made with one sample would be for one alone
 
 
-def export_model(path: str, built: BuiltModel, features: Any) -> None:
+def export_model(path: str, built: BuiltModule, features: Any) -> None:
     """Writes to a directory, which is made.
 
     Args:
@@ -49,7 +49,7 @@ def _write_program(directory: Path, module: Any, features: Any) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            args, kwargs = mapped(lambda part: _two_of(part.detach().cpu()), Arguments(module).of(features))
+            args, kwargs = mapped(lambda part: _two_of(part.detach().cpu()), ForwardArguments(module).of(features))
             dynamic: Any = mapped(lambda part: {0: batch}, kwargs or args)
             program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
             torch.export.save(program, directory / PROGRAM_FILE)

@@ -38,16 +38,16 @@ from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
 from elasticdl.frameworks.torch.evaluation import TorchEvaluation
 from elasticdl.frameworks.torch.export import export_model
-from elasticdl.frameworks.torch.gradients import Gradients
-from elasticdl.frameworks.torch.losses import TotalLoss
-from elasticdl.frameworks.torch.metrics import CountingMeasure, FunctionMeasure, make_measure
-from elasticdl.frameworks.torch.model import BuiltModel, as_array, build_model
+from elasticdl.frameworks.torch.gradients import ModuleGradients
+from elasticdl.frameworks.torch.losses import ModuleLoss
+from elasticdl.frameworks.torch.metrics import CountingMeasure, TorchFunctionMeasure, make_measure
+from elasticdl.frameworks.torch.model import BuiltModule, as_array, build_model
 from elasticdl.frameworks.torch.optimizer import Rates, describe_optimizer, make_optimizer
-from elasticdl.frameworks.torch.pipeline import Pipeline
+from elasticdl.frameworks.torch.pipeline import TensorPipeline
 from elasticdl.frameworks.torch.prediction import arrays_of, load_file, load_weights
 from elasticdl.frameworks.torch.randomness import seed_step
 from elasticdl.frameworks.torch.samples import Feed, moved
-from elasticdl.frameworks.torch.state import ModelState
+from elasticdl.frameworks.torch.state import ModuleState
 from elasticdl.frameworks.torch.table_feed import table_feed
 from elasticdl.frameworks.torch.threads import keep_threads_here, limit_threads
 from elasticdl.frameworks.user_code import user_call
@@ -76,7 +76,7 @@ class TorchFramework:
             seed: the job's; initial values depend on it.
             metadata: handed to the user's `feed`.
             on_parameter_server: of the job's strategy, which cannot be had with PyTorch.
-            overlaps: see `Gradients`.
+            overlaps: see `ModuleGradients`.
 
         Raises:
             ModelDefinitionError: the strategy is that of parameter servers, or `loss` or `optimizer` is a name.
@@ -100,11 +100,11 @@ class TorchFramework:
         self._seed = seed
         self._metadata = metadata
         self._overlaps = overlaps
-        self._model: BuiltModel | None = None
+        self._model: BuiltModule | None = None
         self._made_optimizer: Any = None
-        self._made_state: ModelState | None = None
-        self._made_gradients: Gradients | None = None
-        self._made_loss: TotalLoss | None = None
+        self._made_state: ModuleState | None = None
+        self._made_gradients: ModuleGradients | None = None
+        self._made_loss: ModuleLoss | None = None
         self._made_measures: list[CountingMeasure] | None = None
         self._made_callbacks: list[Any] | None = None
         self._rates = Rates(definition, lambda: make_optimizer(definition, self._built()))
@@ -138,7 +138,7 @@ class TorchFramework:
         collate = self._definition.collate_fn
         made = self._definition.feed or table_feed(self._definition.path, mode, self._metadata)
         feed = Feed(made, collate, mode, self._metadata, self._minibatch_size)
-        return Pipeline(mode, feed).batches(tasks)
+        return TensorPipeline(mode, feed).batches(tasks)
 
     def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
         """Not with PyTorch: the constructor refuses parameter servers."""
@@ -257,7 +257,7 @@ class TorchFramework:
         built.module.eval()
         return built.module
 
-    def _built(self) -> BuiltModel:
+    def _built(self) -> BuiltModule:
         if self._model is None:
             self._model = build_model(self._definition, self._seed)
         return self._model
@@ -269,21 +269,21 @@ class TorchFramework:
             self._made_optimizer = make_optimizer(self._definition, self._built())
         return self._made_optimizer
 
-    def _state(self) -> ModelState:
+    def _state(self) -> ModuleState:
         if self._made_state is None:
-            self._made_state = ModelState(self._definition.path, self._built(), self._optimizer())
+            self._made_state = ModuleState(self._definition.path, self._built(), self._optimizer())
         return self._made_state
 
-    def _loss(self) -> TotalLoss:
+    def _loss(self) -> ModuleLoss:
         if self._made_loss is None:
             if self._definition.loss is None:
                 raise ModelDefinitionError(f"{self._definition.path} has no loss.", "Define loss(labels, predictions).")
-            self._made_loss = TotalLoss(self._definition.path, self._built(), self._definition.loss)
+            self._made_loss = ModuleLoss(self._definition.path, self._built(), self._definition.loss)
         return self._made_loss
 
-    def _gradients(self) -> Gradients:
+    def _gradients(self) -> ModuleGradients:
         if self._made_gradients is None:
-            self._made_gradients = Gradients(
+            self._made_gradients = ModuleGradients(
                 self._built(), self._loss(), self._optimizer(), self._rates, self._overlaps
             )
         return self._made_gradients
@@ -297,7 +297,7 @@ class TorchFramework:
                 made = make_measures(path, defined, make_measure)
             loss = self._definition.loss
             if loss is not None and hooks.watches_loss(self._callbacks()) and all(one.name != "loss" for one in made):
-                made.append(FunctionMeasure("loss", loss, None, maximize=False))
+                made.append(TorchFunctionMeasure("loss", loss, None, maximize=False))
             self._made_measures = made
         return self._made_measures
 

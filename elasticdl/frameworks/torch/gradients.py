@@ -15,8 +15,8 @@ import torch
 
 from elasticdl.frameworks.framework import NUM_TOLD, LocalGradient, Share
 from elasticdl.frameworks.torch.buckets import Buckets
-from elasticdl.frameworks.torch.losses import TotalLoss
-from elasticdl.frameworks.torch.model import BuiltModel
+from elasticdl.frameworks.torch.losses import ModuleLoss
+from elasticdl.frameworks.torch.model import BuiltModule
 from elasticdl.frameworks.torch.optimizer import Rates
 from elasticdl.frameworks.torch.randomness import seed_step
 
@@ -24,10 +24,10 @@ _LOSS, _GRADIENT, _CHANGE = "the loss", "the gradient", "the change of the non-t
 Ready = Callable[[Any], None]
 
 
-class Gradients:
+class ModuleGradients:
     """The steps of one model."""
 
-    def __init__(self, built: BuiltModel, loss: TotalLoss, optimizer: Any, rates: Rates, overlaps: bool) -> None:
+    def __init__(self, built: BuiltModule, loss: ModuleLoss, optimizer: Any, rates: Rates, overlaps: bool) -> None:
         """
         Args:
             overlaps: hand gradients over while others are computed.  Then a share whose gradient alone, not its loss,

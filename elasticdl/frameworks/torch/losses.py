@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from elasticdl.frameworks.torch.model import BuiltModel
-from elasticdl.frameworks.torch.samples import Examples
+from elasticdl.frameworks.torch.model import BuiltModule
+from elasticdl.frameworks.torch.samples import TensorSamples
 from elasticdl_client.errors import ModelDefinitionError
 
 _PREDICTIONS = frozenset(
@@ -35,14 +35,14 @@ _BINARY_LOSSES = (torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss)
 _BINARY_FUNCTIONS = (functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits)
 
 
-class TotalLoss:
+class ModuleLoss:
     """The mean loss of a minibatch.
 
     Attributes:
         is_binary: it is PyTorch's own binary crossentropy, of the labels as they are.
     """
 
-    def __init__(self, path: str, built: BuiltModel, loss: Callable[..., Any]) -> None:
+    def __init__(self, path: str, built: BuiltModule, loss: Callable[..., Any]) -> None:
         """
         Args:
             path: of the user's module, for messages.
@@ -54,7 +54,7 @@ class TotalLoss:
         self.is_binary = isinstance(loss, _BINARY_LOSSES) or loss in _BINARY_FUNCTIONS
         self.outputs_shape: tuple[int, ...] | None = None  # of the newest predictions, if they are one tensor
 
-    def __call__(self, examples: Examples) -> Any:
+    def __call__(self, examples: TensorSamples) -> Any:
         """Runs the model, for training; a scalar tensor.
 
         Raises:

@@ -38,7 +38,7 @@ class CountingMeasure(Measure, Protocol):
     def state(self) -> State: ...
 
 
-class FunctionMeasure:
+class TorchFunctionMeasure:
     """A function f(labels, predictions): the mean of its values over samples."""
 
     additive = True
@@ -53,8 +53,8 @@ class FunctionMeasure:
         self._total = 0.0
         self._count = 0
 
-    def fresh(self) -> FunctionMeasure:
-        return FunctionMeasure(self.name, self._function, self._output, self.maximize)
+    def fresh(self) -> TorchFunctionMeasure:
+        return TorchFunctionMeasure(self.name, self._function, self._output, self.maximize)
 
     def check(self, labels: Any, predictions: Any) -> None:
         """A sum and a count may always be added."""
@@ -162,7 +162,7 @@ def make_measure(path: str, name: str, metric: Any, output: str | None) -> Count
             )
         return ObjectMeasure(name, metric, output)
     if callable(metric):
-        return FunctionMeasure(name, metric, output)
+        return TorchFunctionMeasure(name, metric, output)
     raise ModelDefinitionError(
         f"{path}: eval_metrics_fn() gives {name!r} a {type(metric).__name__}.",
         "Give it a function f(labels, predictions), or an object with update, compute, state_dict, load_state_dict; "

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from elasticdl.frameworks.framework import Floats, Parameters, Variable
-from elasticdl.frameworks.torch.arguments import Arguments
+from elasticdl.frameworks.torch.arguments import ForwardArguments
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
@@ -25,7 +25,7 @@ _OF_A_TRAINER = ("training_step", "validation_step", "test_step", "predict_step"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ValuePlace:
     """Where a buffer of a module is kept; the tensor itself may be replaced by a forward pass."""
 
     name: str
@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltModel:
+class BuiltModule:
     """A module on its device.
 
     Attributes:
@@ -60,8 +60,8 @@ class BuiltModel:
     device: Any
     parameters: Mapping[str, Any]
     frozen: Mapping[str, Any]
-    buffers: Sequence[Place]
-    _arguments: list[Arguments] = field(default_factory=list)  # none or one
+    buffers: Sequence[ValuePlace]
+    _arguments: list[ForwardArguments] = field(default_factory=list)  # none or one
 
     def variables(self) -> tuple[Variable, ...]:
         """Names and shapes: trained parameters, frozen ones, buffers."""
@@ -91,19 +91,19 @@ class BuiltModel:
         return getattr(self.module, "_orig_mod", self.module)
 
     @property
-    def arguments(self) -> Arguments:
+    def arguments(self) -> ForwardArguments:
         """How features become arguments of the module."""
         if not self._arguments:
-            self._arguments.append(Arguments(self.plain))
+            self._arguments.append(ForwardArguments(self.plain))
         return self._arguments[0]
 
     def predict(self, features: Any) -> Any:
-        """Calls the module, see `Arguments`."""
+        """Calls the module, see `ForwardArguments`."""
         args, kwargs = self.arguments.of(features)
         return self.module(*args, **kwargs)
 
 
-def build_model(definition: ModelDefinition, seed: int) -> BuiltModel:
+def build_model(definition: ModelDefinition, seed: int) -> BuiltModule:
     """Calls the user's model function.
 
     Raises:
@@ -132,7 +132,7 @@ def build_model(definition: ModelDefinition, seed: int) -> BuiltModel:
     parameters = {plain_name(name): p for name, p in module.named_parameters()}
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
-    return BuiltModel(module, device, trained, frozen, tuple(buffers_of(module)))
+    return BuiltModule(module, device, trained, frozen, tuple(buffers_of(module)))
 
 
 def _check_hooks(what: str, module: Any) -> None:
@@ -167,7 +167,7 @@ def as_array(tensor: Any) -> np.ndarray[Any, Any]:
     return np.array(found.numpy())
 
 
-def buffers_of(module: Any) -> list[Place]:
+def buffers_of(module: Any) -> list[ValuePlace]:
     """The buffers that belong to a module's state, each once."""
     places, seen = [], set()
     for prefix, owner in module.named_modules():
@@ -175,7 +175,7 @@ def buffers_of(module: Any) -> list[Place]:
             if value is None or key in owner._non_persistent_buffers_set or id(value) in seen:
                 continue
             seen.add(id(value))
-            places.append(Place(plain_name(f"{prefix}.{key}" if prefix else key), owner, key))
+            places.append(ValuePlace(plain_name(f"{prefix}.{key}" if prefix else key), owner, key))
     return places
 
 

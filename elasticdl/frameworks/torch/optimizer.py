@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from elasticdl.frameworks.torch.model import BuiltModel
+from elasticdl.frameworks.torch.model import BuiltModule
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
@@ -25,7 +25,7 @@ _INTERVALS = ("step", "epoch")
 Groups = list[dict[str, Any]]
 
 
-def make_optimizer(definition: ModelDefinition, built: BuiltModel) -> Any:
+def make_optimizer(definition: ModelDefinition, built: BuiltModule) -> Any:
     """Calls the user's function: with the parameters if it names its argument so, else with the model.
 
     Raises:

@@ -22,7 +22,7 @@ _NUMPY_SEEDS = 2**32
 _THREAD_NAME = "elasticdl-input"
 
 
-class Pipeline:
+class TensorPipeline:
     """Minibatches of tasks, for one mode."""
 
     def __init__(self, mode: Mode, feed: Feed) -> None:

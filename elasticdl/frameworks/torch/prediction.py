@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elasticdl.frameworks.torch.model import BuiltModel, as_array, plain_name
+from elasticdl.frameworks.torch.model import BuiltModule, as_array, plain_name
 from elasticdl.frameworks.torch.samples import mapped
 from elasticdl_client.errors import CheckpointError
 
@@ -23,7 +23,7 @@ def arrays_of(outputs: Any) -> Any:
     return mapped(lambda part: as_array(part) if isinstance(part, torch.Tensor) else np.asarray(part), outputs)
 
 
-def load_weights(path: str, built: BuiltModel, state: Mapping[str, npt.NDArray[Any]]) -> None:
+def load_weights(path: str, built: BuiltModule, state: Mapping[str, npt.NDArray[Any]]) -> None:
     """See `Framework.load_weights`.
 
     Args:
@@ -33,7 +33,7 @@ def load_weights(path: str, built: BuiltModel, state: Mapping[str, npt.NDArray[A
     _take(path, built, {name: torch.from_numpy(np.array(value)) for name, value in given.items()}, "checkpoint")
 
 
-def load_file(path: str, built: BuiltModel, file: str) -> None:
+def load_file(path: str, built: BuiltModule, file: str) -> None:
     """Takes the values of a file with a state_dict.
 
     Raises:
@@ -53,7 +53,7 @@ def load_file(path: str, built: BuiltModel, file: str) -> None:
     _take(path, built, {plain_name(name): value for name, value in found.items()}, f"state_dict in {file}")
 
 
-def _take(path: str, built: BuiltModel, given: Mapping[str, Any], what: str) -> None:
+def _take(path: str, built: BuiltModule, given: Mapping[str, Any], what: str) -> None:
     buffers = {buffer.name: buffer.tensor for buffer in built.buffers}
     model = {**built.parameters, **built.frozen, **buffers}
     shared = {plain_name(name) for name in built.plain.state_dict()}  # a tied value has several names

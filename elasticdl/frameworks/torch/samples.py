@@ -34,16 +34,16 @@ _RETURNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Examples:
+class TensorSamples:
     """A minibatch, taken apart; `labels` and `weights` may be None."""
 
     features: Any
     labels: Any = None
     weights: Any = None
 
-    def on(self, device: Any) -> Examples:
+    def on(self, device: Any) -> TensorSamples:
         """The same with its tensors on a device."""
-        return Examples(*(moved(part, device) for part in (self.features, self.labels, self.weights)))
+        return TensorSamples(*(moved(part, device) for part in (self.features, self.labels, self.weights)))
 
 
 class Feed:
@@ -63,7 +63,7 @@ class Feed:
         self._metadata = metadata
         self._size = size
 
-    def minibatches(self, records: Sequence[bytes]) -> Iterator[tuple[int, Examples]]:
+    def minibatches(self, records: Sequence[bytes]) -> Iterator[tuple[int, TensorSamples]]:
         """Samples in each minibatch, and the minibatch.
 
         Raises:
@@ -125,9 +125,9 @@ class Feed:
     def _together(self, samples: list[Any]) -> Any:
         return (self._collate or default_collate)(samples)
 
-    def _taken_apart(self, element: Any) -> Examples:
+    def _taken_apart(self, element: Any) -> TensorSamples:
         if self._mode is Mode.PREDICTION:
-            return Examples(element)
+            return TensorSamples(element)
         if not isinstance(element, tuple | list) or len(element) not in (2, 3):
             count = f" of {len(element)}" if isinstance(element, tuple | list) else ""
             raise ModelDefinitionError(
@@ -135,7 +135,7 @@ class Feed:
                 f"{type(element).__name__}{count}.",
                 _RETURNS,
             )
-        return Examples(*element)
+        return TensorSamples(*element)
 
 
 def mapped(function: Callable[[Any], Any], parts: Any) -> Any:

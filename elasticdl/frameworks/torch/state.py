@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from elasticdl.frameworks.torch.model import BuiltModel, as_array
+from elasticdl.frameworks.torch.model import BuiltModule, as_array
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 _NUMBER = ".number"  # ends the name of a slot that is a Python number, not a tensor
@@ -23,10 +23,10 @@ _SCHEDULED = frozenset({"params", "lr", "initial_lr", "momentum", "betas", "max_
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-class ModelState:
+class ModuleState:
     """The state of one model and its optimizer."""
 
-    def __init__(self, path: str, built: BuiltModel, optimizer: Any) -> None:
+    def __init__(self, path: str, built: BuiltModule, optimizer: Any) -> None:
         """
         Args:
             path: of the user's module, for messages.

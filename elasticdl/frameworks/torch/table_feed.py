@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elasticdl.data.default_feed import Table, table_of
+from elasticdl.data.default_feed import FeedColumns, table_of
 from elasticdl.data.extras import need
 from elasticdl.data.reader import Metadata
 from elasticdl.data.table_decoder import Column, decode
@@ -61,7 +61,7 @@ def table_feed(path: str, mode: Mode, metadata: Metadata) -> Callable[..., Table
     return feed
 
 
-def _taken(table: Table, name: str, column: Column) -> Any:
+def _taken(table: FeedColumns, name: str, column: Column) -> Any:
     if isinstance(column, np.ndarray):
         return torch.from_numpy(column)
     if table.dtypes[name] == "image":

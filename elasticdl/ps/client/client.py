@@ -6,6 +6,7 @@ repeat under its name, and the worker knows when to.  A newer partition wants a 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -13,12 +14,10 @@ from typing import TypeVar
 import numpy as np
 
 from elasticdl.frameworks.framework import Floats, Ids, ModelReport, Parameters, Table
-from elasticdl.ps.client.carried_rounds import CarriedRounds
 from elasticdl.ps.client.connection import PsConnection, PsUnavailable
-from elasticdl.ps.client.dense_copy import DenseCopy
 from elasticdl.ps.client.exchanges import LeaseRefused, PsUninitialized, Pull, Pulled, Push, TooStale
-from elasticdl.ps.client.lookups import IdsOutOfRange, Lookup, Lookups
-from elasticdl.ps.optim.initializers import check_table, initial_row
+from elasticdl.ps.client.lookups import Lookup, RowLookups
+from elasticdl.ps.optim.initializers import check_table
 from elasticdl.ps.optim.optimizers import check_optimizer
 from elasticdl.ps.partition import Partition, joined
 from elasticdl.ps.transport.wire import (
@@ -35,20 +34,44 @@ from elasticdl.ps.transport.wire import (
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.frames import STREAM_FROM_BYTES, Array, Frame, FrameError
 
-__all__ = [
-    "DenseCopy",
-    "IdsOutOfRange",
-    "LeaseRefused",
-    "PsClient",
-    "PsUnavailable",
-    "PsUninitialized",
-    "Pull",
-    "Pulled",
-    "Push",
-    "TooStale",
-    "check_model",
-    "initial_row",
-]
+
+class CarriedRounds:
+    """Synchronous mode: the rounds that a worker carries from PS 0, which closes them, to the other PS.
+
+    For one partition, so one incarnation of PS 0.  Thread-safe.  Every other PS gets each round, whatever it has
+    applied already: the worker's own minibatch may have reached it only after the round did.
+    """
+
+    def __init__(self, num_ps: int) -> None:
+        self._lock = threading.Lock()
+        self._applied = [0] * num_ps
+        self._undelivered: list[pb.Rounds | None] = [None] * num_ps
+
+    @property
+    def known(self) -> int:
+        """The newest round that every PS has applied."""
+        with self._lock:
+            return min(self._applied)
+
+    def learn(self, rounds: pb.Rounds) -> None:
+        """From PS 0: the round of a minibatch of this worker, and those after `known`."""
+        with self._lock:
+            self._applied[0] = max([self._applied[0], *(one.number for one in rounds.rounds)])
+            for ps_id in range(1, len(self._undelivered)):
+                self._undelivered[ps_id] = rounds
+
+    def for_ps(self, ps_id: int) -> pb.Rounds | None:
+        """What a PS must be told; None: nothing."""
+        with self._lock:
+            return self._undelivered[ps_id]
+
+    def delivered(self, ps_id: int, rounds: pb.Rounds | None, applied_round: int) -> None:
+        """A PS has applied rounds, and says which is the newest that it has applied."""
+        with self._lock:
+            self._applied[ps_id] = max(self._applied[ps_id], applied_round)
+            if self._undelivered[ps_id] is rounds:
+                self._undelivered[ps_id] = None
+
 
 Answer = TypeVar("Answer")
 _WIRE_TYPES = {"float32": pb.FLOAT32, "float16": pb.FLOAT16, "bfloat16": pb.BFLOAT16}
@@ -92,7 +115,7 @@ class PsClient:
         self._num_non_trainable = _num_floats(layout, trainable=False)
         self._dims = {table.name: table.dim for table in layout.tables}
         self._wire_type: pb.WireType = _WIRE_TYPES[wire_dtype]
-        self._lookups = Lookups(self.partition, layout.tables)
+        self._lookups = RowLookups(self.partition, layout.tables)
         self._rounds = CarriedRounds(self.partition.num_ps)
         self._connections = [
             PsConnection(ps_id, server.address, token, timeout_s, encrypts)

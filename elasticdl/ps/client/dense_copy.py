@@ -14,7 +14,7 @@ from elasticdl.ps.client.exchanges import Push
 from elasticdl.ps.optim.optimizers import OptimizerConfig
 
 
-class DenseCopy:
+class LocalDenseValues:
     """For one thread."""
 
     def __init__(self, optimizer: str, period: int) -> None:

@@ -83,7 +83,7 @@ class Lookup:
         )
 
 
-class Lookups:
+class RowLookups:
     """Makes lookups for one partition and remembers the newest.  Thread-safe."""
 
     def __init__(self, partition: Partition, tables: tuple[Table, ...]) -> None:

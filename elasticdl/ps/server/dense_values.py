@@ -22,7 +22,7 @@ _TOUCHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class DenseCopy:
+class DenseSnapshot:
     """Trainable values [t], each slot [t], non-trainable values [n]."""
 
     trainable: Floats
@@ -84,7 +84,7 @@ class DenseValues:
         with self._lock:
             return [self._trainable.first(), self._non_trainable.first()]
 
-    def room(self, threads: Executor) -> DenseCopy:
+    def room(self, threads: Executor) -> DenseSnapshot:
         """For `freeze`: memory for all values, its pages in place already."""
         trainable, non_trainable = (
             [np.empty_like(vector) for vector in group.vectors] for group in (self._trainable, self._non_trainable)
@@ -95,15 +95,15 @@ class DenseValues:
             for start in range(0, len(array), _TOUCHED_AT_ONCE)
         )
         list(threads.map(lambda block: block.fill(0.0), blocks))
-        return DenseCopy(trainable[0], tuple(trainable[1:]), non_trainable[0])
+        return DenseSnapshot(trainable[0], tuple(trainable[1:]), non_trainable[0])
 
-    def freeze(self, room: DenseCopy) -> DenseCopy:
+    def freeze(self, room: DenseSnapshot) -> DenseSnapshot:
         """The values as they are now; they do not change any more.  Takes `room` over."""
         self.thaw()
         with self._lock:
             trainable = self._trainable.freeze([room.trainable, *room.slots])
             (non_trainable,) = self._non_trainable.freeze([room.non_trainable])
-        return DenseCopy(trainable[0], tuple(trainable[1:]), non_trainable)
+        return DenseSnapshot(trainable[0], tuple(trainable[1:]), non_trainable)
 
     def thaw(self) -> None:
         """What was frozen is not needed any more: its memory goes as soon as nobody else holds it."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import secrets
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +17,61 @@ from typing import Any, TypeVar
 
 import grpc
 
-from elasticdl.ps.server.shutdown import TERMINATED, Departure
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
 from elasticdl.rpc.memory import used_share
 from elasticdl.rpc.patience import MasterGone
 from elasticdl_client.errors import JobError
+
+TERMINATED = 128 + signal.SIGTERM
+
+
+class Shutdown:
+    """How this process ends: by order of the master, at SIGTERM, or by an error of its own.
+
+    Undecided until `leave`; the first exit code counts.  Safe to use from any thread, but not from a signal handler.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._exit_code: int | None = None
+        self._asked_at: float | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return self._exit_code or 0
+
+    @property
+    def asked_at(self) -> float | None:
+        """When SIGTERM came, on the monotonic clock; None before."""
+        return self._asked_at
+
+    def ask(self) -> None:
+        """SIGTERM: leave once the master says that nothing is lost by it."""
+        with self._changed:
+            if self._asked_at is None:
+                self._asked_at = time.monotonic()
+                self._changed.notify_all()
+
+    def leave(self, exit_code: int) -> None:
+        """Leave now."""
+        with self._changed:
+            if self._exit_code is None:
+                self._exit_code = exit_code
+                self._changed.notify_all()
+
+    def leave_in_order(self) -> None:
+        """Leave now, at the master's word."""
+        self.leave(0 if self._asked_at is None else TERMINATED)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits a while, but not after SIGTERM or the end have been told; True: leave now."""
+        with self._changed:
+            before = self._asked_at
+            self._changed.wait_for(lambda: self._exit_code is not None or self._asked_at != before, timeout_s)
+            return self._exit_code is not None
+
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +85,7 @@ _LONGEST_BACKOFF_S = 2.0
 Answer = TypeVar("Answer")
 
 
-class Refused(JobError):
+class RegistrationRefused(JobError):
     """The master does not want this PS: it has replaced it, or the job is over."""
 
 
@@ -67,7 +117,7 @@ class Beginning:
     error: str = ""
 
 
-class MasterLink:
+class PsMasterLink:
     """One PS's connection to its master.
 
     Args:
@@ -80,7 +130,7 @@ class MasterLink:
         address: str,
         token: str,
         identity: PsIdentity,
-        departure: Departure,
+        departure: Shutdown,
         accept_lease: Callable[[int], None],
         master_timeout_s: float,
     ) -> None:
@@ -109,9 +159,11 @@ class MasterLink:
         )
         reply: pb.RegisterPsReply = self._call(self._stub.RegisterPs, request)
         if not reply.accepted:
-            raise Refused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
+            raise RegistrationRefused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
         if self.incarnation not in (0, reply.incarnation):
-            raise Refused(f"PS {self._identity.ps_id} has become {reply.incarnation}, this one is {self.incarnation}")
+            raise RegistrationRefused(
+                f"PS {self._identity.ps_id} has become {reply.incarnation}, this one is {self.incarnation}"
+            )
         self.incarnation = reply.incarnation
         self._note_generation(reply.generation)
         return reply
@@ -136,7 +188,7 @@ class MasterLink:
             self.register()
             reply = self._call(self._stub.PsReady, request)
         if not reply.accepted:
-            raise Refused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
+            raise RegistrationRefused(f"the master does not accept PS {self._identity.ps_id}: {reply.reason}")
 
     def beat(self, activity: str, partition_version: int, load: pb.PsLoad) -> pb.HeartbeatReply:
         """One heartbeat.

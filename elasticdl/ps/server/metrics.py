@@ -15,7 +15,7 @@ def staleness_bin(staleness: int) -> int:
     return 0 if staleness <= 0 else (staleness - 1).bit_length() + 1
 
 
-class Load:
+class PsCounters:
     """Counters; any thread may count."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from elasticdl.kernels import _native
 from elasticdl.ps.optim.native_tables import build_table
 from elasticdl.ps.optim.optimizers import OptimizerConfig
 from elasticdl.ps.partition import NUM_BUCKETS, Owners, joined_buckets, num_floats, slices_within
-from elasticdl.ps.server.dense_values import DenseCopy, DenseValues
+from elasticdl.ps.server.dense_values import DenseSnapshot, DenseValues
 from elasticdl.ps.snapshot import Buckets, Chunks, PartSnapshot, Piece, TableChunk
 from elasticdl.ps.transport.wire import InitializeCall, PullCall, PushCall, RequestError, table_from_message
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -156,11 +156,11 @@ class ModelPart:
         self._table(table)
         return self._tables[table].ids()
 
-    def dense_room(self, threads: Executor) -> DenseCopy:
+    def dense_room(self, threads: Executor) -> DenseSnapshot:
         """For `freeze`; made before, because it takes longer."""
         return self._dense.room(threads)
 
-    def freeze(self, room: DenseCopy) -> PartSnapshot:
+    def freeze(self, room: DenseSnapshot) -> PartSnapshot:
         """Everything as it is now, without pieces; no update may be under way.  The one before must have been closed.
 
         Args:

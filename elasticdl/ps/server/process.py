@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.ps.partition import even_buckets
-from elasticdl.ps.server.master_link import Beginning, Left, MasterLink, PsIdentity
+from elasticdl.ps.server.master_link import TERMINATED, Beginning, Left, PsIdentity, PsMasterLink, Shutdown
 from elasticdl.ps.server.restoring import NoneIsWhole, restore, restore_other
 from elasticdl.ps.server.service import JobBounds, PsService, register_service, serve_tensors
-from elasticdl.ps.server.settings import Updates
-from elasticdl.ps.server.shutdown import TERMINATED, Departure
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.snapshot import Buckets
 from elasticdl.rpc import addresses
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -92,9 +91,9 @@ class PsProcess:
     def __init__(self, settings: Settings, token: str) -> None:
         self._settings = settings
         self._token = token
-        self._service = PsService(settings.ps_id, PsState())
+        self._service = PsService(settings.ps_id, ServerState())
         self._beginning = Beginning()
-        self._departure = Departure()
+        self._departure = Shutdown()
         self._ready = threading.Event()
 
     def terminate(self) -> None:
@@ -126,7 +125,7 @@ class PsProcess:
         try:
             address = addresses.written(settings.advertised or settings.host, port)
             identity = PsIdentity(settings.ps_id, settings.pod_name, address)
-            link = MasterLink(
+            link = PsMasterLink(
                 settings.master_address,
                 self._token,
                 identity,
@@ -142,12 +141,12 @@ class PsProcess:
             tensors.close()
         return self._departure.exit_code
 
-    def _serve(self, link: MasterLink, identity: PsIdentity) -> None:
+    def _serve(self, link: PsMasterLink, identity: PsIdentity) -> None:
         admitted = link.register()
         spec = whole_spec(admitted.job_spec)
         logging.getLogger().setLevel(spec.log_level)
         service, own = self._service, even_buckets(identity.ps_id, spec.num_ps_pods)
-        service.state, service.job = PsState(_updates(spec), own), JobBounds(spec.checkpoint_dir, spec.num_epochs)
+        service.state, service.job = ServerState(_updates(spec), own), JobBounds(spec.checkpoint_dir, spec.num_epochs)
         threading.Thread(target=self._begin, args=(link, admitted, own), daemon=True).start()
         _log.info("PS %d serves at %s, incarnation %d", identity.ps_id, identity.address, link.incarnation)
         while not link.wait(lambda: service.is_master_awaited):
@@ -166,7 +165,7 @@ class PsProcess:
                 if self._ready.is_set():
                     self._report_ready(link)
 
-    def _begin(self, link: MasterLink, admitted: pb.RegisterPsReply, own: Buckets) -> None:
+    def _begin(self, link: PsMasterLink, admitted: pb.RegisterPsReply, own: Buckets) -> None:
         """In a thread of its own, so that heartbeats go on."""
         try:
             try:
@@ -209,7 +208,7 @@ class PsProcess:
         _log.info("Restored %s in %.1f s, version %d of this PS", restored.directory, seconds, version)
         return Beginning(str(restored.directory), restored.damaged)
 
-    def _report_ready(self, link: MasterLink) -> None:
+    def _report_ready(self, link: PsMasterLink) -> None:
         applied, initialized, _ = self._service.state.applied()
         link.report_ready(applied, initialized, self._beginning)
 
@@ -218,8 +217,8 @@ class PsProcess:
         self._departure.leave(1)
 
 
-def _updates(spec: JobSpec) -> Updates:
-    return Updates(
+def _updates(spec: JobSpec) -> UpdateSettings:
+    return UpdateSettings(
         use_async=spec.use_async,
         grads_to_wait=spec.grads_to_wait,
         sync_version_tolerance=spec.sync_version_tolerance,

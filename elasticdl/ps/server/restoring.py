@@ -28,7 +28,7 @@ _PREFIX = "version-"
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredCheckpoint:
     """Which checkpoint was taken, and what is wrong with each that was passed over."""
 
     directory: Path
@@ -50,7 +50,7 @@ class NoneIsWhole(CheckpointError):
         self.damaged = tuple(damaged)
 
 
-def restore(wanted: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> Restored:
+def restore(wanted: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> RestoredCheckpoint:
     """Gives the state what its buckets own of a checkpoint of this job, or if it is damaged of the next older one.
 
     Args:
@@ -67,18 +67,18 @@ def restore(wanted: Path, own: Buckets, take: Callable[[PartSnapshot], None]) ->
         except CheckpointError as error:
             damaged.append(f"{directory.name}: {error.what}")
             continue
-        return Restored(directory, tuple(damaged))
+        return RestoredCheckpoint(directory, tuple(damaged))
     raise NoneIsWhole(wanted.parent, damaged)
 
 
-def restore_other(directory: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> Restored:
+def restore_other(directory: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> RestoredCheckpoint:
     """Gives the state what its buckets own of another job's checkpoint, all of which is read and verified before.
 
     Raises:
         CheckpointError: it is damaged; names the file.
     """
     _give(open_checkpoint(directory, own, verified=True), take)
-    return Restored(directory, ())
+    return RestoredCheckpoint(directory, ())
 
 
 def open_checkpoint(directory: Path, own: Buckets, verified: bool = False) -> PartSnapshot:

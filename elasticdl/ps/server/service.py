@@ -1,4 +1,4 @@
-"""The calls that a PS answers: who may call (incarnation, generation), then `PsState`; and their gRPC handlers.
+"""The calls that a PS answers: who may call (incarnation, generation), then `ServerState`; and their gRPC handlers.
 
 The methods of `PsService` take and return messages or frames, so that they are the same with and without a network.
 """
@@ -16,8 +16,8 @@ import grpc
 
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.ps.checkpoint.part_file import part_directory, write_part
-from elasticdl.ps.server.claims import StateDamagedError
-from elasticdl.ps.server.state import PsState
+from elasticdl.ps.server.in_flight import StateDamagedError
+from elasticdl.ps.server.state import ServerState
 from elasticdl.ps.transport.tensor_sockets import TENSOR_ADDRESS, CallFailed, TensorServer
 from elasticdl.ps.transport.wire import (
     SERVICE,
@@ -75,7 +75,7 @@ class PsService:
         flow: of its raw calls, over gRPC and sockets.
     """
 
-    def __init__(self, ps_id: int, state: PsState) -> None:
+    def __init__(self, ps_id: int, state: ServerState) -> None:
         self.ps_id = ps_id
         self.state = state
         self.incarnation = 0

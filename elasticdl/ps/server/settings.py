@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Updates:
+class UpdateSettings:
     """Flags of the same names.
 
     Attributes:

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from elasticdl.frameworks.framework import Floats, Ids
-from elasticdl.ps.applied import AppliedSet, Fences, MinibatchName
+from elasticdl.ps.applied import AppliedSet, FencingTokens, MinibatchName
 from elasticdl.ps.partition import ALL_BUCKETS
-from elasticdl.ps.server.claims import Claims
-from elasticdl.ps.server.metrics import Load
+from elasticdl.ps.server.in_flight import InFlightUpdates
+from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.model import ModelPart, adopt, check_same_model, initial_snapshot, shape_of
-from elasticdl.ps.server.pieces import Pieces
-from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.settings import UpdateSettings
+from elasticdl.ps.server.state_partition import StatePartition
 from elasticdl.ps.server.synchronous import Confirmed, NumPushing, Synchronous
 from elasticdl.ps.snapshot import Buckets, PartSnapshot
 from elasticdl.ps.transport.wire import ExchangeCall, InitializeCall, PushCall
@@ -37,7 +37,7 @@ class Exchanged:
     applied_round: int = 0
 
 
-class PsState:
+class ServerState:
     """Thread-safe.
 
     Attributes:
@@ -45,20 +45,20 @@ class PsState:
         is_synchronous: updates are made in rounds.
     """
 
-    def __init__(self, updates: Updates | None = None, buckets: Buckets = ALL_BUCKETS) -> None:
+    def __init__(self, updates: UpdateSettings | None = None, buckets: Buckets = ALL_BUCKETS) -> None:
         """
         Args:
             updates: how they are taken.
             buckets: what this PS owns.
         """
-        self._updates = updates or Updates()
+        self._updates = updates or UpdateSettings()
         self._buckets = buckets
-        self.load = Load()
+        self.load = PsCounters()
         self.is_synchronous = not self._updates.use_async
         self._beginning = threading.Lock()  # around what gives this state its model; taken first
         self._lock = threading.Lock()  # around all that follows
-        self._fences = Fences()
-        self._claims: Claims | None = None
+        self._fences = FencingTokens()
+        self._claims: InFlightUpdates | None = None
         self._inherited: PartSnapshot | None = None
         self._synchronous = Synchronous(self._updates, self._lock, self.load)
 
@@ -220,14 +220,14 @@ class PsState:
         return self.load.message(*sizes)
 
     def _begin(self, snapshot: PartSnapshot) -> None:
-        model, pieces = ModelPart(snapshot), Pieces(snapshot.pieces)
+        model, pieces = ModelPart(snapshot), StatePartition(snapshot.pieces)
         modulated = self._updates.use_async and self._updates.lr_staleness_modulation
         with self._lock:
-            self._claims = Claims(model, pieces, self._lock, self.load, modulated)
+            self._claims = InFlightUpdates(model, pieces, self._lock, self.load, modulated)
             self._inherited = None
         snapshot.close()
 
-    def _push(self, claims: Claims, push: PushCall) -> tuple[pb.PsStatus, bool]:
+    def _push(self, claims: InFlightUpdates, push: PushCall) -> tuple[pb.PsStatus, bool]:
         """The status, and whether the name was here before."""
         header = push.header
         name = MinibatchName(header.epoch, header.task, header.minibatch)
@@ -254,7 +254,7 @@ class PsState:
         self._synchronous.let_go(lease, epoch, task)
         return False
 
-    def _checked_claims(self) -> Claims | None:
+    def _checked_claims(self) -> InFlightUpdates | None:
         with self._lock:
             if self._claims is not None:
                 self._claims.check()

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.ps.server.claims import Claim, Claims
-from elasticdl.ps.server.metrics import Load
+from elasticdl.ps.server.in_flight import InFlightUpdate, InFlightUpdates
+from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.rounds import RoundsOfPs0
-from elasticdl.ps.server.settings import Updates
+from elasticdl.ps.server.settings import UpdateSettings
 from elasticdl.ps.transport.wire import PushCall
 from elasticdl.rpc import elasticdl_pb2 as pb
 
@@ -34,7 +34,7 @@ class Confirmed:
 class Synchronous:
     """Held gradients and rounds.  Methods whose text does not say otherwise are called with the lock held."""
 
-    def __init__(self, updates: Updates, lock: threading.Lock, load: Load) -> None:
+    def __init__(self, updates: UpdateSettings, lock: threading.Lock, load: PsCounters) -> None:
         self._tolerance = updates.sync_version_tolerance
         self._lock = lock
         self._load = load
@@ -70,7 +70,7 @@ class Synchronous:
             del self._held[name]
         self._rounds.withdraw(names)
 
-    def confirm(self, claims: Claims, name: MinibatchName, pulled_version: int) -> pb.PsStatus:
+    def confirm(self, claims: InFlightUpdates, name: MinibatchName, pulled_version: int) -> pb.PsStatus:
         """PS 0: every PS holds a gradient, computed on a pull of `pulled_version`; TOO_STALE: it must be made again."""
         if self._rounds.is_closed(name) or self._rounds.is_confirmed(name):
             return pb.OK
@@ -83,7 +83,7 @@ class Synchronous:
         return pb.OK
 
     def wait(
-        self, claims: Claims, name: MinibatchName, known_round: int, num_pushing: NumPushing, timeout_s: float
+        self, claims: InFlightUpdates, name: MinibatchName, known_round: int, num_pushing: NumPushing, timeout_s: float
     ) -> Confirmed:
         """PS 0, without the lock: until the round of a confirmed name is closed, by this call if need be.
 
@@ -116,7 +116,7 @@ class Synchronous:
             self._coordinator, self._followed = incarnation, 0
         self._closed.notify_all()
 
-    def follow(self, claims: Claims, rounds: pb.Rounds) -> None:
+    def follow(self, claims: InFlightUpdates, rounds: pb.Rounds) -> None:
         """Without the lock: applies what is held of rounds, but not of those that died with an earlier coordinator."""
         with self._order:
             with self._lock:
@@ -128,7 +128,7 @@ class Synchronous:
                 with self._lock:
                     self._followed = max(self._followed, one.number)
 
-    def _close_if_due(self, claims: Claims, num_pushing: NumPushing) -> None:
+    def _close_if_due(self, claims: InFlightUpdates, num_pushing: NumPushing) -> None:
         with self._order:
             with self._lock:
                 claims.wait_for(set())  # here, not later: between its choice and its claim no name may be let go
@@ -141,14 +141,14 @@ class Synchronous:
                     self._rounds.close(names)
                     self._closed.notify_all()
 
-    def _apply(self, claims: Claims, names: Sequence[MinibatchName]) -> None:
+    def _apply(self, claims: InFlightUpdates, names: Sequence[MinibatchName]) -> None:
         with self._lock:
             claims.wait_for(set(names))
             claim = self._claim(claims, names)
         if claim is not None:
             claims.carry_out(claim)
 
-    def _claim(self, claims: Claims, names: Sequence[MinibatchName]) -> Claim | None:
+    def _claim(self, claims: InFlightUpdates, names: Sequence[MinibatchName]) -> InFlightUpdate | None:
         """What is held of some names, after `wait_for`; None: nothing."""
         held = {name: self._held.pop(name) for name in names if name in self._held}
         return claims.claim(held) if held else None

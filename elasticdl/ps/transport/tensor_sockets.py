@@ -38,7 +38,7 @@ from elasticdl.kernels._native import RecordError, RecordLayer
 from elasticdl.rpc import addresses, handshake
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import MAGIC, PREFIX_BYTES, Arrived, Frame
-from elasticdl.rpc.handshake import Connection, crosses_network
+from elasticdl.rpc.handshake import SecureConnection, crosses_network
 
 _log = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ class TensorClient:
         self._timeout_s = timeout_s
         self._encrypts = encrypts
         self._lock = threading.Lock()
-        self._free: list[Connection] = []
+        self._free: list[SecureConnection] = []
         self._all: set[socket.socket] = set()
         self._is_closed = False
         self._free.append(self._connected())
@@ -311,7 +311,7 @@ class TensorClient:
             if self._is_closed:
                 connection.close()
             else:
-                self._free.append(Connection(connection, records))
+                self._free.append(SecureConnection(connection, records))
         if status == 0:
             return Arrived(reply, checksum)
         raise CallFailed(_CODES.get(status, grpc.StatusCode.UNKNOWN), bytes(reply).decode(errors="replace"))
@@ -324,7 +324,7 @@ class TensorClient:
             return CallFailed(grpc.StatusCode.DATA_LOSS, f"{host}:{port} has sent {error}")
         return CallFailed(grpc.StatusCode.UNAVAILABLE, str(error))
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> SecureConnection:
         made = handshake.connected(self._reached, self._token, _PURPOSE, self._timeout_s, self._encrypts)
         connection = made.socket
         try:

@@ -1,7 +1,7 @@
 """Where a member's minibatches come from, and who is told of them: its own leases.
 
-The port `Supply`, and `OwnTasks`: every member brings the minibatches of the leases that the master grants to it, and
-reports them itself.
+The port `BatchSource`, and `LeasedBatches`: every member brings the minibatches of the leases that the master grants
+to it, and reports them itself.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Protocol
 from elasticdl.frameworks.framework import Batch
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.input.batch_prefetcher import Broke, Failed, Feeder, Item, Other, Over, Unreadable
+from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
 from elasticdl.worker.input.batches import NotFinite
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.task_reporting import Outcomes
+from elasticdl.worker.task_reporting import TaskReporter
 
 _log = logging.getLogger("elasticdl.worker")
 
 
-class Supply(Protocol):
+class BatchSource(Protocol):
     """Called by the main thread, in the order of a step.
 
     Attributes:
@@ -35,7 +35,7 @@ class Supply(Protocol):
         is_over: the job is over.
     """
 
-    wish: Wish
+    wish: StepFlag
     is_over: bool
 
     def start(self) -> None: ...
@@ -44,7 +44,7 @@ class Supply(Protocol):
         """A world has been entered: the ledger may be another one."""
         ...
 
-    def offer(self, patience_s: float) -> list[Part]:
+    def offer(self, patience_s: float) -> list[BatchRef]:
         """What this member brings to the next step; waits at most that long where it has nothing."""
         ...
 
@@ -60,7 +60,7 @@ class Supply(Protocol):
         """After the headers: whether the plan is one of a step.  May exchange more with the other members."""
         ...
 
-    def batch(self, part: Part) -> Batch:
+    def batch(self, part: BatchRef) -> Batch:
         """What is behind a part of this member."""
         ...
 
@@ -83,7 +83,7 @@ class Supply(Protocol):
         """
         ...
 
-    def reported(self, plan: StepPlan) -> Sequence[Part]:
+    def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
         """The parts of a step that this member tells the master of."""
         ...
 
@@ -100,16 +100,16 @@ class Supply(Protocol):
         ...
 
 
-class OwnTasks:
+class LeasedBatches:
     """See above."""
 
     def __init__(
         self,
         link: MasterLink,
         session: WorldSession,
-        feeder: Feeder,
+        feeder: BatchPrefetcher,
         tasks: TaskStream,
-        outcomes: Outcomes,
+        outcomes: TaskReporter,
         reporter: Reporter,
         skips_not_finite: bool,
     ) -> None:
@@ -117,7 +117,7 @@ class OwnTasks:
         Args:
             skips_not_finite: minibatches with a NaN or an infinity are left out of the model; else they end the job.
         """
-        self.wish = Wish.NOTHING
+        self.wish = StepFlag.NOTHING
         self.is_over = False
         self._leases: LeaseBook = link.leases
         self._link = link
@@ -150,7 +150,7 @@ class OwnTasks:
         elif self._at_hand is not None and self._at_hand[0] in applied:
             self._pass(self._at_hand[1])
 
-    def offer(self, patience_s: float) -> list[Part]:
+    def offer(self, patience_s: float) -> list[BatchRef]:
         while self._at_hand is None and self._other is None and not self.is_over:
             item = self._feeder.take(patience_s)
             if item is None:
@@ -164,7 +164,7 @@ class OwnTasks:
             self._at_hand = None
             return []
         held.minibatch = name.n
-        return [Part(name, batch.size)]
+        return [BatchRef(name, batch.size)]
 
     def take_other(self) -> HeldLease | None:
         return self._other
@@ -176,7 +176,7 @@ class OwnTasks:
     def agree(self, plan: StepPlan) -> bool:
         return bool(plan.all_parts)
 
-    def batch(self, part: Part) -> Batch:
+    def batch(self, part: BatchRef) -> Batch:
         assert self._at_hand is not None
         assert self._at_hand[0] == part.name
         return self._at_hand[1]
@@ -202,7 +202,7 @@ class OwnTasks:
             self._at_hand = None
         return False
 
-    def reported(self, plan: StepPlan) -> Sequence[Part]:
+    def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
         return plan.own
 
     def fail(self, error: Exception) -> None:

@@ -11,6 +11,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,34 +19,56 @@ import numpy as np
 from elasticdl.frameworks.framework import NO_SURPLUS, Batch, Surplus
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.shared_positions import Failure, Position
-from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldSession
-from elasticdl.worker.input.batch_prefetcher import Broke, Failed, Feeder, Item, Other, Over, Unreadable
+from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, Broke, Failed, Item, Other, Over, Unreadable
 from elasticdl.worker.input.batches import NotFinite
-from elasticdl.worker.input.lease_prefetcher import Drawer
-from elasticdl.worker.input.local_leases import LocalLeases
+from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.task_reporting import Outcomes, said_of
+from elasticdl.worker.task_reporting import TaskReporter, said_of
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """A minibatch in the order of steps."""
+
+    name: MinibatchName
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailure:
+    """User code raised on a minibatch, at any member.  The lease may be another one by the time it is told."""
+
+    epoch: int
+    task: int
+    n: int
+    error: str
+    details: str
+    bad_records: tuple[int, ...] = ()
+
+    def is_of(self, task: MinibatchName | pb.Lease | BatchFailure) -> bool:
+        return (task.epoch, task.task) == (self.epoch, self.task)
+
 
 _log = logging.getLogger("elasticdl.worker")
 _INPUT_S = 0.1  # a minibatch that is not begun yet is waited for
 
 
-class SharedTasks:
-    """See `Supply`."""
+class GlobalBatches:
+    """See `BatchSource`."""
 
     def __init__(
         self,
         link: MasterLink,
         session: WorldSession,
-        drawer: Drawer,
+        drawer: LeasePrefetcher,
         leases: LocalLeases,
-        feeder: Feeder,
-        outcomes: Outcomes,
+        feeder: BatchPrefetcher,
+        outcomes: TaskReporter,
         reporter: Reporter,
         minibatch_size: int,
         num_per_step: int,
@@ -57,9 +80,9 @@ class SharedTasks:
             leases: what the feeder draws from.
             num_per_step: minibatches of a step.
             num_per_epoch: minibatches of an epoch; 0: not known.
-            skips_not_finite: see `OwnTasks`.
+            skips_not_finite: see `LeasedBatches`.
         """
-        self.wish = Wish.NOTHING
+        self.wish = StepFlag.NOTHING
         self.is_over = False
         self._link = link
         self._session = session
@@ -72,7 +95,7 @@ class SharedTasks:
         self._num_per_step = num_per_step
         self._num_per_epoch = num_per_epoch
         self._skips_not_finite = skips_not_finite
-        self._queue: deque[Position] = deque()  # in order; each once, none of which the model holds
+        self._queue: deque[StepOrder] = deque()  # in order; each once, none of which the model holds
         self._closed_epoch = -1  # no more minibatches of it will come
         self._fed: set[int] = set()  # leases given to the feeder
         self._ended: dict[int, Batch] = {}  # leases given whole by the feeder: their ends
@@ -82,9 +105,9 @@ class SharedTasks:
         self._to_share: list[pb.Lease] = []
         self._closes = -1
         self._newest = 0  # of the leases for training that were drawn
-        self._failure: Failure | None = None
+        self._failure: BatchFailure | None = None
         self._loss: float | None = None
-        self._offered: Sequence[Position] = ()
+        self._offered: Sequence[StepOrder] = ()
 
     def start(self) -> None:
         self._drawer.start()
@@ -102,7 +125,7 @@ class SharedTasks:
             if held.lease.type == pb.TRAINING:
                 self._take_over(held)
 
-    def offer(self, patience_s: float) -> list[Part]:
+    def offer(self, patience_s: float) -> list[BatchRef]:
         self._draw(0.0)
         own = self._own()
         if not own:
@@ -117,7 +140,7 @@ class SharedTasks:
             size = self._size(position)
             if size is None:
                 return []
-            parts.append(Part(position.name, size))
+            parts.append(BatchRef(position.name, size))
         self._show_position(parts)
         return parts
 
@@ -129,14 +152,14 @@ class SharedTasks:
 
     def agree(self, plan: StepPlan) -> bool:
         step = [position.name for position in self._next()]
-        if plan.wishes & Wish.SHARING:
+        if plan.wishes & StepFlag.SHARING:
             self._unpack(self._session.share(self._packed() if self._session.rank == 0 else None))
-        if plan.wishes & Wish.FAILED:
-            self._share_failure(plan.first_with(Wish.FAILED))
+        if plan.wishes & StepFlag.FAILED:
+            self._share_failure(plan.first_with(StepFlag.FAILED))
             return False
         return bool(step) and {part.name for part in plan.all_parts} == set(step)
 
-    def batch(self, part: Part) -> Batch:
+    def batch(self, part: BatchRef) -> Batch:
         return self._batches[part.name]
 
     def leave_out(self, flaws: Mapping[int, str]) -> bool:
@@ -155,12 +178,12 @@ class SharedTasks:
         answer = self._session.share(bytes([is_told]) if is_told is not None else None)
         return self._skips_not_finite and answer == b"\x01"
 
-    def reported(self, plan: StepPlan) -> Sequence[Part]:
+    def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
         return plan.all_parts if self._session.rank == 0 else ()
 
     def fail(self, error: Exception) -> None:
         first = self._offered[0].name
-        self._failure = Failure(first.epoch, first.task, first.n, *said_of(error, None))
+        self._failure = BatchFailure(first.epoch, first.task, first.n, *said_of(error, None))
 
     def applied(self, plan: StepPlan, loss: float) -> None:
         self._loss = loss if plan.num_records else self._loss
@@ -205,15 +228,15 @@ class SharedTasks:
 
     def _say(self) -> None:
         """What rank 0 wants to tell, and who has failed."""
-        self.wish = Wish.NOTHING
+        self.wish = StepFlag.NOTHING
         if self._session.rank == 0:
             epoch = self._queue[0].name.epoch if self._queue else -1
             if epoch >= 0 and epoch > self._closed_epoch and not self._to_share and self._is_last(epoch):
                 self._closes = epoch
             if self._to_share or self._closes > self._closed_epoch:
-                self.wish |= Wish.SHARING
+                self.wish |= StepFlag.SHARING
         if self._is_failing:
-            self.wish |= Wish.FAILED
+            self.wish |= StepFlag.FAILED
 
     @property
     def _is_failing(self) -> bool:
@@ -251,7 +274,7 @@ class SharedTasks:
             names = [name for name in self._names(lease) if name not in applied and name not in queued]
             if names:
                 self._local.leases.add(lease)
-                self._queue.extend(Position(name, lease.id) for name in names)
+                self._queue.extend(StepOrder(name, lease.id) for name in names)
                 queued.update(names)
         self._feed()
 
@@ -259,7 +282,7 @@ class SharedTasks:
         count = -(-_num_records(lease) // self._minibatch_size)
         return [MinibatchName(lease.epoch, lease.task, n) for n in range(count)]
 
-    def _show_position(self, parts: Sequence[Part]) -> None:
+    def _show_position(self, parts: Sequence[BatchRef]) -> None:
         """For heartbeats: the minibatch that rank 0's leases have come to."""
         for part in parts:
             for held in self._link.leases.held():
@@ -279,7 +302,7 @@ class SharedTasks:
         count = num_samples - _num_records(lease)
         return NO_SURPLUS if num_samples == UNKNOWN or not count else Surplus(count, self._made_by)
 
-    def _tell(self, flawed: Sequence[Part], what: str) -> bool:
+    def _tell(self, flawed: Sequence[BatchRef], what: str) -> bool:
         """Rank 0: tells the master what is not finite; whether it takes it."""
         by_task = {(one.lease.epoch, one.lease.task): one for one in self._link.leases.held()}
         is_told = True
@@ -300,7 +323,7 @@ class SharedTasks:
         """All hear of a failure, the task leaves the queue, and rank 0 tells the master."""
         own = self._failure if self._session.rank == rank else None
         data = json.dumps(dataclasses.asdict(own)).encode() if own is not None else None
-        failure = Failure(**json.loads(self._session.share(data, rank)))
+        failure = BatchFailure(**json.loads(self._session.share(data, rank)))
         if self._failure is not None and failure.is_of(self._failure):  # several may meet with it at once
             self._failure = None
         self._queue = deque(position for position in self._queue if not failure.is_of(position.name))
@@ -313,7 +336,7 @@ class SharedTasks:
         if self._session.rank == 0:
             self._tell_failure(failure)
 
-    def _tell_failure(self, failure: Failure) -> None:
+    def _tell_failure(self, failure: BatchFailure) -> None:
         for held in self._link.leases.held():
             if failure.is_of(held.lease):
                 _log.error("%s", failure.details or failure.error)
@@ -329,9 +352,9 @@ class SharedTasks:
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
-    def _steps(self) -> Iterator[list[Position]]:
+    def _steps(self) -> Iterator[list[StepOrder]]:
         """The steps that the queue holds whole, in order."""
-        step: list[Position] = []
+        step: list[StepOrder] = []
         for position in self._queue:
             if step and step[0].name.epoch != position.name.epoch:
                 yield step
@@ -343,15 +366,15 @@ class SharedTasks:
         if step and step[0].name.epoch <= self._closed_epoch:
             yield step
 
-    def _next(self) -> list[Position]:
+    def _next(self) -> list[StepOrder]:
         return next(self._steps(), [])
 
-    def _piece(self, step: Sequence[Position]) -> Sequence[Position]:
+    def _piece(self, step: Sequence[StepOrder]) -> Sequence[StepOrder]:
         """This member's of a step."""
         rank, size = self._session.rank, self._session.size
         return step[rank * len(step) // size : (rank + 1) * len(step) // size]
 
-    def _own(self) -> Sequence[Position]:
+    def _own(self) -> Sequence[StepOrder]:
         return self._piece(self._next())
 
     def _feed(self) -> None:
@@ -363,7 +386,7 @@ class SharedTasks:
                     self._fed.add(position.lease)
                     self._local.give(held)
 
-    def _size(self, wanted: Position) -> int | None:
+    def _size(self, wanted: StepOrder) -> int | None:
         """Samples of an own minibatch, once it is there; None: not yet, or user code raised."""
         held = self._local.leases.get(wanted.lease)
         is_last = held is not None and wanted.name == self._names(held.lease)[-1]
@@ -377,12 +400,12 @@ class SharedTasks:
         batch = self._batches.get(wanted.name)
         return 0 if batch is None else batch.size  # none: the user's `filter` has taken all of its records away
 
-    def _too_many(self, lease: pb.Lease, end: Batch) -> Failure:
+    def _too_many(self, lease: pb.Lease, end: Batch) -> BatchFailure:
         """With a fixed plan of steps there is no place for minibatches beyond it."""
         names = self._names(lease)
         what = f"{end.surplus.explained(_num_records(lease))}: {end.n} minibatches instead of {len(names)}"
         advice = "--fixed_global_batch plans its steps by records: make no more samples than records, or leave it out"
-        return Failure(lease.epoch, lease.task, len(names), f"{what}. {advice}.", "")
+        return BatchFailure(lease.epoch, lease.task, len(names), f"{what}. {advice}.", "")
 
     def _sort(self, item: Item) -> bool:
         match item:
@@ -401,12 +424,12 @@ class SharedTasks:
                 if failed is None:
                     self._feeder.resume()  # of a task that has failed already
                     return True
-                self._failure = Failure(
+                self._failure = BatchFailure(
                     failed.epoch, failed.task, error.n, str(error), error.details, error.bad_records
                 )
                 return False
             case Unreadable(held=held, error=cause):
-                self._failure = Failure(held.lease.epoch, held.lease.task, 0, str(cause), "")
+                self._failure = BatchFailure(held.lease.epoch, held.lease.task, 0, str(cause), "")
                 return False
             case Broke(error=end):
                 raise end

@@ -15,9 +15,9 @@ from elasticdl.collective import Reduction
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, LocalGradient, Mode, Share
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.allreduce.batch_source import Supply
-from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
-from elasticdl.worker.allreduce.step_header import Part, StepPlan, Wish
+from elasticdl.worker.allreduce.batch_source import BatchSource
+from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
 from elasticdl.worker.allreduce.world_session import WorldEnded, WorldSession
 from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.input.quarantine import Quarantine, inspected
@@ -26,7 +26,7 @@ from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.seeds import derive_seed
-from elasticdl.worker.task_reporting import Outcomes
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import ElasticDLError
 
@@ -42,12 +42,12 @@ class AllReduceLoop:
         self,
         link: MasterLink,
         session: WorldSession,
-        supply: Supply,
+        supply: BatchSource,
         evaluations: TaskStream,
         framework: Framework,
-        model: OwnModel,
+        model: Replica,
         checkpoints: CheckpointWriter,
-        outcomes: Outcomes,
+        outcomes: TaskReporter,
         reporter: Reporter,
         clock: ActivityClock,
         termination: Termination,
@@ -131,20 +131,20 @@ class AllReduceLoop:
         wishes = self._supply.wish
         other = self._supply.take_other()
         if other is not None and other.lease.type == pb.EVALUATION:
-            wishes |= Wish.EVALUATION
+            wishes |= StepFlag.EVALUATION
         if is_leaving:
-            wishes |= Wish.LEAVING
+            wishes |= StepFlag.LEAVING
         with self._clock.during(Activity.WORLD):
             plan = self._session.plan_step(parts, wishes)
         self._supply.confirmed(self._session.take_confirmed())
         is_step = self._supply.agree(plan)
         self._is_idle = not is_step
-        if plan.wishes & Wish.EVALUATION:
+        if plan.wishes & StepFlag.EVALUATION:
             self._evaluate()
         elif is_step:
             self._step(plan)
 
-    def _take_parts(self) -> list[Part]:
+    def _take_parts(self) -> list[BatchRef]:
         with self._clock.during(Activity.INPUT if not self._is_idle else Activity.IDLE):
             parts = self._supply.offer(_PATIENCE_S if self._is_idle else 0.0)
         other = self._supply.take_other()
@@ -196,7 +196,7 @@ class AllReduceLoop:
             self._session.finish_reduce(reductions)
         return gradient
 
-    def _share(self, plan: StepPlan, part: Part) -> Share:
+    def _share(self, plan: StepPlan, part: BatchRef) -> Share:
         name = part.name
         seed = derive_seed(self._seed, name.epoch, name.task, name.n)
         return Share(self._supply.batch(part), seed, plan.scale(part))
@@ -263,7 +263,7 @@ class AllReduceLoop:
                 self._checkpoints.save_last(self._session.ledger)
 
 
-def compile_on(framework: Framework, model: OwnModel, samples: Sequence[Batch], seed: int) -> None:
+def compile_on(framework: Framework, model: Replica, samples: Sequence[Batch], seed: int) -> None:
     """Makes steps on samples, so that their functions are compiled, and forgets what they did.
 
     User code that raises here is heard of again where its task can be told.

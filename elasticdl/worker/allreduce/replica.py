@@ -14,7 +14,7 @@ from elasticdl.ps.applied import AppliedSet
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import AppliedRow, Arrays, Checkpoint, StateCheckpoints
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.ledger import Ledger, Restored
+from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.strategy import Values
 from elasticdl_client.errors import CheckpointError
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("elasticdl.worker")
 _CHECKPOINT_PERIOD_S = 60.0
 
 
-class OwnModel:
+class Replica:
     """See `ModelState`; and the model as evaluation and export read it (see `Strategy`)."""
 
     def __init__(self, framework: Framework, checkpoints: StateCheckpoints, init_from: str) -> None:
@@ -49,7 +49,7 @@ class OwnModel:
         """Initial values."""
         self._framework.load_state(self._initial)
 
-    def start_over(self) -> Restored:
+    def start_over(self) -> RestoredModel:
         """See `ModelState`.
 
         Raises:
@@ -66,9 +66,9 @@ class OwnModel:
             ledger = Ledger(AppliedSet(), found.counts["steps"], found.counts["num_records"])
         else:
             self.reset()
-            return Restored(Ledger())
+            return RestoredModel(Ledger())
         _log.info("Restored the model at step %d from %s", ledger.steps, found.directory)
-        return Restored(ledger, str(found.directory))
+        return RestoredModel(ledger, str(found.directory))
 
     def _load_from(self, found: Checkpoint, flag: str) -> None:
         try:
@@ -89,7 +89,7 @@ class OwnModel:
 class CheckpointWriter:
     """Writes checkpoints of the model as it is between two steps, in the background."""
 
-    def __init__(self, model: OwnModel, checkpoints: StateCheckpoints, every: int) -> None:
+    def __init__(self, model: Replica, checkpoints: StateCheckpoints, every: int) -> None:
         """
         Args:
             every: minibatches between two checkpoints; 0: one a minute.

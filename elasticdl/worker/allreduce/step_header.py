@@ -20,7 +20,7 @@ _NUM_FIXED = 3  # version, wishes, number of parts
 _NUM_OF_PART = 4
 
 
-class Wish(IntFlag):
+class StepFlag(IntFlag):
     """What a member wants of all."""
 
     NOTHING = 0
@@ -31,7 +31,7 @@ class Wish(IntFlag):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchRef:
     """A minibatch that a member brings to a step.
 
     Attributes:
@@ -43,7 +43,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class StepProposal:
     """One member's line.
 
     Attributes:
@@ -51,8 +51,8 @@ class Header:
     """
 
     version: int
-    wishes: Wish = Wish.NOTHING
-    parts: tuple[Part, ...] = ()
+    wishes: StepFlag = StepFlag.NOTHING
+    parts: tuple[BatchRef, ...] = ()
 
     def numbers(self, most_parts: int) -> npt.NDArray[np.int64]:
         """The line, of the same length for every header with the same `most_parts`."""
@@ -64,11 +64,11 @@ class Header:
         return line
 
     @classmethod
-    def of(cls, line: npt.NDArray[np.int64]) -> Header:
+    def of(cls, line: npt.NDArray[np.int64]) -> StepProposal:
         """The inverse of `numbers`."""
         version, wishes, count = (int(number) for number in line[:_NUM_FIXED])
         rest = line[_NUM_FIXED : _NUM_FIXED + _NUM_OF_PART * count].reshape(count, _NUM_OF_PART).tolist()
-        return cls(version, Wish(wishes), tuple(Part(MinibatchName(*row[:3]), row[3]) for row in rest))
+        return cls(version, StepFlag(wishes), tuple(BatchRef(MinibatchName(*row[:3]), row[3]) for row in rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class StepPlan:
         wishes_by_rank: of each member.
     """
 
-    parts: tuple[tuple[Part, ...], ...]
+    parts: tuple[tuple[BatchRef, ...], ...]
     rank: int
-    wishes_by_rank: tuple[Wish, ...]
+    wishes_by_rank: tuple[StepFlag, ...]
 
     @classmethod
-    def of(cls, headers: Sequence[Header], rank: int) -> StepPlan:
+    def of(cls, headers: Sequence[StepProposal], rank: int) -> StepPlan:
         """What follows from the headers, by rank; the same for every member.
 
         Two members may bring the same minibatch, one of them under a lease that it has lost without knowing it yet:
@@ -103,21 +103,21 @@ class StepPlan:
         return cls(tuple(parts), rank, tuple(header.wishes for header in headers))
 
     @property
-    def wishes(self) -> Wish:
+    def wishes(self) -> StepFlag:
         """Of all members together."""
         return reduce(or_, self.wishes_by_rank)
 
-    def first_with(self, wish: Wish) -> int:
+    def first_with(self, wish: StepFlag) -> int:
         """The lowest rank that wants something."""
         return next(rank for rank, wishes in enumerate(self.wishes_by_rank) if wishes & wish)
 
     @property
-    def own(self) -> tuple[Part, ...]:
+    def own(self) -> tuple[BatchRef, ...]:
         """This member's parts."""
         return self.parts[self.rank]
 
     @property
-    def all_parts(self) -> list[Part]:
+    def all_parts(self) -> list[BatchRef]:
         return [part for parts in self.parts for part in parts]
 
     @property
@@ -125,6 +125,6 @@ class StepPlan:
         """Of the whole step."""
         return sum(part.num_records for part in self.all_parts)
 
-    def scale(self, part: Part) -> float:
+    def scale(self, part: BatchRef) -> float:
         """The weight of a part's mean gradient in that of the step."""
         return part.num_records / self.num_records if part.num_records else 0.0

@@ -12,24 +12,23 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.addresses import own_host
 from elasticdl.rpc.job_secret import read_token
 from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.allreduce.batch_source import OwnTasks, Supply
-from elasticdl.worker.allreduce.global_batch_source import SharedTasks
+from elasticdl.worker.allreduce.batch_source import BatchSource, LeasedBatches
+from elasticdl.worker.allreduce.global_batch_source import GlobalBatches
 from elasticdl.worker.allreduce.loop import AllReduceLoop, compile_on
-from elasticdl.worker.allreduce.replica import CheckpointWriter, OwnModel
+from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.allreduce.world_session import WorldSession
 from elasticdl.worker.checkpoint import StateCheckpoints
 from elasticdl.worker.export.exporter import Exporter
 from elasticdl.worker.factories import Readers
-from elasticdl.worker.input.batch_prefetcher import Feeder, InterruptibleLeases
-from elasticdl.worker.input.lease_prefetcher import Drawer
-from elasticdl.worker.input.local_leases import LocalLeases
+from elasticdl.worker.input.batch_prefetcher import BatchPrefetcher, InterruptibleLeases
+from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
 from elasticdl.worker.input.quarantine import Quarantine
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import LeaseLink
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.seeds import derive_seed
-from elasticdl.worker.task_reporting import Outcomes
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import DataError
@@ -51,13 +50,13 @@ def make_all_reduce_loop(
     """The loop of a worker whose model is compiled; the master knows what it defines."""
     checkpoints = StateCheckpoints.of_module(spec, _STATE_FILE)
     link.on_checkpoint_request(checkpoints.request)
-    model = OwnModel(framework, checkpoints, spec.checkpoint_dir_for_init)
+    model = Replica(framework, checkpoints, spec.checkpoint_dir_for_init)
     with clock.during(Activity.COMPILE):
         compile_on(framework, model, _samples(link, framework, readers, spec), spec.seed)
     group = ElasticGroup(own_host(master_address), read_token(), framework.device, spec.encrypt)
     session = WorldSession(link, group, model, spec.collective_timeout)
     reporter = Reporter(link, spec.log_loss_steps)
-    outcomes = Outcomes(link, framework, reporter, Exporter(framework, model, link, spec), clock)
+    outcomes = TaskReporter(link, framework, reporter, Exporter(framework, model, link, spec), clock)
     writer = CheckpointWriter(model, checkpoints, spec.checkpoint_steps)
 
     def stream(requests: LeaseLink) -> TaskStream:
@@ -89,20 +88,20 @@ def _supply(
     session: WorldSession,
     stream: Callable[[LeaseLink], TaskStream],
     framework: Framework,
-    outcomes: Outcomes,
+    outcomes: TaskReporter,
     reporter: Reporter,
     spec: JobSpec,
     skips: bool,
-) -> Supply:
+) -> BatchSource:
     """Of the world together, with --fixed_global_batch, or each member's own."""
     if spec.fixed_global_batch:
         local = LocalLeases()
-        return SharedTasks(
+        return GlobalBatches(
             link=link,
             session=session,
-            drawer=Drawer(InterruptibleLeases(link)),
+            drawer=LeasePrefetcher(InterruptibleLeases(link)),
             leases=local,
-            feeder=Feeder(stream(local), local, framework, local.leases, Quarantine.of(spec)),
+            feeder=BatchPrefetcher(stream(local), local, framework, local.leases, Quarantine.of(spec)),
             outcomes=outcomes,
             reporter=reporter,
             minibatch_size=spec.minibatch_size,
@@ -112,8 +111,8 @@ def _supply(
         )
     requests = InterruptibleLeases(link)
     tasks = stream(requests)
-    feeder = Feeder(tasks, requests, framework, link.leases, Quarantine.of(spec))
-    return OwnTasks(link, session, feeder, tasks, outcomes, reporter, skips)
+    feeder = BatchPrefetcher(tasks, requests, framework, link.leases, Quarantine.of(spec))
+    return LeasedBatches(link, session, feeder, tasks, outcomes, reporter, skips)
 
 
 def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:

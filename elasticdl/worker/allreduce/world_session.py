@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -22,13 +24,110 @@ import numpy.typing as npt
 from elasticdl.collective import ElasticGroup, GroupLost, Peer, Reduction
 from elasticdl.ps.applied import MinibatchName
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.allreduce.step_header import Header, Part, StepPlan, Wish
-from elasticdl.worker.allreduce.world_reasons import reason_of, shown
-from elasticdl.worker.allreduce.world_watch import WorldWatch
-from elasticdl.worker.ledger import Ledger, Restored, packed, unpacked
+from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan, StepProposal
+from elasticdl.worker.ledger import Ledger, RestoredModel, packed, unpacked
 from elasticdl.worker.master_link import MasterLink
 
-__all__ = ["Ledger", "ModelState", "Restored", "WorldEnded", "WorldSession"]
+_BROKEN = re.compile(r"world \d+ is broken: ")
+_NOT_FORMED = re.compile(r"world \d+ cannot be formed: ")
+
+
+def shown(version: int) -> str:
+    """A version as people read it: the life of the master, and the count."""
+    return f"{version >> 32}.{version & 0xFFFFFFFF}"
+
+
+def reason_of(lost: GroupLost, world: pb.World) -> str:
+    """One cause, in plain words.
+
+    Args:
+        world: the one that was lost.
+    """
+    rank = -1 if lost.rank is None else lost.rank
+    worker = f"worker {world.members[rank].worker_id}" if 0 <= rank < len(world.members) else ""
+    if _BROKEN.match(lost.what):
+        return f"it has lost {worker or 'a member'}"
+    not_formed = _NOT_FORMED.match(lost.what)
+    if not_formed is None:
+        return lost.what
+    cause = f" without {worker}" if worker else f": {lost.what[not_formed.end() :]}"
+    return f"world {shown(world.version)} cannot be formed{cause}"
+
+
+_LOOK_AGAIN_S = 1.0
+
+
+class WorldWatch:
+    """The newest world that the master has planned, from a thread that lives as long as the process."""
+
+    def __init__(self, link: MasterLink, heard: Callable[[pb.World], None]) -> None:
+        """
+        Args:
+            heard: called in the thread of the watch with every new world, and, with an empty one, when the job is over.
+        """
+        self._link = link
+        self._heard = heard
+        self._changed = threading.Condition()
+        self._world = pb.World()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="world watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def world(self) -> pb.World:
+        """The newest one; version 0: none yet."""
+        return self._world
+
+    @property
+    def is_over(self) -> bool:
+        """The job is over."""
+        return self._is_over
+
+    def await_own(self, newer_than: int, timeout_s: float = _LOOK_AGAIN_S) -> pb.World | None:
+        """Waits for a world newer than a version that has this process among its members; None: not yet, or never."""
+
+        def is_there() -> bool:
+            return self._is_over or self._is_own(newer_than)
+
+        with self._changed:
+            self._changed.wait_for(is_there, timeout_s)
+            return self._world if self._is_own(newer_than) and not self._is_over else None
+
+    def _is_own(self, newer_than: int) -> bool:
+        return self._world.version > newer_than and any(map(self._link.is_me, self._world.members))
+
+    def _run(self) -> None:
+        while not self._is_over:
+            reply = self._link.watch_world(self._world.version)
+            match reply.WhichOneof("answer"):
+                case "world":
+                    self._take(reply.world)
+                case "end":
+                    self._end()
+                case "unknown":
+                    self._link.register()
+                case _:
+                    pass
+
+    def _take(self, world: pb.World) -> None:
+        if world.version <= self._world.version:
+            return
+        with self._changed:
+            self._world = world
+            self._changed.notify_all()
+        _log.debug("World %d is planned: %s", world.version, [member.worker_id for member in world.members])
+        self._heard(world)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        self._heard(pb.World())
+
+
+__all__ = ["Ledger", "ReplicaState", "RestoredModel", "WorldEnded", "WorldSession"]
 
 _log = logging.getLogger("elasticdl.worker")
 
@@ -40,7 +139,7 @@ class WorldEnded(Exception):
     """This worker has left its world: to go on it must `enter` the next one."""
 
 
-class ModelState(Protocol):
+class ReplicaState(Protocol):
     """The model of this process, with its optimizer and whatever else must be the same in all members."""
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -51,7 +150,7 @@ class ModelState(Protocol):
         """The inverse of `arrays`."""
         ...
 
-    def start_over(self) -> Restored:
+    def start_over(self) -> RestoredModel:
         """Loads the newest checkpoint, or initial values: no living member holds the model."""
         ...
 
@@ -63,7 +162,7 @@ class WorldSession:
         self,
         link: MasterLink,
         group: ElasticGroup,
-        state: ModelState,
+        state: ReplicaState,
         collective_timeout_s: float,
         most_parts: int = 1,
     ) -> None:
@@ -153,7 +252,7 @@ class WorldSession:
 
     # -- a step
 
-    def plan_step(self, parts: Sequence[Part] = (), wishes: Wish = Wish.NOTHING) -> StepPlan:
+    def plan_step(self, parts: Sequence[BatchRef] = (), wishes: StepFlag = StepFlag.NOTHING) -> StepPlan:
         """Exchanges headers: what every member brings to the next step.
 
         Afterwards the own minibatches of the step before are among `take_confirmed`.
@@ -164,16 +263,16 @@ class WorldSession:
         Raises:
             WorldEnded: the world is broken, a newer one is planned, or a member leaves; nothing is lost by it.
         """
-        header = Header(max(self.version, self._watch.world.version), wishes, tuple(parts))
+        header = StepProposal(max(self.version, self._watch.world.version), wishes, tuple(parts))
         line = header.numbers(self.most_parts)
         gathered = self._collective(lambda: self._group.gather(line))
         self._confirmed += self._pending
         self._pending = []
-        headers = [Header.of(row) for row in gathered]
+        headers = [StepProposal.of(row) for row in gathered]
         plan = StepPlan.of(headers, self._rank)
         newest = max(header.version for header in headers)
-        if plan.wishes & Wish.LEAVING:
-            self.leave(f"worker {self._world.members[plan.first_with(Wish.LEAVING)].worker_id} leaves")
+        if plan.wishes & StepFlag.LEAVING:
+            self.leave(f"worker {self._world.members[plan.first_with(StepFlag.LEAVING)].worker_id} leaves")
             raise WorldEnded("a member leaves")
         if newest > self.version:
             self.leave()
@@ -197,7 +296,7 @@ class WorldSession:
         for reduction in reductions:
             self._collective(reduction.wait)
 
-    def commit(self, plan: StepPlan, reported: Sequence[Part] | None = None) -> None:
+    def commit(self, plan: StepPlan, reported: Sequence[BatchRef] | None = None) -> None:
         """The model of this process holds the step now.
 
         Args:

@@ -34,7 +34,7 @@ _FILES = (".keras", ".pt")  # the frameworks' own, as `Framework.export` names t
 _NO_FILE = "Give a directory: elasticdl.api.callbacks.ModelCheckpoint writes a whole export there."
 
 
-class TrainedModel(Protocol):
+class ReadableModel(Protocol):
     """What is exported: the half of a `Strategy` that reads."""
 
     def values(self, held: HeldLease) -> Values: ...
@@ -45,7 +45,7 @@ class TrainedModel(Protocol):
 class Exporter:
     """Ends the training of one job."""
 
-    def __init__(self, framework: Framework, model: TrainedModel, link: MasterLink, spec: JobSpec) -> None:
+    def __init__(self, framework: Framework, model: ReadableModel, link: MasterLink, spec: JobSpec) -> None:
         self._framework = framework
         self._model = model
         self._link = link

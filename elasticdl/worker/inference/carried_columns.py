@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from elasticdl.data.default_feed import Table
+from elasticdl.data.default_feed import FeedColumns
 from elasticdl.data.example_parser import parse_examples
 from elasticdl.data.factory import open_source
 from elasticdl.data.reader import Reader, Shard
@@ -50,7 +50,7 @@ class CarriedColumns:
         self._reader: Reader = reader
         metadata = reader.metadata()
         self._rows = (
-            Table(dict(metadata.column_dtypes), dict(metadata.column_shapes), self.names, "", metadata.delimiter)
+            FeedColumns(dict(metadata.column_dtypes), dict(metadata.column_shapes), self.names, "", metadata.delimiter)
             if metadata.delimiter
             else None  # records are tf.train.Examples
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from elasticdl.frameworks.framework import Batch, Floats, Framework, Inference, ModelReport, Parameters
 from elasticdl.model_def import ModelDefinition
-from elasticdl.ps.client.client import Pull
+from elasticdl.ps.client import Pull
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.factories import MODES, TASK_TYPES, Readers, load_framework
 from elasticdl.worker.inference.loop import EvaluationWork, OnePassLoop, PassWork

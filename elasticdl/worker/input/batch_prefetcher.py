@@ -26,7 +26,7 @@ _POLL_S = 2.0
 _INPUT_S = 1.0  # for so long the others may have to wait for this member's input
 
 
-class Interrupted(Exception):
+class PrefetchInterrupted(Exception):
     """The feeder begins anew: nobody wants what is being waited for."""
 
 
@@ -34,7 +34,7 @@ class Requests(LeaseLink, Protocol):
     """Where a feeder's leases come from."""
 
     def interrupt(self) -> None:
-        """Any thread: the present request, or the next one, raises `Interrupted`."""
+        """Any thread: the present request, or the next one, raises `PrefetchInterrupted`."""
         ...
 
     def clear(self) -> None:
@@ -66,7 +66,7 @@ class InterruptibleLeases:
             is_answered, held = self._link.poll_lease(_POLL_S)
             if is_answered:
                 return held
-        raise Interrupted
+        raise PrefetchInterrupted
 
     def lease_at_once(self, only: pb.TaskType) -> HeldLease | None:
         return self._link.lease_at_once(only)
@@ -93,14 +93,14 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A lease that is not for training: the feeder goes on when `Feeder.resume` is called."""
+    """A lease that is not for training: the feeder goes on when `BatchPrefetcher.resume` is called."""
 
     held: HeldLease
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """User code raised; the feeder goes on when `Feeder.resume` is called."""
+    """User code raised; the feeder goes on when `BatchPrefetcher.resume` is called."""
 
     error: FeedError
 
@@ -120,7 +120,7 @@ class Broke:
 Item = Batch | Unreadable | Other | Failed | Over | Broke
 
 
-class Feeder:
+class BatchPrefetcher:
     """See above.  `take`, `resume` and `restart` are called by one thread."""
 
     def __init__(
@@ -216,7 +216,7 @@ class Feeder:
                 self._pause()
             else:
                 self._feed()
-        except Interrupted:
+        except PrefetchInterrupted:
             self._begin_anew()
         return True
 
@@ -264,7 +264,7 @@ class Feeder:
         with self._changed:
             self._changed.wait_for(lambda: self._is_restarting or len(self._items) < _AHEAD)
             if self._is_restarting:
-                raise Interrupted
+                raise PrefetchInterrupted
             self._items.append(item)
             self._is_paused = isinstance(item, Over | Other | Failed)  # now: who takes it may resume at once
             self._changed.notify_all()
@@ -273,7 +273,7 @@ class Feeder:
         with self._changed:
             self._changed.wait_for(lambda: self._is_restarting or not self._is_paused)
             if self._is_restarting:
-                raise Interrupted
+                raise PrefetchInterrupted
 
     def _begin_anew(self) -> None:
         self._requests.clear()

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from elasticdl.frameworks.framework import Batch
-from elasticdl.ps.client.client import DenseCopy, Pull, Pulled, TooStale
+from elasticdl.ps.client import LocalDenseValues, Pull, Pulled, TooStale
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
@@ -40,7 +40,7 @@ class PipelinedTraining:
         """
         self._session = session
         self._gradients = gradients
-        self._dense = DenseCopy(session.report.optimizer, get_model_steps)
+        self._dense = LocalDenseValues(session.report.optimizer, get_model_steps)
         self._clock = clock
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="exchange")
 

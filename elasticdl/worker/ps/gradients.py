@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticdl.frameworks.framework import Batch, Floats, Framework, Parameters, Step
-from elasticdl.ps.client.client import Push
+from elasticdl.ps.client import Push
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.input.batches import LeaseLost, NotFinite
 from elasticdl.worker.leases import HeldLease

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from elasticdl.frameworks.framework import Framework, InitialRow, ModelReport, Table
-from elasticdl.ps.client.client import (
+from elasticdl.ps.client import (
     LeaseRefused,
     PsClient,
     PsUnavailable,

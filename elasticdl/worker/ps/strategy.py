@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from elasticdl.frameworks.framework import Batch, Floats, Ids, Table, TableRows
-from elasticdl.ps.client.client import Pull
+from elasticdl.ps.client import Pull
 from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink

@@ -8,7 +8,7 @@ values.  Nothing is pipelined.
 from __future__ import annotations
 
 from elasticdl.frameworks.framework import Batch
-from elasticdl.ps.client.client import PsClient, Pull, Pulled, TooStale
+from elasticdl.ps.client import PsClient, Pull, Pulled, TooStale
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.input.batches import LeaseLost, TaskBatches
 from elasticdl.worker.leases import HeldLease

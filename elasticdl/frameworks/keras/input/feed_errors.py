@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 
-from elasticdl.data.default_feed import Table, missing_number, wrong_cell, wrong_row
+from elasticdl.data.default_feed import FeedColumns, missing_number, wrong_cell, wrong_row
 from elasticdl.data.reader import Metadata
 from elasticdl_client.errors import DataError
 
@@ -22,7 +22,7 @@ _CAST = re.compile(r"Cast string to (\w+) is not supported")
 _LEAVES_OUT = "--max_bad_records=N leaves such records out."
 
 
-def of_table(table: Table, message: str) -> str:
+def of_table(table: FeedColumns, message: str) -> str:
     """An error of the default feed, in words; what is not known stays as it is."""
     names = list(table.dtypes)
     error: DataError | None = None

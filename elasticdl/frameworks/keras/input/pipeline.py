@@ -19,7 +19,7 @@ from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.elements import Elements, Packing, mapped_inline
 from elasticdl.frameworks.keras.input.feed import TracedFeed
 from elasticdl.frameworks.keras.input.ids import complete, out_of_range
-from elasticdl.frameworks.keras.samples import Minibatch, size_of, take_apart, with_features
+from elasticdl.frameworks.keras.samples import KerasMinibatch, size_of, take_apart, with_features
 from elasticdl.frameworks.processors import num_processors
 from elasticdl.layers.placement import TableSpec
 
@@ -163,7 +163,7 @@ class Pipeline:
             wrong = out_of_range(table, ids[name])
             if wrong:
                 raise FeedError(lease, n, wrong)
-        return Batch(lease, n, size=size, ids=ids, data=Minibatch(self._mode, parts[:count], self.spec, ids))
+        return Batch(lease, n, size=size, ids=ids, data=KerasMinibatch(self._mode, parts[:count], self.spec, ids))
 
     def _trace(self, first: TaskRecords) -> None:
         try:

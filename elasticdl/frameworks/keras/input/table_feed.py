@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from elasticdl.data.default_feed import Table, table_of
+from elasticdl.data.default_feed import FeedColumns, table_of
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.input import feed_errors
@@ -34,7 +34,7 @@ def traced_feed(definition: ModelDefinition, mode: Mode, metadata: Metadata, min
     return TracedFeed(_table_feed(table), mode, metadata, minibatch_size, lambda message, _: explained(message))
 
 
-def _table_feed(table: Table) -> Callable[..., Any]:
+def _table_feed(table: FeedColumns) -> Callable[..., Any]:
 
     def feed(dataset: Any, *_: Any) -> Any:
         parse = _parse_rows(table) if table.delimiter else _parse_examples(table)
@@ -47,13 +47,13 @@ def _table_feed(table: Table) -> Callable[..., Any]:
     return feed
 
 
-def _sample(table: Table, columns: dict[str, Any]) -> Any:
+def _sample(table: FeedColumns, columns: dict[str, Any]) -> Any:
     features = {name: columns[name] for name in table.features}
     sample: Any = next(iter(features.values())) if table.is_one_image else features
     return (sample, columns[table.label]) if table.label else sample
 
 
-def _parse_examples(table: Table) -> Callable[[Any], dict[str, Any]]:
+def _parse_examples(table: FeedColumns) -> Callable[[Any], dict[str, Any]]:
     spec: dict[str, Any] = {}
     for name in table.used:
         shape, dtype = table.shapes.get(name, ()), table.dtypes[name]
@@ -64,7 +64,7 @@ def _parse_examples(table: Table) -> Callable[[Any], dict[str, Any]]:
     return lambda records: tf.io.parse_example(records, spec)  # type: ignore[no-any-return]
 
 
-def _parse_rows(table: Table) -> Callable[[Any], dict[str, Any]]:
+def _parse_rows(table: FeedColumns) -> Callable[[Any], dict[str, Any]]:
     """Empty fields: NaN, an empty text; a whole number must be there."""
     defaults = {
         "int64": tf.constant([], tf.int64),
@@ -81,7 +81,7 @@ def _parse_rows(table: Table) -> Callable[[Any], dict[str, Any]]:
     return parse
 
 
-def _decoded(table: Table, *sample: Any) -> Any:
+def _decoded(table: FeedColumns, *sample: Any) -> Any:
     """Images as keras.utils.image_dataset_from_directory gives them: float32 0 to 255, resized."""
 
     def image(name: str, data: Any) -> Any:

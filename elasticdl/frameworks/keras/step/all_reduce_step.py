@@ -16,9 +16,9 @@ import tensorflow as tf
 from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Mode, Share
 from elasticdl.frameworks.keras.model import BuiltModel, flat_tensor
 from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
-from elasticdl.frameworks.keras.samples import Minibatch, full_spec, take_apart
+from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
 from elasticdl.frameworks.keras.seeds import as_int64
-from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, Lookups
+from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, IdWatch
 from elasticdl.frameworks.keras.step.xla import first_run
 
 _FLAWS = ("the loss", "the gradient", "the change of the non-trainable variables")
@@ -97,7 +97,7 @@ class AllReduceStep:
         return tf.constant(nothing) + 0.0, flaw
 
     def _run(self, share: Share, spec: Any) -> tuple[Any, Any]:
-        minibatch: Minibatch = share.batch.data
+        minibatch: KerasMinibatch = share.batch.data
         if self._jit_compile and share.batch.size == self._minibatch_size:
             if self._full is not None:
                 return self._full(minibatch, share)
@@ -146,7 +146,7 @@ class _Graph:
         self._spec = spec
         self._mode = mode
         self._checks_gradient = checks_gradient
-        self._lookups = Lookups()
+        self._lookups = IdWatch()
         leaves = tf.nest.flatten(spec, expand_composites=True)
         signature = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
         signature += [tf.TensorSpec((), tf.int64), tf.TensorSpec(())]
@@ -160,7 +160,7 @@ class _Graph:
         """Names of its operations."""
         return operations_of_graph(self._function.graph)
 
-    def __call__(self, minibatch: Minibatch, share: Share) -> tuple[Any, Any]:
+    def __call__(self, minibatch: KerasMinibatch, share: Share) -> tuple[Any, Any]:
         """The flat vector, and which of `_FLAWS` are finite.
 
         Raises:
@@ -180,7 +180,7 @@ class _Graph:
         before = [tf.identity(v.value) for v in built.non_trainable]
         start = flat_tensor(built.non_trainable)
         built.seeds.assign(seed)
-        self._lookups = lookups = Lookups()
+        self._lookups = lookups = IdWatch()
         with tf.GradientTape() as tape, lookups.watched():
             loss = self._loss(examples)
             scaled = self._optimizer.scale_loss(loss)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -22,9 +23,33 @@ from elasticdl.frameworks.keras.operations import operations_of_graph
 from elasticdl.frameworks.keras.samples import take_apart
 from elasticdl.frameworks.keras.seeds import as_int64
 from elasticdl.frameworks.keras.step.clipping import Clipping
-from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, Lookups
-from elasticdl.frameworks.keras.step.values import GivenValues
+from elasticdl.frameworks.keras.step.lookups import IdOutOfRange, IdWatch
 from elasticdl.layers.placement import Given
+
+
+class GivenValues(keras.StatelessScope):  # type: ignore[misc]
+    """A scope in which Keras reads the values of some variables from tensors.
+
+    Variables other than the trainable ones stay as they are: a model may keep state of its own.
+
+    Attributes:
+        are_assigned: the model has assigned one of them: then it wants variables.
+    """
+
+    def __init__(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        super().__init__(zip(variables, values, strict=True), collect_losses=True, initialize_variables=False)
+        self.sources = [self.state_mapping[id(variable)] for variable in variables]
+        self.are_assigned = False
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """A variable is assigned."""
+        variable, value = update
+        self.are_assigned |= id(variable) in self.state_mapping
+        variable._direct_assign(value)
+
+    def get_current_value(self, variable: Any) -> Any:
+        return self.state_mapping.get(id(variable), variable._value)
+
 
 _ALIGNMENT = 64  # bytes
 
@@ -59,7 +84,7 @@ class GradientGraph:
             name for name, table in self._tables.items() if clipping.by_norm or table.regularizer is not None
         ]
         self._parts = ["the gradient", *(f"the row gradients of table {name!r}" for name in self._tables)]
-        self._lookups = Lookups()
+        self._lookups = IdWatch()
         self._no_rows = {name: np.zeros((0, table.dim), np.float32) for name, table in self._tables.items()}
         self._no_change = np.zeros(0, np.float32)
         self._takes_seed = built.seeds.are_needed
@@ -172,7 +197,7 @@ class GradientGraph:
         if self._assigns:
             assign_flat(built.trainable, trainable)
         given = GivenValues(built.trainable, split_flat(built.trainable, trainable))
-        self._lookups = lookups = Lookups()
+        self._lookups = lookups = IdWatch()
         with tf.GradientTape() as tape:
             tape.watch(rows)
             tape.watch(given.sources)

@@ -16,7 +16,7 @@ from elasticdl.frameworks.framework import Floats, Mode, Parameters, Step
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel
 from elasticdl.frameworks.keras.operations import warn_of_chance
-from elasticdl.frameworks.keras.samples import Minibatch, full_spec
+from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec
 from elasticdl.frameworks.keras.step.clipping import Clipping
 from elasticdl.frameworks.keras.step.gradient_graph import GradientGraph
 from elasticdl.frameworks.keras.step.padding import Padding
@@ -53,7 +53,7 @@ class GradientStep:
         self._any: GradientGraph | None = None
 
     def __call__(
-        self, minibatch: Minibatch, size: int, parameters: Parameters, rows: Mapping[str, Floats], seed: int
+        self, minibatch: KerasMinibatch, size: int, parameters: Parameters, rows: Mapping[str, Floats], seed: int
     ) -> Step:
         """See `Framework.gradients`; `size` is that of the minibatch."""
         step = None

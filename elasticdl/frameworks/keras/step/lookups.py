@@ -18,7 +18,7 @@ class IdOutOfRange(ValueError):
     """An embedding layer was given an id that it has no row for."""
 
 
-class Lookups:
+class IdWatch:
     """The calls of ordinary embedding layers while a function is traced."""
 
     def __init__(self) -> None:

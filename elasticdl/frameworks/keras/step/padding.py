@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
 from elasticdl.frameworks.keras.model import BuiltModel
-from elasticdl.frameworks.keras.samples import Minibatch, take_apart
+from elasticdl.frameworks.keras.samples import KerasMinibatch, take_apart
 
 _RELATIVE = 1e-5
 
@@ -54,7 +54,7 @@ class Padding:
         graph: Graph,
         parameters: Parameters,
         rows: Mapping[str, Floats],
-        minibatch: Minibatch,
+        minibatch: KerasMinibatch,
         presence: Floats,
         count: int,
         seed: int,
@@ -83,7 +83,7 @@ class Padding:
             self._is_exact = step is not None and other is not None and _same(step, other)
         return step if self._is_exact else None
 
-    def _ids(self, minibatch: Minibatch, leaves: list[Any]) -> Mapping[str, Ids]:
+    def _ids(self, minibatch: KerasMinibatch, leaves: list[Any]) -> Mapping[str, Ids]:
         if not minibatch.ids:
             return {}
         element = tf.nest.pack_sequence_as(minibatch.spec, leaves, expand_composites=True)

@@ -16,14 +16,14 @@ from elasticdl.frameworks.framework import Floats, Mode, Parameters, Step
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel, assign_flat
 from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
-from elasticdl.frameworks.keras.samples import Minibatch, take_apart
+from elasticdl.frameworks.keras.samples import KerasMinibatch, take_apart
 from elasticdl.frameworks.keras.seeds import as_int64
 from elasticdl.frameworks.keras.step.clipping import Clipping
 from elasticdl.frameworks.keras.step.gradient_step import GradientStep
 from elasticdl.layers.placement import Given
 
 
-class Steps:
+class CompiledSteps:
     """Compiled functions of one model."""
 
     def __init__(self, built: BuiltModel, optimizer: Any, minibatch_size: int, jit_compile: bool) -> None:
@@ -38,7 +38,13 @@ class Steps:
         self._assigned_from: Parameters | None = None
 
     def gradients(
-        self, minibatch: Minibatch, size: int, spec: Any, parameters: Parameters, rows: Mapping[str, Floats], seed: int
+        self,
+        minibatch: KerasMinibatch,
+        size: int,
+        spec: Any,
+        parameters: Parameters,
+        rows: Mapping[str, Floats],
+        seed: int,
     ) -> Step:
         """See `Framework.gradients`; `spec` is that of the minibatch's element."""
         mode = minibatch.mode
@@ -50,7 +56,7 @@ class Steps:
         self._assigned_from = None
         return self._gradients[mode](minibatch, size, parameters, rows, seed)
 
-    def train(self, minibatch: Minibatch, spec: Any, seed: int, learning_rate: float | None) -> float:
+    def train(self, minibatch: KerasMinibatch, spec: Any, seed: int, learning_rate: float | None) -> float:
         """See `Framework.train`."""
         if learning_rate is not None:
             self._optimizer.learning_rate = learning_rate
@@ -63,13 +69,13 @@ class Steps:
         return float(self._functions[key](minibatch.element, tf.constant(as_int64(seed), tf.int64)))
 
     def predictions(
-        self, minibatch: Minibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
+        self, minibatch: KerasMinibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
     ) -> Any:
         """The model's outputs, training=False; `parameters` None: at the values that its variables have."""
         return self._run(("predictions", minibatch.mode), self._forward, minibatch, spec, parameters, rows)
 
     def evaluated(
-        self, minibatch: Minibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
+        self, minibatch: KerasMinibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
     ) -> tuple[Any, Any]:
         """The same outputs, and the loss."""
         key = ("evaluated", minibatch.mode)
@@ -90,7 +96,7 @@ class Steps:
         self,
         key: tuple[str, Mode],
         make: Callable[[Mode], Callable[..., Any]],
-        minibatch: Minibatch,
+        minibatch: KerasMinibatch,
         spec: Any,
         parameters: Parameters | None,
         rows: Mapping[str, Floats],

@@ -1,17 +1,56 @@
-"""More memory for a pod while it runs, on servers with the subresource `pods/resize` (Kubernetes 1.33 and later).
+"""How much memory a pod can be given at most, and more of it while it runs.
 
-What counts is what the kubelet reports to be in force, in the container's status, never what was asked for.
+A resize needs a server with the subresource `pods/resize` (Kubernetes 1.33 and later).  The memory in force is the one
+that the kubelet reports in the container's status, never the one asked for.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
+
+from kubernetes.utils.quantity import parse_quantity
 
 from elasticdl.cluster.cluster import CannotResize
 from elasticdl.cluster.kubernetes.api import ApiServer, Refusal
 from elasticdl.cluster.kubernetes.pods import Object, container_of
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.kubernetes.resources import quantity
+
+_LOG = logging.getLogger(__name__)
+_PATIENCE_S = 3.0
+
+
+def max_memory(api: ApiServer) -> int | None:
+    """Return the bytes that the namespace's limits and the largest node allow; None if no limit is known."""
+    bounds = list(_limits_of_namespace(api))
+    nodes = [_bytes(node["status"].get("allocatable", {})) for node in _list(api, "/api/v1/nodes")]
+    bounds += [max(found)] if (found := [size for size in nodes if size is not None]) else []
+    return min(bounds, default=None)
+
+
+def _limits_of_namespace(api: ApiServer) -> Iterator[int]:
+    for limit_range in _list(api, api.namespaced("limitranges")):
+        for limit in limit_range["spec"].get("limits", []):
+            size = _bytes(limit.get("max", {}))
+            if limit.get("type") in ("Container", "Pod") and size is not None:
+                yield size
+
+
+def _bytes(resources: Object) -> int | None:
+    return int(parse_quantity(resources["memory"])) if "memory" in resources else None
+
+
+def _list(api: ApiServer, path: str) -> list[Object]:
+    try:
+        items: list[Object] = api.call("GET", path, patience_s=_PATIENCE_S)["items"]
+    except ElasticDLError as error:
+        if not isinstance(error, Refusal) or error.status != 403:
+            _LOG.warning("The limits of memory are not known: %s", error.what)
+        return []
+    return items
+
 
 _IN_FORCE_S = 60.0  # a kubelet looks again at a resize that it has deferred when another pod ends
 _LOOK_S = 1.0

@@ -41,7 +41,7 @@ class LivePiece:
         return Piece(self.buckets, self.version, self.applied.to_message())
 
 
-class Pieces:
+class StatePartition:
     """All pieces of one PS."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:

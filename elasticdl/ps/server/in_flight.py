@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from elasticdl.ps.applied import MinibatchName
-from elasticdl.ps.server.metrics import Load
+from elasticdl.ps.server.metrics import PsCounters
 from elasticdl.ps.server.model import ModelPart, is_empty
-from elasticdl.ps.server.pieces import LivePiece, Pieces
 from elasticdl.ps.server.rounds import mean
+from elasticdl.ps.server.state_partition import LivePiece, StatePartition
 from elasticdl.ps.transport.wire import PushCall
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class StateDamagedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class InFlightUpdate:
     """Names that are being applied together, each to the pieces that lack it.
 
     Attributes:
@@ -41,14 +41,16 @@ class Claim:
     staleness: Mapping[MinibatchName, int]
 
 
-class Claims:
+class InFlightUpdates:
     """The pieces of a model, and what is under way.
 
     Attributes:
         lock: around everything here but `carry_out`, and around what its users guard with it.
     """
 
-    def __init__(self, model: ModelPart, pieces: Pieces, lock: threading.Lock, load: Load, modulated: bool) -> None:
+    def __init__(
+        self, model: ModelPart, pieces: StatePartition, lock: threading.Lock, load: PsCounters, modulated: bool
+    ) -> None:
         """
         Args:
             modulated: staleness divides the learning rate.
@@ -89,7 +91,7 @@ class Claims:
         self._settled.wait_for(lambda: self._damaged or not (self._frozen or self._under_way & names))
         self.check()
 
-    def claim(self, pushes: Mapping[MinibatchName, PushCall]) -> Claim:
+    def claim(self, pushes: Mapping[MinibatchName, PushCall]) -> InFlightUpdate:
         """After `wait_for`; some piece lacks each of the names."""
         groups = []
         for names, pieces in self.pieces.lacking_alike(pushes):
@@ -98,9 +100,9 @@ class Claims:
                 piece.begun += is_update
             groups.append((names, tuple((piece, piece.begun if is_update else 0) for piece in pieces)))
         self._under_way |= pushes.keys()
-        return Claim(pushes, tuple(groups), {name: self.staleness(push) for name, push in pushes.items()})
+        return InFlightUpdate(pushes, tuple(groups), {name: self.staleness(push) for name, push in pushes.items()})
 
-    def carry_out(self, claim: Claim) -> None:
+    def carry_out(self, claim: InFlightUpdate) -> None:
         """Applies, then adds the names.  Called without the lock.
 
         Raises:

@@ -10,7 +10,7 @@ SMALL_BYTES = 256 << 10  # an array below it is copied into a piece with its nei
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ArraySlice:
     """Bytes [start, end) of the array of that number."""
 
     array: int
@@ -18,12 +18,12 @@ class Part:
     end: int
 
 
-Piece = Sequence[Part]
+Piece = Sequence[ArraySlice]
 
 
 def pieces_of(sizes: Sequence[int]) -> Iterator[Piece]:
     """All bytes of arrays of these sizes, each once and in order; the same pieces for everybody."""
-    together: list[Part] = []
+    together: list[ArraySlice] = []
     size_together = 0
     for number, size in enumerate(sizes):
         if size == 0:
@@ -32,10 +32,10 @@ def pieces_of(sizes: Sequence[int]) -> Iterator[Piece]:
             yield together
             together, size_together = [], 0
         if size < SMALL_BYTES:
-            together.append(Part(number, 0, size))
+            together.append(ArraySlice(number, 0, size))
             size_together += size
         else:
             for start in range(0, size, PIECE_BYTES):
-                yield [Part(number, start, min(start + PIECE_BYTES, size))]
+                yield [ArraySlice(number, start, min(start + PIECE_BYTES, size))]
     if together:
         yield together

@@ -25,7 +25,7 @@ from typing import Any
 
 from elasticdl.kernels._native import RecordError, RecordLayer
 from elasticdl.rpc import addresses, handshake
-from elasticdl.rpc.handshake import RECORD_OVERHEAD, Connection, crosses_network
+from elasticdl.rpc.handshake import RECORD_OVERHEAD, SecureConnection, crosses_network
 from elasticdl_client.errors import ElasticDLError
 
 _PURPOSE = "meeting"
@@ -80,7 +80,7 @@ class _Message:
 
 
 @dataclass(slots=True, eq=False)
-class _Visitor:
+class _Peer:
     connection: socket.socket
     handshake: handshake.Handshake | None  # None: it has proved the token
     num_wanted: int  # bytes of the handshake's next step; 0 after it
@@ -98,10 +98,10 @@ class _Visitor:
 class _Table:
     told: dict[str, str] = field(default_factory=dict)
     told_bytes: int = 0
-    visitors: list[_Visitor] = field(default_factory=list)
+    visitors: list[_Peer] = field(default_factory=list)
 
 
-class MeetingPlace:
+class RendezvousServer:
     """The place of this process, open until `close`; a thread of its own serves it.
 
     Attributes:
@@ -125,12 +125,12 @@ class MeetingPlace:
         self._token = token
         self._encrypts = encrypts
         self._lobby = handshake.Lobby(_MOST_STRANGERS)
-        self._strangers: dict[_Visitor, None] = {}  # oldest first
+        self._strangers: dict[_Peer, None] = {}  # oldest first
         self._tables: dict[int, _Table] = {}
         self._broken: dict[int, str] = {}  # version → why; the oldest entry first
         self._rests_until: float | None = None
         self._lock = Lock()
-        self._links: dict[int, dict[int, Connection]] = {}  # version → rank → connection
+        self._links: dict[int, dict[int, SecureConnection]] = {}  # version → rank → connection
         self._selector = selectors.DefaultSelector()
         for door in self._doors:
             door.setblocking(False)
@@ -142,7 +142,7 @@ class MeetingPlace:
     def close(self) -> None:
         self._end.close()
 
-    def take_links(self, version: int) -> dict[int, Connection]:
+    def take_links(self, version: int) -> dict[int, SecureConnection]:
         """The connections that members of a world have brought, by rank; the caller closes them."""
         with self._lock:
             return self._links.pop(version, {})
@@ -200,12 +200,12 @@ class MeetingPlace:
             with suppress(OSError):  # gone again; it is read to its end
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         proof = handshake.accepting(self._token, _PURPOSE, self._encrypts and crosses_network(connection))
-        visitor = _Visitor(connection, proof, next(proof).num_wanted, time.monotonic())
+        visitor = _Peer(connection, proof, next(proof).num_wanted, time.monotonic())
         self._strangers[visitor] = None
         self._lobby.enter(connection)
         self._selector.register(connection, selectors.EVENT_READ, visitor)
 
-    def _attend_to(self, visitor: _Visitor, events: int) -> None:
+    def _attend_to(self, visitor: _Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._send(visitor, b"")
         if not events & selectors.EVENT_READ:
@@ -229,7 +229,7 @@ class MeetingPlace:
         if not data or len(visitor.unread) > _LONGEST_LINE_BYTES:
             self._see_off(visitor)
 
-    def _take(self, visitor: _Visitor) -> None:
+    def _take(self, visitor: _Peer) -> None:
         """Do what a visitor has sent, as far as it is whole.
 
         Raises:
@@ -257,7 +257,7 @@ class MeetingPlace:
         for one in messages:
             self._do(visitor, one)
 
-    def _keep_link(self, visitor: _Visitor, message: _Message) -> None:
+    def _keep_link(self, visitor: _Peer, message: _Message) -> None:
         """
         Raises:
             ValueError: there is one of this rank.
@@ -268,12 +268,12 @@ class MeetingPlace:
             links = self._links.setdefault(message.version, {})
             if message.rank in links:
                 raise ValueError("this rank is linked already")
-            links[message.rank] = Connection(visitor.connection, visitor.records)
+            links[message.rank] = SecureConnection(visitor.connection, visitor.records)
         self._selector.unregister(visitor.connection)
         with suppress(OSError):  # gone: the world will see it
             visitor.connection.send(_sealed(visitor.records, _LINKED))
 
-    def _do(self, visitor: _Visitor, message: _Message) -> None:
+    def _do(self, visitor: _Peer, message: _Message) -> None:
         if visitor.version < 0:
             if message.version is None:
                 raise ValueError("a member begins with its version and rank")
@@ -291,7 +291,7 @@ class MeetingPlace:
         visitor.has_said_farewell |= message.is_farewell
         self._answer_all(visitor.version)
 
-    def _seat(self, visitor: _Visitor, version: int, rank: int) -> None:
+    def _seat(self, visitor: _Peer, version: int, rank: int) -> None:
         """
         Raises:
             ValueError: another one of this rank is there.
@@ -307,7 +307,7 @@ class MeetingPlace:
         for visitor in list(table.visitors):
             self._answer(visitor, table)
 
-    def _answer(self, visitor: _Visitor, table: _Table) -> None:
+    def _answer(self, visitor: _Peer, table: _Table) -> None:
         """What a visitor waits for, once all of it has been told, or why it will not be."""
         if not visitor.wants:
             return
@@ -320,7 +320,7 @@ class MeetingPlace:
         visitor.wants = []
         self._send(visitor, json.dumps(answer).encode() + b"\n")
 
-    def _send(self, visitor: _Visitor, data: bytes) -> None:
+    def _send(self, visitor: _Peer, data: bytes) -> None:
         """Send as much as the connection takes now, and the rest when it takes more.
 
         One that takes nothing, or is gone, is shut: it is seen off when its end is read.
@@ -345,11 +345,11 @@ class MeetingPlace:
             del self._broken[next(iter(self._broken))]
         self._answer_all(version)
 
-    def _forget_stranger(self, visitor: _Visitor) -> None:
+    def _forget_stranger(self, visitor: _Peer) -> None:
         self._strangers.pop(visitor, None)
         self._lobby.leave(visitor.connection)
 
-    def _see_off(self, visitor: _Visitor) -> None:
+    def _see_off(self, visitor: _Peer) -> None:
         self._forget_stranger(visitor)
         self._selector.unregister(visitor.connection)
         visitor.connection.close()
@@ -372,7 +372,7 @@ class MeetingPlace:
         self.drop_links(_LAST_VERSION)
 
 
-class Meeting:
+class Rendezvous:
     """A member's visit to the place of rank 0.
 
     Raises:
@@ -433,7 +433,9 @@ class Meeting:
         return line
 
 
-def link(address: str, token: str, version: int, rank: int, timeout_s: float, encrypts: bool = False) -> Connection:
+def link(
+    address: str, token: str, version: int, rank: int, timeout_s: float, encrypts: bool = False
+) -> SecureConnection:
     """A connection to the process at an address, for the collectives of a world.
 
     Args:
@@ -481,7 +483,7 @@ def _local_door(number: str, port: int) -> list[socket.socket]:
     return [door]
 
 
-def _visit_nearby(address: str, token: str, timeout_s: float) -> Connection | None:
+def _visit_nearby(address: str, token: str, timeout_s: float) -> SecureConnection | None:
     """A connection to a process of this machine; None: it is on another one."""
     if sys.platform != "linux":
         return None
@@ -494,7 +496,7 @@ def _visit_nearby(address: str, token: str, timeout_s: float) -> Connection | No
     except OSError:
         connection.close()
         return None
-    return Connection(connection, None)
+    return SecureConnection(connection, None)
 
 
 def _local_name(number: str, port: int) -> str:
@@ -505,7 +507,7 @@ def _local_name(number: str, port: int) -> str:
     return f"\0elasticdl-meeting-{number}-{port}"
 
 
-def _visit(address: str, token: str, timeout_s: float, encrypts: bool) -> Connection:
+def _visit(address: str, token: str, timeout_s: float, encrypts: bool) -> SecureConnection:
     made = handshake.connected(
         lambda left_s: socket.create_connection(addresses.parse(address), left_s), token, _PURPOSE, timeout_s, encrypts
     )
@@ -519,7 +521,7 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _close_all(connections: Iterable[Connection]) -> None:
+def _close_all(connections: Iterable[SecureConnection]) -> None:
     for connection in connections:
         connection.socket.close()
 
