@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,10 +17,9 @@ from typing import Any
 import pytest
 
 from elasticdl.master.ports import free_ports
+from tests.master.actors import wait_until
 
 LOOPBACK = "127.0.0.1"
-_LOOK_S = 0.05
-_PATIENCE_S = 60.0
 _CONFIGURATION = """
 global:
   scrape_interval: 200ms
@@ -73,13 +71,13 @@ class Prometheus:
 
     def wait_until(self, promql: str, holds: Callable[[float], bool]) -> float:
         """The first value of a query that fulfils a condition."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
+
+        def found() -> tuple[float, ...]:
             value = self.value(promql)
-            if value is not None and holds(value):
-                return value
-            assert time.monotonic() < deadline, f"{promql} is {value}\n{(self.directory / 'log').read_text()}"
-            time.sleep(_LOOK_S)
+            return (value,) if value is not None and holds(value) else ()
+
+        (value,) = wait_until(found, f"{promql} to hold; the log is {self.directory / 'log'}")
+        return float(value)
 
 
 @contextmanager
@@ -102,12 +100,12 @@ def running(directory: Path, target: str) -> Iterator[Prometheus]:
 
 
 def _await_ready(server: Prometheus, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
+    def is_ready() -> bool:
         try:
             urllib.request.urlopen(f"{server.url}/-/ready", timeout=10).close()
-            return
         except OSError:
-            log = (server.directory / "log").read_text()
-            assert process.poll() is None and time.monotonic() < deadline, log  # noqa: PT018
-        time.sleep(_LOOK_S)
+            assert process.poll() is None, (server.directory / "log").read_text()
+            return False
+        return True
+
+    wait_until(is_ready, f"Prometheus to answer; its log is {server.directory / 'log'}")
