@@ -14,22 +14,17 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from elasticdl_client import job_events, job_series
 from elasticdl_client.certificates import make_certificate
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_events import EventHistory
-from elasticdl_client.job_series import JobSeries
+from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
-
-T = TypeVar("T")
 
 _KEPT = ("lock", "previous")
 
@@ -90,31 +85,17 @@ def read_whole_spec(directory: Path) -> JobSpec:
     return spec.with_secrets(json.loads(secret_flags))
 
 
-def read_events(directory: Path) -> EventHistory:
-    """What has happened to the job of a directory, as far as its master has written it down.
+def read_journal(directory: Path) -> JobJournal:
+    """What the master of a directory's job has written down of it.
 
     Raises:
         JobError: the journal cannot be read.
     """
-    return _of_journal(directory, job_events.read_journal) or EventHistory()
-
-
-def read_series(directory: Path) -> JobSeries:
-    """The numbers of the job of a directory since its start, as far as its master has written them down.
-
-    Raises:
-        JobError: the journal cannot be read.
-    """
-    return _of_journal(directory, job_series.read_journal) or JobSeries()
-
-
-def _of_journal(directory: Path, read: Callable[[bytes], T]) -> T | None:
-    """What `read` finds in a job's journal; None before the master has begun it."""
     journal = directory / "journal.json"
     try:
-        return read(journal.read_bytes())
+        return JobJournal.read(journal.read_bytes())
     except FileNotFoundError:
-        return None
+        return JobJournal()
     except (OSError, ValueError) as error:
         raise JobError(f"The events of the job in {journal} cannot be read: {error}.") from error
 
@@ -197,8 +178,8 @@ class JobDir:
         return True
 
     def events(self) -> EventHistory:
-        """See `read_events`."""
-        return read_events(self.path)
+        """What has happened to the job; see `read_journal`."""
+        return read_journal(self.path).history
 
     def status(self) -> JobStatus | None:
         """What the master wrote last; None before the first time."""

@@ -6,7 +6,6 @@ This module owns their kinds, their shape and their form in the journal.  It nev
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -197,20 +196,6 @@ def from_journal(saved: Mapping[str, Any]) -> EventHistory:
         return EventHistory(events, {str(kind): int(count) for kind, count in saved["summed_up"].items()}, extremes)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a history of events: {error!r}") from error
-
-
-def read_journal(data: bytes) -> EventHistory:
-    """The history in a job's journal, as it was written; empty for one that was written before there were events.
-
-    Raises:
-        ValueError: it is not a journal.
-    """
-    document = json.loads(data)
-    try:
-        saved = document["snapshot"]["core"].get("events")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a journal: {error!r}") from error
-    return from_journal(saved) if saved is not None else EventHistory()
 
 
 def with_metrics_of(evaluation: JobEvent, extremes: Mapping[str, Extremes]) -> dict[str, Extremes]:

@@ -6,14 +6,49 @@ itself in another.  This module owns the points, how they are thinned and their 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 MAX_POINTS = 240  # about 25 kB of the journal, 6 kB compressed; a page is not much wider in dots
 MIN_GAP_S = 1.0  # a master's status is as old
 _PLACES = 2  # decimals of times: a point is the state of about a second
+
+
+class _Server(Protocol):
+    @property
+    def busy(self) -> float: ...
+
+
+class _Status(Protocol):
+    """What a `JobStatus` and the status of the master's core have in common, and a point shows."""
+
+    @property
+    def model_version(self) -> int: ...
+
+    @property
+    def records_done(self) -> int: ...
+
+    @property
+    def loss(self) -> float | None: ...
+
+    @property
+    def workers_alive(self) -> int: ...
+
+    @property
+    def ps_alive(self) -> int: ...
+
+    @property
+    def ps(self) -> Sequence[_Server]: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+    @property
+    def metrics_step(self) -> int: ...
+
+    @property
+    def worker_seconds(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +78,26 @@ class SeriesPoint:
     metrics: Mapping[str, float] = field(default_factory=dict)
     metrics_step: int = 0
     worker_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, status: _Status, at: float) -> SeriesPoint:
+        """The point for a status.
+
+        Args:
+            at: seconds since the Unix epoch.
+        """
+        return cls(
+            at=at,
+            step=status.model_version,
+            records=status.records_done,
+            loss=status.loss,
+            workers=status.workers_alive,
+            ps=status.ps_alive,
+            ps_busy=sum(server.busy for server in status.ps),
+            metrics=status.metrics,
+            metrics_step=status.metrics_step,
+            worker_seconds=status.worker_seconds,
+        )
 
 
 class JobSeries:
@@ -150,20 +205,6 @@ class JobSeries:
             return series
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a series: {error!r}") from error
-
-
-def read_journal(data: bytes) -> JobSeries:
-    """The series in a job's journal, as it was written; empty for one that was written before there were series.
-
-    Raises:
-        ValueError: it is not a journal.
-    """
-    document = json.loads(data)
-    try:
-        saved = document["snapshot"]["core"].get("series")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a journal: {error!r}") from error
-    return JobSeries.from_journal(saved) if saved is not None else JobSeries()
 
 
 def joined(before: Iterable[SeriesPoint], own: Iterable[SeriesPoint]) -> list[SeriesPoint]:

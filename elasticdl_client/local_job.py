@@ -18,6 +18,7 @@ from elasticdl_client.choices import MasterRestartPolicy
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_dir import JobDir
 from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.progress import Display
@@ -94,7 +95,7 @@ class Follower:
         self._events: queue.SimpleQueue[PodEvent | ElasticDLError] = queue.SimpleQueue()
         self._status: JobStatus | None = None
         self._history: EventHistory | None = None
-        self._journal_id = (0, 0)
+        self._journal = b""
         self._restarts = 0
         self._idle_restarts = 0
         self._deadline: float | None = None
@@ -168,13 +169,13 @@ class Follower:
     def _read_events(self) -> bool:
         """Reads the events if the journal is another one; whether it was."""
         try:
-            found = (self._job_dir.path / "journal.json").stat()
-            if (found.st_ino, found.st_mtime_ns) == self._journal_id:
+            journal = (self._job_dir.path / "journal.json").read_bytes()
+            if journal == self._journal:
                 return False
-            self._history = self._job_dir.events()
-        except (FileNotFoundError, JobError):  # the job is shown without them
+            self._history = JobJournal.read(journal).history
+        except (OSError, ValueError):  # the job is shown without them
             return False
-        self._journal_id = (found.st_ino, found.st_mtime_ns)
+        self._journal = journal
         return True
 
     def _count_restarts(self, master: Pod) -> bool:

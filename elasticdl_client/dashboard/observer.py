@@ -22,8 +22,6 @@ from elasticdl_client.explain.diagnosis import Diagnosis, Facts
 from elasticdl_client.explain.explanation import explain
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_series import JobSeries, SeriesPoint, joined
-from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.jobs.places import Places
 from elasticdl_client.jobs.store import JobStore
@@ -181,35 +179,12 @@ def _nearer(store: JobStore, job: Job) -> Job:
     return again if again is not None and id_of(again) == id_of(job) else job
 
 
-def _point_of(status: JobStatus) -> SeriesPoint:
-    """The numbers of a status, as of when its master wrote it."""
-    return SeriesPoint(
-        at=status.updated_at,
-        step=status.model_version,
-        records=status.records_done,
-        loss=status.loss,
-        workers=status.workers_alive,
-        ps=status.ps_alive,
-        ps_busy=sum(server.busy for server in status.ps),
-        metrics=status.metrics,
-        metrics_step=status.metrics_step,
-        worker_seconds=status.worker_seconds,
-    )
-
-
 def _possible(job: Job, store: JobStore) -> frozenset[Action]:
     """None where the cluster does not say what its user may do."""
     try:
         return possible(job, store)
     except ElasticDLError:
         return frozenset()
-
-
-def _spec_of(store: JobStore, job: Job) -> JobSpec | None:
-    try:
-        return store.spec(job)
-    except ElasticDLError:
-        return None
 
 
 class _Seen:
@@ -223,8 +198,6 @@ class _Seen:
         self._history = EventHistory()
         self._read_at: tuple[float, Phase] | None = None  # the status with which the journal was read
         self._problem = ""
-        self._spec: JobSpec | None = None
-        self._has_spec = False
         self._explained: object = None
         self._diagnoses: tuple[Diagnosis, ...] = ()
 
@@ -236,33 +209,32 @@ class _Seen:
             self._read(store, job)
             self._read_at = state
         if job.status.updated_at and not job.has_ended and job.phase is not Phase.STOPPED:
-            self._series.add(_point_of(job.status))
+            self._series.add(SeriesPoint.of(job.status, job.status.updated_at))
         until = now
         if job.has_ended or job.phase is Phase.STOPPED:
             newest = self._history.events[-1].at if self._history.events else 0.0
             until = max(job.status.updated_at, newest) or now
         points = joined(self._before or (), self._series.points)
         lanes = lanes_of(job.status, self._history, until)
-        self._explain(store, job, now)
+        self._explain(job, now)
         return JobDetail(self._history, tuple(points), lanes, self._actions, self._diagnoses, self._problem)
 
-    def _explain(self, store: JobStore, job: Job, now: float) -> None:
+    def _explain(self, job: Job, now: float) -> None:
         """Anew only if there is something new to explain."""
         newest = self._history.events[-1].number if self._history.events else 0
         what = (newest, job.phase, tuple((pod.name, pod.phase, pod.message) for pod in job.status.pods))
         if what == self._explained:
             return
         self._explained = what
-        if not self._has_spec:
-            self._spec, self._has_spec = _spec_of(store, job), True
         history = replace(self._history, events=self._history.events[-_EXPLAINED_EVENTS:])
-        self._diagnoses = explain(Facts(job, history, now, self._spec)).diagnoses
+        self._diagnoses = explain(Facts(job, history, now)).diagnoses
 
     def _read(self, store: JobStore, job: Job) -> None:
         try:
-            self._history = store.events(job)
+            journal = store.journal(job)
+            self._history = journal.history
             if self._before is None or job.has_ended:
-                self._before = store.series(job).points
+                self._before = journal.series.points
             self._problem = ""
         except ElasticDLError as error:
             self._problem = error.what

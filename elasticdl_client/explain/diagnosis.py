@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
-from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs.job import Job
 
 
@@ -209,14 +208,12 @@ class Facts:
         job: as it was found, with the status that its master wrote last and the pods as the cluster shows them.
         history: its events, as far as they are kept.
         now: seconds since the Unix epoch.
-        spec: what was asked for; None if that is not kept any more.
         master_log: the end of the log of a master that ends again and again; empty: it does not, or its log is gone.
     """
 
     job: Job
     history: EventHistory
     now: float
-    spec: JobSpec | None = None
     master_log: str = ""
 
     def of(self, *kinds: EventKind) -> list[JobEvent]:
@@ -248,7 +245,7 @@ class Facts:
 
     def flag(self, name: str) -> Any:
         """The value of a flag; None where the specification is not kept."""
-        return None if self.spec is None else getattr(self.spec, name)
+        return None if self.job.spec is None else getattr(self.job.spec, name)
 
     @cached_property
     def end(self) -> float:

@@ -146,9 +146,9 @@ def _alike(message: str) -> str:
 
 
 def _symbols(facts: Facts) -> dict[str, Trouble]:
-    if facts.spec is None:
+    spec = facts.job.spec
+    if spec is None:
         return {}
-    spec = facts.spec
     named = {
         spec.feed: Trouble.FEED_RAISED,
         spec.loss: Trouble.LOSS_RAISED,

@@ -80,7 +80,7 @@ def _status(options: Options, places: Places) -> int:
     job = places.find(options.jobs[0])
     if options.watch:
         store = places.store(job)
-        return watch(job, lambda: store.find(job.name), store.events, options.output)
+        return watch(job, lambda: store.find(job.name), lambda one: store.journal(one).history, options.output)
     if options.output:
         print(words.structured(job.to_plain(), options.output))
     else:
@@ -114,7 +114,7 @@ def _events(options: Options, places: Places) -> int:
 def _explain(options: Options, places: Places) -> int:
     job = places.find(options.jobs[0])
     store = places.store(job)
-    facts = Facts(job, store.events(job), time.time(), store.spec(job), _log_of_crashing_master(job, store))
+    facts = Facts(job, store.journal(job).history, time.time(), _log_of_crashing_master(job, store))
     pod = role_of(options) if options.pod else ""
     found = explain(facts, Question(options.why_pending, options.why_slow, pod, options.epoch))
     if options.output:

@@ -35,7 +35,7 @@ def show(job: Job, store: JobStore, options: Options) -> None:
             text = words.json_text(event.to_plain()) if options.output else _line(event)
             print(text, flush=True)
         return
-    history = store.events(job)
+    history = store.journal(job).history
     events = list(filter(wanted, history.events))
     if options.output:
         print(words.structured([event.to_plain() for event in events], options.output))
@@ -84,7 +84,7 @@ def _follow(job: Job, store: JobStore) -> Iterator[JobEvent]:
     newest, pause = 0, threading.Event()
     while True:
         found = store.find(job.name)  # before the events: the last ones are written before the end shows
-        for event in since(store.events(job).events, newest):
+        for event in since(store.journal(job).history.events, newest):
             newest = event.number
             yield event
         if found is None or found.has_ended:

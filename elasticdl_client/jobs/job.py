@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from elasticdl_client.choices import Runtime
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 
 
@@ -36,6 +37,7 @@ class Job:
         context: of the kubeconfig, if it was chosen; empty: the current one.
         directory: of a local job; empty otherwise.
         created_at: seconds since the Unix epoch; 0 if unknown.
+        spec: what was asked for, without what is secret in it; None if it is not kept any more, or cannot be read.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Job:
     context: str = ""
     directory: str = ""
     created_at: float = 0.0
+    spec: JobSpec | None = None
 
     @property
     def has_ended(self) -> bool:

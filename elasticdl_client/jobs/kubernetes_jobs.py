@@ -5,20 +5,16 @@ What the API shows of pods counts more than what a master wrote of them: it is t
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import time
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TypeVar
 
-from elasticdl_client import job_events, job_series, scaling
+from elasticdl_client import scaling
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
-from elasticdl_client.job_events import EventHistory
-from elasticdl_client.job_series import JobSeries
+from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus, PodStatus
 from elasticdl_client.jobs import cluster_end, cluster_logs, cluster_tensorboard, pods
@@ -27,8 +23,6 @@ from elasticdl_client.jobs.job import Job, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
 from elasticdl_client.kubernetes import access, api, events, names
 from elasticdl_client.kubernetes.rbac import Right
-
-T = TypeVar("T")
 
 _RIGHTS = {  # that a verb needs
     "delete": (Right("", "configmaps", ("delete",)), Right("", "pods", ("delete",))),
@@ -65,23 +59,20 @@ class KubernetesJobs:
         """See `JobStore`."""
         return cluster_logs.lines(self._connection, job, request, lambda: self.find(job.name))
 
-    def events(self, job: Job) -> EventHistory:
+    def journal(self, job: Job) -> JobJournal:
         """See `JobStore`.
 
         Raises:
             JobError: the journal is damaged.
             ClusterError: the cluster does not answer, or refuses.
         """
-        return self._of_journal(job, job_events.read_journal) or EventHistory()
-
-    def series(self, job: Job) -> JobSeries:
-        """See `JobStore`.
-
-        Raises:
-            JobError: the journal is damaged.
-            ClusterError: the cluster does not answer, or refuses.
-        """
-        return self._of_journal(job, job_series.read_journal) or JobSeries()
+        found = list_objects(self._connection, "config_map", job.namespace, job.name)
+        state = next((one for one in found if one["metadata"]["name"] == names.state_object(job.name)), {})
+        try:
+            return JobJournal.unpack((state.get("binaryData") or {}).get(names.JOURNAL_KEY, ""))
+        except ValueError as error:
+            where = f"the ConfigMap {names.state_object(job.name)}"
+            raise JobError(f"The events of job {job.name} in {where} cannot be read: {error}.") from error
 
     def may(self, job: Job, verb: str) -> bool:
         """See `JobStore`; asks the API server.
@@ -90,25 +81,6 @@ class KubernetesJobs:
             ClusterError: the cluster does not answer.
         """
         return not access.missing_of_user(self._connection, job.namespace, _RIGHTS[verb])
-
-    def _of_journal(self, job: Job, read: Callable[[bytes], T]) -> T | None:
-        """What `read` finds in the job's journal; None before its master has begun it."""
-        found = list_objects(self._connection, "config_map", job.namespace, job.name)
-        state = next((one for one in found if one["metadata"]["name"] == names.state_object(job.name)), {})
-        text = (state.get("binaryData") or {}).get(names.JOURNAL_KEY, "")
-        try:
-            return read(zlib.decompress(base64.b64decode(text))) if text else None
-        except (ValueError, zlib.error) as error:
-            where = f"the ConfigMap {names.state_object(job.name)}"
-            raise JobError(f"The events of job {job.name} in {where} cannot be read: {error}.") from error
-
-    def spec(self, job: Job) -> JobSpec | None:
-        """See `JobStore`.
-
-        Raises:
-            ClusterError: the cluster does not answer, or refuses.
-        """
-        return _spec(self._owner(job))
 
     def delete(self, job: Job, wait_s: float | None) -> None:
         """See `JobStore`."""
@@ -193,10 +165,11 @@ class KubernetesJobs:
 
 def _jobs(connection: api.Connection, namespace: str, name: str, context: str) -> list[Job]:
     objects: dict[tuple[str, str], _Found] = defaultdict(_Found)
-    for config_map in list_objects(connection, "config_map", namespace, name):
-        objects[_key(config_map)].config_maps[config_map["metadata"]["name"]] = config_map
     for pod in list_objects(connection, "pod", namespace, name):
         objects[_key(pod)].pods.append(pod)
+    # After the pods: where the label of a master's pod says that the job has ended, its last status is there already.
+    for config_map in list_objects(connection, "config_map", namespace, name):
+        objects[_key(config_map)].config_maps[config_map["metadata"]["name"]] = config_map
     if name:
         for (where, _), found in objects.items():
             made = [pod["metadata"]["uid"] for pod in found.pods if pods.is_being_made(pod)]
@@ -220,11 +193,11 @@ def _job(namespace: str, name: str, found: _Found, context: str) -> Job:
     owner = found.config_maps.get(names.job_object(name))
     everything = [*found.config_maps.values(), *found.pods]
     created_at = min(_created_at(thing) for thing in ([owner] if owner else everything))
-    written = _written(found.config_maps.get(names.state_object(name)))
-    status = _with_pods(written or JobStatus(name), sorted(found.pods, key=pods.sort_key), found.told, owner)
+    written, spec = _written(found.config_maps.get(names.state_object(name))), _spec(owner)
+    status = _with_pods(written or JobStatus(name), sorted(found.pods, key=pods.sort_key), found.told, spec)
     master = next((pod for pod in found.pods if pods.label(pod, names.ROLE_LABEL) == "master"), None)
     phase, note = _phase(name, status, owner, master, time.time() - created_at)
-    return Job(name, Runtime.KUBERNETES, phase, status, note, namespace, context, created_at=created_at)
+    return Job(name, Runtime.KUBERNETES, phase, status, note, namespace, context, created_at=created_at, spec=spec)
 
 
 def _phase(
@@ -260,13 +233,12 @@ def _written(state: Object | None) -> JobStatus | None:
 
 
 def _with_pods(
-    status: JobStatus, found: list[Object], events_say: Mapping[str, str], owner: Object | None
+    status: JobStatus, found: list[Object], events_say: Mapping[str, str], spec: JobSpec | None
 ) -> JobStatus:
     """The status with the pods as the API shows them, and how many of them run."""
     told = {pod.name: pod for pod in status.pods}
     seen = tuple(_told_more(pods.pod_status(pod), told, events_say.get(pod["metadata"]["uid"], "")) for pod in found)
     running = [pods.label(pod, names.ROLE_LABEL) for pod in found if _runs(pod)]
-    spec = _spec(owner)
     return dataclasses.replace(
         status,
         pods=seen,

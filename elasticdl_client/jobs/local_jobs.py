@@ -17,9 +17,8 @@ from pathlib import Path
 from elasticdl_client import scaling
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
-from elasticdl_client.job_dir import JobDir, home, read_events, read_series, read_whole_spec, registered
-from elasticdl_client.job_events import EventHistory
-from elasticdl_client.job_series import JobSeries
+from elasticdl_client.job_dir import JobDir, home, read_journal, read_whole_spec, registered
+from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import holders, log_files, tensorboard
@@ -63,20 +62,9 @@ class LocalJobs:
         """See `JobStore`."""
         return log_files.lines(job, request)
 
-    def events(self, job: Job) -> EventHistory:
+    def journal(self, job: Job) -> JobJournal:
         """See `JobStore`."""
-        return read_events(Path(job.directory))
-
-    def spec(self, job: Job) -> JobSpec | None:
-        """See `JobStore`."""
-        try:
-            return JobSpec.from_json((Path(job.directory) / "spec.json").read_text())
-        except (OSError, FlagError):
-            return None
-
-    def series(self, job: Job) -> JobSeries:
-        """See `JobStore`."""
-        return read_series(Path(job.directory))
+        return read_journal(Path(job.directory))
 
     def may(self, job: Job, verb: str) -> bool:
         """See `JobStore`; who may write the job's directory may do both."""
@@ -149,14 +137,15 @@ def _directories() -> list[Path]:
 
 def _read(directory: Path) -> Job | None:
     """The job of a directory; None if there is none."""
-    spec = directory / "spec.json"
+    path = directory / "spec.json"
     try:
-        created_at = spec.stat().st_mtime
-        name = str(json.loads(spec.read_text())["job_name"])
+        created_at = path.stat().st_mtime
+        text = path.read_text()
+        name = str(json.loads(text)["job_name"])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError):
-        created_at, name = directory.stat().st_mtime, directory.name
+        created_at, name, text = directory.stat().st_mtime, directory.name, ""
     status, note = _status(directory, name)
     runs = bool(holders.holders(directory))
     if not runs and status.exit_code is None:  # it may have ended since that was read
@@ -167,7 +156,16 @@ def _read(directory: Path) -> Job | None:
     phase = phase_of(status, runs=runs)
     if phase is Phase.STOPPED:
         note = note or "It was cut off before its end, and nothing of it runs."
-    return Job(name, Runtime.LOCAL, phase, status, note, directory=str(directory), created_at=created_at)
+    return Job(
+        name, Runtime.LOCAL, phase, status, note, directory=str(directory), created_at=created_at, spec=_spec(text)
+    )
+
+
+def _spec(text: str) -> JobSpec | None:
+    try:
+        return JobSpec.from_json(text)
+    except FlagError:
+        return None
 
 
 def _status(directory: Path, name: str) -> tuple[JobStatus, str]:

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from elasticdl_client.job_events import EventHistory
-from elasticdl_client.job_series import JobSeries
-from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.jobs.job import Job
 
 
@@ -56,7 +54,7 @@ class LogRequest:
 
 
 class JobStore(Protocol):
-    """Eleven verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """Nine verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def list(self) -> list[Job]:
         """Every job, ended ones too, the oldest first."""
@@ -70,23 +68,11 @@ class JobStore(Protocol):
         """What the job's pods print."""
         ...
 
-    def events(self, job: Job) -> EventHistory:
-        """What has happened to the job, as far as its master has written it down.
+    def journal(self, job: Job) -> JobJournal:
+        """What has happened to the job and its numbers since its start, as far as its master has written them down.
 
         Raises:
             JobError: it cannot be read.
-        """
-        ...
-
-    def spec(self, job: Job) -> JobSpec | None:
-        """What was asked for, without what is secret in it; None if it is not kept any more, or cannot be read."""
-        ...
-
-    def series(self, job: Job) -> JobSeries:
-        """The job's numbers since its start, as far as its master has written them down.
-
-        Raises:
-            JobError: they cannot be read.
         """
         ...
 

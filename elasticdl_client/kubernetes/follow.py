@@ -5,16 +5,15 @@ Reads the master's pod and status once a second.  Nothing here changes the job.
 
 from __future__ import annotations
 
-import base64
 import sys
 import threading
 import time
-import zlib
 from typing import Any
 
 from elasticdl_client import progress
 from elasticdl_client.errors import JobError
-from elasticdl_client.job_events import EventHistory, read_journal
+from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.kubernetes import commands, events, names
@@ -237,8 +236,8 @@ class Follower:
             return False
         self._journal = journal
         try:
-            self.history = read_journal(zlib.decompress(base64.b64decode(journal)))
-        except (ValueError, zlib.error):  # the job is shown without them
+            self.history = JobJournal.unpack(journal).history
+        except ValueError:  # the job is shown without them
             return False
         return True
 

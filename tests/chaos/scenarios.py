@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from elasticdl.cluster.cluster import Role
-from elasticdl_client.job_dir import read_events
+from elasticdl_client.job_dir import read_journal
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_status import EpochCoverage
 from tests.chaos.job import LocalJob
@@ -41,7 +41,7 @@ def assert_exact(job: LocalJob, of: RealJob) -> None:
 
 def assert_events_are_whole(job: LocalJob, life: Sequence[Kill | Freeze]) -> None:
     """Each fault is an event once, in order, over all lives of the master, and is the cause of its repair."""
-    history = read_events(job.job_dir)
+    history = read_journal(job.job_dir).history
     events, known = history.events, history.by_number()
     assert [event.number for event in events] == list(range(1, len(events) + 1)), events
     assert [event.at for event in events] == sorted(event.at for event in events)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl_client.job_series import MAX_POINTS, JobSeries, SeriesPoint, joined, read_journal
+from elasticdl_client.job_journal import JobJournal
+from elasticdl_client.job_series import MAX_POINTS, JobSeries, SeriesPoint, joined
 
 
 def points(*times: float) -> list[SeriesPoint]:
@@ -64,10 +65,10 @@ def test_a_full_series_takes_little_of_the_journal() -> None:
 
 
 def test_a_journal_without_a_series_has_an_empty_one_and_what_is_none_is_an_error() -> None:
-    assert read_journal(b'{"format":2,"snapshot":{"core":{}}}').points == ()
+    assert JobJournal.read(b'{"format":2,"snapshot":{"core":{}}}').series.points == ()
     for wrong in (b'{"snapshot":{"core":{"series":{"points":[[1]]}}}}', b'{"snapshot":1}', b"[]", b"{"):
         with pytest.raises(ValueError):
-            read_journal(wrong)
+            JobJournal.read(wrong)
     with pytest.raises(ValueError):
         JobSeries.from_journal(
             {"gap_s": 1, "metrics": [], "states": ["a"], "points": [[1, 1, 1, None, 1, 1, 1, 0, [], []]]}

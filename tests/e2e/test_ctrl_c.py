@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elasticdl_client.job_dir import read_events
+from elasticdl_client.job_dir import read_journal
 from elasticdl_client.job_events import EventKind
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
@@ -39,7 +39,7 @@ def test_what_is_trained_before_ctrl_c_is_not_trained_again_nor_said_again(tmp_p
     [saved] = [line for line in job.output if line.startswith("A checkpoint of ")]
     assert int(saved.split()[3].replace(",", "")) >= before.model_version
     said = resume(job)
-    ready = [event for event in read_events(job.job_dir).events if event.kind is EventKind.PS_READY]
+    ready = [event for event in read_journal(job.job_dir).history.events if event.kind is EventKind.PS_READY]
     assert ready[-1].details["restored_from"], said  # the screen may not show it of a job that ends within a second
     assert "epoch 4: records 1437, committed 1437, repeated 0, lost 0" in said, said
     assert said.count("epoch 1: records") == 1, said  # in the report at the end

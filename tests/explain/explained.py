@@ -14,7 +14,7 @@ def explained(job_dir: Path, question: Question | None = None) -> Explanation:
     """The explanation of the job in a directory, as the command makes it."""
     store = LocalJobs(job_dir)
     (job,) = store.list()
-    return explain(Facts(job, store.events(job), time.time(), store.spec(job)), question)
+    return explain(Facts(job, store.journal(job).history, time.time()), question)
 
 
 def the_trouble(job_dir: Path, trouble: Trouble) -> Diagnosis:

@@ -33,14 +33,14 @@ from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.session import Session
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.slot_time import SlotTimes
-from elasticdl.master.core.status import Status, coverage_line, coverage_of, point_of
+from elasticdl.master.core.status import Status, coverage_line, coverage_of
 from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.values import HeldLease, Lease, Level, Role, Shard, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
 from elasticdl_client.job_events import EventHistory, EventKind
-from elasticdl_client.job_series import JobSeries
+from elasticdl_client.job_series import JobSeries, SeriesPoint
 
 _NO_DATA = (
     "All commands have ended with 0, and none of them has taken any data: each has run by itself. Let the script make "
@@ -324,7 +324,7 @@ class Job:
             self._waits_for = why
             if why:
                 self._out.events.add(EventKind.JOB_WAITING, "job", why)
-        self._series.add(point_of(self.status(), self._out.events.now))
+        self._series.add(SeriesPoint.of(self.status(), self._out.events.now))
 
     def _advance(self) -> None:
         if self.settings.runs_command and self._fleet.pods.all_are_done and not self._ending.is_decided:
@@ -432,7 +432,7 @@ class Job:
 
     def _leave(self) -> None:
         """The job is decided: everybody leaves."""
-        self._series.add(point_of(self.status(), self._out.events.now))
+        self._series.add(SeriesPoint.of(self.status(), self._out.events.now))
         for worker in self._workers.waiting():
             if worker.waiting_call is not None:
                 self._out.reply(worker.waiting_call, JobOver())
