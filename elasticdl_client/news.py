@@ -1,8 +1,9 @@
 """News: what of a job's life is worth a line that stays, in the order in which it happened; each once.
 
-Losses, joins, restarts and changes of the group come from the job's events, evaluations and complete epochs from its
-status.  A line names what happened, why, and what followed of it at once.  Lines that a long job would print by the
-hundred are thinned out: all of them are in the events and in the status's JSON.  It never reads, waits or prints.
+Losses, joins, restarts, changes of the group and evaluations come from the job's events, complete epochs from its
+status; without events the newest evaluation comes from the status, too.  A line names what happened, why, and what
+followed of it at once.  Lines that a long job would print by the hundred are thinned out: all of them are in the events
+and in the status's JSON.  It never reads, waits or prints.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ class News:
 
     def lines(self, status: JobStatus, history: EventHistory | None = None) -> list[Headline]:
         """Return what has happened, and remember it."""
-        lines = self._of_events(history) if history is not None else []
+        if history is not None:
+            lines = self._of_events(history, status)
+        else:
+            lines = [Headline(text) for text in self._newest_evaluation(self._status, status)]
         lines += [Headline(text) for text in self._of_status(self._status, status)]
         self._status = status
         return lines
@@ -91,11 +95,6 @@ class News:
         lines = []
         if now.message and now.phase is not JobPhase.FAILED and (before is None or now.message != before.message):
             lines.append(now.message)
-        if now.metrics and (before is None or _evaluation(now) != _evaluation(before)):
-            self._num_evaluations += 1
-            few = self._num_evaluations <= MAX_UNTHINNED and 0 < now.num_epochs <= MAX_UNTHINNED
-            if self._is_shown("evaluation", now, few or is_round(self._num_evaluations)):
-                lines.append(f"evaluation at step {now.metrics_step}: {metrics_text(now)}")
         if now.exit_code is not None:  # the report at the end has them
             return lines
         known = set() if before is None else {(coverage.epoch, str(coverage)) for coverage in before.coverage}
@@ -104,6 +103,17 @@ class News:
             if is_new and coverage.lost == 0 and coverage.records and self._is_shown_epoch(coverage, now):
                 lines.append(f"{coverage.title}: {coverage}")
         return lines
+
+    def _newest_evaluation(self, before: JobStatus | None, now: JobStatus) -> list[str]:
+        if not now.metrics or (before is not None and _evaluation(now) == _evaluation(before)):
+            return []
+        return self._of_evaluation(str(now.metrics_step), metrics_text(now), now)
+
+    def _of_evaluation(self, step: str, metrics: str, now: JobStatus) -> list[str]:
+        self._num_evaluations += 1
+        few = self._num_evaluations <= MAX_UNTHINNED and 0 < now.num_epochs <= MAX_UNTHINNED
+        is_shown = self._is_shown("evaluation", now, few or is_round(self._num_evaluations))
+        return [f"evaluation at step {step}: {metrics}"] if is_shown else []
 
     def _is_shown_epoch(self, coverage: EpochCoverage, now: JobStatus) -> bool:
         few = 0 < now.num_epochs <= MAX_UNTHINNED
@@ -118,7 +128,7 @@ class News:
 
     # Events ---------------------------------------------------------------------------------------------------------
 
-    def _of_events(self, history: EventHistory) -> list[Headline]:
+    def _of_events(self, history: EventHistory, now: JobStatus) -> list[Headline]:
         new = since(history.events, self._newest)
         if not new:
             return []
@@ -142,6 +152,9 @@ class News:
                 lines += [_reopened_line(reopened)] if event is reopened[0] else []
             elif event.kind is EventKind.POD_LOST:
                 lines.append(Headline(lost_text(event) + followed.text(event), True))
+            elif event.kind is EventKind.EVALUATION_FINISHED:
+                step = event.subject.removeprefix("evaluation-")
+                lines += [Headline(text) for text in self._of_evaluation(step, describe(event), now)]
             elif event.kind in _TEXTS and self._is_told_again(event):
                 lines.append(Headline(_text(event) + followed.text(event), event.is_trouble))
         return lines + _join_lines(joined, history, followed)

@@ -166,7 +166,7 @@ class Master:
         if last_words:
             message = f"{message}\n--- the end of the log of {outcome.pod}\n{last_words}"
         message = hide(message)  # what a pod has printed itself went past our logs
-        end = dataclasses.replace(shell.status(), message=message, exit_code=outcome.exit_code)
+        end = _ended(shell.status(), outcome.exit_code, message)
         shell.write_end(end)
         log = logger.info if outcome.exit_code == 0 else logger.error
         log("The job has ended with exit code %d%s", outcome.exit_code, f": {message}" if message else "")
@@ -179,9 +179,8 @@ class Master:
 
     def _end_again(self, exit_code: int, message: str, ended_at: float) -> int:
         """A life that was started after the job's end has nothing to do but to say so."""
-        status = self._journal.read_status()
-        if status is not None:
-            self._journal.write_status(status)
+        status = self._journal.read_status() or JobStatus(self._spec.job_name)
+        self._journal.write_status(dataclasses.replace(_ended(status, exit_code, message), updated_at=ended_at))
         logger.info("The job has ended before with exit code %d%s", exit_code, f": {message}" if message else "")
         self._place.end(exit_code, ended_at, self._stop)
         return exit_code
@@ -277,6 +276,11 @@ class Master:
                 effects.verify_shards(DataKind(kind), [Shard(*shard) for shard in known[kind]])
             else:
                 effects.list_shards(kind)
+
+
+def _ended(status: JobStatus, exit_code: int, message: str) -> JobStatus:
+    phase = JobPhase.FAILED if exit_code else JobPhase.SUCCEEDED
+    return dataclasses.replace(status, phase=phase, message=message, exit_code=exit_code)
 
 
 def fail(place: Place, error: ElasticDLError, stop: threading.Event) -> None:

@@ -6,6 +6,7 @@ Events → core → journal → commands, executed in order.  It keeps the journ
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -24,7 +25,7 @@ from elasticdl.master.status import to_job_status
 from elasticdl.master.tensorboard import Nobody, Watcher
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_events import EventHistory
-from elasticdl_client.job_status import JobStatus
+from elasticdl_client.job_status import JobPhase, JobStatus
 
 TICK_S = 0.5
 JOURNAL_INTERVAL_S = 1.0
@@ -139,10 +140,10 @@ class Shell:
         self._begin()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         while self._outcome is None and not self._is_leaving:
+            self._keep_time()
             item = self._inbox.next(self._until_tick_s())
             if item is not None:
                 self._take_batch(item)
-            self._keep_time()
         if self._outcome is None:
             self._save_once()
         else:
@@ -150,11 +151,14 @@ class Shell:
         return self._outcome
 
     def status(self) -> JobStatus:
-        """How the job stands."""
+        """How the job stands; it runs until `write_end` says how it has ended, with all that happened until then."""
         with self._state_lock:
             job_name, started_at = self._state["job_name"], self._state["started_at"]
         pods = self._pods
-        return to_job_status(job_name, started_at, self._core.status(time.monotonic()), pods.statuses(), pods.lost())
+        found = to_job_status(job_name, started_at, self._core.status(time.monotonic()), pods.statuses(), pods.lost())
+        if found.phase not in (JobPhase.SUCCEEDED, JobPhase.FAILED):
+            return found
+        return dataclasses.replace(found, phase=JobPhase.RUNNING, message="")
 
     def write_end(self, status: JobStatus) -> None:
         """Writes the last status, and in the journal that there is nothing left to do."""

@@ -140,10 +140,9 @@ def _scale(options: Options, places: Places) -> int:
     if job.has_ended:
         raise JobError(f'job "{job.name}" {job.where} has ended ({job.phase}): it cannot be scaled.', _see(job))
     store = places.store(job)
-    spec = store.spec(job)
-    if spec is None:
+    if job.spec is None:
         raise JobError(f'The specification of job "{job.name}" {job.where} cannot be read.', _see(job))
-    num_workers = scaling.parse(options.num_workers, spec)
+    num_workers = scaling.parse(options.num_workers, job.spec)
     current = int(options.current_num_workers) if options.current_num_workers else None
     before = store.scale(job, num_workers, current)
     if options.output == "json":

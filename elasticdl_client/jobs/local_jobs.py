@@ -91,10 +91,10 @@ class LocalJobs:
 
     def scale(self, job: Job, num_workers: int, current: int | None = None) -> int:
         """See `JobStore`."""
-        spec, path = self.spec(job), Path(job.directory) / scaling.FILE
-        if spec is None:
+        path = Path(job.directory) / scaling.FILE
+        if job.spec is None:
             raise JobError(f"The specification of job {job.name} in {job.directory} cannot be read.")
-        before = scaling.wanted(path.read_text() if path.exists() else "", spec, job.status)
+        before = scaling.wanted(path.read_text() if path.exists() else "", job.spec, job.status)
         scaling.check_current(job.name, before, current)
         new = path.with_name(f".{path.name}.{os.getpid()}")
         try:

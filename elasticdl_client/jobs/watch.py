@@ -97,6 +97,7 @@ class _Lines:
     """The lines of a job that is followed from its start, and each change of its phase."""
 
     def __init__(self, stream: TextIO, news: News) -> None:
+        self._news = news
         self._display = progress.PlainDisplay(stream, news)
         self._shown: tuple[str, ...] = ()
 
@@ -107,6 +108,8 @@ class _Lines:
                 self.say(line)
         self._shown = said
         if job.has_ended:
+            for headline in self._news.lines(job.status, history):
+                self.say(headline.text)
             for line in [progress.summary(job.status), *progress.coverage_lines(job.status, MAX_UNTHINNED)]:
                 self.say(line)
         else:

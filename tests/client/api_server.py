@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
+import zlib
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from elasticdl_client.job_events import EventHistory, to_journal
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
 
@@ -21,6 +25,8 @@ class ApiServer:
     Attributes:
         logs: by pod and life, of which the last is the present one.
         asked: the query of each request for a log, with the pod's name under "pod".
+        history: of the job, in its journal.
+        between: called after the next list of pods and before the next other answer; once.
     """
 
     def __init__(self) -> None:
@@ -30,6 +36,8 @@ class ApiServer:
         self.asked: list[dict[str, str]] = []
         self.events: list[dict[str, Any]] = []
         self.has_job = True
+        self.history = EventHistory()
+        self.between: Callable[[], None] | None = None
         self._port = 0
         self.start()
 
@@ -100,7 +108,11 @@ class ApiServer:
         if kind == "configmaps":
             return 200, json.dumps({"items": self._config_maps() if self.has_job else []}).encode()
         if kind == "pods":
-            return 200, json.dumps({"items": list(self.pods.values())}).encode()
+            body = json.dumps({"items": list(self.pods.values())}).encode()
+            if self.between is not None:
+                self.between()
+                self.between = None
+            return 200, body
         if kind == "events":
             return 200, json.dumps({"items": self.events}).encode()
         if steps[0] == "configmaps":
@@ -122,9 +134,12 @@ class ApiServer:
     def _config_maps(self) -> list[dict[str, Any]]:
         labels = {names.APP_LABEL: names.APP, names.JOB_LABEL: "job"}
         state = {names.STATUS_KEY: self.status.to_json()}
+        journal = json.dumps({"snapshot": {"core": {"events": to_journal(self.history)}}})
+        packed = base64.b64encode(zlib.compress(journal.encode())).decode()
+        own = {"data": state, "binaryData": {names.JOURNAL_KEY: packed}}
         return [
             {"metadata": _metadata(names.job_object("job"), labels), "data": {}},
-            {"metadata": _metadata(names.state_object("job"), labels), "data": state},
+            {"metadata": _metadata(names.state_object("job"), labels), **own},
         ]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.jobs import commands
 from elasticdl_client.jobs.options import seconds_of
@@ -30,6 +31,7 @@ RUNNING = JobStatus(
 ENDED = dataclasses.replace(
     RUNNING, phase=JobPhase.SUCCEEDED, exit_code=0, records_done=100, coverage=(EpochCoverage(1, 100, 100),)
 )
+LOST = JobEvent(1, 1.0, EventKind.POD_LOST, "worker-3", "", 0, {"reason": "OOMKilled"})
 Watch = Callable[..., subprocess.Popen[str]]
 
 
@@ -133,6 +135,34 @@ def test_a_watched_job_is_shown_through_an_outage_to_its_end(cluster: ApiServer,
     until(watching, "answers again")
     until(watching, "epoch 1: records 100, committed 100")
     assert watching.wait(30) == 0
+
+
+def test_what_happens_last_is_shown_of_a_watched_job(cluster: ApiServer, watch: Watch) -> None:
+    watching = watch("status", "job", "--watch", "--runtime=kubernetes")
+    until(watching, "records 50/100")
+    cluster.history = EventHistory((LOST,))
+    cluster.status = dataclasses.replace(ENDED, updated_at=2.0)
+    until(watching, "worker-3 ran out of memory")
+    until(watching, "epoch 1: records 100, committed 100")
+    assert watching.wait(30) == 0
+
+
+@pytest.mark.parametrize("command", ["status", "events"])
+def test_a_job_that_ends_while_it_is_looked_at_is_shown_to_its_end(
+    cluster: ApiServer,
+    run: Run,  # noqa: F811
+    command: str,
+) -> None:
+    def end() -> None:
+        cluster.history, cluster.status = EventHistory((LOST,)), dataclasses.replace(ENDED, updated_at=2.0)
+        cluster.end_pods()
+
+    cluster.between = end
+    if command == "events":
+        assert run("events", "job", "-f", "-o", "json").count("PodLost") == 1
+    else:
+        found = json.loads(run("status", "job", "-o", "json"))
+        assert (found["phase"], found["exit_code"], found["records_done"]) == ("Succeeded", 0, 100)
 
 
 def test_a_watched_job_that_is_deleted_ends_the_watching(cluster: ApiServer, watch: Watch) -> None:

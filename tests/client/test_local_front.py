@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import stat
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.master.actors import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = (
@@ -133,6 +136,48 @@ def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: P
     follower = Follower(JobSpec(), JobDir(tmp_path, -1), Restarted(), PlainDisplay(said))  # type: ignore[arg-type]
     assert follower.follow().exit_code == 0
     assert "started again (restart 1)" in said.getvalue()
+
+
+def test_the_last_events_are_told_where_file_and_time_of_the_journal_are_those_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, Role
+    from elasticdl_client.job_dir import JobDir
+    from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, to_journal
+    from elasticdl_client.job_spec import JobSpec
+    from elasticdl_client.job_status import JobPhase, JobStatus
+    from elasticdl_client.local_job import Follower
+    from elasticdl_client.progress import PlainDisplay
+    from tests.client.status_writer import write
+
+    said, journal = io.StringIO(), tmp_path / "journal.json"
+    lost = [JobEvent(n, 1.0, EventKind.POD_LOST, f"worker-{n}", "", 0, {"reason": "Killed"}) for n in (1, 2)]
+
+    def put(num_events: int) -> None:
+        history = to_journal(EventHistory(tuple(lost[:num_events])))
+        journal.write_text(json.dumps({"snapshot": {"core": {"events": history}}}))
+        os.utime(journal, ns=(1, 1))
+
+    def master(phase: PodPhase) -> PodEvent:
+        return PodEvent(EventType.MODIFIED, Pod("m", Role.MASTER, 0, "uid", phase, {}))
+
+    class Ending:
+        """A cluster whose master writes both so soon after each other that the clock shows the same."""
+
+        def watch(self) -> Iterator[PodEvent]:
+            write(tmp_path, JobStatus("job", JobPhase.RUNNING))
+            put(1)
+            yield master(PodPhase.RUNNING)
+            wait_until(lambda: "worker-1 lost" in said.getvalue(), "the first event to be told")
+            put(2)
+            write(tmp_path, JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))
+            yield master(PodPhase.SUCCEEDED)
+
+        def close(self) -> None: ...
+
+    follower = Follower(JobSpec(), JobDir(tmp_path, -1), Ending(), PlainDisplay(said))  # type: ignore[arg-type]
+    assert follower.follow().exit_code == 0
+    assert [said.getvalue().count(f"{event.subject} lost") for event in lost] == [1, 1]
 
 
 def test_a_master_that_never_works_fails_the_job_with_its_last_lines(flags: dict[str, str]) -> None:

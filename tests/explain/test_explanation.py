@@ -110,7 +110,7 @@ def test_a_command_that_does_not_find_a_program_is_not_an_image_without_the_runt
     log = Log()
     log.lose("worker-0", "Error", "exit code 127", exit_code=127)
     spec = JobSpec(job_name="digits", job_command="train-it")
-    (diagnosis,) = explain(replace(log.facts(), spec=spec)).diagnoses
+    (diagnosis,) = explain(log.facts(replace(RUNNING, spec=spec))).diagnoses
     assert diagnosis.trouble is Trouble.PROGRAM_FAILED
 
 
@@ -351,5 +351,5 @@ def test_workers_are_compared_with_the_tasks_of_an_epoch_not_with_those_that_an_
     log.add(EventKind.TRAINING_STOPPED, "job", "no better for 2 epochs")
     status = replace(RUNNING.status, workers_wanted=4, num_epochs=100, tasks_total=3 * tasks, tasks_done=3 * tasks)
     spec = replace(JobSpec(job_name="digits"), fixed_global_batch=fixed_global_batch)
-    found = explain(replace(log.facts(replace(RUNNING, status=status)), spec=spec)).diagnoses
+    found = explain(log.facts(replace(RUNNING, status=status, spec=spec))).diagnoses
     assert [one.evidence["tasks"] for one in found] == ([tasks] if is_too_many else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import socket
 from pathlib import Path
@@ -145,6 +146,21 @@ def test_a_killed_master_goes_on_where_it_was_without_a_new_pod(tmp_path: Path) 
         assert worker.train_all() == 2
         assert job.wait() == 0, job.log()
         assert "records 64, committed 64, repeated 0, lost 0" in job.log()
+
+
+def test_an_end_that_was_written_in_the_journal_alone_is_written_in_the_status_by_the_next_life(tmp_path: Path) -> None:
+    with running(MasterJob(tmp_path, **LOCAL)) as job:
+        worker = job.worker()
+        worker.register()
+        worker.report_model()
+        worker.train_all()
+        assert job.wait() == 0, job.log()
+        ended = job.status()
+        unwritten = dataclasses.replace(ended, phase=JobPhase.RUNNING, exit_code=None)
+        (job.path / "status.json").write_text(unwritten.to_json())
+        job.start()
+        assert job.wait() == 0, job.log()
+        assert job.status() == ended
 
 
 def test_a_second_master_on_the_same_job_ends_at_once(tmp_path: Path) -> None:

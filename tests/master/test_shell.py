@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, Role
-from elasticdl.master.core.commands import Answer, PsAdmitted
+from elasticdl.master.core.commands import Answer, EndJob, PsAdmitted
 from elasticdl.master.core.events import Event, PodsListed, PsJoined
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
@@ -23,7 +24,7 @@ from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.shell import Shell
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobStatus
+from elasticdl_client.job_status import JobPhase, JobStatus
 from tests.master.actors import wait_until
 from tests.master.directory_cluster import DirectoryCluster
 
@@ -85,14 +86,19 @@ class Life:
         job = Job(JobSettings("digits", num_workers=1, num_ps=_NUM_PS))
         self.shell = Shell(job, self.inbox, self.effects, self.journal, self.cluster, state)
         self.error: BaseException | None = None
+        self.outcome: EndJob | None = None
         self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:
         self._thread.start()
 
+    def join(self) -> None:
+        """Waits for the end of the run."""
+        self._thread.join(60)
+
     def _run(self) -> None:
         try:
-            self.shell.run()
+            self.outcome = self.shell.run()
         except Exception as error:  # noqa: BLE001  looked at by the test
             self.error = error
 
@@ -197,6 +203,21 @@ def test_what_a_pod_has_said_at_its_end_is_written_down_without_secrets() -> Non
     assert changed is not None
     assert changed.message.startswith("exit code 1; its last lines:\nno answer of postgres://me:")
     assert "geheim" not in changed.message
+
+
+def test_that_a_job_has_ended_is_written_with_all_that_has_happened(life: Life) -> None:
+    life.start()
+    wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
+    life.shell.request_stop("enough")
+    life.join()
+    assert life.outcome is not None
+    assert life.journal.load()["core"]["ending"] is not None  # type: ignore[index]
+    assert life.journal.status is not None
+    assert life.journal.status.exit_code is None
+    assert life.journal.status.phase in (JobPhase.PENDING, JobPhase.RUNNING)
+    life.shell.write_end(dataclasses.replace(life.shell.status(), phase=JobPhase.FAILED, exit_code=1))
+    assert life.journal.status.exit_code == 1
+    assert life.journal.saved[-1]["ended"][0] == 1
 
 
 def test_a_superseded_master_answers_nobody(life: Life) -> None:

@@ -60,6 +60,15 @@ def test_a_loss_is_one_line_with_its_cause(reason: str, message: str, node: str,
     assert reader.read() == []
 
 
+def test_evaluations_that_end_at_once_are_a_line_each() -> None:
+    news = News()
+    ended = [JobEvent(n, 1.0, EventKind.EVALUATION_FINISHED, f"evaluation-{n}", "", 0, {"auc": n / 10}) for n in (1, 2)]
+    status = dataclasses.replace(STATUS, metrics={"auc": 0.2}, metrics_step=2)
+    told = ["evaluation at step 1: auc 0.1", "evaluation at step 2: auc 0.2"]
+    assert [line.text for line in news.lines(status, EventHistory(tuple(ended)))] == told
+    assert news.lines(status, EventHistory(tuple(ended))) == []
+
+
 def test_a_successor_joins_in_the_place_of_the_lost_one() -> None:
     script = running(2)
     reader = Reader(script)

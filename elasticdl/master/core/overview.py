@@ -84,7 +84,6 @@ def look_at(
         event_counts=dict(totals.by_kind),
         pods_lost={role: dict(reasons) for role, reasons in totals.pods_lost.items()},
         checkpoint_at=totals.checkpoint_at,
-        exit_code=outcome.exit_code if outcome is not None and ending.is_over else None,
     )
 
 

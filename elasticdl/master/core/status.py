@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elasticdl.master.core.epoch import Epoch
-from elasticdl_client.job_series import SeriesPoint
 from elasticdl_client.job_status import EpochCoverage, PsStatus
 
 
@@ -124,24 +123,3 @@ class Status:
     event_counts: Mapping[str, int]
     pods_lost: Mapping[str, Mapping[str, int]]
     checkpoint_at: float
-    exit_code: int | None
-
-
-def point_of(status: Status, at: float) -> SeriesPoint:
-    """The point of the job's series for a status.
-
-    Args:
-        at: seconds since the Unix epoch.
-    """
-    return SeriesPoint(
-        at=at,
-        step=status.model_version,
-        records=status.records_done,
-        loss=status.loss,
-        workers=status.workers_alive,
-        ps=status.ps_alive,
-        ps_busy=sum(server.busy for server in status.ps),
-        metrics=status.metrics,
-        metrics_step=status.metrics_step,
-        worker_seconds=status.worker_seconds,
-    )

@@ -119,10 +119,11 @@ class ConfigMapJournal:
         text = status.to_json()
         try:
             with self._writing:
+                content: tuple[bytes | None, str] = None, text
                 with self._change:
                     if self._later is not None:  # its status is older than this one
-                        self._later = self._later[0], text
-                self._write(None, text)
+                        content = self._later = self._later[0], text
+                self._write(*content)
             self._say_phase()
         except JournalWriteError as error:
             logger.warning("%s", error.what)
