@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one PS wrote.
+    """The part of a checkpoint that one PS wrote.
 
     Attributes:
         file: name within the directory.
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
         data_fingerprint: of the job's data; a job takes the ledger over only if it equals its own.
@@ -146,7 +146,7 @@ def read(directory: Path) -> Manifest:
 
 
 def initial(path: Path) -> Path:
-    """What --checkpoint_dir_for_init names: a checkpoint, or a directory of them, of which the newest whole one counts.
+    """Return the checkpoint of --checkpoint_dir_for_init: the path itself, or the newest complete one in it.
 
     Raises:
         CheckpointError: it is neither, or damaged.

@@ -129,7 +129,7 @@ class StatusFile:
             self._complained = False
 
     def read(self) -> JobStatus | None:
-        """What was written last; None if nothing readable was."""
+        """Return the last status that was written; None if there is no readable one."""
         try:
             return JobStatus.from_json(self._path.read_text())
         except (OSError, ValueError, TypeError, KeyError):

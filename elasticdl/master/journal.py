@@ -105,7 +105,7 @@ class Journal(Protocol):
     def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
         """Replaces both within about a second unless a later call comes first.
 
-        It never waits for another machine.  What cannot be written is said in the log; the next call tries again.
+        It never waits for another machine.  A failed write is logged; the next call tries again.
 
         Raises:
             JobError: the snapshot can never be written.

@@ -135,7 +135,7 @@ class Master:
         for line in describe(self._spec):
             logger.info("%s", line)
         job = self._make_job(state)
-        # Before anybody is answered, so that no two lives ever have the same generation.
+        # Before the first answer, so that no two lives ever have the same generation.
         first = {**state, "core": job.snapshot()}
         save_patiently(self._journal, first, None, self._place.patience_s, self._stop)
         inbox = Inbox()
@@ -311,7 +311,7 @@ def _change_status(place: Place, **changes: Any) -> None:
 
 
 def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
-    """What the job begins with, chosen once: there may be a newer one in the next life of the master."""
+    """Choose the initial model of the job, once: there may be a newer one in the next life of the master."""
     if spec.job_type is JobType.TRAIN:
         return {"initial_checkpoint": _initial_checkpoint(settings)}
     if spec.job_type is JobType.ANALYZE:
@@ -328,7 +328,7 @@ def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
 
 
 def _remove_parts(directory: Path) -> None:
-    """What an analysis that did not reach its end has left beside its output."""
+    """Remove the files that an unfinished analysis has left beside its output."""
     for part in [*directory.glob("part-*"), *directory.glob(".*.part-*")]:
         part.unlink(missing_ok=True)
 
@@ -340,7 +340,7 @@ def _initial_checkpoint(settings: JobSettings) -> str:
 
 
 def _next_state(place: Place, saved: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the shell keeps in the journal, for the life that begins."""
+    """Return the shell's part of the journal, for the life that begins."""
     spec = place.spec
     if saved is None:
         return {

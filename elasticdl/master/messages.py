@@ -264,7 +264,7 @@ def ps_ready(call: int, message: pb.PsReadyRequest) -> events.PsReady:
 
 
 def model_layout(message: pb.ModelReport) -> dict[str, object]:
-    """What a manifest says of the model: variables, tables, optimizer."""
+    """Return the model's part of a manifest: variables, tables, optimizer."""
     return {
         "variables": [{"name": v.name, "shape": list(v.shape), "trainable": v.trainable} for v in message.variables],
         "tables": [

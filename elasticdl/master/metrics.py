@@ -41,7 +41,7 @@ class MetricType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the metrics are made of.
+    """The values behind the metrics.
 
     Attributes:
         api_calls: to the Kubernetes API, of this life of the master.
@@ -243,7 +243,7 @@ FAMILIES: tuple[MetricFamily, ...] = (
     MetricFamily(
         "elasticdl_records",
         _GAUGE,
-        "What has become of the records of all epochs so far.",
+        "Records of all epochs so far, by fate.",
         ("fate",),
         _each(lambda status: status.records),
     ),

@@ -1,6 +1,6 @@
 """MetricsServer: the HTTP server that Prometheus scrapes, at /metrics, and nothing else.
 
-It speaks OpenMetrics and the text format, as the scraper asks.  Whoever reaches the port may read; a slow or silent
+It speaks OpenMetrics and the text format, as the scraper asks.  Any client of the port may read; a slow or silent
 reader costs one of a few threads for some seconds, and never the job.
 """
 

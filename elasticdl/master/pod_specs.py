@@ -1,4 +1,4 @@
-"""What a PS or worker pod runs, with which environment and labels.  It creates nothing."""
+"""Command, environment and labels of PS and worker pods.  It creates nothing."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ class PodSpecs:
         return {"TF_CONFIG": tf_config(self.tf_addresses, str(command.role), number)}
 
     def _framework(self) -> str:
-        """What a worker will import; unknown of a command of the user's, nothing where there is no model."""
+        """Return the framework that a worker imports; unknown for a user's command, empty without a model."""
         return "" if not self.spec.model_def else framework_of(self.spec).value
 
     def _preloaded(self, framework: str) -> str:
-        """What a standby process for its pods imports: collectives are those of torch, whatever the framework."""
+        """Return the imports of a standby process for its pods: collectives need torch, whatever the framework."""
         is_all_reduce = self.spec.distribution_strategy is DistributionStrategy.ALL_REDUCE
         uses_engine = is_all_reduce and framework in (Framework.TENSORFLOW, Framework.CUSTOM)
         return framework + ENGINE if uses_engine else framework

@@ -1,4 +1,4 @@
-"""What the cluster has said of the job's pods: for the log, each change once, and for the status.
+"""The job's pods as the cluster reports them: for the log, each change once, and for the status.
 
 It decides nothing; what an end means for the job is the core's business.
 """

@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody listens on."""
+"""Find free TCP ports of this machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PORTS = range(20_000, 30_000)  # below those that the system gives to outgoing 
 
 
 def free_ports(host: str, number: int) -> list[int]:
-    """So many of them, each tried at this moment.
+    """Return free ports, each tried at this moment.
 
     Args:
         host: a number.
 
     Raises:
-        JobError: there are not so many.
+        JobError: fewer are free.
     """
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):

@@ -1,4 +1,4 @@
-"""What the master asks of the parameter servers: applied sets and checkpoint parts, of all of them in parallel.
+"""The master's calls to the parameter servers: applied sets and checkpoint parts, of all of them in parallel.
 
 It decides nothing; a PS that is silent, newer or older than thought is a reason in words.
 """

@@ -82,7 +82,7 @@ def data_kinds(spec: JobSpec) -> list[DataKind]:
 
 
 def fixed_flags(spec: JobSpec) -> dict[str, object]:
-    """What all lives of a job's master have in common: which records a minibatch holds, and who holds the model.
+    """Return the flags that all lives of a job's master share: they define the minibatches and the strategy.
 
     Without what is secret: the journal holds it, and a password may change between two lives.
     """

@@ -22,7 +22,7 @@ from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import Journal, JournalWriteError, save_patiently
 from elasticdl.master.pod_view import PodView
 from elasticdl.master.status import to_job_status
-from elasticdl.master.tensorboard import Nobody, Watcher
+from elasticdl.master.tensorboard import NullWatcher, Watcher
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_status import JobPhase, JobStatus
@@ -45,7 +45,7 @@ class Leave:
 
 
 class Core(Protocol):
-    """What the shell sees of `core.Job`."""
+    """The part of `core.Job` that the shell uses."""
 
     def handle(self, event: events.Event, now: float) -> list[commands.Command]: ...
 
@@ -62,7 +62,7 @@ class Shell:
 
     Args:
         core: owned from here on by the thread that calls `run`.
-        inbox: where everybody else puts events.
+        inbox: the events of all other threads.
         effects: executes what is slow.
         journal: of this job.
         cluster: where the job's pods are.
@@ -90,7 +90,7 @@ class Shell:
         self._state = shell_state
         self._state_lock = threading.Lock()
         self._patience_s = patience_s
-        self._watcher = watcher or Nobody()
+        self._watcher = watcher or NullWatcher()
         self._stop = threading.Event()
         self._journalled_at = float("-inf")
         self._ticked_at = float("-inf")

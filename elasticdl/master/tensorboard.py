@@ -32,7 +32,7 @@ logger = logging.getLogger("elasticdl.master")
 
 
 class Watcher(Protocol):
-    """Who is told by the shell how the job fares; called in its thread, so it must return at once."""
+    """Receives the progress of the job from the shell; called in its thread, so it must return at once."""
 
     def measured(self, step: int, metrics: Mapping[str, float]) -> None:
         """An evaluation has these numbers."""
@@ -47,8 +47,8 @@ class Watcher(Protocol):
         ...
 
 
-class Nobody:
-    """Nobody watches."""
+class NullWatcher:
+    """A watcher that does nothing."""
 
     def measured(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -58,7 +58,7 @@ class Nobody:
 
 
 def watcher(directory: str, generation: int, step: int) -> Watcher:
-    """Who writes to a directory; of an empty name nobody.
+    """Return the writer for a directory, or a `NullWatcher` for an empty name.
 
     Args:
         generation: of this life of the master.
@@ -67,7 +67,7 @@ def watcher(directory: str, generation: int, step: int) -> Watcher:
     Raises:
         JobError: the directory cannot be written, or a package is missing.
     """
-    return TensorBoardLog(directory, generation, step) if directory else Nobody()
+    return TensorBoardLog(directory, generation, step) if directory else NullWatcher()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class EventFiles:
             self._retry_at = time.monotonic() + _RETRY_S
 
     def close(self) -> None:
-        """What is written stays."""
+        """Close the writer; written events stay."""
         if self._writer is not None:
             try:
                 self._writer.close()

@@ -115,7 +115,7 @@ def test_what_never_became_a_checkpoint_is_removed_once_there_is_a_newer_one(tmp
     for version in (1, 3, 5):
         (checkpoints.begin(tmp_path, version) / ".variables-0-of-1.ckpt.1.tmp").write_bytes(b"1")
     checkpoints.prune(tmp_path, 0)
-    assert len(list(tmp_path.iterdir())) == 3  # without a checkpoint nobody knows which one is being written
+    assert len(list(tmp_path.iterdir())) == 3  # without a checkpoint it is unknown which one is being written
     write(tmp_path, 2)
     write(tmp_path, 4)
     checkpoints.prune(tmp_path, 0)

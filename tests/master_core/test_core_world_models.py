@@ -53,7 +53,7 @@ def test_a_model_that_nobody_has_any_more_is_trained_again_from_the_checkpoint()
     script.successor_starts(1)
     script.moment()
     script.forms({}, steps=0)
-    assert any("nobody has the model any more); its model is the initial one" in line for line in script.log())
+    assert any("no worker has the model any more); its model is the initial one" in line for line in script.log())
     assert any("Epoch 1 is open again" in line for line in script.log())
     assert {script.lease(1).task, script.lease(1).task} == {0, 1}
 

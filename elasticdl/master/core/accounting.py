@@ -121,7 +121,7 @@ class Accounting:
         return self._fleet.servers.times.seconds(self._micros(unix_now))
 
     def lines(self, unix_now: float) -> list[str]:
-        """What to say at the end of the job."""
+        """Return the log lines for the end of the job."""
         found = {"time": self.worker_seconds(unix_now), "time of servers": self.ps_seconds(unix_now)}
         return [f"{head}: {text}" for head, seconds in found.items() if (text := summary(seconds))]
 

@@ -50,7 +50,7 @@ NOTHING = Applied()
 
 @dataclass(frozen=True, slots=True)
 class AppliedSet:
-    """What one piece of state holds.
+    """The minibatches that one piece of state holds.
 
     Attributes:
         tasks: a task that is missing has nothing applied.
@@ -83,7 +83,7 @@ class AppliedSet:
 
 
 def intersection(sets: Iterable[AppliedSet]) -> AppliedSet:
-    """What every one of the sets holds; empty for no sets.  `num_applies` is that of its own names."""
+    """Return the names that every set holds; empty for no sets.  `num_applies` is that of its own names."""
     tasks: dict[TaskName, Applied] | None = None
     for one in sets:
         if tasks is None:

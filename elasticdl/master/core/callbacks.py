@@ -1,7 +1,7 @@
 """Callbacks: what the master decides for the user's callbacks, from the configuration that a worker has reported.
 
-When training stops, and the occasions: what one worker does while training goes on (saves the model, calls
-`on_epoch_end`), in order, one at a time.  Who gets an occasion is said in work.py.
+When training stops, and the occasions: tasks of one worker during training (saves the model, calls
+`on_epoch_end`), in order, one at a time.  work.py chooses the worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Callbacks:
         count(rules, "max_steps")  # the plan's, which is limited by it
         self._calls_epoch_end = bool(rules.get("calls_epoch_end"))
         self._open: list[_Entry] = []
-        self._is_taken = False  # somebody is at the first of them
+        self._is_taken = False  # a worker has the first of them
         self._num_occasions = 0
         self._num_ended = 0  # epochs
         self.has_stopped = False
@@ -121,22 +121,26 @@ class Callbacks:
 
     @property
     def taken(self) -> int | None:
-        """The one that somebody is at."""
+        """The occasion that a worker has."""
         return self._open[0].number if self._is_taken else None
 
     def next(self) -> int | None:
-        """The next one that may be taken; None while somebody is at the one before, or there is none."""
+        """The next occasion that may be taken; None while the one before is taken, or if there is none."""
         return self._open[0].number if self._open and not self._is_taken else None
 
     def take(self, number: int) -> bool:
-        """Whether it is the next one; then somebody is at it now."""
+        """Take an occasion.
+
+        Returns:
+            Whether it was the next one.
+        """
         if self.next() != number:
             return False
         self._is_taken = True
         return True
 
     def occasion(self) -> Occasion:
-        """What is to be done on the first of them."""
+        """Return the task of the first occasion."""
         first = self._open[0]
         return Occasion(first.save_to, first.epoch, tuple(sorted(first.logs.items())))
 
@@ -144,7 +148,7 @@ class Callbacks:
         self._is_taken = False
 
     def finish(self) -> str:
-        """What somebody was at is done; where the model was saved, if it was."""
+        """Finish the taken occasion; return where the model was saved, if it was."""
         self._is_taken = False
         return self._open.pop(0).save_to
 

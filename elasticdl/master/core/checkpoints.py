@@ -67,7 +67,7 @@ class Checkpoints:
         self.is_running = False
 
     def source(self) -> tuple[str, bool]:
-        """What a PS that starts restores: the directory, and whether only its parameters."""
+        """Return the directory that a starting PS restores, and whether to restore only its parameters."""
         if self.newest:
             return self.newest, False
         return self._settings.checkpoint_dir_for_init, bool(self._settings.checkpoint_dir_for_init)

@@ -1,4 +1,4 @@
-"""What the core wants done: commands, and the answers that `Reply` carries.
+"""Commands of the core, and the answers that `Reply` carries.
 
 The shell executes the commands of one event in their order.  Where a command can fail there is an event that says so;
 `Reply`, `DeletePod` and `Log` cannot.
@@ -46,7 +46,7 @@ class SampleGiven:
 
 @dataclass(frozen=True, slots=True)
 class WorldPlanned:
-    """A world newer than the known one.  Who is not in it leaves the one that it is in, and waits for the next."""
+    """A world newer than the known one.  A worker that is not in it leaves its world and waits for the next."""
 
     world: World
 
@@ -224,7 +224,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The numbers of an evaluation, for those who watch the job."""
+    """The results of an evaluation, for logs and TensorBoard."""
 
     step: int
     metrics: Mapping[str, float]

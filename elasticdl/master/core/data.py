@@ -54,7 +54,7 @@ class Data:
         )
 
     def plan_in_force(self) -> Plan:
-        """What workers are told."""
+        """The plan that workers receive."""
         settings, shards = self.settings, self.planned_shards()
         size = settings.minibatch_size
         return Plan(
@@ -97,7 +97,7 @@ class Data:
         return max(num_cut(shards, self.settings.records_per_task) for shards in self._shards.values())
 
     def planned_shards(self) -> tuple[Shard, ...]:
-        """What the epochs go over."""
+        """The shards of an epoch."""
         kind = DataKind.TRAINING if self._settings.trains else DataKind.PREDICTION
         kind = DataKind.VALIDATION if self._settings.evaluates_alone else kind
         return self._shards.get(kind, ())

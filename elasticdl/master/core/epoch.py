@@ -1,7 +1,7 @@
 """Epoch: one pass over the data: its tasks, which of their minibatches are committed, and which were left out.
 
-A task is todo, leased or done; leases themselves are in leases.py.  What the numbers mean for the job is said by
-tasks.py.
+A task is todo, leased or done; leases themselves are in leases.py.  tasks.py gives the
+numbers their meaning for the job.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Epoch:
         return planned
 
     def stop(self) -> None:
-        """Training is to end: of what nobody has begun nothing is planned any more."""
+        """Stop training: cancel all tasks that no worker has begun."""
         self._leave_out(task for task in self.todo if self.applied(task) == NOTHING)
 
     def _leave_out(self, tasks: Iterable[int]) -> None:

@@ -88,7 +88,7 @@ class Round:
         return Shard("", 0, 0) if task == self.result_task else self._slices[task]
 
     def merged(self, task: int) -> tuple[MetricState, ...]:
-        """What goes with the lease of a task."""
+        """Return the metric states that go with the lease of a task."""
         return tuple(self._states.values()) if task == self.result_task else ()
 
     def finish(self, task: int, states: Iterable[MetricState]) -> None:
@@ -216,7 +216,7 @@ class Evaluations:
         return [(self._slices[task].name, r) for task in sorted(self._quarantine) for r in sorted(self.excluded(task))]
 
     def told(self, step: int, results: Mapping[str, float]) -> None:
-        """Somebody has evaluated the model without a round."""
+        """Record the results of an evaluation outside of the rounds."""
         self.results, self.results_step = dict(results), step
 
     def withdraw(self) -> None:

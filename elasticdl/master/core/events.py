@@ -1,4 +1,4 @@
-"""What happens to a job: everything that the core is told, as frozen records.
+"""The events of a job: all input of the core, as frozen records.
 
 A call of the servicer is an event with `call`, a number chosen by the shell that is unique in this life of the master;
 it is answered by exactly one command ``Reply(call, answer)``, at once except for long polls: `LeaseRequested`,
@@ -119,7 +119,7 @@ class HeartbeatReceived:
         positions: of every lease that the worker holds, prefetched ones too; a lease that is not named is not renewed.
         seconds: cumulative for the process, by activity.
         partition_version: newest seen.
-        leaving: it was told to end by somebody else: a worker has given up its leases and leaves now; a PS leaves when
+        leaving: it was ended from outside: a worker has given up its leases and leaves now; a PS leaves when
             the answer says `stop`, after a checkpoint.
         load: of a PS.
         world_version: of the world that it is in; 0: in none.
@@ -297,7 +297,7 @@ class PodChanged:
 
     Attributes:
         reason: `EndReason` of the port Cluster, as text: "", Completed, Error, Killed, OOMKilled, Preempted, …
-        blocked: why a pending pod cannot start until somebody acts (an image that cannot be pulled); else empty.
+        blocked: why a pending pod cannot start without intervention (an image that cannot be pulled); else empty.
         node: where it is, if the cluster has nodes.
         has_slot: there is room for it, where the cluster has no nodes.
     """
@@ -425,7 +425,7 @@ class JournalDelayed:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody ends the job (Ctrl-C, `elasticdl delete`)."""
+    """A request to end the job (Ctrl-C, `elasticdl delete`)."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Fleet: which processes live, what their ends mean, and who replaces them.
+"""Fleet: the living processes, the meaning of their ends, and their replacement.
 
 Pods, workers and servers are parts with one concept each; here they meet.  A lost process is never a failure of the
 task that it had.
@@ -317,7 +317,7 @@ class Fleet:
             self._ps_ended(record, event, clock)
 
     def _delete(self, event: PodChanged) -> None:
-        """What was on a lost node has nobody who could end it: only its object is left, and goes at once."""
+        """Delete the object of a pod on a lost node at once: no kubelet is left to end the process."""
         self._out.add(DeletePod(event.name, 0.0 if event.reason == NODE_LOST else None))
 
     def _see_whether_blocked(self, event: PodChanged) -> None:
@@ -477,7 +477,7 @@ class Fleet:
             self.hangs.find(clock, self.servers.is_complete)
 
     def time_out(self, clock: float) -> None:
-        """Takes back leases that were not renewed, and replaces who is silent or stuck."""
+        """Revoke leases that were not renewed; replace workers that are silent or stuck."""
         for lease in self._work.leases.expired(clock - self._settings.lease_timeout):
             holder = self._work.leases.holder_of(lease)
             if (record := self.pods.get(Role.WORKER, holder)) is not None and record.state:

@@ -32,7 +32,7 @@ UNBOUNDED_WORK = frozenset({"start", "compile", "export", "checkpoint"})  # says
 
 @dataclass(slots=True)
 class _Watch:
-    """What is known of one process.
+    """The progress of one process.
 
     Attributes:
         kind: of the task whose minibatch it is at; None: it holds none.

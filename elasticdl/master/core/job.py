@@ -54,7 +54,7 @@ MAX_GAP = 2.0  # seconds that may pass between two events; more than that the ma
 class Job:
     """One life of a job's master.
 
-    The clock inside counts only while the master is awake, so that nobody is given up because the master was stopped.
+    The clock inside counts only while the master is awake: a master that was stopped gives up no process for it.
 
     Args:
         settings: of the job.
@@ -301,7 +301,7 @@ class Job:
                 self._out.add(ListShards(kind))
         self._fleet.pods_listed(event, self._clock)
 
-    # Who asks for work, and when the job goes on --------------------------------------------------------------------
+    # Requests for work, and when the job continues -----------------------------------------------------------------
 
     def _lease_requested(self, event: events.LeaseRequested) -> None:
         worker = self._workers.known(event.worker_id, event.incarnation, self._clock)
@@ -389,7 +389,7 @@ class Job:
     def _end_data_if_complete(self) -> None:
         """Tells scripts that there are no more data; the job goes on until their commands have ended.
 
-        Once the chief of TensorFlow's servers is done nobody restores the model, so no doubt of it is resolved.
+        Once the chief of TensorFlow's servers is done no process restores the model, so no doubt of it is resolved.
         """
         pods = self._fleet.pods
         is_settled = self._is_open or (self.settings.has_tensorflow_servers and pods.is_done(0))
@@ -448,7 +448,7 @@ class Job:
 
     @property
     def events(self) -> EventHistory:
-        """What has happened so far."""
+        """The events so far."""
         return self._out.events.history
 
     @property
@@ -457,7 +457,7 @@ class Job:
         return self._series
 
     def status(self, now: float | None = None) -> Status:
-        """What the job looks like.
+        """Return the status of the job.
 
         Args:
             now: time is accounted for up to here; None: up to the last event.

@@ -1,6 +1,6 @@
 """Joining: a worker registers and brings what it knows: its leases, its model, its data; then the tasks are cut.
 
-What a worker that has joined is given to do is in work.py, which world it is in in members.py.
+work.py assigns the tasks of a worker that has joined, members.py its world.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from elasticdl_client.job_events import EventKind
 
 
 class Joining:
-    """What the master learns from workers before they work."""
+    """The reports of workers before their first task: data, model, layout."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Leases: who works on which task, since when, and which lease is the newest.
+"""Leases: the worker of each task, since when, and the newest lease of each task.
 
 Ids are generation << 32 | counter, so they grow over all lives of the master.  This module knows neither what a task
 holds nor what happens to a task whose lease ends.

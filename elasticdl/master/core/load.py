@@ -115,7 +115,7 @@ class Loads:
         )
 
     def lines(self) -> list[str]:
-        """What to say at the end of an epoch, of the time since this was said last.
+        """Return the log lines for the end of an epoch: the time since the previous call.
 
         Nothing while some PS has not been heard for long enough since: the next epoch then speaks of both.
         """
@@ -143,7 +143,7 @@ class Loads:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """What is known of servers until they are heard again; rates begin anew."""
+        """Restore the totals of servers until they report again; rates begin anew."""
         self._before = {ps_id: (incarnation, _load(values)) for ps_id, incarnation, values in saved["lives"]}
         self._ended = {ps_id: _load(values) for ps_id, values in saved["ended"]}
         self._told_staleness, self._told_refused = list(self.staleness), self.refused

@@ -17,7 +17,7 @@ MAX_SKIPS_TOLD = 20  # one by one; after that every so many
 
 
 class Losses:
-    """What is known of the loss, and what is done about NaN.
+    """The losses of the job, and the response to NaN.
 
     Attributes:
         newest: the newest that was finite; None: there was none yet.

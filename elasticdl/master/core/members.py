@@ -73,7 +73,7 @@ class Members:
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
     def _judge_last_steps(self, are_held: bool) -> None:
-        """What the members have computed since the last report was in vain, unless the model holds more than that."""
+        """Count the steps since the last report as lost, unless the model holds more than that."""
         for member in self._worlds.formed_members:
             if are_held:
                 self._workers.times.committed(member.worker_id)

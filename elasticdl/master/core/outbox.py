@@ -37,7 +37,7 @@ class Outbox:
         self.add(Measured(step, dict(metrics)))
 
     def persist(self) -> None:
-        """What the core knows now is on disk before any command that follows is executed."""
+        """Write the state of the core to disk before executing any command that follows."""
         if Persist() not in self._commands:  # the snapshot is taken after the event, so an earlier one covers this
             self._commands.append(Persist())
 

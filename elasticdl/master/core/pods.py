@@ -207,7 +207,7 @@ class Pods:
         return bool(self.worker_slots) and self._done >= self.worker_slots
 
     def grow_memory(self, record: PodRecord) -> float | None:
-        """More memory for whoever fills a pod's slot next: how many times that of the flags; None: it has the most."""
+        """Raise the memory of the next pod in a slot; return the factor over the flags, None at the maximum."""
         factor = self._grown(record)
         if factor is not None:
             self._memory_factors[record.place] = factor
@@ -232,7 +232,7 @@ class Pods:
             self._memory_factors[record.place] = max(factor, self._memory_factors.get(record.place, 1.0))
 
     def due(self, clock: float) -> list[CreatePod]:
-        """What is to be created now; it counts as living from here on."""
+        """Return the pods to create now; they count as living from here on."""
         commands = []
         for pending in [p for p in self._pending if p.due_at <= clock]:
             if pending.index is not None and self.get(pending.role, pending.index) is not None:
@@ -281,7 +281,7 @@ class Pods:
                 pending.due_at, pending.delay = min(pending.due_at, clock + RETRY), 0.0
 
     def changed(self, event: PodChanged, clock: float) -> PodRecord | None:
-        """What the cluster says of a pod.
+        """Apply a change that the cluster reports of a pod.
 
         Returns:
             The record, if this is the news that the pod has ended.

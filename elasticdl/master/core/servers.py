@@ -24,7 +24,7 @@ class Server:
         is_present: that life has joined in this life of the master and is not lost.
         is_lost: that life is over and never comes back, whatever it says.
         ready_version: the model version when that life became ready.
-        leaving_version: the model version when that life was told to end by somebody else; None: it was not.
+        leaving_version: the model version when that life was ended from outside; None: it was not.
     """
 
     id: int
@@ -40,7 +40,7 @@ class Server:
 
 
 def owned(ps_id: int, num_ps: int) -> tuple[BucketRange, ...]:
-    """What a PS owns of an even division: k of M the buckets k·1024 // M … (k+1)·1024 // M - 1."""
+    """Return the buckets of a PS in an even division: k of M owns k·1024 // M … (k+1)·1024 // M - 1."""
     return (BucketRange(ps_id * NUM_BUCKETS // num_ps, (ps_id + 1) * NUM_BUCKETS // num_ps),)
 
 

@@ -1,8 +1,8 @@
 """Session: a model on TensorFlow's own parameter servers, which cannot say what they hold.
 
 Its chief says when a checkpoint is begun, when it is whole, and when the model is that of the newest whole one again
-(after the loss of a server or of the chief).  What was committed before a checkpoint was begun is surely in it; what
-was committed later is handed out again after a restoration, and may be in the model twice.
+(after the loss of a server or of the chief).  Minibatches committed before a checkpoint was begun are surely in it;
+later ones are handed out again after a restoration, and may be in the model twice.
 """
 
 from __future__ import annotations

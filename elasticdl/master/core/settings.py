@@ -20,7 +20,7 @@ class NanPolicy(StrEnum):
 
 
 class Remedy(StrEnum):
-    """What is done about a worker that hangs, or is slow."""
+    """The response to a worker that hangs or is slow."""
 
     REPLACE = "replace"
     REPORT = "report"

@@ -43,7 +43,7 @@ _STATES = {  # of worker/activity.py
 
 
 class Life(StrEnum):
-    """What is in a slot; all but `LIVE` say by themselves what the time is."""
+    """The content of a slot; each but `LIVE` determines the state of its time."""
 
     UNSCHEDULED = "unscheduled"  # no pod, or one that waits for a node
     LIVE = "live"  # a pod that has a node
@@ -177,17 +177,17 @@ class SlotTimes:
             self._sums[_UNREPORTED[slot.life]] += self.now - slot.settled
             slot.settled = self.now
 
-    # What happens meanwhile -----------------------------------------------------------------------------------------
+    # Events of the job ----------------------------------------------------------------------------------------------
 
     def miss_servers(self) -> None:
-        """Parameter servers are missing now: who has no task waits for them."""
+        """Parameter servers are missing from now on: workers without a task wait for them."""
         self._servers_missed_at = self.now
 
     def miss_group(self) -> None:
-        """A group has broken and none stands yet: who waits for one recovers."""
+        """A group has broken and the next one has not formed: workers without one recover."""
         self._group_broken_at = self.now
 
-    # What processes report ------------------------------------------------------------------------------------------
+    # Reports of processes -------------------------------------------------------------------------------------------
 
     def report(self, worker_id: int, incarnation: int, seconds: Mapping[str, float]) -> None:
         """A process says how its time was split since its start.
@@ -239,15 +239,15 @@ class SlotTimes:
             weights[state] = weights.get(state, 0) + max(0, us)
         return weights
 
-    # What becomes of what was computed ------------------------------------------------------------------------------
+    # Fate of computed time ------------------------------------------------------------------------------------------
 
     def committed(self, worker_id: int) -> None:
-        """What a worker has computed so far is in the model."""
+        """The model holds all that a worker has computed so far."""
         if (slot := self._by_worker.get(worker_id)) is not None:
             self._commit(slot)
 
     def lost(self, worker_id: int) -> None:
-        """What a worker has computed since it committed something last is in no model."""
+        """No model holds the steps of a worker since its last commit."""
         if (slot := self._by_worker.get(worker_id)) is not None:
             self._lose(slot)
 
@@ -317,7 +317,7 @@ class SlotTimes:
         slot.settled = until
 
     def _add_computing(self, slot: _Slot, us: int, until: int) -> None:
-        """What was computed, evenly over the time since `settled`, has the fate of its moment."""
+        """Add computed time, evenly over the time since `settled`, with the fate of its moment."""
         length = until - slot.settled
         if self._is_complete or not length:
             self._sums[SlotState.USEFUL] += us

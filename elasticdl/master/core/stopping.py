@@ -75,7 +75,7 @@ class StopRule:
 
 
 class EarlyStopping:
-    """What has become of a `StopRule`."""
+    """The state of a `StopRule`."""
 
     def __init__(self, rule: StopRule) -> None:
         self._rule = rule
@@ -147,7 +147,7 @@ class SaveRule:
 
 
 class Saving:
-    """What has become of a `SaveRule`."""
+    """The state of a `SaveRule`."""
 
     def __init__(self, rule: SaveRule) -> None:
         self.rule = rule

@@ -1,7 +1,7 @@
 """The plan of a job and its ledger as the master knows it: epochs, tasks, and which minibatches are committed.
 
 Each epoch's own part is in epoch.py, leases are in leases.py.  The ledger here is a summary: the truth is with the
-model, and `Tasks.reconcile` takes it over.  This module never talks to anybody.
+model, and `Tasks.reconcile` takes it over.  This module talks to no process.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Tasks:
         ]
 
     def quarantine(self, task: int, records: Iterable[int]) -> None:
-        """Sets records of a task aside in every epoch whose model does not hold them and nobody works on."""
+        """Exclude records of a task in every epoch in which the model does not hold them and no worker has the task."""
         self._quarantine[task] = self._quarantine.get(task, frozenset()).union(records)
         for epoch in self.epochs:
             if task not in epoch.leased:
@@ -109,7 +109,7 @@ class Tasks:
         return not self._is_stopped and self.is_planned(len(self.epochs))
 
     def stop(self) -> None:
-        """Plans nothing more than what somebody has begun."""
+        """Plan no task beyond those that workers have begun."""
         self._is_stopped = True
         for epoch in self.epochs:
             epoch.stop()
@@ -187,7 +187,7 @@ class Tasks:
     def give_back(self, name: TaskName) -> None:
         """A lease was lost: the task is the next one to be granted."""
         epoch, task = self.epochs[name[0]], name[1]
-        if self._settings.has_tensorflow_servers:  # they may hold what nobody has reported, and cannot say so
+        if self._settings.has_tensorflow_servers:  # they may hold more than was reported, and cannot report it
             epoch.num_repeated += len(epoch.slice(task)) - epoch.records_in(task)
         epoch.leased.remove(task)
         epoch.open_again(task)
@@ -222,7 +222,7 @@ class Tasks:
         return sum(epoch.skipped_records for epoch in self.epochs)
 
     def remarks(self, not_evaluated: Iterable[tuple[str, int]] = ()) -> list[str]:
-        """What the model was not trained on, or not evaluated on, for the end of the job."""
+        """Return the records that the model was not trained or evaluated on, for the end of the job."""
         remarks = []
         quarantined = dict.fromkeys([*self.quarantined(), *not_evaluated])
         if quarantined:

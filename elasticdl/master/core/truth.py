@@ -50,7 +50,7 @@ class Truth:
             self.doubt()
 
     def ask_if_needed(self, partition: Partition | None, clock: float) -> None:
-        """Puts the question, unless one is open, has just failed, or nobody could answer."""
+        """Ask, unless a question is open, has just failed, or no process could answer."""
         uncovered = any(epoch.complete and not epoch.covered for epoch in self._work.tasks.epochs)
         if not (self.in_doubt or uncovered):
             return

@@ -12,7 +12,7 @@ NUM_BUCKETS = 1024  # of the id space of every table, and of the flat dense vect
 
 
 class Role(StrEnum):
-    """What a pod does; same words as the port `Cluster`."""
+    """The role of a pod; same words as the port `Cluster`."""
 
     MASTER = "master"
     PS = "ps"
@@ -46,7 +46,7 @@ class DataKind(StrEnum):
 
 
 class SessionEvent(StrEnum):
-    """What TensorFlow's chief says of the model."""
+    """A report of TensorFlow's chief on the model."""
 
     SAVING = "saving"
     SAVED = "saved"
@@ -110,7 +110,7 @@ class MetricState:
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """What one worker does for the user's callbacks while training goes on.
+    """A task of one worker for the user's callbacks, during training.
 
     Attributes:
         save_to: not empty: write the model there; empty: call `on_epoch_end`.
@@ -202,7 +202,7 @@ class BucketRange:
 
 @dataclass(frozen=True, slots=True)
 class PsLoad:
-    """What a PS has done in this life; all but the last two only grow.
+    """Counts of a PS since its start; all but the last two only grow.
 
     Attributes:
         busy_seconds: of its threads, in calls.
@@ -244,7 +244,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What the threads of a worker are doing.
+    """The stacks of all threads of a worker.
 
     Attributes:
         where: the innermost line of user code, "file:line in function"; empty: there is none.

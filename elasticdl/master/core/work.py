@@ -1,4 +1,4 @@
-"""Work: what is handed out to whom, and what comes back: planned tasks, evaluations, TRAIN_END.
+"""Work: tasks, evaluations and TRAIN_END, handed out to workers, and their results.
 
 Tasks, rounds and leases are parts with one concept each; here they meet.  Whether anything may be handed out at all is
 said by job.py.
@@ -107,7 +107,7 @@ class Work:
                 self._ending.fail(str(error))
 
     def serve(self, clock: float) -> None:
-        """Answers the requests for which there is a lease; who holds none comes first."""
+        """Answer the requests for which there is a lease; workers without one come first."""
         for worker in sorted(self._workers.waiting(), key=lambda w: len(self.leases.of_worker(w.id))):
             call = worker.waiting_call
             is_out = worker.is_leaving or worker.stuck_since is not None
@@ -119,7 +119,7 @@ class Work:
                 self._out.reply(call, LeaseGranted(lease))
 
     def answer_waiting(self, clock: float) -> None:
-        """Who does not want to wait gets nothing, nor who has waited for long enough."""
+        """Answer non-blocking requests and expired long polls with no lease."""
         for call in self._workers.stop_waiting(clock - self._settings.long_poll):
             self._out.reply(call, NoLeaseNow())
 
@@ -393,7 +393,7 @@ class Work:
         self._decide(done.step)
 
     def _decide(self, step: int) -> None:
-        """What follows from an evaluation for the user's callbacks."""
+        """Apply the results of an evaluation to the rules of the user's callbacks."""
         results, loss = self.evaluations.results, self.losses.newest
         try:
             reason = self.callbacks.evaluated(results, step, len(self.tasks.epochs), loss)

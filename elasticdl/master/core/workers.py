@@ -1,4 +1,4 @@
-"""Workers: who has registered, when each was heard last, who waits for a lease.
+"""Workers: registrations, heartbeats, and requests for leases.
 
 A worker is known by its id and the incarnation of its process.  Pods are in pods.py, leases in leases.py.
 """
@@ -21,7 +21,7 @@ class Worker:
         moved_at: when its positions changed last, or it got a lease.
         stuck_since: since then it hangs, as far as its heartbeats say, and its leases are gone.
         has_joined: it has registered in this life of the master, not only in an earlier one.
-        is_leaving: it was told to end by somebody else, and gets nothing to do any more.
+        is_leaving: it was ended from outside, and gets no more tasks.
         is_hasty: its request for a lease is to be answered at once.
         only: type that its request asks for; None: any.
         world_version: of the world that it is in, as it said last; 0: in none.
@@ -101,7 +101,7 @@ class Workers:
         worker.positions, worker.activity, worker.seconds = positions, activity, dict(seconds)
 
     def waiting(self) -> list[Worker]:
-        """Those that wait for a lease, who waits longest first."""
+        """Return the workers that wait for a lease, the longest wait first."""
         waiting = [worker for worker in self._workers.values() if worker.waiting_call is not None]
         return sorted(waiting, key=lambda worker: worker.waiting_since)
 
@@ -114,7 +114,7 @@ class Workers:
         return calls
 
     def abandon(self, call: int) -> None:
-        """Nobody waits for the answer to a call."""
+        """Forget a call whose client has gone."""
         for worker in self._workers.values():
             if worker.waiting_call == call:
                 worker.waiting_call = None

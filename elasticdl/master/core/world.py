@@ -1,7 +1,7 @@
-"""Worlds: who forms the group of an AllReduce job, in which order, and when a new one is called.
+"""Worlds: the members of the group of an AllReduce job, their order, and when a new one is called.
 
 The truth on the model is with the members.  A world *forms* when its rank 0 says so; it *stands* until something
-happens to a member or somebody is to join.  While none stands the ledger is in doubt: nothing is granted, and what is
+happens to a member or a worker is to join.  While none stands the ledger is in doubt: nothing is granted, and what is
 committed is said by the next world that forms.  A world takes its model from a member of the last one that formed, if
 any lives; so no world is planned without one of them as long as one lives, however slow it is.
 
@@ -25,7 +25,7 @@ from elasticdl.master.core.world_story import Story
 from elasticdl.master.core.world_suspects import Suspects
 from elasticdl_client.job_events import EventKind
 
-SETTLE = 0.2  # seconds that a new world waits for those who may be ready a moment later
+SETTLE = 0.2  # seconds that a new world waits for workers that may be ready a moment later
 MAX_SETTLE = 1.0  # of the first that is ready
 HOLDER_LEASES = 3  # lease timeouts of silence after which even the last member that has the model is given up
 
@@ -52,9 +52,9 @@ class Worlds:
         self._story = Story()
         self._complaint = ""
         self._has_ended = False  # the job is decided: that members leave is no event
-        self._judged = 0  # the newest version that could not form and is somebody's fault
+        self._judged = 0  # the newest version that could not form because of a member
 
-    # What others ask ------------------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------------------------
 
     @property
     def stands(self) -> bool:
@@ -80,7 +80,7 @@ class Worlds:
         """Of the last world that formed, whatever has become of it."""
         return () if self.formed is None else self.formed.members
 
-    # What workers say -----------------------------------------------------------------------------------------------
+    # Reports of workers ---------------------------------------------------------------------------------------------
 
     def ready(self, event: ReadyForWorld, clock: float) -> None:
         """A known worker stands outside of every world."""
@@ -161,7 +161,7 @@ class Worlds:
         """It is the last one that did."""
         return self.formed is not None and self.formed.version == version
 
-    # What happens to workers ----------------------------------------------------------------------------------------
+    # Changes of workers ---------------------------------------------------------------------------------------------
 
     def lost(self, worker_id: int, why: str, clock: float) -> None:
         """A process is gone for good."""
@@ -178,7 +178,7 @@ class Worlds:
             self._break_knowingly(f"worker {worker_id} has lost its lease", clock, cause)
 
     def leaves(self, worker_id: int, clock: float) -> None:
-        """A worker was told to end by somebody else."""
+        """A worker was ended from outside."""
         self._lose(worker_id, "was told to end", clock)
 
     def _lose(self, worker_id: int, why: str, clock: float) -> None:
@@ -263,7 +263,7 @@ class Worlds:
     def _choose(self, clock: float) -> list[Candidate]:
         """The members of a world that is due now; empty: none is."""
         if self.planned is not None and self.planned is not self.formed and not self._broken:
-            return []  # it is being formed; who comes later joins the next one
+            return []  # it is being formed; a worker that comes later joins the next one
         sources = self._alive(self.formed, clock)
         names = {one.id for one in sources}
         joiners = [
@@ -291,19 +291,19 @@ class Worlds:
         return together(called, joiners) if self._is_over(self._broken_at + SETTLE, clock) else []
 
     def _awaits_holder(self, clock: float) -> bool:
-        """Whether a member of the last world is silent, but may come back: nobody else has the model."""
+        """Whether a member of the last world is silent, but may return: no other process has the model."""
         limit = HOLDER_LEASES * self._settings.lease_timeout
         for member in self.formed_members:
             worker = self._known(member)
             if worker is None or not worker.has_joined or worker.is_leaving or worker.stuck_since is not None:
                 continue
             if not self._is_over(worker.heard_at + limit, clock):
-                self._complain(f"Training waits for worker {worker.id}, which is silent: nobody else has the model")
+                self._complain(f"Training waits for worker {worker.id}, which is silent: no other worker has the model")
                 return True
         return False
 
     def _without_suspects(self, ready: list[Candidate], clock: float) -> list[Candidate]:
-        """Leaves somebody out, if all whom the newest world was planned of live and could not form it."""
+        """Exclude a suspect, if all planned members of the newest world live and could not form it."""
         world = self.planned
         if world is None or world is self.formed or self._lost or self._judged == world.version:
             return ready
@@ -319,7 +319,7 @@ class Worlds:
         return ready
 
     def _are_all_there(self, joiners: list[Candidate], clock: float) -> bool:
-        """Nobody else is about to be ready."""
+        """Whether no other worker is about to be ready."""
         if not joiners:
             return False
         inside = set(self.members) | {one.id for one in joiners}
@@ -355,7 +355,7 @@ class Worlds:
             self._complaint = text
             self._out.log(text, Level.WARNING)
 
-    # Who is there ---------------------------------------------------------------------------------------------------
+    # Presence of workers --------------------------------------------------------------------------------------------
 
     def _known(self, member: Member | Candidate) -> Worker | None:
         worker = self._workers.get(member.worker_id if isinstance(member, Member) else member.id)
@@ -395,7 +395,7 @@ class Worlds:
             self._break_knowingly("the master has restarted", clock, self._out.events.newest("master"))
 
     def validate(self) -> None:
-        """The newest world is not older than the last that formed, and nobody is in it twice.
+        """Check that the newest world is not older than the last that formed, and that no worker is in it twice.
 
         Raises:
             AssertionError: it is not so.

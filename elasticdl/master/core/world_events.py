@@ -1,4 +1,4 @@
-"""What the workers of an AllReduce job tell the core of worlds; part of events.py, which says what an event is."""
+"""Reports of workers on the worlds of an AllReduce job; part of events.py, which defines events."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Story:
         line = f"World {number} of {count} has formed in {duration:.2f} s: worker {names}"
         causes = self._facts or self._complaints[:1]
         if origin and number > 1:
-            causes = [*causes, "nobody has the model any more"]
+            causes = [*causes, "no worker has the model any more"]
         line += f" ({'; '.join(causes)})" if causes else ""
         self._facts, self._complaints, self._since = [], [], None
         return line + (f"; its model is {origin}" if origin else "")

@@ -1,7 +1,7 @@
-"""Suspects: whom the next world is tried without, when one could not form although all its members live.
+"""Suspects: workers that the next world excludes, when one could not form although all its members live.
 
-Joiners first: those who were in the last world work without them.  Then one after another, the youngest first.  Who was
-left out is tried again later, each time after twice the time.
+Joiners first: members of the last world work without them.  Then one after another, the youngest first.  An excluded
+worker is tried again later, each time after twice the time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_BAR = 600.0
 
 
 class Suspects:
-    """Who is barred, and until when."""
+    """The excluded workers, and until when."""
 
     def __init__(self) -> None:
         self._num_tries = 0  # of leaving one member out, since a world formed last
@@ -21,7 +21,7 @@ class Suspects:
         self._until: dict[int, float] = {}
 
     def of_failed_world(self, members: Sequence[tuple[int, bool]], clock: float) -> set[int]:
-        """Those whom the next world does without.
+        """Return the workers that the next world excludes.
 
         Args:
             members: of the world that could not form, in order of rank: worker, and whether it was in the last one.

@@ -79,7 +79,7 @@ class ConfigMapJournal:
         self._thread.start()
 
     def load(self) -> dict[str, Any] | None:
-        """What there was when this life took over."""
+        """Return the state at the time of the takeover."""
         if not self._found_journal:
             return None
         remedy = "delete the job and submit it again"
@@ -244,7 +244,7 @@ class ConfigMapJournal:
             self._patch(body)
 
     def _adopt_version(self) -> None:
-        """After a conflict: the object was written under our name, or nobody else's since; then we go on from it."""
+        """After a conflict: continue from the object's version, if we wrote it or no other writer has since."""
         try:
             found = self._read()
         except ClusterError as error:

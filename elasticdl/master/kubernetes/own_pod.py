@@ -1,4 +1,4 @@
-"""The pod that the master runs in: its label, and its end.  What cannot be said of it is a warning, no more."""
+"""The pod that the master runs in: its label, and its end.  A failure to set the label is only a warning."""
 
 from __future__ import annotations
 
