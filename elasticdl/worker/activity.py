@@ -14,7 +14,7 @@ from types import TracebackType
 
 
 class Activity(StrEnum):
-    """What the main thread is busy with; the heartbeat carries it to the master."""
+    """The activity of the main thread; heartbeats carry it to the master."""
 
     START = "start"  # importing, loading and building the model
     COMPILE = "compile"  # the first minibatch
@@ -72,7 +72,7 @@ class ActivityClock:
 
     @contextmanager
     def without_task(self) -> Iterator[None]:
-        """The input pipeline, in a thread of its own, waits for a task: who waits for input meanwhile is idle."""
+        """The input pipeline's thread waits for a task: a main thread that waits for input meanwhile is idle."""
         self._set_without_task(True)
         try:
             yield

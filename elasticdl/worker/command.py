@@ -16,7 +16,7 @@ NOT_STARTED = 127  # the exit code, as of a shell
 
 
 def environment_of(environment: Mapping[str, str], directory: str) -> dict[str, str]:
-    """What the command sees: our Python first on PATH, the model zoo on PYTHONPATH."""
+    """Return the environment of the command: our Python first on PATH, the model zoo on PYTHONPATH."""
     path = [os.path.dirname(sys.executable), environment.get("PATH", os.defpath)]
     modules = [directory, os.path.dirname(directory), environment.get("PYTHONPATH", "")]
     return {

@@ -14,7 +14,7 @@ _UNITS = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # of control groups o
 
 
 def cpu_use(root: Path = Path("/")) -> pb.CpuUse:
-    """What the kernel says now; 0 where it says nothing.
+    """Read the processor time from the kernel; 0 where it does not report it.
 
     Args:
         root: where `proc` and `sys` are.

@@ -25,7 +25,7 @@ def evaluate_task(framework: Inference, values: Values, held: HeldLease, batches
 
 
 def merged_results(framework: Inference, merged: Iterable[pb.MetricState]) -> dict[str, float]:
-    """What the metrics say of states that the master has added up."""
+    """Return the results of metrics from states that the master has merged."""
     return framework.evaluation().results([from_message(state) for state in merged])
 
 

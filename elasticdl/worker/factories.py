@@ -1,4 +1,4 @@
-"""What every process that runs the user's module makes of a job's flags: readers of its data, and the framework."""
+"""Makes readers and the framework from a job's flags, in every process that runs the user's module."""
 
 from __future__ import annotations
 

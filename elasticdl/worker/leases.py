@@ -75,13 +75,13 @@ class LeaseBook:
             return [pb.Position(lease=h.id, minibatch=h.minibatch) for h in self._held.values()]
 
     def messages(self) -> list[pb.HeldLease]:
-        """What a restarted master is told."""
+        """Return the held leases, for a restarted master."""
         with self._lock:
             return [pb.HeldLease(lease=h.lease, committed=sorted(h.committed)) for h in self._held.values()]
 
 
 class LeaseLink(Protocol):
-    """Who grants leases and is told of progress: the master, or what takes its place in a process without one."""
+    """Grants leases and receives reports: the master, or its substitute in a process without one."""
 
     leases: LeaseBook
 

@@ -1,4 +1,4 @@
-"""What the model of an AllReduce job holds: minibatches by name and their samples, and how much it has seen."""
+"""The ledger of an AllReduce model: minibatches by name and their samples, and counts of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTS = struct.Struct("<qq")  # steps, records
 
 @dataclass(slots=True)
 class Ledger:
-    """What the model holds.
+    """The minibatches in a model.
 
     Attributes:
         applied: names of minibatches.

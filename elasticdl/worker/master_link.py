@@ -79,7 +79,7 @@ class MasterLink:
         self._standing = standing
 
     def carry_rate(self, rate: Callable[[], float | None]) -> None:
-        """What reports of progress say of the learning rate."""
+        """Set the provider of the learning rate in reports of progress."""
         self._rate = rate
 
     def register(self) -> pb.RegisterWorkerReply:

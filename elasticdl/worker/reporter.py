@@ -1,6 +1,7 @@
 """Tells the master of progress in the background, in order, without holding up the training thread.
 
-A task's end is told after all its minibatches.  What the master refuses (a lease that is no longer ours) is dropped.
+A task's end is told after all its minibatches.  Reports that the master refuses (a lease that is no longer ours) are
+dropped.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Reporter:
             self._tell(news)
 
     def _is_urgent(self) -> bool:
-        """Whether somebody waits for the news, or they are not progress of one task alone."""
+        """Whether a call waits for the report, or it is not progress of one task alone."""
         return self._num_draining > 0 or len(self._news) > 1 or self._news[0].num_minibatches is not None
 
     def _tell(self, news: _News) -> None:

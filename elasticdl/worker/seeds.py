@@ -1,4 +1,4 @@
-"""Seeds of the randomness in training: functions of names, so that whoever computes a minibatch draws the same."""
+"""Seeds of the randomness in training: functions of names, so that every worker draws the same for a minibatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all threads of this process are doing, for the master, when it suspects that the worker hangs.
+"""The stacks of all threads of this process, for the master when it suspects that the worker hangs.
 
 Python's own frames always, native ones where py-spy is installed.  Nothing of the values of variables is read.
 """
@@ -139,7 +139,7 @@ def _frames_of(frame: FrameType | None) -> list[Frame]:
 
 
 def _native_stacks(py_spy: str | None) -> str:
-    """What py-spy sees of this process; empty without it."""
+    """Return the output of py-spy for this process; empty without it."""
     if py_spy is None:
         return ""
     prctl = ctypes.CDLL(None).prctl

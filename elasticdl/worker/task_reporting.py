@@ -129,7 +129,7 @@ class TaskReporter:
 
 
 def said_of(error: Exception, held: HeldLease | None) -> tuple[str, str]:
-    """What to tell of the exception that is being handled, and its traceback where that helps."""
+    """Return the text for the exception being handled, and its traceback where that helps."""
     if not isinstance(error, LabelError):
         return f"{type(error).__name__}: {error}", traceback.format_exc()
     if held is None or error.sample is None or error.sample >= len(held.record_numbers):

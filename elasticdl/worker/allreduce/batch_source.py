@@ -1,4 +1,4 @@
-"""Where a member's minibatches come from, and who is told of them: its own leases.
+"""The source of a member's minibatches, and the reports on them: its own leases.
 
 The port `BatchSource`, and `LeasedBatches`: every member brings the minibatches of the leases that the master grants
 to it, and reports them itself.
@@ -138,7 +138,7 @@ class LeasedBatches:
         self._feeder.start()
 
     def entered(self) -> None:
-        """What was taken for applied and is not goes through the feeder again."""
+        """Queue again the minibatches that the model of the new world lacks."""
         applied = self._session.ledger.applied
         is_older = any(name not in applied for name in self._names)
         for held in self._leases.held():

@@ -1,4 +1,4 @@
-"""--fixed_global_batch: step s is always minibatches sG … (s+1)G-1 of the epoch's order, whoever computes them.
+"""--fixed_global_batch: step s is always minibatches sG … (s+1)G-1 of the epoch's order, for any number of workers.
 
 The master grants the training leases to rank 0 alone, in that order.  Rank 0 shares their descriptions, so that every
 member has the same queue, and cuts its own contiguous piece out of every step.  Rank 0 reports for all.
@@ -166,7 +166,7 @@ class GlobalBatches:
         return True  # rank 0 tells of it, in `settle`
 
     def settle(self, plan: StepPlan, flaws: Mapping[int, str]) -> bool:
-        """All tell what is not finite, and rank 0 the master, before anybody applies the step."""
+        """Exchange which minibatches are not finite before the step is applied; rank 0 reports them to the master."""
         marks = np.zeros(self._session.most_parts, np.int64)
         marks[list(flaws)] = 1
         gathered = self._session.gather(marks)

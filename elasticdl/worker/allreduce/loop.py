@@ -31,7 +31,7 @@ from elasticdl.worker.termination import Termination
 from elasticdl_client.errors import ElasticDLError
 
 _log = logging.getLogger("elasticdl.worker")
-_PATIENCE_S = 0.1  # where nobody has work: between two looks
+_PATIENCE_S = 0.1  # between two looks while no member has work
 _LAST_REPORTS_S = 1.0
 
 
@@ -78,8 +78,8 @@ class AllReduceLoop:
         self._minibatch_size = minibatch_size
         self._skips_not_finite = skips_not_finite
         self._quarantine = quarantine
-        self._is_idle = False  # nobody had work in the last round
-        self._is_last = False  # nobody goes on after this member
+        self._is_idle = False  # no member had work in the last round
+        self._is_last = False  # no member continues after this one
 
     def run(self) -> None:
         """Returns when the master says that the job is over."""

@@ -36,7 +36,7 @@ class Replica:
         self.begin()
 
     def begin(self) -> None:
-        """What the model holds now are its initial values."""
+        """Take the present values of the model as its initial values."""
         self._initial = self._framework.state()
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -102,7 +102,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
 
     def begin(self, ledger: Ledger) -> None:
-        """A world begins with this ledger.  What earlier worlds have not written stays to be written."""
+        """Begin a world with this ledger.  Unwritten minibatches of earlier worlds stay to be written."""
         number = ledger.applied.num_names
         if not self._has_begun:
             self._has_begun, self._saved_at = True, (number, time.monotonic())
@@ -121,7 +121,7 @@ class CheckpointWriter:
             self._start(ledger)
 
     def save_last(self, ledger: Ledger) -> None:
-        """What is not written yet; returns when it is."""
+        """Write the ledger if it has not been written yet; return when it is on disk."""
         self.wait()
         if self._checkpoints.is_wanted and ledger.applied.num_names > self._saved_at[0]:
             self._start(ledger)

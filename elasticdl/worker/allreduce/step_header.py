@@ -1,4 +1,4 @@
-"""What the members of a world tell each other before every step: one line of int64 numbers per member.
+"""The header that members of a world exchange before every step: one line of int64 numbers per member.
 
 A header names the minibatches that its member brings, the newest world that it has heard of, and what it wants.
 """

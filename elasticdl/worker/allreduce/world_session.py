@@ -1,9 +1,9 @@
 """A worker's life in the worlds of an AllReduce job: it gets ready, enters, takes part in steps, leaves, enters again.
 
-Everybody goes through the same sequence of collectives: a header (`plan_step`), the reduction of the buffers
+All members run the same sequence of collectives: a header (`plan_step`), the reduction of the buffers
 (`begin_reduce`, `finish_reduce`), and when all of them came, the update and `commit`.  Step k is proven to be in every
-member's model by the header of step k + 1.  Whatever goes wrong ends the world: `WorldEnded`, and the next thing to do
-is `enter`, after which the state, its ledger and the counts are those of the source.
+member's model by the header of step k + 1.  Any failure ends the world: `WorldEnded`, and the next call must be
+`enter`, after which the state, its ledger and the counts are those of the source.
 
 It owns the ledger of the model (which minibatches it holds) and knows nothing of frameworks, leases and tasks.  All but
 `standing` is to be called by one thread.
@@ -323,7 +323,7 @@ class WorldSession:
         return self._collective(lambda: self._group.gather(numbers))
 
     def share(self, data: bytes | None, source: int = 0) -> bytes:
-        """What one member gives, for all; the others give None.
+        """Broadcast the data of one member to all; the others pass None.
 
         Raises:
             WorldEnded: the world is broken.
@@ -379,7 +379,7 @@ class WorldSession:
             self._is_forming = False
 
     def _synchronize(self, world: pb.World) -> None:
-        """Everybody gets the model of the source, and the master is told what it holds."""
+        """Copy the source's model to all members, and report to the master what it holds."""
         restored_from = ""
         try:
             own = np.array([self.ledger.steps, self._holds_model], np.int64)
@@ -421,7 +421,7 @@ class WorldSession:
             raise GroupLost(f"the master does not want it any more: {ack.reason}")
 
     def _settle_pending(self) -> None:
-        """What was applied here and unconfirmed: the model of the world holds it, or it was dropped."""
+        """Keep unconfirmed minibatches that the model of the world holds, and drop the others."""
         self._confirmed += [name for name in self._pending if name in self.ledger.applied]
         self._pending = []
 
@@ -447,7 +447,7 @@ class WorldSession:
         return found.hexdigest()
 
     def _heard(self, world: pb.World) -> None:
-        """In the thread of the watch: who waits for somebody that is no member any more waits in vain."""
+        """Watcher thread: abort the current collective if a peer has left the world."""
         if not world.version:
             self._group.abandon("the job is over")
             return

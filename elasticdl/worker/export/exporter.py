@@ -1,4 +1,4 @@
-"""What one worker does alone: TRAIN_END exports the trained model, then the callbacks; CALLBACK does it on the way.
+"""Work of one worker alone: TRAIN_END exports the trained model, then the callbacks; CALLBACK does it on the way.
 
 A model is written under a name of the lease's own, which only a confirmed lease may make final.
 """
@@ -55,7 +55,7 @@ class Exporter:
         """Exports to `--output`, if there is one, and calls the user's callbacks.
 
         Raises:
-            LeaseLost: somebody else does it.
+            LeaseLost: another worker has the lease.
             ModelDefinitionError: the model cannot be exported.
         """
         parameters = self._model.values(held).parameters
@@ -69,7 +69,7 @@ class Exporter:
         """Saves the model as it is now, or calls the user's callbacks at the end of an epoch.
 
         Raises:
-            LeaseLost: somebody else does it.
+            LeaseLost: another worker has the lease.
             ModelDefinitionError: the model cannot be saved.
         """
         what, parameters = held.lease.occasion, self._model.values(held).parameters

@@ -1,4 +1,4 @@
-"""What of a model with tables on parameter servers can be exported in the memory there is; known before training."""
+"""Which parts of a model with tables on parameter servers fit into memory at export; computed before training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ExportPlan:
 
 
 def plan_export(tables_bytes: int, available_bytes: int) -> ExportPlan:
-    """What can be exported of tables of that size with that much memory to be had."""
+    """Return the export that is possible with tables of that size and that much memory."""
     if tables_bytes <= _SEPARATE_BYTES:
         return ExportPlan()
     saved_model, model_file = needed_bytes(tables_bytes)
@@ -39,14 +39,14 @@ def plan_export(tables_bytes: int, available_bytes: int) -> ExportPlan:
 
 
 def needed_bytes(tables_bytes: int) -> tuple[float, float]:
-    """What the export process needs at most: for the SavedModel, and for the framework's own file as well."""
+    """Return the memory that an export takes at most: for the SavedModel, and for the framework's own file as well."""
     return _PROCESS_BYTES + _SAVED_MODEL * tables_bytes, _PROCESS_BYTES + _MODEL_FILE * tables_bytes
 
 
 def announce_export(tables: Sequence[Table], available_bytes: int, output: str, checkpoint_dir: str) -> None:
     """Before the job starts: says what will not be exported, and why.
 
-    Tables without an `input_dim` are not counted: nobody knows yet how many rows they will have.
+    Tables without an `input_dim` are not counted: their final number of rows is unknown.
 
     Raises:
         ModelDefinitionError: nothing could be exported, and there are no checkpoints either.
@@ -78,7 +78,7 @@ def why_not(tables_bytes: int, available_bytes: int) -> str:
 
 
 def instead(checkpoint_dir: str) -> str:
-    """What stands in for an export."""
+    """Return the substitute for an export."""
     return f"The newest checkpoint in {checkpoint_dir} is the trained model."
 
 

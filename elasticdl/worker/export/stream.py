@@ -25,7 +25,7 @@ class StreamEnded(Exception):
 
 
 class ExportWriter:
-    """Raises `BrokenPipeError` when nobody reads any more."""
+    """Raises `BrokenPipeError` after the reader has gone."""
 
     def __init__(self, pipe: BinaryIO) -> None:
         self._pipe = pipe

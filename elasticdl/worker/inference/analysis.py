@@ -35,7 +35,7 @@ _EXTENSION = "sketch"
 
 @dataclass(frozen=True, slots=True)
 class TableInput:
-    """What an analysis has instead of a model: a task is one minibatch, whose data are the cells of its columns."""
+    """The model's substitute in an analysis: a task is one minibatch, whose data are the cells of its columns."""
 
     columns: Columns
 
@@ -71,7 +71,7 @@ class AnalysisWork:
         self._link.finish(held.id, batches.num_minibatches)
 
     def end(self, held: HeldLease) -> None:
-        """Puts the parts together; they stay until the job is over, for whoever must do it again."""
+        """Put the parts together; keep them until the job is over, as another worker may have to repeat this."""
         with self._clock.during(Activity.COMPUTE):
             whole = merged(part.read_bytes() for part in self._parts.finished())
             found = {"data": self._spec.data, **whole.statistics(self._spec.num_buckets, self._spec.vocabulary_size)}
@@ -112,7 +112,7 @@ def make_analysis_loop(link: MasterLink, readers: Readers, spec: JobSpec, clock:
 
 
 def columns_of(spec: JobSpec, metadata: Metadata) -> Columns:
-    """What the job's flags say of columns."""
+    """Return the columns that the job's flags select."""
     named = spec.data_reader_params_dict().get("column_dtypes", {})
     texts = frozenset(name for name, dtype in named.items() if dtype == "string") if isinstance(named, dict) else ()
     return Columns(metadata, tuple(_listed(spec.columns)), frozenset(_listed(spec.missing_values)), frozenset(texts))

@@ -1,7 +1,6 @@
 """The loop of a job that trains nothing: take a lease, work it off, say so, until the job is over.
 
-What is done with the minibatches of a task is its `PassWork`'s business.  User code fails the task it belongs to, never
-the worker.
+A `PassWork` processes the minibatches of a task.  An error of user code fails its task, never the worker.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _MODES = {pb.EVALUATION: Mode.EVALUATION, pb.PREDICTION: Mode.PREDICTION}
 
 
 class PassWork(Protocol):
-    """What is done with a task, and at the end."""
+    """The work on each task, and at the end."""
 
     def run(self, held: HeldLease, values: Values, batches: TaskBatches, check: Callable[[], None]) -> None:
         """Works a task off and tells the master.

@@ -6,7 +6,7 @@ A job that makes one pass over its data and keeps something of each task uses th
   lease still counts, and only then the file becomes ``part-<task>.<extension>``.  So a task that is done twice, by a
   worker that was lost and by its successor, leaves one file, and a killed worker leaves none under a part's name.
 * the master grants one TRAIN_END lease when every task is finished, if the job's settings say `has_last_task`
-  (master/settings.py).  Whoever gets it finds all parts in `finished()`, in the order of the data, may put them
+  (master/settings.py).  Its worker finds all parts in `finished()`, in the order of the data, may put them
   together into one file with `writing_file(held, path)`, and removes what killed workers have left with `sweep()`.
 
 See `worker/prediction.py` for a job that does so.
@@ -44,7 +44,7 @@ class Parts:
         """The path of a file to be written in the block; one that is not written leaves no part.
 
         Raises:
-            LeaseLost: the task is somebody else's by now.
+            LeaseLost: another worker has the task by now.
         """
         name = f"{_PREFIX}{held.lease.task:05d}.{self._extension}"
         with self.writing_file(held, self._directory / name) as temporary:

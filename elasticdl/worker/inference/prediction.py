@@ -113,7 +113,7 @@ class PredictionWork:
 
 
 def make_process(definition: ModelDefinition, worker_id: int) -> Process | None:
-    """What takes predictions: `process` of the user's class, which may take the minibatch's name; None: no such."""
+    """Return `process` of the user's class, which may take the minibatch's name; None if there is no such class."""
     made = definition.prediction_outputs_processor
     if made is None:
         return None

@@ -97,7 +97,7 @@ def make_one_pass_loop(
 
 
 class ServedValues:
-    """A model on parameter servers that nobody trains: dense parameters are fetched once, rows as they are needed."""
+    """A model on idle parameter servers: dense parameters are fetched once, rows as they are needed."""
 
     def __init__(self, session: PsSession) -> None:
         self._session = session

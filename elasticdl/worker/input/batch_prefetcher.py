@@ -1,6 +1,6 @@
-"""Training minibatches of this member's leases, made in a thread of its own: nobody waits for a lease to take one.
+"""Prefetches training minibatches of this member's leases in a background thread; `take` never blocks on the master.
 
-A member of a world without work must not hold up the others, who wait for its header.
+A member of a world without work must not hold up the others: they wait for its header.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Requests(LeaseLink, Protocol):
 
 
 class InterruptibleLeases:
-    """Asks for leases as `MasterLink` does, until somebody interrupts it."""
+    """Asks for leases as `MasterLink` does, until it is interrupted."""
 
     def __init__(self, link: MasterLink) -> None:
         self.leases = link.leases
@@ -112,7 +112,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The feeder's own end, by an error that is nobody's fault but ours."""
+    """The feeder's own end, by an error in ElasticDL itself."""
 
     error: BaseException
 
@@ -172,7 +172,7 @@ class BatchPrefetcher:
             return item
 
     def resume(self) -> None:
-        """What the last item said has been dealt with."""
+        """Continue after the last item, which has been handled."""
         with self._changed:
             self._is_paused = False
             self._changed.notify_all()
@@ -186,7 +186,7 @@ class BatchPrefetcher:
         with self._changed:
             self._is_restarting = True
             self._requests.interrupt()
-            others = [item.held for item in self._items if isinstance(item, Other)]  # nobody has taken them
+            others = [item.held for item in self._items if isinstance(item, Other)]  # not taken yet
             self._items = deque(item for item in self._items if isinstance(item, Broke))  # that is heard in any case
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._is_restarting or self._is_broken)
@@ -198,7 +198,7 @@ class BatchPrefetcher:
         try:
             while self._work():
                 pass
-        except BaseException as error:  # noqa: BLE001  raised again by whoever takes it
+        except BaseException as error:  # noqa: BLE001  raised again when it is taken
             with self._changed:
                 self._is_broken = True
                 self._items.append(Broke(error))
@@ -266,7 +266,7 @@ class BatchPrefetcher:
             if self._is_restarting:
                 raise PrefetchInterrupted
             self._items.append(item)
-            self._is_paused = isinstance(item, Over | Other | Failed)  # now: who takes it may resume at once
+            self._is_paused = isinstance(item, Over | Other | Failed)  # now: its taker may resume at once
             self._changed.notify_all()
 
     def _pause(self) -> None:

@@ -73,7 +73,7 @@ class TaskBatches(Iterator[Batch]):
 
     @property
     def is_cut_short(self) -> bool:
-        """What has not been computed yet need not be."""
+        """Whether the rest of the task need not be computed."""
         return self._is_leaving()
 
     def __next__(self) -> Batch:

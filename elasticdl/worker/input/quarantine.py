@@ -27,7 +27,7 @@ _log = logging.getLogger("elasticdl.worker")
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """What a job's flags say of bad records and feeds; false: tasks are not looked through.
+    """A job's flags on bad records and feeds; false: tasks are not checked.
 
     Attributes:
         limit: how many records may be set aside.
@@ -140,7 +140,7 @@ def _bisect(
 
 
 def _error(framework: Inference, mode: Mode, task: TaskRecords, start: int, end: int) -> FeedError | None:
-    """What `feed` raises on a part of the records."""
+    """Return the error of `feed` on a part of the records."""
     part = replace(task, records=task.records[start:end])
     try:
         for _ in framework.batches(mode, iter((part,))):

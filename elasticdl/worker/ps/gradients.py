@@ -79,7 +79,7 @@ class Gradients:
         if not self._skips_not_finite:
             raise NotFinite(batch.n, what)
         _log.warning("Minibatch %d of %s is left out of the model: %s", batch.n, held.task_name, what)
-        # Before the push: no name may be in the model of which nobody knows that its records are not.
+        # Before the push: the model must not hold a name whose records are not in it, unknown to all.
         if not self._link.report_progress(held.id, [], None, skipped=[batch.n], not_finite=what).accepted:
             raise LeaseLost
         return Computed(batch, None, Push(held.id, lease.epoch, lease.task, batch.n, None, None, {}, versions))
@@ -101,7 +101,7 @@ class Gradients:
 
 
 def _not_finite(step: Step) -> str:
-    """What of a step is not finite, in words; empty: nothing."""
+    """Describe the values of a step that are not finite; empty if all are."""
     if math.isfinite(step.loss):
         return step.not_finite
     return step.not_finite.replace("the loss", "The loss", 1) or f"The loss is {step.loss}"
