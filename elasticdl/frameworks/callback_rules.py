@@ -1,6 +1,6 @@
-"""What the master is to decide for the user's callbacks, from their settings, whatever the framework.
+"""The master's decisions for the user's callbacks, from their settings, for every framework.
 
-`Rules.to_json` is what master/core/callbacks.py reads.  What cannot be kept is refused here, by name.
+master/core/callbacks.py reads `Rules.to_json`.  Rules that cannot be kept are refused here, by name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rules:
 
     @property
     def watches(self) -> str:
-        """What cannot be without evaluations; empty: nothing."""
+        """Describe the rules that need evaluations; empty: none does."""
         if self.stopping:
             return "EarlyStopping"
         return "ModelCheckpoint(save_best_only=True)" if any(rule["metric"] for rule in self.saving) else ""
@@ -52,7 +52,7 @@ class Rules:
         return any(_filled_in(rule["path"]).fullmatch(path) for rule in self.saving)
 
     def to_json(self) -> str:
-        """What the master decides; empty: nothing."""
+        """Return the rules as JSON for the master; empty: there are none."""
         told = {
             "stopping": self.stopping,
             "saving": self.saving,
@@ -192,7 +192,7 @@ class RuleMaker:
             maximize = False if LOSS in name else True if "acc" in name or "auc" in name else None
         if maximize is None:
             raise self._refused(
-                f"{who}(monitor={monitor!r})", "nobody knows whether more is better", 'Give mode="max" or mode="min".'
+                f"{who}(monitor={monitor!r})", "it is unknown whether more is better", 'Give mode="max" or mode="min".'
             )
         return name, maximize
 

@@ -56,7 +56,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What the user's module defines.
+    """The definitions of the user's module.
 
     Attributes:
         optimizer: a Keras config as JSON.
@@ -140,7 +140,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a minibatch yields: mean loss with regularisation, gradients, the change of non-trainable variables.
+    """The result of a minibatch: mean loss with regularisation, gradients, the change of non-trainable variables.
 
     Attributes:
         not_finite: what of loss and gradients is not finite, in words for the user; empty: nothing.
@@ -204,7 +204,7 @@ class MetricState:
 
 @dataclass(frozen=True, slots=True)
 class InitialRow:
-    """How the initial row of an id is made, the same by whoever makes it.
+    """How the initial row of an id is made, the same in every process.
 
     Attributes:
         kind: constant (a), uniform (in [a, b)), normal or truncated_normal (mean a, standard deviation b).
@@ -273,7 +273,7 @@ class LabelError(Exception):
 
 
 class Inference(Protocol):
-    """What is asked of a model that is not trained: half of `Framework`, and all that a loaded export can do."""
+    """Operations on a model that is not trained: half of `Framework`, and all that a loaded export can do."""
 
     def report(self) -> ModelReport:
         """See `Framework.report`."""
@@ -334,7 +334,7 @@ class Framework(Inference, Protocol):
         ...
 
     def learning_rate(self, epoch: int, version: int) -> float | None:
-        """What the user's `LearningRateScheduler` says at an epoch, from 0, and a model version; None: no such."""
+        """Return the `LearningRateScheduler`'s rate at an epoch, from 0, and a model version; None: there is none."""
         ...
 
     def rate_in_use(self) -> float | None:

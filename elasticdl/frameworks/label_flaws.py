@@ -1,4 +1,4 @@
-"""What of a minibatch's labels no loss takes: texts, class numbers that the model has no output for, no probabilities.
+"""Labels that no loss takes: texts, class numbers that the model has no output for, no probabilities.
 
 Asked only after a loss has failed or is not finite, where labels cost nothing that are right; binary crossentropy alone
 is finite, and wrong, for a label that is no probability, so that those are looked at before each step.
@@ -28,7 +28,7 @@ _LEAVES_OUT = "--max_bad_records=N leaves such records out"
 
 @dataclass(frozen=True, slots=True)
 class ClassLabels:
-    """What a loss takes whose labels are numbers of classes.
+    """Labels that are numbers of classes, as a loss takes them.
 
     Attributes:
         count: of the classes, numbered from 0.
@@ -43,7 +43,7 @@ class ClassLabels:
 
 @dataclass(frozen=True, slots=True)
 class ProbabilityLabels:
-    """What binary crossentropy takes: numbers from 0 to 1."""
+    """Labels of binary crossentropy: numbers from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def label_flaw(
     lookup: str,
     array: Callable[[Any], npt.NDArray[Any] | None],
 ) -> LabelFlaw | None:
-    """What is wrong with labels that a loss did not take; None: nothing that is known.
+    """Return the flaw of labels that a loss rejected; None if it is unknown.
 
     Args:
         labels: of a minibatch.

@@ -1,4 +1,4 @@
-"""What the metrics of all frameworks share: names, outputs of a model, the numbers of merged states."""
+"""Metrics of all frameworks: names, outputs of a model, the numbers of merged states."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def user_call(function: Callable[[], Any], what: str) -> Any:
 
 
 def made_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
-    """What the user's `callbacks()` returns; nothing if there is none.
+    """Return the result of the user's `callbacks()`; an empty list without one.
 
     Args:
         path: of the user's module, for messages.
@@ -38,7 +38,7 @@ def made_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
 
 
 def refuse_hooks(path: str, callback: Any, unknown: Sequence[str], called: str) -> None:
-    """Hooks of a callback that nobody would call.
+    """Refuse hooks of a callback that are never called.
 
     Raises:
         ModelDefinitionError: there are some.

@@ -34,7 +34,7 @@ class RowsNotFetched(LayerError):
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """What a layer needs of its table.
+    """A layer's requirements on its table.
 
     Attributes:
         input_dim: ids are in [0, input_dim); 0: any int64 is an id.

@@ -17,7 +17,7 @@ Make = Callable[..., Any]
 
 
 def nothing(buffer: Any) -> None:
-    """Nobody reduces."""
+    """Does not reduce."""
 
 
 def plain(framework: Any) -> tuple[Any, Any]:

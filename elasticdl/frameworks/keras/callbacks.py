@@ -1,7 +1,7 @@
 """The user's `callbacks()`: what the master decides for them, which of their hooks are called, and calling those.
 
 Hooks run in workers: `on_train_begin` in each, the others in one.  Of Keras's own `LearningRateScheduler` only the
-schedule is used (see `learning_rates`).  What nobody could do in a distributed job is refused by name.
+schedule is used (see `learning_rates`).  A hook that is impossible in a distributed job is refused by name.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
 
 
 def rules_of(path: str, callbacks: list[Any], metrics: Mapping[str, bool | None]) -> Rules:
-    """What the master decides for them.
+    """Return the rules that the master applies for the callbacks.
 
     Args:
         metrics: of the evaluation, by name: whether more is better; None: not known.

@@ -187,7 +187,7 @@ def measures_of(path: str, defined: Any, example: Callable[[], Evaluated]) -> li
 
 
 def metric_name(identifier: Any) -> str:
-    """What Keras calls a metric given to `compile`."""
+    """Return Keras's name of a metric given to `compile`."""
     if isinstance(identifier, str):
         return identifier
     metric = keras.metrics.get(identifier)

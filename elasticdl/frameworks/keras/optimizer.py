@@ -50,7 +50,7 @@ def describe_optimizer(optimizer: Any) -> str:
 
 
 def check_for_parameter_server(path: str, optimizer: Any, model: Any) -> None:
-    """What of the model and its optimizer no parameter server does; options of Keras's optimizers are its own matter.
+    """Refuse settings of the model and its optimizer that no parameter server implements; Keras checks its own options.
 
     Raises:
         ModelDefinitionError: there is something.

@@ -1,4 +1,4 @@
-"""What of `keras.Model` the user overrides, and what `compile` was given: what no worker does is refused by name.
+"""The user's overrides of `keras.Model` and arguments of `compile`: unsupported ones are refused by name.
 
 docs/keras_models.md has the same as tables.
 """

@@ -1,4 +1,4 @@
-"""What a minibatch is made of: features, labels, weights, ids; and minibatches of zeros.
+"""The parts of a minibatch: features, labels, weights, ids; and minibatches of zeros.
 
 Knows the shapes a `feed` may return; reads no data.
 """

@@ -59,7 +59,7 @@ class StepSeeds:
 
 
 class _Fallback(keras.random.SeedGenerator):  # type: ignore[misc]
-    """Notes that somebody draws from it."""
+    """Notes that it was drawn from."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

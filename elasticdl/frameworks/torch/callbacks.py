@@ -43,7 +43,7 @@ def make_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
 
 
 def rules_of(path: str, callbacks: list[Any], metrics: Mapping[str, bool | None]) -> Rules:
-    """What the master decides for them.
+    """Return the rules that the master applies for the callbacks.
 
     Args:
         metrics: of the evaluation, by name: whether more is better; None: not known.

@@ -132,7 +132,7 @@ class ModuleGradients:
         return self._loss(share.batch.data.on(self._built.device))
 
     def _change(self, starts: list[Any]) -> Any:
-        """What a forward pass has changed of the module's buffers."""
+        """Return the changes of the module's buffers by a forward pass."""
         if not starts:
             return torch.zeros(0)
         parts = [

@@ -68,7 +68,7 @@ def describe_optimizer(optimizer: Any) -> str:
 
 
 class Rates:
-    """What the user's `lr_scheduler(optimizer)` says at an epoch and a model version, for each group of parameters."""
+    """The user's `lr_scheduler(optimizer)`: rates at an epoch and a model version, for each group of parameters."""
 
     def __init__(self, definition: ModelDefinition, make: Callable[[], Any]) -> None:
         """

@@ -40,11 +40,11 @@ class TensorPipeline:
 
 
 class _Closed(Exception):
-    """Nobody wants any more minibatches."""
+    """The consumer takes no more minibatches."""
 
 
 class _Run:
-    """One thread from the first task to the last; it ends when nobody listens."""
+    """One thread from the first task to the last; it ends when its consumer does."""
 
     def __init__(self, mode: Mode, feed: Feed, tasks: Iterator[TaskRecords]) -> None:
         self._mode = mode
@@ -86,7 +86,7 @@ class _Run:
             self._put(None)
         except _Closed:
             return
-        except BaseException as error:  # noqa: BLE001  raised again by whoever waits for the batch
+        except BaseException as error:  # noqa: BLE001  raised again where the batch is taken
             self._put_last(error)
 
     def _next_task(self) -> TaskRecords | None:

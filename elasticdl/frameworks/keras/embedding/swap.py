@@ -236,7 +236,7 @@ def _size_bytes(layer: Any) -> int:
 
 
 def _peculiarity(layer: Any) -> str:
-    """What keeps a table in the workers, seen at the layer itself."""
+    """Return the property of the layer itself that keeps its table in the workers."""
     if type(layer) is not keras.layers.Embedding:
         return f"{type(layer).__name__} is a subclass of keras.layers.Embedding"
     if layer.variable_dtype != "float32":

@@ -213,7 +213,7 @@ def nested_models_checked(where: str) -> Iterator[None]:
 
 
 def _structure(model: Any) -> Any:
-    """What a model declares as its inputs; None: nothing."""
+    """Return the inputs that a model declares; None if it declares none."""
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
         first = model.layers[0] if model.layers else None
         if isinstance(first, keras.Model):

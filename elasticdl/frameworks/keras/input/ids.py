@@ -1,6 +1,6 @@
 """The ids of a minibatch, found by a first trace of the model in which embedding layers only write their ids down.
 
-What is left of that trace, once pruned to the ids, runs inside tf.data: no Python, no variable is written.
+The trace, once pruned to the ids, runs inside tf.data: no Python, no variable is written.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def complete(ids: Mapping[str, Any], tables: Iterable[str]) -> dict[str, Any]:
 
 
 def out_of_range(table: TableSpec, ids: Ids) -> str:
-    """What is wrong with ids that are negative or not below `input_dim`, in words; empty: nothing."""
+    """Describe ids that are negative or not below `input_dim`; empty if there are none."""
     # As unsigned numbers the negative ones are the largest.
     if not table.input_dim or not len(ids) or ids.view(np.uint64).max() < table.input_dim:
         return ""
@@ -74,7 +74,7 @@ def out_of_range(table: TableSpec, ids: Ids) -> str:
 
 
 def _check_origin(graph: Any, recorded: Recorded, changing: Iterable[Any]) -> None:
-    """Refuses ids that are a function of rows, of changing variables or of chance: nobody would know them in time."""
+    """Refuse ids that depend on rows, changing variables or chance: they could not be known before the pull."""
     handles = {id(variable.value.handle): variable.path for variable in changing}
     variables = {id(inner.op): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
     rows = {id(answer.op) for answer in recorded.answers}

@@ -51,7 +51,7 @@ class TaskSource:
         while self._may_advance():
             try:
                 task = next(self._tasks, None)
-            except Exception as error:  # noqa: BLE001  raised again by whoever waits for the batch
+            except Exception as error:  # noqa: BLE001  raised again where the batch is taken
                 self.error = error
                 return
             if task is None:
@@ -235,8 +235,8 @@ def _chained(first: TaskRecords, rest: Iterator[TaskRecords]) -> Iterator[TaskRe
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """The error without the frames that it and what it replaced hold: they would keep the iterator alive, and it would
-    be ended, waiting for tf.data's threads, by whoever lets the error go."""
+    """Return the error without its frames and those of its cause: they would keep the iterator alive, and the thread
+    that frees the error would wait for tf.data's threads."""
     error.__context__ = None
     return error.with_traceback(None)
 

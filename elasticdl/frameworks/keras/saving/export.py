@@ -1,6 +1,6 @@
 """Writes a model as a SavedModel that plain TensorFlow loads, its embedding tables included.
 
-Owns the shape of the exported object; who renames the directory is not its business.
+Owns the shape of the exported object; never renames the directory.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ServedTable(tf.Module):  # type: ignore[misc]
 
 
 class ServedModel(tf.Module):  # type: ignore[misc]
-    """What is saved: `loaded(features)` gives the model's outputs; so does the signature `serving_default`."""
+    """The saved object: `loaded(features)` gives the model's outputs; so does the signature `serving_default`."""
 
     def __init__(
         self, model: Any, tables: Mapping[str, ServedTable], placement: Placement | None, specs: Iterable[Any]

@@ -90,7 +90,7 @@ class LoadedKeras:
         return Evaluated(examples.labels, self._forward(self._inputs.matched(examples.features)))
 
     def _fed(self, made: Callable[[Any], Any] = lambda spec: spec) -> Examples:
-        """What `made` makes of the spec of a minibatch."""
+        """Apply `made` to the spec of a minibatch."""
         where = f"{self._definition.path}: feed(dataset, {self._mode.value!r}, metadata)"
         return take_apart(self._mode, made(user_call(self._feed.probe, where)))
 

@@ -1,7 +1,7 @@
 """A member's part of a synchronous step: gradients at the model's own variables, and their update after the reduction.
 
-Gradients, the changes of non-trainable variables and what is told of the step are one flat buffer, which TensorFlow
-makes anew for every step and nobody else reads: so the reduction may write into it.
+Gradients, the changes of non-trainable variables and the step's numbers are one flat buffer, which TensorFlow
+allocates for every step and does not read again: so the reduction may write into it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AllReduceStep:
         self._apply: Any = None
 
     def scheduled_rate(self, version: int) -> float | None:
-        """What the schedule inside the user's optimizer says at a model version; None: it has no schedule."""
+        """Return the rate of the schedule inside the user's optimizer at a model version; None: it has no schedule."""
         return None if self._schedule is None else float(self._schedule.schedule(version))
 
     def local_gradient(self, shares: Sequence[Share], spec: Any) -> LocalGradient:

@@ -23,7 +23,7 @@ class Clipping:
 
     @classmethod
     def of(cls, optimizer: Any) -> Clipping:
-        """What an optimizer asks for; None for an optimizer: nothing."""
+        """Return the clipping that an optimizer asks for; none for an optimizer that is None."""
         if optimizer is None:
             return cls()
         return cls(*(getattr(optimizer, name, None) or None for name in BY_NORM))

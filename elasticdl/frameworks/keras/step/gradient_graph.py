@@ -154,7 +154,7 @@ class GradientGraph:
                 raise IdOutOfRange(bound)
 
     def _wrong(self, loss: float, gradients: Sequence[Floats]) -> str:
-        """What is not finite, in words; empty: nothing.  NumPy looks through them ten times faster than XLA."""
+        """Describe the values that are not finite; empty if all are.  NumPy checks them ten times faster than XLA."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         wrong = [part for part, found in zip(self._parts, gradients, strict=True) if not np.isfinite(found).all()]

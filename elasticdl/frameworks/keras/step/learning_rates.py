@@ -21,7 +21,7 @@ _ByEpoch = keras.callbacks.LearningRateScheduler
 
 
 class LearningRates:
-    """What the scheduler among the callbacks says, if there is one."""
+    """The rates of the scheduler among the callbacks, if there is one."""
 
     def __init__(self, path: str, callbacks: Sequence[Any], optimizer: Callable[[], Any]) -> None:
         """
@@ -72,7 +72,7 @@ class LearningRates:
 
 
 def own_rate_at(optimizer: Any, version: int) -> float | None:
-    """What an optimizer says itself: its rate, or its schedule's at a model version."""
+    """Return an optimizer's own rate: a constant, or its schedule's at a model version."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = getattr(inner, "_learning_rate", None)
     if rate is None:
