@@ -1,4 +1,4 @@
-"""What a piece of model state holds: its applied set, and the fences that keep old leases out.
+"""The names in a piece of model state: its applied set, and the fences that keep old leases out.
 
 This module owns names of minibatches.  It never sees a gradient, and it does not know how long a task is.
 """
@@ -28,7 +28,7 @@ class AppliedSet:
     Of a task it holds all n < watermark, and the extras, which are all > watermark.
 
     Attributes:
-        num_applies: how many names have been taken into the state.  Whoever changes the state counts it, independently
+        num_applies: how many names have been taken into the state.  Each change of the state counts, independently
             of the names: a difference to `num_names` proves a repeated or lost update.
     """
 

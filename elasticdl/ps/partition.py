@@ -1,6 +1,6 @@
 """Which PS holds what: each owns buckets, of the id space of every table and of the flat dense vectors alike.
 
-Everything that a client needs is the partition message and the model's sizes; nothing here talks to anybody.
+A client needs the partition message and the model's sizes alone; this module talks to no process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PsServer:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Who holds what.
+    """The PS of each bucket and each part of the dense vector.
 
     Attributes:
         version: grows with every change; 0: not every PS is ready yet.

@@ -1,4 +1,4 @@
-"""What one PS holds at one moment: the common word of the state, which makes and takes it, and of checkpoints.
+"""The content of one PS at one moment: the common word of the state, which makes and takes it, and of checkpoints.
 
 Dense values are those of the PS's own buckets, in order: bucket b of a flat vector of n floats holds the elements
 b·n // 1024 … (b+1)·n // 1024 - 1.  Rows come in chunks, because a table may be larger than the memory that is left.

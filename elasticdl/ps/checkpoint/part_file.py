@@ -353,7 +353,7 @@ def _check_gapless(index: PartIndex, start: int, end: int) -> None:
 
 
 def _rest(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What follows the first bytes of several buffers; empty ones are left out."""
+    """Return all but the first bytes of several buffers; leave empty ones out."""
     rest = []
     for part in parts:
         skipped = min(num_bytes, part.nbytes)

@@ -127,7 +127,7 @@ class PartIndex:
 
 
 def row_bytes(dim: int, num_slots: int) -> int:
-    """What a row takes: its id, itself, its slots."""
+    """Return the size of a row: its id, itself, its slots."""
     return IDS.itemsize + FLOATS.itemsize * dim * (1 + num_slots)
 
 

@@ -1,4 +1,4 @@
-"""What a worker uses of the parameter servers: one object, all PS asked at once.
+"""The worker's client of the parameter servers: one object, all PS asked at once.
 
 It splits and assembles by the partition it was made for and never repeats what a PS may have begun: a push is safe to
 repeat under its name, and the worker knows when to.  A newer partition wants a new client.
@@ -193,7 +193,7 @@ class PsClient:
         """
         changes = self._row_changes(push) if push is not None else {}
         pulled = self._lookups.of(pull.ids, remember=not pull.read_only) if pull is not None else {}
-        # What is read for evaluation and export is exact.
+        # Reads for evaluation and export are exact.
         wire_type = pb.FLOAT32 if pull is not None and pull.read_only else self._wire_type
 
         def call(ps_id: int) -> tuple[pb.ExchangeReply, list[Array]]:
@@ -370,7 +370,7 @@ class PsClient:
 
 
 def _urgency(error: BaseException) -> tuple[int, bool]:
-    """What the caller must know first: a bug, the loss of its lease, then what will pass; a newer partition at once."""
+    """Rank errors for the caller: a bug, the loss of its lease, then transient ones; a newer partition at once."""
     place = {LeaseRefused: 1, PsUnavailable: 2, PsUninitialized: 3, TooStale: 4}.get(type(error), 0)
     return place, isinstance(error, PsUnavailable) and error.partition is None
 

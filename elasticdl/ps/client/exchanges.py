@@ -1,4 +1,4 @@
-"""What a worker and its PS client say to each other: what is pushed, what is read, and what may come between."""
+"""Values between a worker and its PS client: pushes, pulls, and the exceptions of both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PsUninitialized(Exception):
 
 
 class LeaseRefused(Exception):
-    """A PS knows a newer lease of the task: somebody else has it now."""
+    """A PS knows a newer lease of the task: another worker has it now."""
 
     def __init__(self, lease: int) -> None:
         super().__init__(f"lease {lease} has a successor")
@@ -34,7 +34,7 @@ class TooStale(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """What a minibatch does to the model.
+    """The update of a minibatch.
 
     Attributes:
         gradient: [T], flat; None: the minibatch changes nothing, only its name is left.
@@ -60,7 +60,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """What to read.
+    """A request for values.
 
     Attributes:
         dense: all dense values.
@@ -75,7 +75,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What was read.
+    """The values of a `Pull`.
 
     Attributes:
         parameters: None if not asked for.

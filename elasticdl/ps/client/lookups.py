@@ -55,7 +55,7 @@ class Lookup:
         return cls(unique[order], places[positions], tuple(bounds.tolist()))
 
     def part(self, ps_id: int) -> slice:
-        """What of `unique` a PS owns."""
+        """Return the slice of `unique` that a PS owns."""
         return slice(self.bounds[ps_id], self.bounds[ps_id + 1])
 
     def expand(self, rows: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """Initial values of embedding rows: each element is a function of (seed, table, id, column) alone.
 
-So a row is the same whoever creates it, when, and in which batch.  Names and configs are Keras's; the values are made
-by the native kernels, from additions, multiplications, divisions and square roots alone, each correctly rounded: the
-same bits on every machine.
+So a row is the same in every process, at any time, and in any batch.  Names and configs are Keras's; the values
+are made by the native kernels, from additions, multiplications, divisions and square roots alone, each correctly
+rounded: the same bits on every machine.
 """
 
 from __future__ import annotations

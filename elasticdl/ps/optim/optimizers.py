@@ -1,4 +1,4 @@
-"""What an optimizer does, from its Keras config: the rule's name, options and slots, and the numbers of each update.
+"""Optimizers from Keras configs: the rule's name, options and slots, and the numbers of each update.
 
 The rules themselves are native (`elasticdl.kernels`), those of Keras 3 in float32 and in the same order of operations.
 All of them are element-wise, so a PS applies them to any slice of the flat dense vector and to any set of rows:
@@ -110,7 +110,7 @@ class OptimizerConfig:
         return float(self.schedule.rate(step - 1))
 
     def scalars(self, step: int, learning_rate: float | None = None) -> tuple[float, ...]:
-        """What the native rule needs to know of update number `step`, from 1, beside values and gradients.
+        """Return the scalars of the native rule for update number `step`, from 1, beside values and gradients.
 
         The learning rate, the weight decay, then what the rule of this kind takes (see kernels/src/optimizers.hpp).
 

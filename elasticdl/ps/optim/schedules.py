@@ -143,7 +143,7 @@ class CosineDecayRestarts:
 
 
 class _Options:
-    """A schedule's config; what nobody has asked for stays in `rest`."""
+    """A schedule's config; options that were not read stay in `rest`."""
 
     def __init__(self, schedule: str, config: Mapping[str, Any]) -> None:
         self._schedule = schedule

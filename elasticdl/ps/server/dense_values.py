@@ -31,7 +31,7 @@ class DenseSnapshot:
 
 
 class DenseValues:
-    """Thread-safe: whoever reads sees no half of an update."""
+    """Thread-safe: a reader never sees half of an update."""
 
     def __init__(
         self, trainable: Floats, slots: Mapping[str, Floats], non_trainable: Floats, config: OptimizerConfig
@@ -106,7 +106,7 @@ class DenseValues:
         return DenseSnapshot(trainable[0], tuple(trainable[1:]), non_trainable)
 
     def thaw(self) -> None:
-        """What was frozen is not needed any more: its memory goes as soon as nobody else holds it."""
+        """Release the frozen copy: its memory goes with the last reference."""
         for group in (self._trainable, self._non_trainable):
             is_more = True
             while is_more:

@@ -104,7 +104,7 @@ class PsIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a PS began with.
+    """The state with which a PS began.
 
     Attributes:
         restored_from: directory of the checkpoint; empty: none.
@@ -254,7 +254,7 @@ class PsMasterLink:
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     def _leave_without_master(self, gone_since: float) -> None:
-        """After SIGTERM: nobody asks for a checkpoint while the master is away."""
+        """After SIGTERM without a master: no checkpoint is requested any more."""
         asked_at = self._departure.asked_at
         if asked_at is not None and time.monotonic() - max(asked_at, gone_since) >= _LAST_CALLS_S:
             _log.warning("The master at %s does not answer: leaving without a checkpoint", self._address)

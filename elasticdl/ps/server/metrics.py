@@ -1,4 +1,4 @@
-"""What a PS has done in this life, counted."""
+"""Counts of a PS since its start."""
 
 from __future__ import annotations
 

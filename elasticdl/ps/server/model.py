@@ -27,7 +27,7 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one update does to a model.
+    """The gradients of one update of a model.
 
     Attributes:
         gradient, change: of this PS's dense values; None: they stay.
@@ -85,7 +85,7 @@ class ModelPart:
 
     @property
     def table_bytes(self) -> int:
-        """What all tables have allocated."""
+        """Return the memory that all tables have allocated."""
         return sum(table.memory_bytes() for table in self._tables.values())
 
     def check_push(self, push: PushCall) -> None:

@@ -42,7 +42,7 @@ _MAX_MESSAGE_BYTES = 16 << 20  # a worker sends more than 4 MiB as a stream
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the pod was started with.
+    """The arguments of the pod.
 
     Attributes:
         host: address to listen on, and to tell others unless `advertised` names another; then by default all of them.
@@ -97,7 +97,7 @@ class PsProcess:
         self._ready = threading.Event()
 
     def terminate(self) -> None:
-        """SIGTERM: leaves in order, or at once as long as nobody works with this PS."""
+        """SIGTERM: leave in order, or at once while no worker uses this PS."""
         if self._ready.is_set():
             self._departure.ask()
         else:

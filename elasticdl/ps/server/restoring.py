@@ -1,4 +1,4 @@
-"""What a PS begins with: its buckets' share of a checkpoint that any number of PS has written.
+"""The initial state of a PS: its buckets' share of a checkpoint that any number of PS has written.
 
 A checkpoint is a directory with a manifest.  If the newest one is damaged the next older one is taken, and that is
 said; parts of one model restored from different versions are exact all the same, because each piece of the state
@@ -82,7 +82,7 @@ def restore_other(directory: Path, own: Buckets, take: Callable[[PartSnapshot], 
 
 
 def open_checkpoint(directory: Path, own: Buckets, verified: bool = False) -> PartSnapshot:
-    """What some buckets hold in a checkpoint; rows are read and verified while they are taken.
+    """Open the share of some buckets in a checkpoint; rows are read and verified as they are taken.
 
     Raises:
         CheckpointError: it is not whole, as far as it has been read.
@@ -124,7 +124,7 @@ def _candidates(wanted: Path) -> Iterator[Path]:
 
 
 def _parts(directory: Path) -> list[tuple[PartFile, Buckets, int]]:
-    """The parts that a manifest names, what each holds and who wrote it: together every bucket once.
+    """Return the parts that a manifest names, with their buckets and their writers: together every bucket once.
 
     Raises:
         CheckpointError: the manifest is missing, damaged, or of another version.
@@ -211,7 +211,7 @@ def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 def _dense(
     readers: Sequence[PartReader], own: Buckets, total: int, blocks_of: Callable[[PartReader], Blocks]
 ) -> Floats:
-    """The numbers of our own buckets, taken from whoever held them."""
+    """Return the numbers of our own buckets, from the parts of their former owners."""
     out = np.empty(num_floats(own, total), np.float32)
     for reader in readers:
         theirs = reader.index.buckets
@@ -248,7 +248,7 @@ def _expected_rows(readers: Sequence[PartReader], own: Buckets, number: int) -> 
 
 
 def _common(one: Buckets, other: Buckets) -> Buckets:
-    """What is in both, ascending; each range lies within one of each."""
+    """Return the intersection, ascending; each range lies within one of each."""
     pairs = ((max(start, low), min(end, high)) for start, end in one for low, high in other)
     return tuple(sorted((start, end) for start, end in pairs if start < end))
 

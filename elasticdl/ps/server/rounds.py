@@ -1,9 +1,9 @@
 """Synchronous rounds: which minibatches make one update.  Pure: no lock, no clock, no gradient.
 
 PS 0 closes rounds: a name is *confirmed* when a worker says that every PS holds its gradient, and enough confirmed
-names are a round.  Workers carry rounds to the other PS.  What keeps that exact is that a PS applies, of any round that
-it is told of, the names that it holds and lacks, whatever the round's number: told twice, late or out of order, each
-name is applied once.  Numbers only say which rounds a worker need not be told of again.
+names are a round.  Workers carry rounds to the other PS.  A PS applies, of any round that it
+receives, the names that it holds and has not applied, whatever the round's number.  So each name is applied once, even
+if rounds come twice, late or out of order.  Numbers only say which rounds a worker need not be sent again.
 
 So the log of closed rounds may be short.  A worker is always told the round of its own name; if that has left the log
 the name is confirmed anew and closed in another round, which PS that hold the name and lack it then learn of.

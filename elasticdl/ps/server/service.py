@@ -54,7 +54,7 @@ class UnnamedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JobBounds:
-    """What no call may go beyond.
+    """Limits of every call.
 
     Attributes:
         checkpoint_dir: nothing is written anywhere else; empty: there is none.
@@ -162,7 +162,7 @@ class PsService:
         return self._partition
 
     def accept_partition(self, message: pb.Partition) -> None:
-        """From the master: who holds what.  An older one than is known is ignored."""
+        """Accept a partition from the master; ignore one that is older than the known one."""
         with self._lock:
             if message.version <= self._partition.version:
                 return
@@ -171,7 +171,7 @@ class PsService:
         self.state.accept_coordinator(_coordinator_of(message))
 
     def load(self) -> pb.PsLoad:
-        """What this PS has done in this life."""
+        """Return the counts of this PS since its start."""
         return self.state.load_message()
 
     def initialize(self, frame: Message) -> Frame:

@@ -164,12 +164,12 @@ class ServerState:
             self._synchronous.wake()
 
     def accept_coordinator(self, incarnation: int) -> None:
-        """The partition has changed: who closes rounds now."""
+        """The partition has changed: set the PS that closes rounds."""
         with self._lock:
             self._synchronous.accept_coordinator(incarnation)
 
     def standing(self, lease: int, epoch: int, task: int) -> pb.AppliedTask | None:
-        """What is here of a task, for a lease that is the newest from now on; None: a newer one is known."""
+        """Return the applied part of a task, for a lease that is the newest from now on; None: a newer one is known."""
         with self._lock:
             if self._refuses(lease, epoch, task):
                 return None
@@ -214,7 +214,7 @@ class ServerState:
         return replace(frozen, pieces=tuple(piece.frozen() for piece in pieces))
 
     def load_message(self) -> pb.PsLoad:
-        """What this PS has done, and how large its tables are."""
+        """Return the counts of this PS, and the size of its tables."""
         claims = self._claims
         sizes = (claims.model.num_rows, claims.model.table_bytes) if claims is not None else (0, 0)
         return self.load.message(*sizes)

@@ -69,7 +69,7 @@ class StatePartition:
         return [(lacked, tuple(pieces)) for lacked, pieces in alike.items()]
 
     def of_task(self, epoch: int, task: int) -> pb.AppliedTask:
-        """What of a task all pieces hold."""
+        """Return the part of a task that all pieces hold."""
         return common_task([piece.applied.of_task(epoch, task) for piece in self._pieces])
 
     def copy(self) -> list[LivePiece]:

@@ -1,7 +1,7 @@
 """Synchronous mode in one PS: gradients are held until a round names them; PS 0 closes rounds.
 
-`rounds` says why that is exact.  A gradient of a lease that has a successor is let go: who has the task now brings its
-names again.
+`rounds` says why that is exact.  A gradient of a lease that has a successor is let go: the new holder of the task
+pushes its names again.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Synchronous:
         self._closed.notify_all()
 
     def accept_coordinator(self, incarnation: int) -> None:
-        """The partition has changed: who closes rounds now.  What is confirmed may not be held everywhere any more."""
+        """The partition has changed: set the PS that closes rounds.  Confirmed names may be missing elsewhere."""
         self._rounds.withdraw()
         if incarnation != self._coordinator:  # what callers have said before counts no more
             self._coordinator, self._followed = incarnation, 0

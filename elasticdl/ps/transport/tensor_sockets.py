@@ -2,7 +2,7 @@
 
 A PS listens on a second port and, for clients on its own machine, at a Unix socket, which moves bytes for two thirds of
 what TCP takes.  It tells both over gRPC (raw method `TENSOR_ADDRESS`: ``PORT NAME``); the name is of Linux's abstract
-namespace and made up anew by each server, so that nobody but a neighbour finds it.  A client that can reach neither
+namespace and made up anew by each server, so that only a neighbour finds it.  A client that can reach neither
 makes the same calls over gRPC.  A connection carries one call at a time::
 
     hello    the handshake of `elasticdl.rpc.handshake`
@@ -10,7 +10,7 @@ makes the same calls over gRPC.  A connection carries one call at a time::
 
 Integers are little-endian; the method is its place in `METHODS`, the status is gRPC's number.  Of a frame the prefix
 comes last: both ends make the checksum of each piece while it is in the cache, in native code without the GIL.  With
---encrypt all of it but the hello goes in records, except through the Unix socket, which nobody else can read.
+--encrypt all of it but the hello goes in records, except through the Unix socket, which no other user can read.
 
 A peer that stops in the middle of the handshake, a frame or a reply holds no place, and no memory for long: each piece
 of 512 KiB has a deadline, after which its connection ends.  Between two calls a connection may be idle.
@@ -74,7 +74,7 @@ class CallFailed(grpc.RpcError):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server bears.
+    """Limits of a server.
 
     Attributes:
         piece_s: in which each piece of a frame or reply, and the handshake, must go through.
@@ -134,7 +134,7 @@ class TensorServer:
 
     @property
     def address(self) -> str:
-        """What `TENSOR_ADDRESS` answers."""
+        """The answer to `TENSOR_ADDRESS`."""
         return f"{self.port} {self.name}"
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ class TensorClient:
 
 
 def _is_of_same_user(connection: socket.socket) -> bool:
-    """False: another user of this machine, who can reach and take any abstract name, is at the other end."""
+    """False: the peer is another user of this machine, as any user may take and reach an abstract name."""
     if connection.family != socket.AF_UNIX:
         return True
     _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
