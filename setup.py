@@ -14,7 +14,7 @@ from setuptools import Extension, setup
 KERNELS = Path("elasticdl", "kernels", "src")  # relative: setuptools wants it so
 HEADERS = [str(path) for path in sorted(KERNELS.glob("*.hpp"))]
 
-# Contraction to fused multiply-add would make the bits depend on the machine.  Nobody reads errno or traps after
+# Contraction to fused multiply-add would make the bits depend on the machine.  No code reads errno or traps after
 # arithmetic, and without them sqrt and comparisons become vector instructions, of the same bits.
 COMPILE = ["-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra"]
 

@@ -5,11 +5,12 @@ reading: with grpcio 1.85 that takes a fifth off a call of 400 kB in each direct
 processor time.  gRPC looks only once, when it is imported; so it is chosen here, before anything else of ours is
 imported, unless the environment has chosen already.
 
-Where nobody waits in a call, the older poller looks every 5 s whether a connection has come about: too long to wait for
-the next life of a master or a PS.
+While no thread waits in a call, the older poller looks every 5 s whether a connection has come about: too long to wait
+for the next life of a master or a PS.
 
-What gRPC does at a fork, so that its child might go on with the parent's channels, crashes the parent now and then
-while a thread of it is in a call.  No child of ours does that, and a loader's processes are forked while heartbeats go.
+gRPC's preparation of a fork, which lets the child use the parent's channels, crashes the parent now and then
+while one of its threads is in a call.  No child of ours does that, and a loader's processes are forked during
+heartbeats.
 """
 
 import os

@@ -25,7 +25,7 @@ def get_min(feature_name: str, default: D, statistics: StatisticsPath = None) ->
     """The smallest number of a column; environment variable ``_{feature_name}_min``.
 
     Args:
-        default: what is returned where nobody has computed it.
+        default: the value where none has been computed.
         statistics: path of a file that `elasticdl analyze` wrote; None: that of ELASTICDL_STATISTICS, if it is set.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the layers of this package share: they take tensors as they come and have nothing that is trained."""
+"""The base of this package's layers: they take tensors as they come and have nothing that is trained."""
 
 from __future__ import annotations
 

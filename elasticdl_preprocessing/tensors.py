@@ -12,7 +12,7 @@ Tensor = Any  # tf.Tensor, tf.SparseTensor or tf.RaggedTensor; TensorFlow is unt
 
 
 def as_tensor(inputs: Any) -> Tensor:
-    """What a layer was called with, as a tensor; sparse and ragged ones stay what they are."""
+    """Return a layer's input as a tensor; sparse and ragged ones stay what they are."""
     if isinstance(inputs, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)):
         return inputs
     if isinstance(inputs, tf.compat.v1.ragged.RaggedTensorValue):

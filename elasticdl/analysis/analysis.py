@@ -52,7 +52,7 @@ class Analysis:
 
     @classmethod
     def load(cls, data: bytes, exact_distinct: int = EXACT_DISTINCT) -> Analysis:
-        """What `dump` gave.
+        """Load the result of `dump`.
 
         Raises:
             DataError: it is damaged.
@@ -65,7 +65,7 @@ class Analysis:
         return cls(exact_distinct, saved["records"], sketches)
 
     def statistics(self, num_buckets: int, vocabulary_size: int) -> dict[str, Any]:
-        """What users get, for JSON.
+        """Return the statistics for users, as values of JSON.
 
         Args:
             num_buckets: that `boundaries` make.

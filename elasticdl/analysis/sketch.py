@@ -1,4 +1,4 @@
-"""What is kept of a column: little, whatever its length; the sketches of two halves make that of the whole.
+"""A summary of a column: small for any length; the sketches of two halves make that of the whole.
 
 Numbers of values, minimum, maximum, mean and deviation are exact.  So are the counts of the values themselves while few
 differ; of more, Apache DataSketches keeps quantiles (KLL), their number (HyperLogLog) and the frequent ones.

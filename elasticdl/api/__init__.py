@@ -1,1 +1,1 @@
-"""What the user's own modules and scripts import of elasticdl, beside its layers."""
+"""The API of the user's own modules and scripts, beside the layers."""

@@ -17,7 +17,7 @@ from elasticdl_client.errors import JobError
 
 
 class AloneLink:
-    """Grants every task of the plan once per epoch; what fails ends the script, for nobody else could have it."""
+    """Grants every task of the plan once per epoch; a failure ends the script, as no other process could retry it."""
 
     def __init__(self, shards: Sequence[Shard], plan: pb.Plan, seed: int) -> None:
         self.leases = LeaseBook()

@@ -1,7 +1,7 @@
 """Callbacks for a module's `callbacks()`, of every framework; docs/callbacks.md says what each does in a job.
 
-What is decided here and there in Keras is decided by the master, once for all workers, from the settings of these
-objects.  A Keras module may use Keras's own `EarlyStopping`, `ModelCheckpoint`, `TerminateOnNaN` instead.
+The master takes their decisions, once for all workers, from the settings of these objects.
+A Keras module may use Keras's own `EarlyStopping`, `ModelCheckpoint`, `TerminateOnNaN` instead.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The data of a user's own script: handed out by the job's master, each minibatch once, whoever comes and goes.
+"""The data of a user's own script: handed out by the job's master, each minibatch once, with any changes of workers.
 
     data = DataShardService(batch_size=64, dataset_size=60_000, num_epochs=3)
     for minibatch in data:
         train(images[minibatch.indices], labels[minibatch.indices])
 
 The same script runs alone, without a master, over all of the data.  A minibatch counts once it was reported: by asking
-for the next one, as above, or by `done`.  What a lost worker has not reported goes to another one.
+for the next one, as above, or by `done`.  Another worker gets the unreported minibatches of a lost one.
 
 The data are either known by their size alone (`dataset_size`; the script holds them) or are files that ElasticDL reads
 (`training_data`, or the job's flag --training_data; each minibatch then brings its records).  The first script that
@@ -62,7 +62,7 @@ class _Task:
 
 
 def _take_over(held: HeldLease) -> None:
-    """What others have trained of a task stays trained."""
+    """Keep the minibatches of a task that other workers have trained."""
     held.committed.update(held.lease.committed)
 
 
@@ -131,7 +131,7 @@ class DataShardService:
     def minibatches(self, waits: bool = True) -> Generator[Minibatch, None, None]:
         """Minibatches in order; each is to be reported by `done` when it is in the model.
 
-        Those that an iterator thrown away has given and nobody has reported are given again by the next one.  It may
+        The next iterator yields again the minibatches of an abandoned one that were not reported.  It may
         be drawn ahead of the reports, in another thread, too: but not farther than two tasks, where it waits.
 
         Args:
@@ -188,7 +188,7 @@ class DataShardService:
             self.tasks.close(task.held)
 
     def undone(self, minibatch: Minibatch) -> bool:
-        """What `done` has said is not so any more: the model is an older one.
+        """Take back `done`: the model is an older one now.
 
         Returns:
             Whether it is still to be trained here; False: its lease is lost, or its task was complete.
@@ -338,7 +338,7 @@ class DataShardService:
         return None if oldest is None else self._link.leases.get(oldest.lease)
 
     def _ledger(self) -> pb.AppliedSet:
-        """What this process has reported: a master that was killed may have forgotten the last second of it."""
+        """Return the reports of this process: a killed master may have lost those of its last second."""
         message = pb.AppliedSet()
         with self._lock:
             for (epoch, task), done in self._trained.items():
@@ -394,7 +394,7 @@ class DataShardService:
 
 
 class RecordIndexService(DataShardService):
-    """Record by record: for map-style data sets whose order somebody else decides.
+    """Record by record: for map-style data sets with an order of their own.
 
     Report by `report_batch_done(number of records)`, in the order in which records were fetched.
     """

@@ -12,7 +12,7 @@ Name = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Minibatch:
-    """The n-th minibatch of a task: the same records whoever computes it.
+    """The n-th minibatch of a task: the same records in every worker.
 
     Attributes:
         lease: under which it was handed out.

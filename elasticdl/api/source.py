@@ -1,4 +1,4 @@
-"""What a script trains on: files that ElasticDL reads, or numbers of records that the script holds itself.
+"""The data of a script: files that ElasticDL reads, or numbers of records that the script holds itself.
 
 All scripts of a job train on the same data, in minibatches of the same size: as the first one said that reported.
 """
@@ -96,7 +96,7 @@ class ScriptSource:
         return [records[index - first] for index in indices]
 
     def plan_alone(self, wanted: pb.Plan) -> pb.Plan:
-        """What is trained on without a master."""
+        """Return the plan of a process without a master."""
         wanted.num_records = sum(len(shard) for shard in self.shards)
         wanted.num_minibatches = sum(-(-len(task) // wanted.minibatch_size) for task in tasks_of(self.shards, wanted))
         return wanted

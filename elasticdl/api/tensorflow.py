@@ -1,4 +1,4 @@
-"""What a user's TensorFlow code may import: a callback, and the elastic input of Estimators and of one's own loops.
+"""The API of a user's TensorFlow code: a callback, and the elastic input of Estimators and of one's own loops.
 
     data = DataShardService(batch_size=32, training_data="iris.csv")
     train_spec = tf.estimator.TrainSpec(input_fn(data, parse))
@@ -90,8 +90,8 @@ def steps(data: DataShardService, parse: Callable[..., Any] | None = None) -> It
 class ElasticDataShardReportHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Reports a minibatch after each step; on the chief also which model the servers hold.
 
-    Give the chief's `TrainSpec` the hook's `listener`, too; `train_and_evaluate` does.  Without it nobody knows what a
-    checkpoint holds, and after the loss of a server or of the chief all data are trained again.
+    Give the chief's `TrainSpec` the hook's `listener`, too; `train_and_evaluate` does.  Without it the content of a
+    checkpoint is unknown, and after the loss of a server or of the chief all data are trained again.
     """
 
     def __init__(self, data: DataShardService) -> None:

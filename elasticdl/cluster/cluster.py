@@ -1,7 +1,7 @@
 """The port `Cluster`: pods that can be created, deleted, listed and watched.
 
-Adapters: processes.py (local runtime) and kubernetes.py.  Below this port there are only primitives: who is created
-when, and what a pod's end means for the job, is decided in master/core.
+Adapters: processes.py (local runtime) and kubernetes.py.  Below this port there are only primitives: master/core
+decides which pods to create when, and what a pod's end means for the job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class Role(StrEnum):
-    """What a pod does; a pod has one role."""
+    """The role of a pod; each pod has one."""
 
     MASTER = "master"
     PS = "ps"
@@ -55,7 +55,7 @@ class RestartPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """What to run.  `command` is an argument vector, never a shell string."""
+    """The process to run.  `command` is an argument vector, never a shell string."""
 
     name: str
     role: Role
@@ -71,7 +71,7 @@ class PodSpec:
 
 
 def check_spec(spec: PodSpec) -> None:
-    """What every adapter refuses.
+    """Refuse a spec that no adapter accepts.
 
     Raises:
         ElasticDLError: the name is not one, or there is no command.
@@ -99,7 +99,7 @@ class Pod:
     exit_code: int | None = None  # 128 + signal number after a signal
     message: str = ""  # for people: why it is pending, or why it ended
     restarts: int = 0
-    blocked: str = ""  # why a pending pod cannot start until somebody acts: its image cannot be pulled, …
+    blocked: str = ""  # why a pending pod cannot start without intervention: its image cannot be pulled, …
     pid: int = 0  # local runtime only
     node: str = ""  # where it is; empty before it has a place, and in the local runtime
     has_slot: bool = False  # local runtime only: there is room for it, it runs or is about to
@@ -150,5 +150,5 @@ class Cluster(Protocol):
         ...
 
     def logs(self, name: str) -> str:
-        """What the pod has printed so far; of an ended pod too."""
+        """Return the output of the pod so far; of an ended pod too."""
         ...

@@ -1,4 +1,4 @@
-"""What the end of a pod's log says of why it ended: a script's own error, or simply its last lines.
+"""Why a pod ended, from the end of its log: a script's own error, or simply its last lines.
 
 A Python error is shown as the user needs it: the error, and the frames of the user's own files, without ours and those
 of libraries.  The log keeps the whole traceback.

@@ -1,4 +1,4 @@
-"""Arrays of anybody as tensors of torch on the same memory."""
+"""Arrays of other libraries as tensors of torch on the same memory."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-Tensor = Any  # torch is imported lazily, by who needs it
+Tensor = Any  # torch is imported lazily, in the engines
 
 
 class PendingCollective(Protocol):

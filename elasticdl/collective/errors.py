@@ -1,14 +1,14 @@
-"""What a member of a group sees when its world is over, whatever ended it."""
+"""The exception of a group's members when their world is over, for any reason."""
 
 from __future__ import annotations
 
 
 class GroupLost(Exception):
-    """The world cannot go on: a peer is gone, it could not be formed, or somebody abandoned it.
+    """The world cannot continue: a peer is gone, it could not be formed, or a member abandoned it.
 
     Attributes:
         what: what happened, in words.
-        rank: of the peer at which it was seen first, where that is known.  It need not be the one that failed: who has
+        rank: of the peer at which it was seen first, if known.  It need not be the one that failed: a member that has
             lost the group closes its own connections.
     """
 

@@ -140,7 +140,7 @@ class ElasticGroup:
             GroupLost: the world is over.
         """
         world = self._current()
-        mine = np.array(values, np.int64, ndmin=1)  # a copy that nobody changes meanwhile
+        mine = np.array(values, np.int64, ndmin=1)  # a copy, as the caller may change its own meanwhile
         result = np.empty((world.size, *mine.shape), np.int64)
         if world.size == 1 or mine.size == 0:
             result[:] = mine
@@ -275,7 +275,7 @@ class ElasticGroup:
         return world
 
     def _send(self, world: World, piece: Piece, flat: Sequence[NDArray[np.uint8]], source: int) -> None:
-        """One piece of the source's bytes into everybody's."""
+        """Copy one piece of the source's bytes to every member."""
         parts = [flat[part.array][part.start : part.end] for part in piece]
         if len(parts) == 1:
             self._copy(world, parts[0], source)

@@ -1,7 +1,7 @@
 """Collectives of arrays in main memory: a connection between every two members, moved by native code.
 
-Each connection began with the handshake that proves the job's token, and may be encrypted.  What ends a collective is
-an error of a connection, never a clock: a slow peer is waited for.
+Each connection began with the handshake that proves the job's token, and may be encrypted.  A collective ends by
+an error of a connection, never by a clock: it waits for a slow peer.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ farewell.  One that goes without has died or given up: then the world cannot be 
 once.  A message is a line of JSON; names are never looked up (the store of torch does, and may take seconds).
 
 A visitor may also bring a connection for a world's collectives: it is kept, unread, until this process takes it.  With
---encrypt what follows a handshake goes in records, except through Unix sockets, which nobody else can read.
+--encrypt what follows a handshake goes in records, except through Unix sockets, which no other user can read.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ class Rendezvous:
 
     Raises:
         HandshakeError: the place belongs to another job.
-        OSError: nobody answers there.
+        OSError: the address does not answer.
     """
 
     def __init__(
@@ -393,11 +393,11 @@ class Rendezvous:
         self._say({"tell": {name: value.hex()}})
 
     def learn(self, names: list[str], timeout_s: float) -> list[bytes]:
-        """What was told under these names, once all has been.
+        """Return the values of these names; wait until all are there.
 
         Raises:
             OSError: the place is gone, the time is over (TimeoutError), or this was interrupted.
-            RuntimeError: somebody has gone.
+            RuntimeError: a member has gone.
         """
         self._connection.settimeout(timeout_s)
         self._say({"learn": names})
@@ -502,7 +502,7 @@ def _visit_nearby(address: str, token: str, timeout_s: float) -> SecureConnectio
 def _local_name(number: str, port: int) -> str:
     """Of the Unix socket of a process that listens at this address too, in Linux's abstract namespace.
 
-    Anybody on the machine may take the name first; the handshake finds that out.
+    Any process of the machine may take the name first; the handshake finds that out.
     """
     return f"\0elasticdl-meeting-{number}-{port}"
 

@@ -1,7 +1,7 @@
 """One world of a group in this process: from the first attempt to form it until everything of it is freed.
 
-A world ends once, by whoever is first: an error of a collective, somebody's `end`, or `leave`.  Forming it and freeing
-it are done by threads of their own, since both can take as long as the engine likes; who waits is freed at once.
+The first of these ends a world, once: an error of a collective, `end` of a member, or `leave`.  Forming it and freeing
+it run in threads of their own, since both can block in the engine; waiting callers are freed at once.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class World:
             raise RuntimeError(f"rank {other} cannot be reached: {error}") from error
 
     def _failed(self, error: RuntimeError) -> GroupLost:
-        """Ends the world at once, so that the peers that wait for somebody else see it, too."""
+        """End the world at once, so that peers that wait for another member see it, too."""
         message = _in_short(error)
         rank = _rank_in(message)
         named = message if rank is None or "rank" in message else f"{message} (rank {rank})"

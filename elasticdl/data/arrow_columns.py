@@ -36,7 +36,7 @@ def flat_table(table: Any) -> Any:
 
 
 def column_type(field: Any, where: str) -> ColumnType:
-    """What a column's values become.
+    """Return the type of a column's values in records.
 
     Raises:
         DataError: a type that a record cannot hold.

@@ -19,7 +19,7 @@ class ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the user wants of the columns.
+    """The user's choice of columns.
 
     Attributes:
         features: of --columns; empty: all.

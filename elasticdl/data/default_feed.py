@@ -1,4 +1,4 @@
-"""What the default feed does where the user's module has none: which columns are features, which one is the label.
+"""The default feed, for modules without one: which columns are features, which one is the label.
 
 The feeds themselves are in `elasticdl.frameworks`, one for each framework.
 """

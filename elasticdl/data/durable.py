@@ -1,4 +1,4 @@
-"""What is on the disk, and stays there when the machine crashes."""
+"""Files that are on disk, and stay there when the machine crashes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads tf.train.Example messages without TensorFlow: columns of features from many records at once.
 
 Records of one layout, that is, which differ only in the bytes of their values, are read together by NumPy; only the
-first of each layout is walked through byte by byte.  What `elasticdl.data.example` writes has few layouts.
+first of each layout is walked through byte by byte.  Files of `elasticdl.data.example` have few layouts.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _text_reader(wanted: _Wanted, is_csv: bool) -> TextReader:
 
 
 def _selection(params: dict[str, object], columns: Sequence[str], label_column: str) -> Selection:
-    """What the flags say, else what --data_reader_params say."""
+    """Return the columns of the flags, else of --data_reader_params."""
     listed = params.pop("columns", ())
     names = split_columns(listed) if isinstance(listed, str) else listed
     label = params.pop("label_col", "")

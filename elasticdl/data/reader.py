@@ -25,7 +25,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a source says of its records; handed to the user's `feed`.
+    """A source's description of its records; passed to the user's `feed`.
 
     Attributes:
         column_names: in order, empty when the source has no columns.

@@ -28,7 +28,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ChunkFormatError(Exception):
-    """A chunk that cannot be read; turned into a `DataError` by whoever knows its file.
+    """A chunk that cannot be read; the caller, which knows the file, turns it into a `DataError`.
 
     Attributes:
         offset: of the fault, in bytes from where the chunk begins.

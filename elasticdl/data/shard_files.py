@@ -1,4 +1,4 @@
-"""What readers with one shard a part share: `PartsReader` counts, checks ranges and keeps opened parts.
+"""The base of readers with one shard a part: `PartsReader` counts, checks ranges and keeps opened parts.
 
 A part is what can be opened by name and read by record number: a file, a table.  Never looks into one.
 """

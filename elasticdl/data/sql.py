@@ -201,7 +201,7 @@ def sql_reader(urls: Sequence[str], key: str, selection: Selection, seed: int) -
 
 
 def _stamp(path: str) -> list[list[int]]:
-    """What changes with a database of SQLite: the file, or its log while there is one."""
+    """Return a stamp that changes with a database of SQLite: of the file, or of its log while there is one."""
     found = []
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(FileNotFoundError):

@@ -29,7 +29,7 @@ def guess_types(rows: Sequence[bytes], num_columns: int, delimiter: str) -> list
 
 
 def common_type(values: Iterable[str]) -> str:
-    """What texts that are not blank are: the one rule of training and of statistics.
+    """Return the type of the texts that are not blank: the one rule of training and of statistics.
 
     Returns:
         "int64" if all are whole numbers, "float64" if all are numbers, else "string".  Whole numbers beyond int64 are

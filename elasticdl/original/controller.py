@@ -46,7 +46,7 @@ class AllReduceController(ElasticController):
     def loader(
         self, dataset: Any = None, collate_fn: Callable[..., Any] | None = None, **options: Any
     ) -> ElasticLoader:
-        """What is iterated in the place of a DataLoader, made of its arguments; the controller shuffles.
+        """Return the substitute for a DataLoader, made of its arguments; the controller shuffles.
 
         Raises:
             DataError: the number of records is not known, or batches are of another size.

@@ -1,4 +1,4 @@
-"""What user code written for the original ElasticDL subclasses or calls and this version has no other use for."""
+"""Names that user code of the original ElasticDL subclasses or calls, for compatibility alone."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class AbstractDataReader:
 
 @dataclass
 class OriginalMetadata:
-    """What a reader's property `metadata` returns.
+    """The result of a reader's property `metadata`.
 
     Attributes:
         column_dtypes: name to dtype.

@@ -25,7 +25,7 @@ def written(host: str, port: int) -> str:
 
 
 def any_host() -> str:
-    """What to listen on to be reached at every address of this machine."""
+    """Return the address to listen on to be reached at every address of this machine."""
     return ANY if socket.has_dualstack_ipv6() else ANY_IPV4
 
 
@@ -55,7 +55,7 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def own_host(peer: str) -> str:
-    """The number of this machine at which whoever can be reached at an address reaches us.
+    """Return the local address on the route to a peer.
 
     Raises:
         OSError: there is no way to that address.

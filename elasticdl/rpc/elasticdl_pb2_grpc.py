@@ -117,7 +117,7 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportModel(self, request, context):
-        """What the user's module defines, or why it cannot be trained.  From every worker; the first one counts.
+        """The definitions of the user's module, or why it cannot be trained.  From every worker; the first one counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

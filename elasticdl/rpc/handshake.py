@@ -12,9 +12,9 @@ that makes the proof, and of both nonces: it is of no use for another connection
 Nothing else is read before.  The handshake alone does not encrypt: a machine on the path between the two ends can read
 and change what follows.
 
-Ends that encrypt begin with "ELDX", and their nonces are public keys of X25519, made for this connection.  What both
-come to, with the token, gives a key for each direction (HKDF-SHA256), and all that follows goes in the records of
-`RecordLayer`.  Who learns the token later cannot read what was recorded before.  An end that meets one of the other
+Ends that encrypt begin with "ELDX", and their nonces are public keys of X25519, made for this connection.  Their
+shared secret, with the token, gives a key for each direction (HKDF-SHA256), and all that follows goes in the records of
+`RecordLayer`.  To learn the token later does not help to read earlier recordings.  An end that meets one of the other
 kind refuses it, in a proof that says so.
 """
 

@@ -1,4 +1,4 @@
-"""What a pod knows of its job's secret: files that the client made, next to each other and for the job's pods alone.
+"""A pod's view of its job's secret: files that the client made, next to each other and for the job's pods alone.
 
 The token is carried by every call.  A certificate, if the job has one, encrypts all calls and proves both ends.  The
 flags with something secret in them never leave the files: processes send each other the public part of the job, and

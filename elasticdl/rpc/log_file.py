@@ -95,7 +95,7 @@ def _copy(printed: int, file: LogFile, child: subprocess.Popen[bytes]) -> None:
 
 
 def _print(block: bytes) -> None:
-    """To the pod's log; where nobody takes it any more the file still gets it."""
+    """Print to the pod's log; after its reader has gone the file still gets it."""
     rest = memoryview(block)
     try:
         while rest:

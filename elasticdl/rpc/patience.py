@@ -11,7 +11,7 @@ _MASTER_TIMEOUT_S = 300.0
 
 
 class MasterGone(JobError):
-    """The master has not answered for too long; who notices it leaves."""
+    """The master has not answered for too long; the process leaves."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""What a message may hold: checked at the edge of every server, before anything else of it is looked at.
+"""Rules on messages: checked at the edge of every server, before anything else of a message is read.
 
 Every field has a rule.  Most follow from their type in elasticdl.proto: whole numbers are not negative, floats are
 finite, enums are known, texts and lists have an end.  `FIELDS` says where a field differs, `MESSAGES` what fields of
@@ -199,7 +199,7 @@ class _Checker:
         self._fields = tuple(sorted(fields, key=lambda field: field[3]))
 
     def fault(self, message: Any) -> str:
-        """What is wrong; empty: nothing."""
+        """Describe the fault of a message; empty if it has none."""
         for name, check, is_needed, is_message in self._fields:
             value = getattr(message, name)
             if message.HasField(name) if is_message else value:  # what is empty, 0 or False keeps every rule

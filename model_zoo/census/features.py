@@ -1,6 +1,6 @@
 """UCI's Adult, the 1994 census: columns, what becomes of them, and all else that every model on it shares.
 
-Does somebody earn more than 50,000 dollars a year?  Records are `tf.train.Example` with a feature for each column,
+Does a person earn more than 50,000 dollars a year?  Records are `tf.train.Example` with a feature for each column,
 numbers as floats and categories as bytes (missing: `?`), and `label` (int64, 0 or 1), as made by
 `scripts/gen_dataset.py census`.
 

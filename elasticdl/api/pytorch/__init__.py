@@ -1,4 +1,4 @@
-"""A user's own PyTorch script made elastic: its loop runs in all workers together, whoever comes and goes.
+"""A user's own PyTorch script made elastic: its loop runs in all workers together, while workers join and leave.
 
     from elasticdl.api.pytorch import create_elastic_controller
 

@@ -1,4 +1,4 @@
-"""The world of one process that has no master: steps of its own minibatches, and nobody to agree with."""
+"""The world of one process without a master: steps of its own minibatches, without other members."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LoneGroup:
         return True
 
     def leave(self, reason: str = "") -> None:
-        """Nobody is left behind."""
+        """Do nothing: there is no other member."""
 
     def abandon(self, reason: str, is_model_whole: bool = True) -> WorldEnded:
         return WorldEnded(reason)

@@ -30,7 +30,7 @@ class ElasticController(ScriptSteps):
     # Before training ------------------------------------------------------------------------------------------------
 
     def register(self, *things: Any, **named: Any) -> None:
-        """What must be the same in all members, and go on from a checkpoint; in the same order in all processes.
+        """Register objects that are equal in all members and are restored from checkpoints; same order everywhere.
 
         Models, optimizers, schedulers, scalers, objects of the script's own with `state_dict` and `load_state_dict`.
         """
@@ -52,7 +52,7 @@ class ElasticController(ScriptSteps):
     def loader(
         self, dataset: Any = None, collate_fn: Callable[..., Any] | None = None, **options: Any
     ) -> ElasticLoader:
-        """What is iterated in the place of a DataLoader: each time over one epoch, or what is left of it.
+        """Return the substitute for a DataLoader: each iteration is one epoch, or the rest of it.
 
         Args:
             dataset: a map-style data set, or an `IterableDataset` of a known size, see `Fetcher`; a `DataLoader`, whose

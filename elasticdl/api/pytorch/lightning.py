@@ -43,7 +43,7 @@ class LightningTrainer:
 
     @property
     def state(self) -> list[Any]:
-        """What the Trainer has made that must be the same in all members."""
+        """Return the Trainer's objects that must be equal in all members."""
         schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
         scaler = getattr(self._trainer.precision_plugin, "scaler", None)
         return [*self._trainer.optimizers, *schedulers, *([scaler] if scaler is not None else [])]

@@ -1,4 +1,4 @@
-"""What stands behind an elastic controller once its data set is known."""
+"""The parts of an elastic controller that need its data set."""
 
 from __future__ import annotations
 

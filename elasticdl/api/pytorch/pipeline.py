@@ -2,7 +2,7 @@
 
 The loader is asked for one minibatch after the other for as long as the script lives, so its processes are started
 once, before any connection is open that they could hold on to.  It never waits for work: where nothing was asked for it
-makes an empty place, and goes on.  Whatever its processes make ahead, a batch is known by the name of its minibatch.
+makes an empty place, and continues.  A batch that is made ahead is known by the name of its minibatch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LoaderPipeline:
         self._wanted: deque[Request] = deque()
         self._made: dict[Name, Any] = {}
         self._awaited: set[Name] = set()  # asked for and not made yet
-        self._dropped: set[Name] = set()  # of them, those that nobody wants any more
+        self._dropped: set[Name] = set()  # of them, those that are not wanted any more
         self._is_over = RawValue(ctypes.c_bool, False)
         options["worker_init_fn"] = _Begin(options.get("worker_init_fn"), self._is_over)
         self._loader: DataLoader[Any] = DataLoader(
@@ -154,7 +154,7 @@ class Fetcher(Dataset[Any]):  # type: ignore[misc]
 
 
 class _Wanted(Sampler[Request]):  # type: ignore[misc]
-    """What is asked for, for ever; None where there is nothing."""
+    """The requested minibatches, without end; None where there is none."""
 
     def __init__(self, wanted: deque[Request]) -> None:
         self._requests = wanted
@@ -216,8 +216,8 @@ def cause_of(error: Exception) -> str:
 
 
 def _seed_all(seed: int) -> None:
-    """Random augmentation is the same, whoever makes the batch."""
+    """Seed all random sources, so that augmentation is the same in every worker."""
     torch.manual_seed(seed)
-    if get_worker_info() is not None:  # a process of its own: nobody else draws from these
+    if get_worker_info() is not None:  # a process of its own: no other code draws from these
         random.seed(seed)
         np.random.seed(seed % _NUMPY_SEEDS)

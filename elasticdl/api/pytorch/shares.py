@@ -1,4 +1,4 @@
-"""Which minibatches this member brings to a step, and who is told of them.
+"""Which minibatches this member brings to a step, and the reports on them.
 
 `LeasedShares`: those of its own leases, one in each step.  `GlobalShares` (fixed_global_batch): step s is always
 minibatches sG … (s+1)G-1 of the epoch's order; rank 0 holds the leases and tells all of them, each takes its
@@ -112,7 +112,7 @@ class ScriptBatchSource(Protocol):
         ...
 
     def confirmed(self, names: Iterable[MinibatchName], loss: float | None) -> None:
-        """What this member answers for is in the model of all."""
+        """The model of all members holds the minibatches that this member reports."""
         ...
 
 
@@ -321,7 +321,7 @@ class GlobalShares:
         self._ask()
 
     def _ask(self) -> None:
-        """What this member has of the steps that the queue holds goes to its pipeline."""
+        """Send this member's minibatches of the queued steps to its pipeline."""
         todo = list(self._queue)
         while step := self._first(todo):
             for minibatch in self._piece(step):

@@ -1,6 +1,6 @@
 """Everything of a script that must be the same in all members, as arrays by name and back, without pickle.
 
-Whatever has `state_dict` and `load_state_dict` can be registered.  Tensors and arrays become arrays; the rest of a
+Any object with `state_dict` and `load_state_dict` can be registered.  Tensors and arrays become arrays; the rest of a
 state, numbers, words and the structure around them, becomes one JSON text, kept as an array of bytes.
 """
 

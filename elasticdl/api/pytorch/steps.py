@@ -33,12 +33,12 @@ from elasticdl.worker.seeds import derive_seed
 from elasticdl_client.errors import JobError
 
 _log = logging.getLogger("elasticdl.api")
-_PATIENCE_S = 0.1  # where nobody has work: between two looks
+_PATIENCE_S = 0.1  # between two looks while no member has work
 _EMPTY_LOOP = (
     "This loop is empty: the one before, inside scope(), has gone over all epochs. "
     "Write `for epoch in controller.epochs():` around the loop to have one epoch in each."
 )
-_NOBODYS = -1  # epoch of a minibatch that nobody was given
+_UNASSIGNED = -1  # epoch of a minibatch that was given to no member
 
 
 class _Progress:
@@ -73,7 +73,7 @@ class ScriptSteps:
         self.evaluations: list[ScriptEvaluation] = []
         self._wire = wire
         self._loop: Loop | None = None
-        self._is_inside = self._is_last = False  # of a world; nobody goes on after this member
+        self._is_inside = self._is_last = False  # of a world; no member continues after this one
         self._until_outside = ExitStack()
         self._has_rehearsed = self._has_entered = False
         self._num_given = 0  # batches of the script's present loop
@@ -127,7 +127,7 @@ class ScriptSteps:
         self._loop.stop()
 
     def final_ledger(self) -> pb.AppliedSet | None:
-        """What the model holds, once all is in it and this process has left its world for good."""
+        """The final ledger, once the model is complete and this process has left its world for good."""
         return self._final_ledger
 
     def bid_farewell(self, is_idle: bool) -> None:
@@ -199,7 +199,7 @@ class ScriptSteps:
 
     @property
     def _most_batches(self) -> int:
-        """That a loop gives to this process while nobody is lost: in a job one more, for the rehearsal."""
+        """Return the batches of a loop if no worker is lost: in a job one more, for the rehearsal."""
         data = self._parts.data
         num_epochs = data.plan.num_epochs if self._spans_epochs else 1
         return data.get_minibatch_count_per_epoch() * max(1, num_epochs) + (data.session.link is not None)
@@ -216,7 +216,7 @@ class ScriptSteps:
         self._unchanged, self.is_rehearsal = None, False
 
     def _settle(self) -> None:
-        """What comes after a loop in the script has been run."""
+        """Finish a loop, after the script's code that follows it has run."""
         self._num_given = 0
         if self._after_loop is not None:
             self.state.load_state(self._after_loop)
@@ -294,7 +294,7 @@ class ScriptSteps:
         numbers = list(range(shard.start, shard.end))
         if numbers:
             records = self._parts.data.records_of(shard.name, numbers)
-            self._stand_in = Minibatch(0, _NOBODYS, 0, 0, shard.name, numbers, records)
+            self._stand_in = Minibatch(0, _UNASSIGNED, 0, 0, shard.name, numbers, records)
             self._todo = [(None, self._stand_in)]
             self.is_rehearsal = True
             self._unchanged = self.state.state()

@@ -106,7 +106,7 @@ class KubernetesCluster:
         return PodWatch(self._api, self._selector, self._memory).events()
 
     def logs(self, name: str) -> str:
-        """What the present life of the pod has printed so far.
+        """Return the output of the present life of the pod so far.
 
         Raises:
             ElasticDLError: there is no such pod, or its node does not answer.

@@ -251,9 +251,9 @@ class ApiServer:
         return Refusal(what, hint, status, {**said, "message": message}, retry_after_s)
 
     def _explain(self, status: int, message: str) -> tuple[str, str]:
-        """What a refusal means to a person, and what to do."""
+        """Return the meaning of a refusal for the user, and what to do."""
         if status == 401:
-            return "The cluster does not accept who we are (401 Unauthorized).", "The credentials may have expired."
+            return "The cluster rejects the credentials (401 Unauthorized).", "They may have expired."
         if status == 403 and (denied := _NO_RIGHT.search(message)):
             who, verb, resource = denied["user"], denied["verb"], denied["resource"]
             return (

@@ -43,7 +43,7 @@ class Causes:
         self._waited_at = 0.0
 
     def of(self, uid: str, deleted_s: float | None) -> Cause:
-        """What the Events of a pod say; no reason if they say nothing.
+        """Return the cause that the Events of a pod give; without a reason if they give none.
 
         Args:
             uid: of the pod.

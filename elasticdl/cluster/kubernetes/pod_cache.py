@@ -1,4 +1,4 @@
-"""What has to be remembered of pods beyond the objects that the API shows at a moment, so that all readers agree.
+"""Facts on pods beyond the objects that the API shows at a moment, kept so that all readers agree.
 
 Since when a pod is being deleted (one that is overdue is on a lost node), why its image could not be pulled, and how it
 was first seen to end: whatever happens to the object later, that stays the end of the pod.
@@ -55,7 +55,7 @@ class PodCache:
     """All pods of one job, as several threads read them.
 
     Args:
-        causes: whom to ask about an end that the object does not explain.
+        causes: finds the cause of an end that the object does not explain.
     """
 
     def __init__(self, causes: Causes) -> None:
@@ -85,7 +85,7 @@ class PodCache:
 
         Args:
             pod: as it was last read.
-            shown: its last object; None if nobody saw it leave.
+            shown: its last object; None if its removal was not seen.
         """
         if shown is not None:
             pod = self.read(shown) or pod
@@ -140,7 +140,7 @@ class PodCache:
         return pod
 
     def _with_cause(self, pod: Pod, shown: Object, record: _Record) -> Pod:
-        """An ended pod with what the object does not tell: who has deleted it, or all of a long error."""
+        """Add to an ended pod what the object lacks: the cause of its deletion, or all of a long error."""
         if pod.reason is EndReason.ERROR and error_is_cut_off(shown) and (log := self._causes.end_of_log(shown)):
             pod = replace(pod, message=why_ended(shown, log).message)
         unexplained = pod.exit_code is None and pod.reason is EndReason.ERROR and not shown["status"].get("reason")
@@ -151,7 +151,7 @@ class PodCache:
         return self._explained(pod, record)
 
     def _removed(self, pod: Pod, shown: Object | None, record: _Record) -> Pod:
-        """A pod that nobody has seen to end before it was gone."""
+        """Return the end of a pod that was gone before its end was seen."""
         cause = disruption_of(shown) if shown is not None else Cause()
         code = code_of(shown) if shown is not None else None
         if cause.reason is EndReason.NONE:

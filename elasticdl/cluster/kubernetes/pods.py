@@ -1,6 +1,6 @@
 """From the pod that the Kubernetes API shows to the port's `Pod`: its phase, why it is pending, why it has ended.
 
-Pure: one object in, one value out.  What only time or other objects tell is in `kubernetes_memory`.
+Pure: one object in, one value out.  Facts that come with time or from other objects are in pod_cache.py.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def container_of(pod: Object) -> str:
 
 
 def disruption_of(pod: Object) -> Cause:
-    """Who has ended it from outside, as servers tell from version 1.26 on, or as the kubelet has noted."""
+    """Return the cause of an end from outside, as servers from version 1.26 on or the kubelet report it."""
     for condition in _conditions(pod):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             said = condition.get("message") or condition.get("reason") or ""
@@ -189,7 +189,7 @@ def why_ended(pod: Object, log: str = "") -> Cause:
 
 
 def waiting(pod: Object) -> Waiting:
-    """What the first container that cannot start waits for; one that is blocked before one that is not."""
+    """Return why the first container that cannot start waits; one that is blocked before one that is not."""
     found = []
     for status in [*_statuses(pod, "initContainerStatuses"), *_statuses(pod, "containerStatuses")]:
         state = status.get("state", {}).get("waiting")

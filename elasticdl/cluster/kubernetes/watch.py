@@ -100,7 +100,7 @@ class PodWatch:
         return ""
 
     def _compared(self, pods: list[Object]) -> Iterator[PodEvent]:
-        """What has changed since the pods were last known."""
+        """Yield the changes since the last known state."""
         listed = {pod["metadata"]["uid"] for pod in pods}
         for uid in [uid for uid in self._known if uid not in listed]:
             self._leaving.pop(uid, None)

@@ -19,7 +19,7 @@ _NOT_FOR_WORKERS = frozenset({"sklearn", "matplotlib"})
 
 
 class _MissingToKeras(MetaPathFinder):
-    """Lets packages be missing as long as Keras itself is being imported, and to nobody else."""
+    """Hides packages from Keras alone, as long as it is being imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

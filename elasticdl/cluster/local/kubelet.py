@@ -1,4 +1,4 @@
-"""What happens to local pods: starting, ending, restarting, deleting, and who gets a slot.
+"""The life of local pods: starting, ending, restarting, deleting, and the assignment of slots.
 
 The kubelet decides and acts on processes; it knows no socket and no client.  Everything runs in the one thread of the
 agent's event loop, which calls `reap` when a child has ended.
@@ -152,7 +152,7 @@ class Kubelet:
     def reap(self) -> None:
         """Deals with every child that has ended or was stopped, the orphans of pods among them.
 
-        A leader is reaped after the rest of its group has been killed: until then nobody else can get its number.
+        A leader is reaped after the rest of its group has been killed: until then its number cannot be reused.
         """
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

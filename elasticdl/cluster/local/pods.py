@@ -18,7 +18,7 @@ from elasticdl.cluster.local.process_group import ProcessGroup
 from elasticdl.cluster.local.standby_process import Fork
 
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-_TOLD_TO_END = {128 + signal.SIGKILL, 128 + signal.SIGTERM}  # who heeds SIGTERM, or whose child was killed, exits so
+_TOLD_TO_END = {128 + signal.SIGKILL, 128 + signal.SIGTERM}  # exit codes after SIGTERM, or of a killed child
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What ps, top, pgrep and nvidia-smi show of a pod's process: `elasticdl worker-1 of JOB`, not the module it runs.
+"""Titles of pods' processes in ps, top, pgrep and nvidia-smi: `elasticdl worker-1 of JOB`, not the module.
 
 The kernel shows as the command line what stands in the memory of the process where its arguments were.
 """

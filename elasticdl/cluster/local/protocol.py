@@ -1,4 +1,4 @@
-"""What the agent and its clients say to each other over the Unix socket: one JSON object a line.
+"""The protocol of the agent and its clients over the Unix socket: one JSON object a line.
 
 A request is ``{"verb": …, …}``, an answer ``{"ok": …}`` or ``{"error": {"what": …, "hint": …}}``; after the verb
 ``watch`` the connection carries events only.  This module knows the words, never the sockets.

@@ -88,7 +88,7 @@ class ForkRequest:
 
 
 def _preload(framework: str) -> None:
-    """Imports what pods of the framework import.  What is missing of our own modules a pod will complain of itself."""
+    """Import the modules of the framework's pods.  A pod reports missing ones of our own itself."""
     import_less_with_keras()
     for name in PRELOADED[framework]:
         importlib.import_module(name)

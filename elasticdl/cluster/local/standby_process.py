@@ -31,7 +31,7 @@ _OWN_NAMES = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORKER_ID", "PS_ID"})
 
 @dataclass(frozen=True, slots=True)
 class _Flavour:
-    """What must be equal for a standby to stand in: the framework and all that its import could read."""
+    """Properties of a pod that its standby must share: the framework and all that its import could read."""
 
     framework: str
     env: tuple[tuple[str, str], ...]
@@ -186,7 +186,7 @@ class StandbyProcess:
         self._on_lost()
 
     def respawn_sentinel(self) -> None:
-        """Its sentinel was killed by somebody else."""
+        """Start the sentinel again after it was killed from outside."""
         if self._group is not None:
             self._group.sentinel = self._leash.spawn_sentinel(self._group.pid)
 

@@ -1,8 +1,8 @@
 """Photographs in classes as tf.train.Example: `image`, the bytes of an image file, and `label`.
 
 From the folders of ImageNet, or any others with a directory for each class; otherwise generated PNG files of several
-sizes: stripes lying, standing or slanting, and checks, each in red and in blue.  What tells them apart outlives crops,
-scaling and mirroring.
+sizes: stripes lying, standing or slanting, and checks, each in red and in blue.  They stay distinguishable after
+crops, scaling and mirroring.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a data set is made of: splits, each a known number of records in blocks."""
+"""The splits of a data set, each a known number of records in blocks."""
 
 from __future__ import annotations
 

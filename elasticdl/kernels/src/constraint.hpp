@@ -1,4 +1,4 @@
-// What a row must be after an update: Keras's constraints, along the row.
+// Constraints of a row after an update: those of Keras, along the row.
 #pragma once
 
 #include <cstdint>

@@ -85,7 +85,7 @@ Mesh::Ticket Mesh::begin(uint16_t verb, uint16_t type, uint64_t count, uint64_t 
   if (!failure_.empty()) throw MeshFailure(failure_);
   call->header = {num_calls_++, verb, type, count};
   waiting_.push_back(call);
-  if (!call->is_large) return call;  // whoever waits for it moves it: to wake another thread would take longer
+  if (!call->is_large) return call;  // its waiter moves it: to wake another thread would take longer
   ++num_large_;
   if (!thread_.joinable()) {
     sigset_t all, before;
@@ -224,7 +224,7 @@ bool Mesh::advance(std::unique_lock<std::mutex>& lock, Time end) {
   try {
     is_over = run(*call, end);
   } catch (const MeshFailure& error) {
-    // Whoever closes the connections here sees them end, too.
+    // The thread that closes the connections here sees them end, too.
     failure = is_interrupted_.load(std::memory_order_relaxed) ? kInterrupted : error.what();
   } catch (const std::bad_alloc&) {
     failure = "out of memory";

@@ -24,7 +24,7 @@ struct MeshFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What both ends of every connection must agree on before a collective; it goes before the data.
+// The parameters that both ends of every connection must agree on before a collective; sent before the data.
 struct CallHeader {
   uint32_t number;
   uint16_t verb;
@@ -41,7 +41,7 @@ struct Segment {
   int32_t event = kNone;  // that needs this segment
 };
 
-// What happens once all its segments are through: a sum, or nothing.
+// The action once all its segments are through: a sum, or nothing.
 struct Event {
   size_t num_missing;
   size_t count = 0;

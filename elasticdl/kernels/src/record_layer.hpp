@@ -17,7 +17,7 @@
 
 namespace elasticdl {
 
-// What has come is not the next record of the other end.
+// The received record is not the next one of the other end.
 struct RecordError : std::runtime_error {
   RecordError() : std::runtime_error("a record that was changed, repeated, left out or moved on its way") {}
 };

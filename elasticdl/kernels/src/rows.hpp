@@ -1,4 +1,4 @@
-// What moves rows between ids and tensors: unique ids, gathering, summing, splitting by bucket.
+// Operations that move rows between ids and tensors: unique ids, gathering, summing, splitting by bucket.
 #pragma once
 
 #include <cstdint>

@@ -18,8 +18,8 @@
 
 namespace elasticdl {
 
-// Ids are spread over stripes, each with a lock.  A batch is sorted by stripe, so that each lock is taken once.  Who holds
-// several has taken them in their order.
+// Ids are spread over stripes, each with a lock.  A batch is sorted by stripe, so that each lock is taken once.
+// Several locks are taken in their order.
 class Table {
  public:
   static constexpr int64_t kLargestBatch = INT32_MAX;  // ids of one call
