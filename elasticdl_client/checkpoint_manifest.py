@@ -1,7 +1,7 @@
 """The manifest that makes a directory a checkpoint: written with a checksum of its contents, and read by all alike.
 
-There are two: of parameter servers, with ``parts``, and of a model that lives in a worker.  What their other keys mean
-is known to those who write and use them.
+There are two: of parameter servers, with ``parts``, and of a model that lives in a worker.  The modules that write and
+use them define their other keys.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class JobType(StrEnum):
-    """What a job does."""
+    """The type of a job."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
@@ -22,7 +22,7 @@ class Runtime(StrEnum):
 
 
 class DistributionStrategy(StrEnum):
-    """Who holds the model."""
+    """The place of the model: parameter servers, or every worker."""
 
     PARAMETER_SERVER = "ParameterServerStrategy"
     ALL_REDUCE = "AllReduceStrategy"
@@ -30,7 +30,7 @@ class DistributionStrategy(StrEnum):
 
 
 class Framework(StrEnum):
-    """What a model definition is written for."""
+    """The framework of a model definition."""
 
     AUTO = "auto"
     TENSORFLOW = "tensorflow"
@@ -39,14 +39,14 @@ class Framework(StrEnum):
 
 
 class NanPolicy(StrEnum):
-    """What a loss that is not finite does to the job."""
+    """The response to a loss that is not finite."""
 
     FAIL = "fail"
     SKIP = "skip"
 
 
 class Remedy(StrEnum):
-    """What is done about a worker that hangs, or computes more slowly than the others."""
+    """The response to a worker that hangs, or computes more slowly than the others."""
 
     REPLACE = "replace"
     REPORT = "report"

@@ -85,7 +85,7 @@ def _values(default: object) -> tuple[str, ...]:
 
 
 def _words(command: str) -> tuple[str, ...]:
-    """What may follow a command without a dash."""
+    """Return the words without a dash that may follow a command."""
     return {"zoo": tuple(ZOO_COMMANDS), "completion": SHELLS}.get(command, ())
 
 

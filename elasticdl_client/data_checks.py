@@ -1,4 +1,4 @@
-"""What can be known of a data source before a local job starts: that it is there, its kind, parameters and columns.
+"""Checks of a data source before a local job starts: that it is there, its kind, parameters and columns.
 
 Columns are looked up where that is cheap: in the header of CSV files, in tables of SQLite, in the schema of Parquet and
 Arrow files where pyarrow is installed.  Writes nothing.

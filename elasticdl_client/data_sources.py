@@ -1,4 +1,4 @@
-"""What the flags say of data sources: their names, the kinds of readers and the parameters of each.  Reads nothing."""
+"""The data sources that flags describe: names, kinds of readers and the parameters of each.  Reads nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a flag is, and how its text becomes a value.
+"""Flags: their metadata, and the conversion of text to values.
 
 Owns the metadata of a flag, the coercion of strings and the checks of single values.  It never knows which flags
 exist (job_spec.py) nor how they fit together (contradictions.py).

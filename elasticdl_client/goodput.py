@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class SlotState(StrEnum):
-    """What the time of a wanted worker is spent on."""
+    """The use of a wanted worker's time."""
 
     UNSCHEDULED = "unscheduled"  # no pod yet, or one that does not run
     STARTING = "starting"  # from the pod's first process to the first minibatch: imports, model, compilation
@@ -30,7 +30,7 @@ class SlotState(StrEnum):
 
 
 class PsState(StrEnum):
-    """What the time of a wanted parameter server is spent on."""
+    """The use of a wanted parameter server's time."""
 
     ABSENT = "absent"  # no process yet, or it is lost
     RESTORING = "restoring"

@@ -1,4 +1,4 @@
-"""What `--help` prints: commands, and each command's flags by group with their defaults."""
+"""The output of `--help`: commands, and each command's flags by group with their defaults."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MORE = {
     "pip install 'elasticdl2-client[dashboard]'.",
     "completion": "bash: `source <(elasticdl completion bash)` in ~/.bashrc; zsh: `source <(elasticdl completion zsh)` "
     "in ~/.zshrc; fish: `elasticdl completion fish > ~/.config/fish/completions/elasticdl.fish`.",
-    "rbac": "For `kubectl apply -f -`. Whoever applies it needs the right to grant these rights.",
+    "rbac": "For `kubectl apply -f -`. Applying it needs the right to grant these rights.",
 }
 _USAGE = {
     "train": "--job_name=NAME --model_def=PACKAGE.MODULE.SYMBOL --training_data=PATH",

@@ -1,4 +1,4 @@
-"""The directory of a local job: who owns it, what is in it, and what becomes of an earlier run's files.
+"""The directory of a local job: its owner, its content, and what becomes of an earlier run's files.
 
 Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, the job's certificate if
 it has one, ``agent.json`` (the agent's socket), ``status.json`` and ``journal.json`` (written by the master),
@@ -182,7 +182,7 @@ class JobDir:
         return read_journal(self.path).history
 
     def status(self) -> JobStatus | None:
-        """What the master wrote last; None before the first time."""
+        """Return the last status that the master wrote; None before the first."""
         try:
             return JobStatus.from_json((self.path / "status.json").read_text())
         except FileNotFoundError:

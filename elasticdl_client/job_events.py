@@ -16,7 +16,7 @@ Detail = str | int | float
 
 
 class EventKind(StrEnum):
-    """What can happen to a job; docs/events.md says what the details of each kind are."""
+    """The kinds of events of a job; docs/events.md has the details of each."""
 
     JOB_STARTED = "JobStarted"
     JOB_WAITING = "JobWaiting"
@@ -220,7 +220,7 @@ def since(events: Sequence[JobEvent], number: int) -> list[JobEvent]:
 
 
 def describe(event: JobEvent) -> str:
-    """What happened, as one line for people: the first line of the message, or what the details of the kind say."""
+    """Return an event as one line for people: the first line of its message, or a sentence from its details."""
     first, details = event.message.partition("\n")[0], event.details
     match event.kind:
         case EventKind.JOB_STARTED:

@@ -128,10 +128,10 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         jobs=TRAIN_ONLY,
     )
     validation_data: str = flag(
-        "", "What to evaluate on: the same kinds of sources as to train on.", Group.DATA, jobs=_EVALUATED
+        "", "Data to evaluate on: the same kinds of sources as to train on.", Group.DATA, jobs=_EVALUATED
     )
     prediction_data: str = flag(
-        "", "What to predict for: the same kinds of sources as to train on.", Group.DATA, jobs=_PREDICTED
+        "", "Data to predict for: the same kinds of sources as to train on.", Group.DATA, jobs=_PREDICTED
     )
     data_reader_params: str = flag(
         "",
@@ -427,7 +427,7 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
 
     @property
     def uses_tls(self) -> bool:
-        """What `tls` comes to."""
+        """Whether calls are encrypted, by `tls` and the runtime."""
         return self.tls is Tls.ON or (self.tls is Tls.AUTO and (self.encrypt or self.runtime is Runtime.KUBERNETES))
 
     @property

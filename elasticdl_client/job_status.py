@@ -27,7 +27,7 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpochCoverage:
-    """What became of the records of one epoch; ``records`` is the sum of all others but `repeated` and `augmented`."""
+    """The coverage of one epoch; ``records`` is the sum of all others but `repeated` and `augmented`."""
 
     epoch: int  # from 1
     records: int  # planned
@@ -40,7 +40,7 @@ class EpochCoverage:
     filtered: int = 0  # records of which `feed` made no sample
     augmented: int = 0  # samples that `feed` made beyond one a record
     verb: str = "committed"  # what was done to them; one of `_PASSES` in a job that makes one pass
-    is_bound: bool = False  # nobody can say exactly what was repeated, but not more than that
+    is_bound: bool = False  # `repeated` is an upper bound
     since: int = 0  # these are the sums of the epochs from here to `epoch`; 0: it is one epoch
 
     def counts(self) -> dict[str, int]:
@@ -98,7 +98,7 @@ class LostPod:
 
 @dataclass(frozen=True, slots=True)
 class PsStatus:
-    """What one parameter server did in the last seconds, with rates per second, and what it did in all its lives."""
+    """The load of one parameter server in the last seconds, with rates per second, and its totals over all lives."""
 
     id: int  # from 0
     pushes_per_second: float = 0.0  # gradients received

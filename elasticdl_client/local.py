@@ -83,7 +83,7 @@ def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER
 
 
 def _news_of_earlier_runs(job_dir: JobDir) -> News:
-    """What was told then is not told again; what is damaged is the master's to complain about."""
+    """Skip the news that earlier runs have printed; the master reports a damaged journal."""
     status, history = None, None
     with suppress(ValueError):
         status = job_dir.status()

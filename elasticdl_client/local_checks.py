@@ -1,4 +1,4 @@
-"""What can be known to fail before a local job starts: paths, symbols, the port.  Writes nothing."""
+"""Checks before a local job starts: paths, symbols, the port.  Writes nothing."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ USAGE_ERROR = 2
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What Fire shows as commands; `arguments` are those after the command, untouched."""
+    """The commands that Fire shows; `arguments` are those after the command, untouched."""
 
     arguments: tuple[str, ...]
 

@@ -1,7 +1,7 @@
 """Which framework a model definition is written for, read off its imports; runs nothing.
 
 The client, the master and every worker ask the same question of the same files, so they have the same answer before
-anybody has imported a framework.
+any framework is imported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Looks at a model-definition module without running it: do the file and its symbols exist?
 
-What only running the module can tell is left to the worker.
+Checks that need the module to run are left to the worker.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Headline:
 
 
 class News:
-    """What is new since the call before.
+    """The news since the previous call.
 
     Args:
         status: what is known already, of a job that is resumed or watched from its middle on.
@@ -166,7 +166,7 @@ class News:
 
 
 class _Consequences:
-    """What followed at once of what happened: it stands behind it, on the same line.
+    """Direct consequences of events, for the end of the same line.
 
     Args:
         history: of the job.
@@ -200,7 +200,7 @@ class _Consequences:
         return event.number in self._told
 
     def text(self, *events: JobEvent) -> str:
-        """What to write behind them."""
+        """Return the text of the consequences."""
         return "".join(f" · {text}" for event in events for text in self._texts.get(event.number, ()))
 
     def group_text(self, event: JobEvent) -> str:

@@ -70,7 +70,7 @@ class OnePassFlags:
 
 
 def fields_of_analysis(values: Mapping[str, object]) -> dict[str, object]:
-    """What `analyze` means by its flags, in those of other jobs: a prediction without a model, a part for each task.
+    """Convert the flags of `analyze` to those of other jobs: a prediction without a model, a part for each task.
 
     Args:
         values: of the flags that are given.

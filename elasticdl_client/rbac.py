@@ -11,7 +11,7 @@ from elasticdl_client.kubernetes.rbac import Manifest, manifests, user_manifests
 USAGE = "elasticdl rbac --print [--flag=value …] | kubectl apply -f -"
 FLAGS = {
     "print": "Print the YAML of a ServiceAccount, a Role and a RoleBinding. It is all that this command does.",
-    "for": "Whose rights: master, or user, of who submits jobs and looks after them. [master]",
+    "for": "Whose rights: master, or user, for those that submit jobs and look after them. [master]",
     "user": "With --for=user: the name of a user, as the cluster knows it.",
     "group": "With --for=user: the name of a group instead.",
     "namespace": "Where jobs are to run; the same as theirs. [default]",

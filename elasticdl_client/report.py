@@ -53,7 +53,7 @@ def print_end(spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs
 
 
 def _results(status: JobStatus) -> list[str]:
-    """What became of the records, and how good the model is."""
+    """Describe the coverage of the records and the quality of the model."""
     few = len(status.coverage) <= MAX_UNTHINNED
     lines = progress.coverage_lines(status, MAX_UNTHINNED if few else 1)
     if status.metrics:
@@ -127,7 +127,7 @@ def best_metrics(history: EventHistory) -> str:
 
 
 def _made(spec: JobSpec, ended: Ended) -> list[tuple[str, str]]:
-    """What a job that succeeded has made, where it is, and the commands that show and use it."""
+    """List the results of a job that succeeded: where they are, and the commands that show and use them."""
     if ended.exit_code != 0:
         return []
     output = "statistics" if spec.job_type is JobType.ANALYZE else "model"

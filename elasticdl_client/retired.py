@@ -64,5 +64,5 @@ def resolve(mapping: Mapping[str, object]) -> dict[str, object]:
 
 
 def notes(mapping: Mapping[str, object]) -> list[str]:
-    """What to tell the user of flags that `resolve` drops."""
+    """Return the notes on flags that `resolve` drops."""
     return [f"--{name} is not needed any more: {_RETIRED[name].reason}." for name in mapping if name in _RETIRED]

@@ -1,4 +1,4 @@
-"""What the user's own code prints in rank 0 of a local job, for the terminal: its lines, without those of logs.
+"""The output of the user's code in rank 0 of a local job, for the terminal: its lines, without those of logs.
 
 Each pod prints to a file; here the first worker's is read as it grows.  Log entries (ours, TensorFlow's, warnings),
 tracebacks and what a progress bar has overwritten stay in the file, where `elasticdl logs` shows them.
@@ -63,7 +63,7 @@ class ScriptOutput:
         """Return what was printed since the call before.
 
         Args:
-            status: of the job, which says who is rank 0.
+            status: of the job, which names rank 0.
             last: nothing more will be printed.
         """
         self._hold(status, self._read(last=last))

@@ -1,4 +1,4 @@
-"""What the flags can say and this version cannot do: refused by name, never ignored."""
+"""Values of flags that this version does not support: refused by name, never ignored."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _missing(flag: str, why: str, hint: str) -> FlagError:
 
 
 def notes(spec: JobSpec) -> list[str]:
-    """What to tell the user of flags that have no effect."""
+    """Return the notes on flags that have no effect."""
     found = _notes_on_rounds(spec)
     if spec.runtime is Runtime.KUBERNETES:
         return found + _notes_on_kubernetes(spec)

@@ -1,6 +1,6 @@
-"""What --checkpoint_dir_for_init names in a job that trains nothing: told apart by content, and whom it is for.
+"""The model of --checkpoint_dir_for_init in a job that trains nothing: its kind by content, and the jobs it fits.
 
-Client and master both look; what is inside is read by who loads it.
+Client and master both look; the loaders read its content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HINT = (
 
 
 class Kind(StrEnum):
-    """What a trained model lies there as; the value is its name for people."""
+    """The form of a trained model; the value is its name for people."""
 
     SERVERS = "a checkpoint of parameter servers"
     STATE = "a checkpoint of a job without parameter servers"

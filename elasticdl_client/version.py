@@ -1,4 +1,4 @@
-"""What both distributions are called on a package index, and their version.
+"""The names of both distributions on a package index, and their version.
 
 Not `elasticdl` and `elasticdl-client`: these names on the public index are the original's, of 2020 and 2021.
 """

@@ -35,7 +35,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What opens the dashboard.
+    """The secrets that open the dashboard.
 
     Attributes:
         token: of the address; hex, at least 32 characters.

@@ -1,4 +1,4 @@
-"""What a page may do to jobs, and doing it: delete and resume, as the commands of these names.
+"""Actions of the page on jobs: delete and resume, as the commands of these names.
 
 A local job that is resumed gets a client of its own, which the dashboard's end does not end.
 """
@@ -33,7 +33,7 @@ class Action(StrEnum):
 
 
 def possible(job: Job, store: JobStore) -> frozenset[Action]:
-    """What could be done to a job as it is now, with the client's own rights.
+    """Return the actions that a job's state and the client's own rights allow.
 
     Raises:
         ElasticDLError: the cluster does not say what its user may do.

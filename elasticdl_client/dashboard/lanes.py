@@ -14,7 +14,7 @@ MAX_LANES = 400  # a page of more is no overview; the oldest that have ended go 
 
 
 class LaneState(StrEnum):
-    """What a pod does during a span."""
+    """The state of a pod during a span."""
 
     WAITING = "waiting"  # created, and does not run yet
     STARTING = "starting"  # its process runs, and has not registered

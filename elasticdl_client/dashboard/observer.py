@@ -34,7 +34,7 @@ _OWN_POINTS = 600  # of a job that was looked at: ten minutes at one a second, t
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """What a job's page shows besides the job itself.
+    """The content of a job's page besides the job itself.
 
     Attributes:
         points: of the journal, then of what was seen.
@@ -70,7 +70,7 @@ class View:
 
 
 def id_of(job: Job) -> str:
-    """What a job is called in addresses: of fixed form, whatever its name and directory are."""
+    """Return the name of a job in addresses: of fixed form, for any name and directory."""
     place = "\0".join((job.runtime.value, job.namespace, job.directory, job.name))
     return hashlib.sha256(place.encode()).hexdigest()[:16]
 
@@ -188,7 +188,7 @@ def _possible(job: Job, store: JobStore) -> frozenset[Action]:
 
 
 class _Seen:
-    """What was seen of a job since a page has shown it."""
+    """The observations of a job since its page was first shown."""
 
     def __init__(self, offers_actions: bool) -> None:
         self._offers_actions = offers_actions

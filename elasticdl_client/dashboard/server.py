@@ -182,7 +182,7 @@ class Dashboard:
         return StreamingResponse(self._lines(job, pod), headers=_SSE)
 
     async def _lines(self, job: Job, pod: str) -> AsyncIterator[bytes]:
-        """What the command `logs` prints: a process can be ended while it waits for a line, a thread cannot."""
+        """Yield the output of the command `logs`: a process can be ended while it waits for a line, a thread cannot."""
         whose = f"--role={pod}" if pod else "--all"
         follow = [] if job.has_ended else ["--follow"]
         arguments = actions.command("logs", job, self._options, whose, f"--tail={_TAIL}", "--output=json", *follow)

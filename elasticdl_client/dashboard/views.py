@@ -1,4 +1,4 @@
-"""What the page gets: jobs, one job, its events and series, as values of JSON.  Computes nothing that costs I/O."""
+"""The data of the page: jobs, one job, its events and series, as values of JSON.  Computes nothing that costs I/O."""
 
 from __future__ import annotations
 

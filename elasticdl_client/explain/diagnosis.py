@@ -17,7 +17,7 @@ from elasticdl_client.jobs.job import Job
 
 
 class Trouble(StrEnum):
-    """What can be wrong with a job; docs/troubles.md says of each what causes and what cures it."""
+    """The kinds of troubles of a job; docs/troubles.md has the cause and the cure of each."""
 
     # A pod has ended
     OUT_OF_MEMORY = "OutOfMemory"
@@ -98,7 +98,7 @@ PENDING = frozenset(
         Trouble.API_SERVER_AWAY,
     }
 )
-"""What `--why_pending` shows."""
+"""The answer to `--why_pending`."""
 
 SLOW = frozenset(
     {
@@ -112,12 +112,12 @@ SLOW = frozenset(
         Trouble.TOO_MANY_WORKERS,
     }
 )
-"""What `--why_slow` shows, beside where the time went."""
+"""The answer to `--why_slow`, beside where the time went."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a trouble cost, as far as the events say.
+    """The cost of a trouble, as far as the events give it.
 
     Attributes:
         slot_seconds: for which the pod's slot was not filled, summed over slots.
@@ -255,7 +255,7 @@ class Facts:
 
 
 def evidence_of(event: JobEvent) -> dict[str, Detail]:
-    """What an event says, by name."""
+    """Return the details of an event, by name."""
     return {**event.details, **({"message": event.message} if event.message else {})}
 
 

@@ -37,7 +37,7 @@ _DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be explained; without anything: all of the job.
+    """The subject of an explanation; without any, all of the job.
 
     Attributes:
         pending: why pods do not start.

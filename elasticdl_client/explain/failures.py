@@ -1,4 +1,4 @@
-"""What the user's code, data and checkpoints did to a job."""
+"""Troubles by the user's code, data and checkpoints."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _place(frames: list[Frame]) -> dict[str, Detail]:
 
 
 def _alike(message: str) -> str:
-    """What failures that are told as one have in common."""
+    """Return the part of a message that is equal in failures of one kind."""
     return _NUMBERS.sub("", one_line(message))
 
 

@@ -1,4 +1,4 @@
-"""What the system did about a trouble, and what that cost: read from the events that follow from it."""
+"""The system's response to a trouble and its cost, read from the events that follow from it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def evidence(facts: Facts, event: JobEvent) -> tuple[str, ...]:
 
 
 def stated(event: JobEvent) -> str:
-    """An event as evidence: what, to whom, and in which words; a program's own error keeps its lines."""
+    """Return an event as evidence: kind, subject and message; a program's own error keeps its lines."""
     rest = event.message.partition("\n")[2]
     said = describe(event)
     return f"{event.kind} of {event.subject}{f': {said}' if said else ''}" + (f"\n{rest}" if rest else "")
 
 
 def recovery(facts: Facts, *lost: JobEvent) -> tuple[str, Cost]:
-    """What followed from the loss of a pod, in a sentence or more, and its cost."""
+    """Describe the recovery from the loss of a pod, and its cost."""
     follow = facts.consequences(*lost)
     sentences, cost = [], Cost()
     for event in lost:
@@ -51,7 +51,7 @@ def as_sentences(parts: list[str]) -> str:
 
 
 def _successor(facts: Facts, lost: JobEvent, follow: list[JobEvent]) -> tuple[str, Cost]:
-    """Who filled the slot of a lost pod, and how long it was empty."""
+    """Describe the successor of a lost pod, and how long its slot was empty."""
     created = next((e for e in follow if e.kind is EventKind.POD_CREATED and e.cause == lost.number), None)
     ended = next((e for e in follow if e.kind is EventKind.JOB_FAILED), None)
     until = facts.end if ended is None else ended.at

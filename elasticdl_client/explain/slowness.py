@@ -75,7 +75,7 @@ def _silent(facts: Facts, event: JobEvent) -> Diagnosis:
 
 
 def _remedy(facts: Facts, event: JobEvent) -> tuple[str, Cost]:
-    """What was done about a worker that hangs, is silent or slow, and what that cost."""
+    """Describe the response to a worker that hangs, is silent or slow, and its cost."""
     ends = (EventKind.POD_GIVEN_UP, EventKind.POD_LOST)
     follow = facts.consequences(event)
     given_up = next((one for one in follow if one.kind in ends), None)
@@ -166,7 +166,7 @@ def input_bound(facts: Facts) -> Iterator[Diagnosis]:
 
 
 class PsLoad(StrEnum):
-    """What about its parameter servers holds a job up; `evidence["cause"]` of `Trouble.PS_OVERLOADED`."""
+    """The load on parameter servers that holds a job up; `evidence["cause"]` of `Trouble.PS_OVERLOADED`."""
 
     BUSY = "busy"  # their threads
     HOT_ROWS = "hot rows"  # one of them has far more to do than the others
@@ -216,7 +216,7 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _load(servers: Sequence[PsStatus], seconds: Mapping[str, float]) -> PsLoad:
-    """What holds the workers up.
+    """Return the load that holds the workers up.
 
     Args:
         servers: the busiest first.

@@ -23,7 +23,7 @@ _STATES = {
 
 
 def text(explanation: Explanation, width: int) -> str:
-    """What `elasticdl explain` prints.
+    """Return the output of `elasticdl explain`.
 
     Args:
         explanation: of a job.

@@ -1,1 +1,1 @@
-"""What comes after submission: list, status, logs, delete, clean and resume, for jobs of both runtimes."""
+"""Commands after submission: list, status, logs, delete, clean and resume, for jobs of both runtimes."""

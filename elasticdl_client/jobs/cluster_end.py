@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _delete_orphans(connection: Connection, job: Job) -> list[str]:
-    """What is left of the job, as kind/name; deletes what the garbage collector would not."""
+    """Delete the objects of a job that the garbage collector keeps; return all that are left, as kind/name."""
     left = []
     for kind in KINDS:
         for thing in _visible(connection, kind, job):

@@ -1,4 +1,4 @@
-"""What the pods of a job in a cluster have printed, and print: one thread a pod, and a look at the pods each second.
+"""The logs of a job's pods in a cluster, past and new lines: one thread a pod, and a look at the pods each second.
 
 A stream that breaks is opened again where it broke; so is the one of a container's, or a pod's, next life.
 """
@@ -158,7 +158,7 @@ class _Position:
         self._tail, self._since_s, self._read_at = -1, 0.0, None
 
     def options(self) -> dict[str, int]:
-        """What to ask a new stream for: what comes after this position, and some before."""
+        """Return the options of a new stream: from this position on, with some lines before it."""
         self._num_seen = 0
         if self._read_at is not None:
             return {"since_seconds": int(time.monotonic() - self._read_at + _OVERLAP_S)}

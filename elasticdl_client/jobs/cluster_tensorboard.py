@@ -125,7 +125,7 @@ def _wait_until_ready(connection: Connection, namespace: str, name: str) -> None
             print(f"note: {name}: {status.message}", file=sys.stderr)
             told = status.message
         pause.wait(_LOOK_S)
-    raise JobError(f"The pod {name} does not start within {_START_S:.0f} s: {told or 'nobody knows why'}.")
+    raise JobError(f"The pod {name} does not start within {_START_S:.0f} s: {told or 'the reason is unknown'}.")
 
 
 def _last_words(connection: Connection, namespace: str, name: str) -> str:

@@ -1,6 +1,6 @@
 """Job: what a command knows of a job, the same for both runtimes, and its JSON shape.
 
-Values only; who finds jobs is in local_jobs.py and kubernetes_jobs.py.
+Values only; local_jobs.py and kubernetes_jobs.py find jobs.
 """
 
 from __future__ import annotations

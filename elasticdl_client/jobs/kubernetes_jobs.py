@@ -1,6 +1,6 @@
 """The jobs of a cluster: a ConfigMap that owns each, its master's status in another, and its pods.
 
-What the API shows of pods counts more than what a master wrote of them: it is true without a master, too.
+The API's state of pods takes precedence over the master's: it is true without a master, too.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class KubernetesJobs:
         if owner is None or pods.is_going(owner) or names.MASTER_POD_KEY not in (owner.get("data") or {}):
             raise JobError(
                 f"Job {job.name} has no ConfigMap {names.job_object(job.name)} with its master's pod any more.",
-                f"What is left of it goes with `{job.command('delete')}`.",
+                f"Its other objects are deleted by `{job.command('delete')}`.",
             )
         manifest = master_pod(owner["data"], job.name, owner["metadata"]["uid"])
         self._remove_old_master(job)
@@ -219,12 +219,12 @@ def _phase(
     phase = phase_of(status, runs=False)
     if phase is not Phase.STOPPED:
         return phase, ""
-    how = f"has ended ({pods.pod_status(master).message or 'nobody knows why'})" if master is not None else "is gone"
+    how = f"has ended ({pods.pod_status(master).message or 'reason unknown'})" if master is not None else "is gone"
     return phase, f"Its master's pod {how}, and the job has not ended."
 
 
 def _written(state: Object | None) -> JobStatus | None:
-    """What the master wrote last; None before the first time, and if it cannot be read."""
+    """Return the last status that the master wrote; None before the first, and if it cannot be read."""
     text = ((state or {}).get("data") or {}).get(names.STATUS_KEY, "")
     try:
         return JobStatus.from_json(text) if text else None

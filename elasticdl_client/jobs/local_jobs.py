@@ -1,6 +1,6 @@
 """The jobs of this machine: directories with a lock, a specification and a status.
 
-A job runs while a process holds its lock.  What its pods do is the agent's business; this module reads files, and
+A job runs while a process holds its lock.  The agent manages its pods; this module reads files, and
 tells a job's client to end it.
 """
 
@@ -67,7 +67,7 @@ class LocalJobs:
         return read_journal(Path(job.directory))
 
     def may(self, job: Job, verb: str) -> bool:
-        """See `JobStore`; who may write the job's directory may do both."""
+        """See `JobStore`; write permission for the job's directory allows both."""
         directory = Path(job.directory)
         return os.access(directory, os.W_OK | os.X_OK) and (verb != "resume" or (directory / "journal.json").exists())
 

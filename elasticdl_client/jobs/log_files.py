@@ -1,4 +1,4 @@
-"""What the pods of a local job have printed, and print: files that grow, and new ones."""
+"""The logs of a local job's pods, past and new lines: files that grow, and new ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GrowingFile:
 
     @property
     def written_at(self) -> float:
-        """When somebody wrote to it last."""
+        """Return the time of the last write."""
         return os.fstat(self._file.fileno()).st_mtime
 
 
@@ -159,7 +159,7 @@ def _time_of(line: str) -> float | None:
 
 
 def _new_files(logs: Path, pattern: str, known: Container[Path]) -> dict[Path, GrowingFile]:
-    """Those that are not known yet; somebody may be deleting the job and them, so one that has just gone is none."""
+    """Return the files that are not known yet; leave out one that has just gone, as the job may be being deleted."""
     found = {}
     with suppress(FileNotFoundError):
         for path in logs.glob(pattern):

@@ -1,4 +1,4 @@
-"""What the job commands take: names of jobs and a few options, in kubectl's spelling and in ours.
+"""The arguments of the job commands: names of jobs and a few options, in kubectl's spelling and in ours.
 
 Owns the options, their checks and how their text is read; it never looks for a job.
 """

@@ -14,14 +14,14 @@ from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobStore
 from elasticdl_client.kubernetes import api
 
-_FIRST_ANSWER_S = 2.0  # of a cluster that nobody asked for: who has local jobs alone should not wait for it
+_FIRST_ANSWER_S = 2.0  # of a cluster that was not asked for: users of local jobs alone should not wait for it
 
 
 @dataclass(slots=True)
 class Places:
     """Stores by runtime, with the words for them.
 
-    A cluster that nobody asked for, by --runtime, a namespace or a context, may be out of reach, or none be configured.
+    A cluster that was not asked for by --runtime, a namespace or a context may be out of reach, or none be configured.
 
     Attributes:
         stores: those that can be asked.

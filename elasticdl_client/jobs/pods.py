@@ -46,7 +46,7 @@ def is_being_made(pod: Mapping[str, Any]) -> bool:
 
 
 def pod_status(pod: Mapping[str, Any]) -> PodStatus:
-    """What there is to say of a pod."""
+    """Return the status of a pod."""
     status = pod.get("status", {})
     return PodStatus(
         name=str(pod["metadata"]["name"]),

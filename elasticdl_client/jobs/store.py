@@ -65,7 +65,7 @@ class JobStore(Protocol):
         ...
 
     def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
-        """What the job's pods print."""
+        """Yield the output of the job's pods."""
         ...
 
     def journal(self, job: Job) -> JobJournal:

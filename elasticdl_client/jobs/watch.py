@@ -80,7 +80,7 @@ def watch(job: Job, find: Callable[[], Job | None], read_events: Callable[[Job],
 
 
 def _events(job: Job, read_events: Callable[[Job], EventHistory]) -> EventHistory | None:
-    """What has happened to a job; None where that cannot be read now."""
+    """Return the events of a job; None where they cannot be read now."""
     try:
         return read_events(job)
     except ElasticDLError:

@@ -97,7 +97,7 @@ def _wide(job: Job) -> list[str]:
 
 
 def messages(job: Job) -> list[str]:
-    """What there is to say of a job's phase: what was found, and what its master said, each once."""
+    """Return the messages on a job's phase: the client's findings and the master's reasons, each once."""
     said = report.without_frames(job.status.message)
     return [text for text in dict.fromkeys((job.note, said)) if text]
 
@@ -122,7 +122,7 @@ def what_to_do(job: Job) -> str:
 
 
 def page(job: Job, now: float) -> str:
-    """What `elasticdl status` prints.
+    """Return the output of `elasticdl status`.
 
     Args:
         job: with the pods as they were found.
@@ -158,7 +158,7 @@ def _pod_counts(status: JobStatus, role: str, alive: int, wanted: int) -> str:
 
 
 def _server_lines(status: JobStatus) -> list[str]:
-    """What each PS does now; of many all together and the busiest."""
+    """Return the load of each PS; of many the totals and the busiest."""
     if not status.ps:
         return []
     rows = [["PS", "BUSY", "PUSHES/S", "PULLS/S", "IN", "OUT", "ROWS", "TABLES"]]

@@ -1,4 +1,4 @@
-"""Who may do what: access reviews for the user and for the master's service account."""
+"""Access reviews: the rights of the user and of the master's service account."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_ONCE = 8
 
 
 def missing_of_user(connection: Connection, namespace: str, rights: Sequence[Right]) -> list[Right]:
-    """What the user of the connection may not do, of `rights`.
+    """Return those of `rights` that the user of the connection lacks.
 
     Raises:
         ClusterError: the cluster does not answer, or does not tell.
@@ -33,7 +33,7 @@ def missing_of_user(connection: Connection, namespace: str, rights: Sequence[Rig
 def missing_of_service_account(
     connection: Connection, namespace: str, account: str, rights: Sequence[Right]
 ) -> list[Right] | None:
-    """What a service account may not do, of `rights`; None if the user may not ask.
+    """Return those of `rights` that a service account lacks; None if the user may not ask.
 
     Raises:
         ClusterError: the cluster does not answer.

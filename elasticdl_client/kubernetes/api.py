@@ -117,14 +117,14 @@ class Connection:
             return self._unreachable(": ".join(str(error.reason).splitlines()).rstrip("."))
         if status == 401:
             return ClusterError(
-                f"The cluster of {where} ({self.server}) does not accept who you are (401 Unauthorized).",
+                f"The cluster of {where} ({self.server}) rejects your credentials (401 Unauthorized).",
                 "The credentials in the kubeconfig are wrong or have expired: log in again.",
                 status,
             )
         hints = {
             403: f"Ask the administrator of the cluster of {where} for that right, or choose another --namespace.",
             404: f"This was looked for in the cluster of {where}; is it the right one, and is --namespace?",
-            409: "It exists already, or somebody else has changed it.",
+            409: "It exists already, or has been changed by another client.",
         }
         return ClusterError(f"Cannot {what}: {said}", hints.get(status, ""), status)
 
@@ -153,7 +153,7 @@ def connect(force_kube_config: bool = False, context: str = "", first_answer_s: 
         context, namespace = _load_in_cluster(configuration)
     else:
         context, namespace = _load_kube_config(configuration, context)
-    configuration.retries = False  # a broken connection is said at once; who wants to try again does so
+    configuration.retries = False  # a broken connection is reported at once; callers retry where they want to
     api_client = client.ApiClient(configuration)
     _bound(api_client, first_answer_s)
     return Connection(context, namespace, str(configuration.host), api_client, client.CoreV1Api(api_client))
@@ -293,7 +293,7 @@ def _bound(api_client: Any, first_answer_s: float) -> None:
 
 
 def _message(error: Any) -> str:
-    """What the API server says in its answer's body, or else the HTTP reason."""
+    """Return the message in the API server's answer, or else the HTTP reason."""
     try:
         said = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):

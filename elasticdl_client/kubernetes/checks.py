@@ -1,6 +1,6 @@
-"""What can be known to fail before anything of a job is created, read off the cluster.  Writes nothing.
+"""Checks on the cluster before anything of a job is created.  Writes nothing.
 
-Who may not read something is not told about it: then the cluster itself says so later.
+Objects that the user may not read are not checked: then the cluster itself reports the error later.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def gives_users(connection: Connection, namespace: str) -> bool:
 
 
 def _readable(connection: Connection, what: str, read: Callable[[], Any]) -> Any:
-    """What `read` returns, or None if the user may not read it.
+    """Return the result of `read`, or None if the user may not read it.
 
     Raises:
         ClusterError: everything else, 404 among it.
@@ -70,7 +70,7 @@ def _readable(connection: Connection, what: str, read: Callable[[], Any]) -> Any
 
 
 def _exists(connection: Connection, what: str, read: Callable[[], Any]) -> Any:
-    """What `read` returns, True if the user may not read it, None if it does not exist."""
+    """Return the result of `read`, True if the user may not read it, None if it does not exist."""
     try:
         return _readable(connection, what, read) or True
     except ClusterError as error:
@@ -251,7 +251,7 @@ def _too_large(connection: Connection, spec: JobSpec) -> list[str]:
 
 
 def _lacking(wanted: dict[str, str], node: dict[str, str]) -> list[str]:
-    """What a node has too little of: ``no nvidia.com/gpu``, ``memory 3Gi of 16Gi``."""
+    """Return the resources that a node lacks: ``no nvidia.com/gpu``, ``memory 3Gi of 16Gi``."""
     return [
         f"{name} {node[name]} of {amount}" if name in node else f"no {name}"
         for name, amount in wanted.items()

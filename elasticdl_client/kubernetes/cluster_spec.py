@@ -22,7 +22,7 @@ _PARTS = {"pod_spec", "master_pod_spec", "ps_pod_spec", "worker_pod_spec", "serv
 
 
 def parse_cluster_spec_json(text: str) -> dict[str, dict[str, Any]]:
-    """What the flag says, by part; empty text is an empty dict.
+    """Return the parts of the flag's value; empty text is an empty dict.
 
     Raises:
         FlagError: it is not JSON, or has keys that are not known.

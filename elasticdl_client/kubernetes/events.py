@@ -12,7 +12,7 @@ COMPONENT = "elasticdl"  # the source of the Events that a master creates
 
 
 def newest(connection: Connection, namespace: str, uids: Sequence[str]) -> dict[str, str]:
-    """What the newest Event of each pod says, by its uid, if it is a warning, or that an image is being pulled.
+    """Return the newest Event of each pod, by its uid, if it is a warning, or that an image is being pulled.
 
     It is a help for people, never needed: a question that is refused or not answered counts as not asked.
     """

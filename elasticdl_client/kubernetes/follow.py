@@ -24,7 +24,7 @@ from elasticdl_client.report import print_end
 BLOCKED = frozenset(
     {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "RegistryUnavailable"}
 )
-"""Why a container does not start until somebody acts."""
+"""Reasons for which a container does not start without intervention."""
 
 _LOOK_S = 1.0
 _MAX_IDLE_RESTARTS = 4  # of the master in a row without a committed record; the last of them takes the kubelet 80 s
@@ -88,7 +88,7 @@ class Follower:
         """Returns when the job has ended.
 
         Raises:
-            JobError: it has not, and will not before somebody acts.
+            JobError: it has not, and will not without intervention.
             ClusterError: the cluster refuses to tell.
         """
         pause = threading.Event()
@@ -179,7 +179,7 @@ class Follower:
             return "The master's pod is being deleted."
         overdue = f"The master's pod should have been gone {self._overdue_s:g} s ago, and is still being deleted:"
         if master.finalizers:
-            return f"{overdue} it is kept by {', '.join(master.finalizers)}, until who set that takes it away."
+            return f"{overdue} it is kept by {', '.join(master.finalizers)}, until the owner of that removes it."
         take_away = commands.kubectl(f"delete pod {master.name} --grace-period=0 --force", self._spec)
         return (
             f"{overdue} its node {node} has not said that its container has ended. If the node is lost, "

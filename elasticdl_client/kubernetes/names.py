@@ -1,4 +1,4 @@
-"""What the objects of a job are called on Kubernetes, and how they are found; client and runtime agree here.
+"""Names and labels of a job's objects on Kubernetes; client and runtime agree here.
 
 The ConfigMap `job_object` owns everything else of a job.
 """

@@ -29,7 +29,7 @@ _WRITABLE = {"/tmp": "elasticdl-tmp", names.JOB_DIRECTORY: "elasticdl-job"}  # p
 
 
 class PodLike(Protocol):
-    """What to run; the port Cluster's PodSpec is one."""
+    """A process to run; the port Cluster's PodSpec is one."""
 
     @property
     def name(self) -> str: ...
@@ -190,7 +190,7 @@ def _env(spec: JobSpec, pod: PodLike, secret_envs: Mapping[str, str]) -> list[Ma
         secret_envs: the variables whose values the job's Secret holds.
     """
     values = {
-        "USER": names.APP,  # for libraries that ask who they are: the image need not know the user's id
+        "USER": names.APP,  # for libraries that look up their user: the image need not know its id
         **spec.envs_dict(),
         **pod.env,
         "HOME": names.JOB_DIRECTORY,
@@ -260,7 +260,7 @@ def _volumes(spec: JobSpec, role: str, resources: Resources) -> tuple[list[Manif
     # Optional, for the objects of a job that is deleted go in any order: a kubelet that looks in vain for the Secret of
     # a running pod takes two minutes before it lets the pod end.  A process without token says so and ends.
     # It belongs to root: our user reads it as a member of the pod's fsGroup, and could not with the mode 0400; a user
-    # whom the cluster chooses need not have that group.
+    # that the cluster chooses need not have that group.
     mode = 0o444 if parse_user(spec.run_as_user) is None else 0o440
     token = {"secretName": names.token_object(spec.job_name), "defaultMode": mode, "optional": True}
     volumes.append({"name": _TOKEN_VOLUME, "secret": token})

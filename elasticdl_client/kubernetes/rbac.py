@@ -1,4 +1,4 @@
-"""What a namespace must grant: to masters, so that they can run in it, and to users, so that they can submit jobs."""
+"""Rights that a namespace must grant: to masters, so that they can run in it, and to users, to submit jobs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ MASTER_RIGHTS = (
 """All that a master does with the API, nothing of it outside its namespace."""
 
 EXPIRY_RIGHTS = (Right("", "configmaps", ("delete",)),)
-"""What a master with --ttl_after_finished does besides."""
+"""Further rights of a master with --ttl_after_finished."""
 
 RESIZE_RIGHTS = (Right("", "pods/resize", ("patch",)),)
-"""What a master uses where it is granted: more memory for a pod that runs."""
+"""Optional rights of a master: more memory for a pod that runs."""
 
 EVENT_RIGHTS = (Right("", "events", ("create",)),)
-"""What a master uses where it is granted: its job's events, shown by kubectl."""
+"""Optional rights of a master: its job's events, shown by kubectl."""
 
 USER_RIGHTS = (
     Right("", "configmaps", ("create", "delete", "get", "list")),
@@ -49,7 +49,7 @@ USER_RIGHTS = (
     Right("networking.k8s.io", "networkpolicies", ("create",)),
     Right("", "pods", ("create", "get", "list")),
 )
-"""What who submits a job does with the API."""
+"""Rights to submit a job."""
 
 COMMAND_RIGHTS = (
     Right("", "configmaps", ("patch",)),  # `elasticdl scale`
@@ -75,7 +75,7 @@ def manifests(namespace: str, service_account: str) -> list[Manifest]:
 
 
 def user_manifests(namespace: str, kind: str, name: str) -> list[Manifest]:
-    """Return Role and RoleBinding of who submits jobs.
+    """Return Role and RoleBinding of a user that submits jobs.
 
     Args:
         kind: User or Group.

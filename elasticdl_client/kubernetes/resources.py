@@ -89,7 +89,7 @@ def quantity(text: str) -> Fraction:
 
 
 def gpus(text: str) -> dict[str, str]:
-    """What of a resource string is GPUs, of any vendor, whole or in parts: nvidia.com/gpu, nvidia.com/mig-1g.5gb."""
+    """Return the GPUs of a resource string, of any vendor, whole or in parts: nvidia.com/gpu, nvidia.com/mig-1g.5gb."""
     found = parse_resources(text)
     return {name: amount for name, amount in found.items() if _GPU.search(name) and quantity(amount)}
 

@@ -29,7 +29,7 @@ def parse_user(text: str) -> int | None:
 
 
 def pod_security(user: int | None) -> dict[str, Any]:
-    """The security context of a pod; whoever chooses the user chooses the group of its volumes, too."""
+    """Return the security context of a pod; a chosen user is the group of its volumes, too."""
     own = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
     return {
         "runAsNonRoot": True,

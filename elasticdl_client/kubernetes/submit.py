@@ -57,7 +57,7 @@ def _placed(spec: JobSpec, namespace: str) -> JobSpec:
 
 
 def _admitted(spec: JobSpec, connection: api.Connection) -> JobSpec:
-    """The job with a user whom its namespace admits."""
+    """Return the job with a user that its namespace admits."""
     if spec.run_as_user != DEFAULT_USER or not gives_users(connection, spec.namespace):
         return spec
     return dataclasses.replace(spec, run_as_user=CHOSEN_BY_CLUSTER)
@@ -167,7 +167,7 @@ def _undo(connection: api.Connection, spec: JobSpec, uid: str) -> None:
 
 
 def mount_notes(spec: JobSpec) -> list[str]:
-    """What is lost with a pod because it is on no mount.
+    """Return the data that are lost with a pod because they are on no mount.
 
     Raises:
         FlagError: a path that no pod can write to.

@@ -1,4 +1,4 @@
-"""What follows `elasticdl zoo` on the command line: the flags of each command, its one place, its help."""
+"""The arguments of `elasticdl zoo`: the flags of each command, its one place, its help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticdl_client.kubernetes import names
 
 
 class Framework(StrEnum):
-    """What an image has besides the runtime: an extra of the distribution `elasticdl`."""
+    """The framework in an image, besides the runtime: an extra of the distribution `elasticdl`."""
 
     TENSORFLOW = "tensorflow"
     TORCH = "torch"

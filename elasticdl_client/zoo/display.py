@@ -17,7 +17,7 @@ class Display(Protocol):
     """Three verbs."""
 
     def show(self, message: Message) -> None:
-        """Takes what the engine said; failures are not shown, whoever raises them says so."""
+        """Show a message of the engine; failures are left to the raised error."""
         ...
 
     def succeed(self) -> None:

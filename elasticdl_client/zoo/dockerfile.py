@@ -22,7 +22,7 @@ _SHARE = "/usr/local/share/elasticdl"  # in the image
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What an image is made of.
+    """The parts of an image.
 
     Attributes:
         version: of the client; the runtime has the same.

@@ -53,7 +53,7 @@ def _address() -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What the operating system said, if it said something; packages wrap it in each other's words."""
+    """Return the operating system's message, if there is one; packages wrap it in each other's words."""
     reason = str(error).rstrip(".")
     inner: BaseException | None = error
     while inner is not None:

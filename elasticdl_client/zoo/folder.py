@@ -46,7 +46,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be written into a folder, paths relative to it."""
+    """The files to write into a folder, paths relative to it."""
 
     recipe: Recipe
     files: dict[str, bytes]
@@ -100,10 +100,10 @@ def write(wishes: Wishes, files: dict[str, bytes], ask: Ask | None) -> None:
     Args:
         wishes: say where, and whether what is there may be overwritten.
         files: by path relative to the folder.
-        ask: None if there is nobody to answer.
+        ask: asks the user; None if there is no terminal.
 
     Raises:
-        FlagError: there is a Dockerfile that differs, and nobody allowed to overwrite it.
+        FlagError: there is a Dockerfile that differs, and the user did not allow to overwrite it.
         ImageError: the disk refuses.
     """
     _get_consent(wishes.folder / "Dockerfile", files["Dockerfile"], wishes.force, ask)

@@ -1,4 +1,4 @@
-"""What Docker Engine says while it builds, pulls or pushes, as lines, transfers and failures.
+"""The messages of Docker Engine while it builds, pulls or pushes, as lines, transfers and failures.
 
 The engine sends JSON objects: text in fragments, the state of layers again and again, and at most one error.
 """

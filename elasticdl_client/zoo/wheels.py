@@ -39,7 +39,7 @@ def find(folder: Path, version: str, extras: Sequence[str], python_minor: int | 
         folder: of --local_pkg_dir.
         version: the only one accepted.
         extras: of the runtime, whose requirements count.
-        python_minor: the image has Python 3.this; None: nobody knows.
+        python_minor: the image has Python 3.this; None: it is unknown.
 
     Raises:
         FlagError: the folder lacks one, or holds another version, or has none for the Python and the system of the
@@ -128,7 +128,7 @@ def _required(file: Path) -> list[str]:
 
 
 def for_extra(line: str, extras: Sequence[str]) -> str:
-    """A `Requires-Dist` as it reads in a requirements file, for somebody who asked for extras.
+    """Return a `Requires-Dist` as it reads in a requirements file, with the extras chosen.
 
     The condition on the extra, which setuptools writes last, is dropped; other conditions stay.
 

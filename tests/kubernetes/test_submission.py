@@ -194,7 +194,7 @@ def test_credentials_that_are_not_accepted(scene: Scene) -> None:
     done = scene.train(scene.kubeconfig("expired", {"token": "nonesuch"}))
     assert done.returncode == 2
     assert "The cluster of context expired" in done.stderr
-    assert "does not accept who you are" in done.stderr
+    assert "rejects your credentials" in done.stderr
     assert "Traceback" not in done.stderr
 
 

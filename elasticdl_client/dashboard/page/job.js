@@ -135,7 +135,7 @@ function figures(job) {
 
 const alive = (job, [now, wanted]) => (["Running", "Pending"].includes(job.phase) ? [String(now), `of ${wanted}`] : [String(wanted), "wanted"]);
 
-// What the figures show: not what has a place of its own.
+// The part of a job that the figures show: all without a place of its own.
 function figuresOf(job) {
   const { lanes, series, pods, servers, staleness, coverage, diagnoses, ...rest } = job;
   return rest;

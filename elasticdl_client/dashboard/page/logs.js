@@ -72,7 +72,7 @@ export class Logs {
     const all = this.pod.value === "" || ["worker", "ps"].includes(this.pod.value);
     const wanted = text ? lines.filter(([pod, line]) => `${pod} ${line}`.toLowerCase().includes(text)) : lines;
     this.out.append(...wanted.slice(-MAX_LINES).map(([pod, line]) =>
-      el("div", { class: BAD.test(line) ? "bad" : UNSURE.test(line) ? "unsure" : null }, all ? el("span", { class: "who" }, `${pod} `) : null, line || " ")));
+      el("div", { class: BAD.test(line) ? "bad" : UNSURE.test(line) ? "unsure" : null }, all ? el("span", { class: "pod" }, `${pod} `) : null, line || " ")));
   }
 
   toEnd() {

@@ -1,4 +1,4 @@
-// What is shown is in the address: #/ all jobs, #/job/ID/TAB one.  One stream of events feeds it.
+// The address selects the view: #/ all jobs, #/job/ID/TAB one.  One stream of events feeds it.
 
 import { el, hideTip } from "./dom.js";
 import { JobView } from "./job.js";
