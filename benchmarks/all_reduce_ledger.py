@@ -1,4 +1,4 @@
-"""What a step pays for ledger and weights: a part of allreduce.py.
+"""The cost of ledger and weights in a step: a part of allreduce.py.
 
 Two processes train the networks of all_reduce_training.py in one world, by turns: with the steps of a `WorldSession`
 (headers, weights by records, the ledger, minibatches confirmed), and with plain sums of the same buffers by the same
@@ -43,7 +43,7 @@ NUM_BATCHES = 4
 
 
 class OneWorld:
-    """What a `WorldSession` hears from a master whose only world never changes."""
+    """A master's watch, as a `WorldSession` sees it, whose only world never changes."""
 
     num_registrations = 1
 

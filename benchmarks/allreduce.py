@@ -168,7 +168,7 @@ def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def by_tcp(peer: Peer) -> Peer:
-    """The same by a name under which nobody looks for its Unix socket."""
+    """Return the peer under a name that its Unix socket does not have."""
     return Peer(peer.id, peer.address.replace(HOST, f"[::ffff:{HOST}]"))
 
 

@@ -1,4 +1,4 @@
-"""What the gate of a server adds to small calls: token, deadline of the message, rules of the message.
+"""The cost of a server's gate in small calls: token, deadline of the message, rules of the message.
 
 ``python -m benchmarks.gate [--quick] [--json]``: heartbeats of a worker and of a parameter server, and reports of
 progress, from one caller to a server whose handlers do nothing, so that nothing else dilutes the figures.  The peer is

@@ -1,4 +1,4 @@
-"""What the worker's side of goodput costs: noting what the main thread does, of the processor time of a step.
+"""The cost of goodput in a worker: noting what the main thread does, of the processor time of a step.
 
 ``python -m benchmarks.goodput [--quick] [--json]``: a difference of microseconds drowns in a step of milliseconds, so
 both are measured apart, in processor time: one note (`ActivityClock.during`) by itself, and a step of a real loop

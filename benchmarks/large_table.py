@@ -141,7 +141,7 @@ def measure(rows: int, seconds: float, directory: Path) -> dict[str, float]:
         figures["memory_bytes_per_row"] = (ps.memory_bytes()[0] - empty) / rows
         figures |= speed(client, rows, seconds)
         figures |= dict(saving(ps, client, rows, directory / "checkpoints"))
-        # What was pushed meanwhile may be in the checkpoint or not: another one, of a model that rests.
+        # Pushes meanwhile may be in the checkpoint or not: write another one, of a model at rest.
         ps.save(directory / "checkpoints", 2)
         expected = client.exchange(None, read_sample).rows[TABLE.name]
         client.close()

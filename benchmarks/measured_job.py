@@ -26,12 +26,12 @@ START_S = 120.0
 
 
 class BenchmarkError(SystemExit):
-    """What was to be measured did not happen; holds the ends of the logs."""
+    """The measured event did not happen; holds the ends of the logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What the master had counted at one moment (seconds since the epoch)."""
+    """The master's counts at one moment (seconds since the epoch)."""
 
     at: float
     records: int
@@ -63,7 +63,7 @@ def running_job(job_dir: Path, flags: Mapping[str, object]) -> Iterator[subproce
 
 
 def read_status(job_dir: Path) -> JobStatus | None:
-    """What the master has written last."""
+    """Return the last status that the master wrote."""
     try:
         return JobStatus.from_json((job_dir / "status.json").read_text())
     except (OSError, ValueError):

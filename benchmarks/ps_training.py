@@ -108,7 +108,7 @@ def ours(
 
 
 def contestants(size: Size, directory: Path, more: list[str]) -> dict[str, Callable[[], float]]:
-    """What runs, by name, ours first."""
+    """Return the programs to compare, by name, ours first."""
     recordio, tfrecord = make_data(directory, size.records)
     old = python_with_tensorflow(OLD_TENSORFLOW)
     runs: dict[str, Callable[[], float]] = {}

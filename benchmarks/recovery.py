@@ -111,7 +111,7 @@ class OurJob:
 
 
 class Frozen(OurJob):
-    """The victim is stopped: it comes back itself, or somebody in its place."""
+    """The victim is stopped: it continues itself, or is replaced."""
 
     def are_all_again(self, old: Steps, now: Steps, victim: int) -> float | None:
         return self.has_gone_on(old, now, victim)

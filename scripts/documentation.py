@@ -177,7 +177,7 @@ def errors_page() -> str:
         "",
         "Each error has two parts: what went wrong and why, and after the arrow what to do. Search this page for a",
         "part of yours; `‹name›` stands for what only your job knows. An error with a traceback is a bug: report it.",
-        "What a fault on Kubernetes leads to is in [this table](../kubernetes.md#faults).",
+        "[This table](../kubernetes.md#faults) has the consequences of faults on Kubernetes.",
     ]
     messages = sorted(set(error_messages()))
     for kind, title in ERRORS.items():
@@ -245,7 +245,7 @@ def api_page() -> str:
     lines = [
         "# Python API",
         "",
-        "What model definitions and training scripts import. Paths of the original: [this page](../original.md).",
+        "The API of model definitions and training scripts. Paths of the original: [this page](../original.md).",
     ]
     for title, modules in _API.items():
         lines += ["", f"## {title}"]

@@ -51,7 +51,7 @@ def write(traces: Traces, path: Path) -> None:
 
 
 def read(path: Path) -> Traces:
-    """What `write` has written."""
+    """Read a file of `write`."""
     losses: dict[str, dict[str, list[float]]] = {}
     worlds: dict[tuple[str, str], list[tuple[int, int]]] = {}
     with path.open(newline="") as file:

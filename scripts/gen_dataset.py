@@ -3,7 +3,7 @@
     python scripts/gen_dataset.py NAME --source DIR --output DIR --records_per_shard N
 
 writes OUTPUT/train/data-00000, … and OUTPUT/validation/data-00000, …, with a file SHA256SUMS beside them that
-sha256sum --check and every reader compare.  What the records hold is said in elasticdl/data/datasets.
+sha256sum --check and every reader compare.  elasticdl/data/datasets describes the records.
 """
 
 from __future__ import annotations

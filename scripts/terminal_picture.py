@@ -44,7 +44,7 @@ COLORS = {
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a terminal printed at a moment."""
+    """The output of a terminal at a moment."""
 
     at_s: float
     terminal: str
@@ -160,7 +160,7 @@ def write(outputs: list[Output], path: Path) -> None:
 
 
 def read(path: Path) -> list[Output]:
-    """What `write` has written."""
+    """Read a file of `write`."""
     return [Output(*json.loads(line)) for line in path.read_text().splitlines()]
 
 
