@@ -86,7 +86,7 @@ def read_whole_spec(directory: Path) -> JobSpec:
 
 
 def read_journal(directory: Path) -> JobJournal:
-    """What the master of a directory's job has written down of it.
+    """Return the journal of a directory's job, as far as its master has written it.
 
     Raises:
         JobError: the journal cannot be read.
@@ -178,7 +178,7 @@ class JobDir:
         return True
 
     def events(self) -> EventHistory:
-        """What has happened to the job; see `read_journal`."""
+        """Return the events of the job; see `read_journal`."""
         return read_journal(self.path).history
 
     def status(self) -> JobStatus | None:

@@ -17,7 +17,7 @@ from elasticdl_client.job_series import JobSeries
 
 @dataclass(frozen=True, slots=True)
 class JobJournal:
-    """What has happened to a job, and its numbers since its start; empty before its master has begun it."""
+    """The events of a job, and its numbers since its start; empty before its master has begun it."""
 
     history: EventHistory = field(default_factory=EventHistory)
     series: JobSeries = field(default_factory=JobSeries)

@@ -21,7 +21,7 @@ class _Server(Protocol):
 
 
 class _Status(Protocol):
-    """What a `JobStatus` and the status of the master's core have in common, and a point shows."""
+    """The common part of `JobStatus` and the status of the master's core, as a point shows it."""
 
     @property
     def model_version(self) -> int: ...

@@ -35,7 +35,7 @@ def check_library() -> Any:
 
 
 class ColumnKind(IntEnum):
-    """What all values of a column are; of two parts of a column it is the larger one."""
+    """The kind of all values of a column; of two parts of a column it is the larger one."""
 
     NOTHING = 0
     INTEGER = 1

@@ -422,7 +422,7 @@ class RecordIndexService(DataShardService):
 def _source_of(
     session: ScriptSession, training_data: str, dataset_size: int, data_reader_params: dict[str, object] | None
 ) -> ScriptSource:
-    """What a script says of its data, or else what the job's flags say; a server of TensorFlow's takes none."""
+    """Return the data source of the script, or else of the job's flags; TensorFlow's servers take none."""
     if session.is_server:
         return ScriptSource.none()
     says_itself = bool(dataset_size or training_data) or data_reader_params is not None

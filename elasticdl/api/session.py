@@ -23,7 +23,7 @@ _OUR_THREADS = ("heartbeat", "reporter", "world watch")
 
 @dataclass(frozen=True, slots=True)
 class ScriptSession:
-    """What a script is told of its job.
+    """The job as a script sees it.
 
     Attributes:
         link: None: this process runs by itself.

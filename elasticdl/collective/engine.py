@@ -35,7 +35,7 @@ class Links(Protocol):
         ...
 
     def broadcast(self, tensor: Tensor, source: int) -> PendingCollective:
-        """Begins to copy the source's tensor into everybody's."""
+        """Begin to copy the source's tensor into that of every member."""
         ...
 
     def interrupt(self) -> None:

@@ -308,7 +308,7 @@ class RendezvousServer:
             self._answer(visitor, table)
 
     def _answer(self, visitor: _Peer, table: _Table) -> None:
-        """What a visitor waits for, once all of it has been told, or why it will not be."""
+        """Answer a visitor with all the values it waits for, or with the reason why they will not come."""
         if not visitor.wants:
             return
         if all(name in table.told for name in visitor.wants):

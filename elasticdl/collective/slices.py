@@ -22,7 +22,7 @@ Piece = Sequence[ArraySlice]
 
 
 def pieces_of(sizes: Sequence[int]) -> Iterator[Piece]:
-    """All bytes of arrays of these sizes, each once and in order; the same pieces for everybody."""
+    """All bytes of arrays of these sizes, each once and in order; the same pieces in every member."""
     together: list[ArraySlice] = []
     size_together = 0
     for number, size in enumerate(sizes):

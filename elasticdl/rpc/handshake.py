@@ -56,7 +56,7 @@ class HandshakeError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class HandshakeStep:
-    """What one end does next: it sends, then it receives exactly `num_wanted` bytes (0: the handshake is over).
+    """The next step of one end: it sends, then it receives exactly `num_wanted` bytes (0: the handshake is over).
 
     Attributes:
         records: of all that follows; None: it goes in clear.

@@ -36,7 +36,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointKind:
-    """What tells the checkpoints of a job from others.
+    """The properties that distinguish the checkpoints of a job from others.
 
     Attributes:
         strategy: as the manifest names it.

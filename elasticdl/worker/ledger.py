@@ -54,7 +54,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class RestoredModel:
-    """What a model goes on from where no living member holds it.
+    """The state from which a model continues where no living member holds it.
 
     Attributes:
         directory: of the checkpoint; empty: initial values.

@@ -69,7 +69,7 @@ class JobStore(Protocol):
         ...
 
     def journal(self, job: Job) -> JobJournal:
-        """What has happened to the job and its numbers since its start, as far as its master has written them down.
+        """Return the events of the job and its numbers since its start, as far as its master has written them.
 
         Raises:
             JobError: it cannot be read.

@@ -15,7 +15,7 @@ from elasticdl.worker.allreduce.world_session import Ledger, ReplicaState, World
 
 
 class StepGroup(Protocol):
-    """What of `WorldSession` a script's controller uses."""
+    """The part of `WorldSession` that a script's controller uses."""
 
     ledger: Ledger
     most_parts: int

@@ -16,7 +16,7 @@ _log = logging.getLogger("elasticdl.api")
 
 
 class EvaluatedController(Protocol):
-    """What evaluation sees of the controller."""
+    """The controller as evaluation uses it."""
 
     state: RegisteredState
     rank: int

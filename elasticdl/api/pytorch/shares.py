@@ -24,7 +24,7 @@ _AHEAD = 64  # minibatches drawn and not taken yet, at least
 
 
 class MinibatchPrefetcher:
-    """Draws minibatches in a thread of its own: nobody waits for a lease."""
+    """Draws minibatches in a background thread; the loop never waits for a lease."""
 
     def __init__(self, data: DataShardService, at_most: int) -> None:
         self._data = data
@@ -94,7 +94,7 @@ class ScriptBatchSource(Protocol):
         ...
 
     def offer(self, patience_s: float) -> list[BatchRef]:
-        """What this member brings; waits at most that long where it has nothing."""
+        """Return the minibatches of this member; wait at most `patience_s` if it has none."""
         ...
 
     def agree(self, plan: StepPlan) -> bool:
@@ -104,7 +104,7 @@ class ScriptBatchSource(Protocol):
     def minibatch(self, part: BatchRef) -> Minibatch: ...
 
     def reported(self, plan: StepPlan) -> Sequence[BatchRef]:
-        """What this member answers for."""
+        """Return the minibatches that this member reports."""
         ...
 
     def applied(self, plan: StepPlan) -> None:

@@ -36,7 +36,7 @@ _ALONE = "script"  # the name of the job of a script without one
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """What a script has said of its training; None and 0: the job's flags hold."""
+    """The script's own settings of its training; None and 0: the job's flags hold."""
 
     batch_size: int
     num_epochs: int | None

@@ -115,7 +115,7 @@ class Fleet:
         return 3 if record.index in {member.worker_id for member in self._worlds.formed_members} else 2
 
     def refuse_scale(self, event: ScaleRefused) -> None:
-        """What the user wants cannot be: it is said once, in whichever life of the master."""
+        """Report an impossible number of workers once, over all lives of the master."""
         kinds = (EventKind.JOB_SCALED, EventKind.SCALE_REFUSED)
         last = next((one for one in reversed(self._out.events.history.events) if one.kind in kinds), None)
         if self._ending.is_decided or (last is not None and last.message == event.reason):

@@ -431,7 +431,7 @@ class Job:
         )
 
     def _leave(self) -> None:
-        """The job is decided: everybody leaves."""
+        """The job is decided: send all processes away."""
         self._series.add(SeriesPoint.of(self.status(), self._out.events.now))
         for worker in self._workers.waiting():
             if worker.waiting_call is not None:

@@ -90,7 +90,7 @@ class Members:
         self._worlds.time_out(clock)
 
     def advance(self, clock: float, is_trained: bool, num_wanted: int) -> None:
-        """Plans the next world if it is due, and answers who waits.
+        """Plan the next world if it is due, and answer the workers that wait for it.
 
         Args:
             is_trained: there is nothing left to form a world for.

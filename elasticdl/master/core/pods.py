@@ -35,7 +35,7 @@ class PodRecord:
     Attributes:
         uid: empty until the cluster has named it.
         gone_uids: of earlier pods of this name; what is said of them is over.
-        is_leaving: it was told to end; nobody counts on it.
+        is_leaving: it was ended from outside; nothing counts on it.
         is_released: so it was because its slot is not wanted any more: a worker finishes its minibatch first.
         is_scheduled: there is a node or a slot for it, where it may not run yet.
         running_since: None until it runs.

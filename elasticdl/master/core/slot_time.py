@@ -128,7 +128,7 @@ class SlotTimes:
         self._sums[SlotState.USEFUL] += slot.pending
         self._dropped += slot.settled - slot.began
 
-    # What is in a slot ----------------------------------------------------------------------------------------------
+    # Content of a slot ----------------------------------------------------------------------------------------------
 
     def has_lost(self, number: int) -> bool:
         """A pod was live in this slot; if none is any more, it was lost."""

@@ -234,7 +234,7 @@ class Worlds:
     # Planning -------------------------------------------------------------------------------------------------------
 
     def advance(self, clock: float, num_wanted: int) -> None:
-        """Plans the next world if it is due, and tells those who wait for it; `num_wanted`: workers."""
+        """Plan the next world if it is due, and announce it to its workers; `num_wanted`: workers."""
         self._num_wanted = num_wanted
         chosen = self._choose(clock)
         at_least = self._settings.min_workers

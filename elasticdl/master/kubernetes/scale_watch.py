@@ -35,7 +35,7 @@ class ScaleWatch:
         self._trouble = ""
 
     def requests(self, stop: threading.Event) -> Iterator[str]:
-        """What the annotation says and each change of it, until `stop` is set or the watch is closed; never an error.
+        """Yield the annotation's value and each change of it, until `stop` is set or the watch is closed; never fail.
 
         A ConfigMap without the annotation says nothing.
         """

@@ -1,4 +1,4 @@
-"""What a worker uses of the parameter servers."""
+"""The worker's side of the parameter servers."""
 
 from elasticdl.ps.client.client import PsClient, check_model
 from elasticdl.ps.client.connection import PsUnavailable

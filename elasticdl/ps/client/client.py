@@ -61,7 +61,7 @@ class CarriedRounds:
                 self._undelivered[ps_id] = rounds
 
     def for_ps(self, ps_id: int) -> pb.Rounds | None:
-        """What a PS must be told; None: nothing."""
+        """Return the rounds that a PS has not been sent; None: there are none."""
         with self._lock:
             return self._undelivered[ps_id]
 

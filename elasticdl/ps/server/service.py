@@ -1,4 +1,4 @@
-"""The calls that a PS answers: who may call (incarnation, generation), then `ServerState`; and their gRPC handlers.
+"""The calls of a PS: checks of the caller (incarnation, generation), then `ServerState`; and their gRPC handlers.
 
 The methods of `PsService` take and return messages or frames, so that they are the same with and without a network.
 """

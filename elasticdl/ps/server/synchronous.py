@@ -149,7 +149,7 @@ class Synchronous:
             claims.carry_out(claim)
 
     def _claim(self, claims: InFlightUpdates, names: Sequence[MinibatchName]) -> InFlightUpdate | None:
-        """What is held of some names, after `wait_for`; None: nothing."""
+        """Return the held part of some names, after `wait_for`; None: none is held."""
         held = {name: self._held.pop(name) for name in names if name in self._held}
         return claims.claim(held) if held else None
 

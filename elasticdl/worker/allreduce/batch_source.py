@@ -45,7 +45,7 @@ class BatchSource(Protocol):
         ...
 
     def offer(self, patience_s: float) -> list[BatchRef]:
-        """What this member brings to the next step; waits at most that long where it has nothing."""
+        """Return the parts that this member offers for the next step; wait at most `patience_s` if it has none."""
         ...
 
     def take_other(self) -> HeldLease | None:
@@ -61,7 +61,7 @@ class BatchSource(Protocol):
         ...
 
     def batch(self, part: BatchRef) -> Batch:
-        """What is behind a part of this member."""
+        """Return the minibatch behind a part of this member."""
         ...
 
     def leave_out(self, flaws: Mapping[int, str]) -> bool:

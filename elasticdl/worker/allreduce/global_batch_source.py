@@ -227,7 +227,7 @@ class GlobalBatches:
         self._report(held, done, None)
 
     def _say(self) -> None:
-        """What rank 0 wants to tell, and who has failed."""
+        """Return the news of rank 0 for the others, and the failed members."""
         self.wish = StepFlag.NOTHING
         if self._session.rank == 0:
             epoch = self._queue[0].name.epoch if self._queue else -1

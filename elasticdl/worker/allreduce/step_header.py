@@ -21,7 +21,7 @@ _NUM_OF_PART = 4
 
 
 class StepFlag(IntFlag):
-    """What a member wants of all."""
+    """Requests of a member to all others."""
 
     NOTHING = 0
     EVALUATION = 1  # all work evaluation tasks off, instead of a step
@@ -86,7 +86,7 @@ class StepPlan:
 
     @classmethod
     def of(cls, headers: Sequence[StepProposal], rank: int) -> StepPlan:
-        """What follows from the headers, by rank; the same for every member.
+        """Return the plan that follows from the headers, by rank; the same in every member.
 
         Two members may bring the same minibatch, one of them under a lease that it has lost without knowing it yet:
         the lower rank's counts.

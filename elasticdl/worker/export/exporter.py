@@ -35,7 +35,7 @@ _NO_FILE = "Give a directory: elasticdl.api.callbacks.ModelCheckpoint writes a w
 
 
 class ReadableModel(Protocol):
-    """What is exported: the half of a `Strategy` that reads."""
+    """The model to export: the half of a `Strategy` that reads."""
 
     def values(self, held: HeldLease) -> Values: ...
 

@@ -27,7 +27,7 @@ _INPUT_S = 1.0  # for so long the others may have to wait for this member's inpu
 
 
 class PrefetchInterrupted(Exception):
-    """The feeder begins anew: nobody wants what is being waited for."""
+    """The prefetcher begins anew: the lease is not wanted any more."""
 
 
 class Requests(LeaseLink, Protocol):
