@@ -113,6 +113,7 @@ class PsStatus:
     received_bytes: int = 0  # in all its lives
     sent_bytes: int = 0  # in all its lives
     busy_seconds: float = 0.0  # of its threads in calls, in all its lives
+    throttled: float = 0.0  # share of the time for which its CPU limit held it back
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         dict(message.seconds),
         message.partition_version,
         message.leaving,
-        ps_load(message.load) if message.HasField("load") else None,
+        ps_load(message.load, message.cpu) if message.HasField("load") else None,
         message.world_version,
         message.waiting_seconds,
         message.memory_share,
@@ -167,7 +167,7 @@ def world_formed(call: int, message: pb.WorldFormedRequest) -> events.WorldForme
     )
 
 
-def ps_load(message: pb.PsLoad) -> PsLoad:
+def ps_load(message: pb.PsLoad, cpu: pb.CpuUse) -> PsLoad:
     return PsLoad(
         pushes=message.pushes,
         pulls=message.pulls,
@@ -178,6 +178,7 @@ def ps_load(message: pb.PsLoad) -> PsLoad:
         refused=message.refused,
         table_rows=message.table_rows,
         table_bytes=message.table_bytes,
+        throttled_seconds=cpu.throttled_seconds,
     )
 
 

@@ -20,11 +20,11 @@ from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
+from elasticdl.rpc.cpu_use import cpu_use
 from elasticdl.rpc.memory import used_share
 from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker import stacks
 from elasticdl.worker.activity import ActivityClock
-from elasticdl.worker.cpu_use import cpu_use
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide

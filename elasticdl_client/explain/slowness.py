@@ -14,7 +14,7 @@ from elasticdl_client.job_status import PsStatus
 
 _MIN_SECONDS = 3.0  # of workers' time; a share of less says nothing
 _SHARE = 0.25  # of the time of the workers that is worth a diagnosis
-_BUSY = 0.7  # of a server's time: its calls queue
+_BUSY = 0.5  # of a server's time in calls; what is beside them, such as reading and writing frames, is as much
 _NOTABLY_BUSY = 0.3  # below that an uneven load holds nothing up
 _LARGE_CALL_BYTES = 1 << 20  # a millisecond or more on the wire and in memory
 _UNEVEN = 2.0  # times the mean of the other servers: the keys, not the number of servers, are to blame
@@ -168,6 +168,7 @@ def input_bound(facts: Facts) -> Iterator[Diagnosis]:
 class PsLoad(StrEnum):
     """The load on parameter servers that holds a job up; `evidence["cause"]` of `Trouble.PS_OVERLOADED`."""
 
+    THROTTLED = "throttled"  # the CPU limit of one of them
     BUSY = "busy"  # their threads
     HOT_ROWS = "hot rows"  # one of them has far more to do than the others
     BYTES = "bytes"  # each call carries many
@@ -175,6 +176,7 @@ class PsLoad(StrEnum):
 
 
 _PS_CURES = {
+    PsLoad.THROTTLED: "Raise --ps_resource_limit=cpu=…, or leave the limit out and request what a server needs.",
     PsLoad.BUSY: "Start more servers (--num_ps_pods), raise --get_model_steps, or give them more processors "
     "(--ps_resource_request).",
     PsLoad.HOT_ROWS: "One server has most of the load: rows of a few hot ids. Raise --get_model_steps, or use larger "
@@ -192,18 +194,19 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
     waiting = _share(status.worker_seconds, SlotState.WAITING_PS)
     if waiting < _SHARE or not status.ps:
         return
-    servers = sorted(status.ps, key=lambda ps: -ps.busy)
-    load = _load(servers, status.ps_seconds)
+    load, most = _load(status.ps, status.ps_seconds)
+    servers = sorted(status.ps, key=lambda ps: (ps is not most, -ps.busy))
     yield Diagnosis(
         Trouble.PS_OVERLOADED,
         tuple(f"ps-{ps.id}" for ps in servers[:3]),
         status.updated_at,
-        f"Workers spend {100 * waiting:.0f} % of their time waiting for parameter servers; the busiest is "
-        f"ps-{servers[0].id}",
+        f"Workers spend {100 * waiting:.0f} % of their time waiting for parameter servers, most of all for "
+        f"ps-{most.id}",
         (
             *(
                 f"ps-{ps.id}: {ps.busy:.2f} threads busy, {ps.pushes_per_second:,.0f} pushes/s, "
-                f"{ps.pulls_per_second:,.0f} pulls/s, {(ps.received_per_second + ps.sent_per_second) / 1e6:,.1f} MB/s"
+                f"{ps.pulls_per_second:,.0f} pulls/s, {_traffic(ps) / 1e6:,.1f} MB/s"
+                + (f", held back by its CPU limit for {100 * ps.throttled:.0f} % of the time" if ps.throttled else "")
                 for ps in servers
             ),
             goodput.summary(status.worker_seconds),
@@ -211,26 +214,50 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
         "",
         Cost(status.worker_seconds.get(SlotState.WAITING_PS, 0.0), is_open=not facts.job.has_ended),
         _PS_CURES[load],
-        {"cause": load.value, "waiting": round(waiting, 4), "busy": round(servers[0].busy, 4)},
+        {
+            "cause": load.value,
+            "waiting": round(waiting, 4),
+            "busy": round(most.busy, 4),
+            "throttled": round(most.throttled, 4),
+        },
     )
 
 
-def _load(servers: Sequence[PsStatus], seconds: Mapping[str, float]) -> PsLoad:
-    """Return the load that holds the workers up.
+def _load(servers: Sequence[PsStatus], seconds: Mapping[str, float]) -> tuple[PsLoad, PsStatus]:
+    """Return the load that holds the workers up, and the server that shows it most.
 
     Args:
-        servers: the busiest first.
+        servers: in any order.
         seconds: of all servers by state.
     """
-    others = [ps.busy for ps in servers[1:]]
-    if others and servers[0].busy > max(_NOTABLY_BUSY, _UNEVEN * sum(others) / len(others)):
-        return PsLoad.HOT_ROWS
+    throttled = max(servers, key=lambda ps: ps.throttled)
+    if throttled.throttled > _THROTTLED_SHARE:
+        return PsLoad.THROTTLED, throttled
+    busiest, loudest = max(servers, key=lambda ps: ps.busy), max(servers, key=_traffic)
+    if busiest.busy > _NOTABLY_BUSY and _stands_out(busiest.busy, [ps.busy for ps in servers]):
+        return PsLoad.HOT_ROWS, busiest
+    if _has_large_calls(loudest) and _stands_out(_traffic(loudest), [_traffic(ps) for ps in servers]):
+        return PsLoad.HOT_ROWS, loudest
     works = seconds.get(PsState.BUSY, 0.0)
-    if servers[0].busy >= _BUSY or works > _BUSY * (works + seconds.get(PsState.IDLE, 0.0)):
-        return PsLoad.BUSY
+    if busiest.busy >= _BUSY or works > _BUSY * (works + seconds.get(PsState.IDLE, 0.0)):
+        return PsLoad.BUSY, busiest
+    return (PsLoad.BYTES, loudest) if _has_large_calls(*servers) else (PsLoad.CALLS, busiest)
+
+
+def _stands_out(largest: float, every: Sequence[float]) -> bool:
+    """Whether the largest of several values is far above the mean of the others."""
+    others = len(every) - 1
+    return others > 0 and largest > _UNEVEN * (sum(every) - largest) / others
+
+
+def _traffic(server: PsStatus) -> float:
+    """Bytes per second."""
+    return server.received_per_second + server.sent_per_second
+
+
+def _has_large_calls(*servers: PsStatus) -> bool:
     num_calls = sum(ps.pushes + ps.pulls for ps in servers)
-    num_bytes = sum(ps.received_bytes + ps.sent_bytes for ps in servers)
-    return PsLoad.BYTES if num_bytes > _LARGE_CALL_BYTES * num_calls else PsLoad.CALLS
+    return sum(ps.received_bytes + ps.sent_bytes for ps in servers) > _LARGE_CALL_BYTES * num_calls
 
 
 def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:

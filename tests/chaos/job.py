@@ -33,6 +33,7 @@ class LocalJob:
 
     Attributes:
         pace_s: seconds that a model with a pace takes for a record, until `hurry`.
+        launcher: a command that runs the one given to it as arguments.
     """
 
     job_dir: Path
@@ -40,6 +41,7 @@ class LocalJob:
     command: str = "train"
     environment: dict[str, str] = field(default_factory=dict)
     pace_s: float = 0
+    launcher: tuple[str, ...] = ()
     process: subprocess.Popen[str] | None = None
     output: list[str] = field(default_factory=list)
     _reader: threading.Thread | None = None
@@ -48,7 +50,7 @@ class LocalJob:
         if self.pace_s:
             self._pace_file.write_text(str(self.pace_s))
         flags = {"runtime": "local", "job_dir": str(self.job_dir), **self.flags}
-        argv = [sys.executable, "-m", "elasticdl_client.main", self.command]
+        argv = [*self.launcher, sys.executable, "-m", "elasticdl_client.main", self.command]
         argv += [f"--{name}={value}" for name, value in flags.items()]
         self.process = subprocess.Popen(
             argv,

@@ -14,7 +14,6 @@ import pytest
 from elasticdl.cluster.cluster import Role
 from elasticdl_client.explain.diagnosis import Diagnosis, Trouble
 from elasticdl_client.explain.explanation import Question
-from elasticdl_client.explain.slowness import PsLoad
 from elasticdl_client.jobs import commands
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
@@ -155,25 +154,6 @@ def test_input_that_workers_wait_for_is_told_with_its_share(tmp_path: Path, digi
     assert float(diagnosis.evidence["share"]) > 0.5
     assert diagnosis.cost.slot_seconds > 3
     assert not diagnosis.cost.is_open
-
-
-def test_servers_that_workers_wait_for_are_told_with_the_kind_of_their_load(tmp_path: Path, digits: Path) -> None:
-    """Minibatches of one record: the calls are many and small, and in synchronous mode nothing hides them."""
-    job = replace(SHORT, num_epochs=1000, minibatch_size=1, num_minibatches_per_task=128)
-    running = job.local_job(tmp_path / "job", digits, validation_data="", use_async=False).start()
-    try:
-        running.wait_for_version(1)
-        running.wait_until(
-            "the diagnosis",
-            lambda: any(one.trouble is Trouble.PS_OVERLOADED for one in explained(tmp_path / "job").diagnoses),
-            60,
-        )
-        diagnosis = the_trouble(tmp_path / "job", Trouble.PS_OVERLOADED)
-    finally:
-        running.end()
-    assert diagnosis.cost.is_open
-    assert (diagnosis.subject, diagnosis.evidence["cause"]) == ("ps-0", PsLoad.CALLS)
-    assert float(diagnosis.evidence["waiting"]) > 0.25
 
 
 def pods_of(diagnoses: list[Diagnosis]) -> list[str]:

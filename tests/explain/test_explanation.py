@@ -231,6 +231,14 @@ def test_where_the_time_goes_is_told_when_it_is_much() -> None:
     [
         ((PsStatus(0, busy=0.9), PsStatus(1, busy=0.8)), PsLoad.BUSY),
         ((PsStatus(0, busy=0.9), PsStatus(1, busy=0.2)), PsLoad.HOT_ROWS),
+        (
+            (
+                PsStatus(1, busy=0.1, received_per_second=9e3, pushes=100, received_bytes=10_000),
+                PsStatus(0, busy=0.1, received_per_second=9e8, pushes=100, received_bytes=900_000_000),
+            ),
+            PsLoad.HOT_ROWS,
+        ),
+        ((PsStatus(1, busy=0.9), PsStatus(0, busy=0.1, throttled=0.8)), PsLoad.THROTTLED),
         ((PsStatus(0, busy=0.2, pushes=100, received_bytes=800_000_000),), PsLoad.BYTES),
         ((PsStatus(0, busy=0.2, pushes=4000, received_bytes=8_000_000),), PsLoad.CALLS),
     ],
@@ -239,6 +247,7 @@ def test_what_about_the_servers_holds_workers_up_is_told(servers: tuple[PsStatus
     status = replace(RUNNING.status, worker_seconds={"useful": 30.0, "waiting_ps": 50.0}, ps=servers)
     (diagnosis,) = diagnosed(Log(), replace(RUNNING, status=status))
     assert (diagnosis.trouble, diagnosis.evidence["cause"]) == (Trouble.PS_OVERLOADED, cause)
+    assert diagnosis.subject == "ps-0"
 
 
 def test_an_api_server_that_was_away_is_told_afterwards() -> None:

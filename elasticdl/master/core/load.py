@@ -105,6 +105,7 @@ class Loads:
             received_per_second=rate(lambda load: load.bytes_received),
             sent_per_second=rate(lambda load: load.bytes_sent),
             busy=rate(lambda load: load.busy_seconds),
+            throttled=rate(lambda load: load.throttled_seconds),
             rows=newest.table_rows,
             table_bytes=newest.table_bytes,
             pushes=total.pushes,
@@ -198,6 +199,7 @@ def _sum(ended: PsLoad, newest: PsLoad) -> PsLoad:
         refused=ended.refused + newest.refused,
         table_rows=newest.table_rows,
         table_bytes=newest.table_bytes,
+        throttled_seconds=ended.throttled_seconds + newest.throttled_seconds,
     )
 
 

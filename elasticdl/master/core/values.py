@@ -202,10 +202,11 @@ class BucketRange:
 
 @dataclass(frozen=True, slots=True)
 class PsLoad:
-    """Counts of a PS since its start; all but the last two only grow.
+    """Counts of a PS since its start; all but the sizes of its tables only grow.
 
     Attributes:
         busy_seconds: of its threads, in calls.
+        throttled_seconds: for which its CPU limit held it back.
         staleness: applied pushes by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
         refused: pushes that were too stale or too late.
     """
@@ -219,6 +220,7 @@ class PsLoad:
     refused: int = 0
     table_rows: int = 0
     table_bytes: int = 0
+    throttled_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

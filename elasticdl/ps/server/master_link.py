@@ -20,6 +20,7 @@ import grpc
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
+from elasticdl.rpc.cpu_use import cpu_use
 from elasticdl.rpc.memory import used_share
 from elasticdl.rpc.patience import MasterGone
 from elasticdl_client.errors import JobError
@@ -209,6 +210,7 @@ class PsMasterLink:
             partition_version=partition_version,
             load=load,
             memory_share=used_share(),
+            cpu=cpu_use(),
         )
         reply: pb.HeartbeatReply = self._call(self._stub.Heartbeat, request)
         if reply.known:

@@ -1,5 +1,5 @@
 """The digits in NumPy with a part of the user's own that fails, as the variable TROUBLE says: model, feed, loss,
-callback or nan.
+callback, metrics, nan, or memory, which the first process to come so far takes without end; it makes the file MARK.
 
 For tests that ask what is said of it.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from elasticdl.frameworks.framework import Batch, FeedError, Floats, Mode, ModelReport, Parameters, Step, TaskRecords
@@ -34,7 +35,19 @@ def feed(images: Floats) -> Floats:
 def loss(value: float) -> float:
     if TROUBLE == "loss":
         raise TypeError("shapes do not fit on purpose")
+    if TROUBLE == "memory":
+        _take_all_memory()
     return float("nan") if TROUBLE == "nan" else value
+
+
+def _take_all_memory() -> None:
+    try:
+        Path(os.environ["MARK"]).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    taken = bytearray()
+    while True:
+        taken += b"1" * (16 << 20)
 
 
 def on_train_end() -> None:
