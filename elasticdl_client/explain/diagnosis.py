@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import Job, Phase
 
 
 class Trouble(StrEnum):
@@ -247,11 +247,16 @@ class Facts:
         """The value of a flag; None where the specification is not kept."""
         return None if self.job.spec is None else getattr(self.job.spec, name)
 
+    @property
+    def is_over(self) -> bool:
+        """The job has ended, or nothing of it runs."""
+        return self.job.has_ended or self.job.phase is Phase.STOPPED
+
     @cached_property
     def end(self) -> float:
         """Until when things can have cost something: now, or the end of the job."""
-        is_over = self.job.has_ended and self.job.status.updated_at
-        return min(self.now, self.job.status.updated_at) if is_over else self.now
+        ended_at = self.job.status.updated_at
+        return min(self.now, ended_at) if self.is_over and ended_at else self.now
 
 
 def evidence_of(event: JobEvent) -> dict[str, Detail]:

@@ -10,6 +10,7 @@ from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, 
 from elasticdl_client.explain.ends import other_version
 from elasticdl_client.explain.recovery import evidence
 from elasticdl_client.job_events import Detail, EventKind, JobEvent
+from elasticdl_client.jobs.job import Phase
 
 _FRAME = re.compile(
     r'^\s+File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n(?!\s+File ")\s+(?P<code>\S.*))?',
@@ -298,7 +299,7 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
             else f"{event.subject} was not written: {one_line(event.message)}",
             (event.message,),
             f"The job trained on, and the last good checkpoint is kept; a later one is tried.{again}",
-            Cost(is_open=saved is None and not facts.job.has_ended),
+            Cost(is_open=saved is None and not facts.is_over),
             "Make room in --checkpoint_dir, or keep fewer: --keep_checkpoint_max."
             if is_full
             else "See that --checkpoint_dir is mounted, writable by all pods, and fast enough.",
@@ -325,8 +326,22 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def stops(facts: Facts) -> Iterator[Diagnosis]:
-    """Jobs that were told to end."""
-    for event in facts.of(EventKind.JOB_STOP_REQUESTED):
+    """Jobs that were told to end, and those of which nothing runs any more."""
+    asked = facts.of(EventKind.JOB_STOP_REQUESTED)
+    if facts.job.phase is Phase.STOPPED and not asked:
+        yield Diagnosis(
+            Trouble.STOPPED,
+            ("job",),
+            facts.end,
+            "The job was told to end: nothing of it runs any more",
+            (facts.job.note,) if facts.job.note else (),
+            "Its journal and checkpoints are kept.",
+            Cost(),
+            f"`{facts.job.command('resume')}` continues it.",
+            {"phase": facts.job.phase.value},
+            is_fatal=True,
+        )
+    for event in asked:
         yield Diagnosis(
             Trouble.STOPPED,
             (event.subject,),

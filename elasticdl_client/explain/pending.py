@@ -250,7 +250,7 @@ def _diagnosis(facts: Facts, event: JobEvent, wait: Wait) -> Diagnosis:
     ran = facts.after(event, subject, EventKind.POD_RUNNING)
     lost = facts.after(event, subject, EventKind.POD_LOST, EventKind.POD_GIVEN_UP)
     is_fatal = facts.has_ended_by(event)
-    is_open = ran is None and lost is None and not facts.job.has_ended
+    is_open = ran is None and lost is None and not facts.is_over
     until = next((one.at for one in (ran, lost) if one is not None), facts.end)
     other = facts.after(event, subject, EventKind.POD_PENDING, EventKind.POD_BLOCKED)  # from then on it waits for that
     waited = (until if other is None else min(other.at, until)) - event.at
@@ -284,7 +284,7 @@ def pods_without_events(facts: Facts) -> Iterator[Diagnosis]:
     prefix = f"elasticdl-{facts.job.name}-"
     for pod in facts.job.status.pods:
         subject = "master" if pod.role == "master" else pod.name.removeprefix(prefix)
-        if facts.job.has_ended or subject in known or not pod.message or pod.phase == "Succeeded":
+        if facts.is_over or subject in known or not pod.message or pod.phase == "Succeeded":
             continue
         wait = why_crashing(facts.master_log) if pod.role == "master" and facts.master_log else None
         wait = wait or why_waiting(pod.message, pod.role)

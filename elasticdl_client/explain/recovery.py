@@ -56,7 +56,7 @@ def _successor(facts: Facts, lost: JobEvent, follow: list[JobEvent]) -> tuple[st
     ended = next((e for e in follow if e.kind is EventKind.JOB_FAILED), None)
     until = facts.end if ended is None else ended.at
     if created is None:
-        is_open = ended is None and not facts.job.has_ended
+        is_open = ended is None and not facts.is_over
         if ended is not None:
             return "", Cost()
         return ("no successor has been created yet" if is_open else ""), Cost(
@@ -73,7 +73,7 @@ def _successor(facts: Facts, lost: JobEvent, follow: list[JobEvent]) -> tuple[st
     if again is not None:
         return f"a successor, {name}, was created, and was lost before it was ready", Cost(max(0.0, again.at - lost.at))
     seconds = max(0.0, until - lost.at)
-    is_open = ended is None and not facts.job.has_ended
+    is_open = ended is None and not facts.is_over
     what = "has not registered yet" if is_open else "had not registered at the end of the job"
     return f"a successor, {name}, was created and {what}", Cost(seconds, is_open=is_open)
 

@@ -158,7 +158,7 @@ def input_bound(facts: Facts) -> Iterator[Diagnosis]:
             f"Workers spend {100 * share:.0f} % of their time waiting for records and `feed`",
             (goodput.summary(seconds),),
             "",
-            Cost(seconds.get(SlotState.INPUT, 0.0), is_open=not facts.job.has_ended),
+            Cost(seconds.get(SlotState.INPUT, 0.0), is_open=not facts.is_over),
             "Make reading cheaper: RecordIO or Parquet instead of text, vectorised `feed`, a larger --minibatch_size, "
             "data on a faster disk; more workers read in parallel.",
             {"share": round(share, 4), "seconds": round(seconds.get(SlotState.INPUT, 0.0), 3)},
@@ -212,7 +212,7 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
             goodput.summary(status.worker_seconds),
         ),
         "",
-        Cost(status.worker_seconds.get(SlotState.WAITING_PS, 0.0), is_open=not facts.job.has_ended),
+        Cost(status.worker_seconds.get(SlotState.WAITING_PS, 0.0), is_open=not facts.is_over),
         _PS_CURES[load],
         {
             "cause": load.value,
@@ -275,7 +275,7 @@ def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:
         "of them find none",
         _line(status.worker_seconds),
         "",
-        Cost(idle, is_open=not facts.job.has_ended),
+        Cost(idle, is_open=not facts.is_over),
         "Take fewer workers (--num_workers), or cut smaller tasks: --num_minibatches_per_task, --minibatch_size.",
         {"workers": status.workers_wanted, "tasks": tasks},
     )

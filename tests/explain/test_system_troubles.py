@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +16,13 @@ import pytest
 from elasticdl.cluster.cluster import Role
 from elasticdl.rpc import frames
 from elasticdl_client.explain.diagnosis import Trouble
-from tests.chaos.job import REPOSITORY, LocalJob
+from elasticdl_client.job_events import EventKind
+from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.explain.explained import explained, the_trouble
 from tests.hangs.control_group import memory_limit
+from tests.hangs.job_events import events_of
+from tests.master.small_disk import small_disk
 
 SHORT = replace(NUMPY_DIGITS, num_epochs=2, num_workers=1, pace_s=0)
 LONG = replace(NUMPY_DIGITS, num_epochs=1000)
@@ -61,6 +67,43 @@ def test_a_server_that_came_back_with_another_version_is_told_by_both_versions(t
     said = str(diagnosis.evidence["message"])
     assert f"version {frames.WIRE_VERSION} " in said
     assert f"version {newer}" in said
+
+
+def test_a_journal_that_a_full_disk_keeps_from_being_written_is_told_afterwards(tmp_path: Path, digits: Path) -> None:
+    with small_disk(tmp_path / "disk", size_kib=4096) as disk:
+        checkpoints = tmp_path / "checkpoints"
+        job = LONG.local_job(disk / "job", digits, validation_data="", checkpoint_dir=checkpoints).start()
+        try:
+            job.wait_for_version(2)
+            fill(disk / "other")
+            journal = job.job_dir / "journal.json"
+            job.wait_until("an old journal", lambda: time.time() - journal.stat().st_mtime > 5)
+            (disk / "other").unlink()
+            job.wait_until("the outage in the events", lambda: bool(events_of(job, EventKind.JOURNAL_DELAYED)))
+            diagnosis = the_trouble(job.job_dir, Trouble.JOURNAL_NOT_WRITTEN)
+        finally:
+            job.end()
+    assert float(diagnosis.evidence["seconds"]) > 1
+    assert os.strerror(errno.ENOSPC) in str(diagnosis.evidence["message"])
+
+
+def fill(path: Path) -> None:
+    """Leave no room on a small disk."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(512))
+
+
+def test_ctrl_c_is_told_as_such(tmp_path: Path, digits: Path) -> None:
+    job = LONG.local_job(tmp_path / "job", digits, validation_data="").start()
+    job.wait_for_version(2)
+    assert job.process is not None
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(60) == 128 + signal.SIGINT, job.story()
+    diagnosis = the_trouble(tmp_path / "job", Trouble.STOPPED)
+    assert diagnosis.is_fatal
+    assert (diagnosis.subject, diagnosis.evidence["phase"]) == ("job", "Stopped")
+    assert not any(one.cost.is_open for one in explained(tmp_path / "job").diagnoses)
 
 
 def own_tree(tree: Path) -> Path:
