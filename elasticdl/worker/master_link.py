@@ -25,6 +25,7 @@ from elasticdl.rpc.memory import used_share
 from elasticdl.rpc.patience import MasterGone
 from elasticdl.worker import stacks
 from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.child_stacks import ChildStacks
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide
@@ -65,6 +66,7 @@ class MasterLink:
         self._told_rate = (-_RATE_S, 0.0)  # when, what
         self._stacks: pb.Stacks | None = None  # for the next heartbeat
         self._is_taking_stacks = False
+        self._children = ChildStacks()
         self._checkpoint_request = 0  # of the master, as it was seen last
         self._save: Callable[[], None] = lambda: None
         self._beat_at_once = threading.Event()
@@ -108,6 +110,7 @@ class MasterLink:
 
     def start_heartbeat(self) -> None:
         """From now on a thread of its own says once a second what this worker does."""
+        self._children.watch()
         threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True).start()
 
     def _told(self, method: Callable[..., Any], message: Any) -> pb.Ack:
@@ -427,7 +430,7 @@ class MasterLink:
 
     def _take_stacks(self) -> None:
         """In a thread of its own: heartbeats must not wait for py-spy."""
-        self._stacks = stacks.take(self._clock.read()[0])
+        self._stacks = stacks.take(self._clock.read()[0], self._children.take())
         self._is_taking_stacks = False
         self._beat_at_once.set()
 

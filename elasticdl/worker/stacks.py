@@ -1,4 +1,4 @@
-"""The stacks of all threads of this process, for the master when it suspects that the worker hangs.
+"""The stacks of all threads of this process and of those that it has started, when the master suspects a hang.
 
 Python's own frames always, native ones where py-spy is installed.  Nothing of the values of variables is read.
 """
@@ -20,6 +20,7 @@ from types import FrameType
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
+from elasticdl.worker.child_stacks import ChildThread
 
 MAX_TEXT = 16_000  # characters of an answer: a heartbeat stays a small message
 _MAX_NATIVE = 8_000
@@ -35,6 +36,8 @@ _OURS = tuple(
     f"{_ROOT / name}{os.sep}" for name in ("elasticdl", "elasticdl_client", "elasticdl_preprocessing", "elasticai_api")
 )
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+# Whose frames below user code mean that it waits for another process.
+_OTHER_PROCESSES = ("/torch/utils/data/", "/multiprocessing/", "/concurrent/futures/")
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
@@ -80,14 +83,22 @@ class ThreadStack:
 
     @property
     def runs_user_code(self) -> bool:
-        """The code that was entered last, libraries aside, is the user's."""
-        origins = (frame.origin for frame in self.frames if frame.origin is not Origin.LIBRARY)
-        return next(origins, Origin.LIBRARY) is Origin.USER
+        """The code that was entered last, libraries aside, is the user's, and it does not wait for another process."""
+        for frame in self.frames:
+            if frame.origin is not Origin.LIBRARY:
+                return frame.origin is Origin.USER
+            if any(part in frame.file for part in _OTHER_PROCESSES):
+                return False
+        return False
 
 
-def take(activity: Activity) -> pb.Stacks:
+def take(activity: Activity, children: Iterable[ChildThread] = ()) -> pb.Stacks:
     """The stacks of all threads but the calling one; a few milliseconds, or some seconds where py-spy is installed."""
-    described = describe(_threads(), activity)
+    of_children = [
+        ThreadStack(f"of process {child.process}", False, [Frame(*frame) for frame in child.frames])
+        for child in children
+    ]
+    described = describe([*_threads(), *of_children], activity)
     native = _native_stacks(shutil.which("py-spy"))
     if native:
         described.text = f"{described.text[: MAX_TEXT - len(native) - 1]}\n{native}"

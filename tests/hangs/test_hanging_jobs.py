@@ -16,7 +16,7 @@ from elasticdl_client.job_events import EventKind, JobEvent
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.scenarios import coverage_of
 from tests.explain.explained import the_trouble
-from tests.hangs import hanging_digits, hanging_script
+from tests.hangs import hanging_digits, hanging_script, loader_script
 from tests.hangs.job_events import events_of
 
 LIMIT_S = 6  # in a minibatch; on a loaded machine a start takes some seconds
@@ -97,6 +97,18 @@ def test_a_script_that_hangs_is_replaced(tmp_path: Path) -> None:
     assert_exact(job, 100)
     event = events_of(job, EventKind.WORKER_HUNG)[0]
     assert line_of(event) in ("while True:", "pass")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_of_a_loader_that_hangs_is_named_by_its_line(tmp_path: Path, method: str) -> None:
+    command = f"{sys.executable} {loader_script.__file__} {tmp_path / 'mark'} 100 {method}"
+    flags = {"job_name": "loader", "job_command": command, "num_workers": 1, "step_timeout": LIMIT_S}
+    job = LocalJob(tmp_path / "job", flags).start()
+    assert_exact(job, 100)
+    event = events_of(job, EventKind.WORKER_HUNG)[0]
+    assert str(event.details["where"]).startswith(f"{loader_script.__file__}:")
+    assert line_of(event) in ("while True:", "pass")
+    assert str(event.details["where"]).endswith(" in __getitem__")
 
 
 def test_a_stopped_worker_has_no_stacks_and_the_event_says_why(digits: Path, tmp_path: Path) -> None:

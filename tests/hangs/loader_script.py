@@ -1,0 +1,49 @@
+"""A training script that hangs once in a job, in a process of a DataLoader: loader_script.py MARK SIZE METHOD."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch.utils.data import DataLoader, Dataset
+
+from elasticdl.api.data import DataShardService
+
+AFTER = 3  # minibatches
+
+
+class Images(Dataset[int]):
+    """Of which one is never read."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 4 and not self._mark.exists():
+            self._mark.touch()
+            while True:
+                pass
+        return index
+
+
+def main() -> None:
+    mark, size, method = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    service = DataShardService(batch_size=8, dataset_size=size, num_epochs=1)
+    images = iter(DataLoader(Images(mark), num_workers=1, multiprocessing_context=method))
+    next(images)  # its process has imported PyTorch
+    for count, _ in enumerate(service):
+        if count == AFTER:
+            train_step(images)
+
+
+def train_step(images: Iterator[int]) -> None:
+    for _ in images:
+        pass
+
+
+if __name__ == "__main__":
+    main()
