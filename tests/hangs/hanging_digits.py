@@ -1,6 +1,6 @@
 """The digits in NumPy, by user code that hangs once in a job, where the environment says.
 
-HANG_IN: feed, loss or callback.  HANG_MARK: a file that the first process to hang makes, so that no other one does.
+HANG_IN: model, feed, loss or callback.  HANG_MARK: a file that the first process to hang makes, so that no other does.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _AFTER = 5  # minibatches of a process: before, the job is young
 
 
 def custom_model() -> Floats:
+    if _may_hang("model"):
+        threading.Event().wait()
     return numpy_digits.custom_model()
 
 

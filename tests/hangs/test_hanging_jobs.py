@@ -62,6 +62,7 @@ def assert_exact(job: LocalJob, num_records: int) -> None:
 @pytest.mark.parametrize(
     ("hangs_in", "flags", "lines"),
     [
+        ("model", PS, ("threading.Event().wait()",)),
         ("feed", ALONE, ("while True:  # an endless loop", "pass")),
         ("feed", PS, ("while True:  # an endless loop", "pass")),
         ("loss", PS, ("lock.acquire()  # a deadlock",)),

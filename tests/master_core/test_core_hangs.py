@@ -188,6 +188,70 @@ def is_replaced(script: Script) -> bool:
     return c.DeletePod("elasticdl-j-worker-0") in script.history
 
 
+def test_a_worker_that_hangs_is_replaced_by_the_next_master_if_this_one_ends_first() -> None:
+    script, lease = working()
+    pause(script, lease, 102)
+    script.restart_master()
+    script.worker_joins(0)
+    for _ in range(70):
+        script.now += 1.0
+        script.heartbeat(0, activity="compute", seconds={"compute": script.now})
+        script.tell(e.Tick())
+    assert is_replaced(script)
+    assert len(hung(script)) == 1
+
+
+def test_a_worker_that_moves_again_after_a_restart_of_the_master_is_left_alone() -> None:
+    script, lease = working()
+    pause(script, lease, 102)
+    script.restart_master()
+    script.worker_joins(0)
+    for idle in (0.0, 0.0, 0.5, 0.5):
+        script.now += 1.0
+        script.heartbeat(0, activity="compute", seconds={"input": 3.0, "compute": script.now, "idle": idle})
+    script.pass_time(70, alive=(0,))
+    assert not is_replaced(script)
+
+
+def start(script: Script, duration: int, activity: str = "start", where: str = "net.py:5 in custom_model") -> bool:
+    """A worker has registered and has no task yet; whether its stacks have been asked for."""
+    asked = False
+    for _ in range(duration):
+        script.now += 1.0
+        taken = Stacks(where, "thread MainThread:\n  …") if asked else None
+        answer = script.heartbeat(0, activity=activity, seconds={activity: script.now}, stacks=taken)
+        for server in script.job._fleet.servers.all():
+            script.ask(e.HeartbeatReceived, Role.PS, server.id, server.incarnation)
+        script.tell(e.Tick())
+        asked |= answer is not None and answer.wants_stacks
+    return asked
+
+
+def test_a_model_definition_that_is_never_loaded_hangs_after_step_timeout() -> None:
+    script = running(step_timeout=50.0)
+    assert start(script, 49)
+    assert not hung(script)
+    start(script, 5)
+    (event,) = hung(script)
+    assert (event.details["threshold"], event.details["activity"]) == (50.0, "start")
+    assert event.details["where"] == "net.py:5 in custom_model"
+    start(script, 61)
+    assert is_replaced(script)
+
+
+@pytest.mark.parametrize(
+    ("activity", "where", "settings"),
+    [("start", "", {}), ("idle", "net.py:5 in main", {}), ("start", "main.py:5 in main", {"runs_command": True})],
+)
+def test_a_worker_that_waits_before_its_first_task_does_not_hang(
+    activity: str, where: str, settings: dict[str, Any]
+) -> None:
+    """For a PS, the model of another worker, a task; and what a script does first takes as long as it takes."""
+    script = running(step_timeout=50.0, **settings)
+    start(script, 120, activity, where)
+    assert not hung(script)
+
+
 def test_requests_for_leases_are_no_sign_of_life_and_are_not_served() -> None:
     """The input pipeline asks in a thread of its own while the main thread hangs."""
     script, lease = working()
@@ -273,6 +337,19 @@ def test_of_a_group_that_stands_still_the_member_that_does_not_wait_hangs() -> N
     assert event.details["where"] == "net.py:31 in loss"
     broken = next(one for one in script.job.events.events if one.kind is EventKind.GROUP_BROKEN)
     assert broken.cause == event.number
+
+
+def test_a_member_that_moves_while_all_others_wait_does_not_hang() -> None:
+    """It evaluates a long task, minibatch after minibatch."""
+    script = standing(2, step_timeout=20.0, hang_timeout=20.0, collective_timeout=1000.0)
+    lease = script.lease(0)
+    for second in range(1, 60):
+        script.now += 1.0
+        fields = {"activity": "evaluate", "seconds": {"evaluate": float(second)}, "world_version": script.version}
+        script.heartbeat(0, (lease.id,), minibatch=second // 5, **fields)
+        script.beat(1, waiting=float(second))
+        script.tell(e.Tick())
+    assert not hung(script)
 
 
 def test_members_that_wait_do_not_hang() -> None:

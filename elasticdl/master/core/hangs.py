@@ -2,8 +2,8 @@
 
 A pause is judged by the worker's own history: `HISTORY` times its longest minibatch of the kind, but not less than
 `hang_timeout`, and never more than `step_timeout`.  That one alone counts before there is a history, and for work that
-takes as long as it takes: compiling, loading, exporting, saving, waiting for others.  A worker that is not heard is not
-judged here but by its silence.
+takes as long as it takes: compiling, loading, exporting, saving, waiting for others.  Without a task a worker hangs
+only while it starts, in the user's code.  A worker that is not heard is not judged here but by its silence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
 _NO_STACKS = Stacks("", "")
 OWN_WORK = frozenset({"compute", "repeat", "input", "evaluate"})  # activities; else it compiles, waits, saves
 WAITING_FOR_MEMBERS = ("world", "join")
-UNBOUNDED_WORK = frozenset({"start", "compile", "export", "checkpoint"})  # says nothing of the next minibatch
+STARTING = "start"
+UNBOUNDED_WORK = frozenset({STARTING, "compile", "export", "checkpoint"})  # says nothing of the next minibatch
 
 
 @dataclass(slots=True)
@@ -100,23 +101,36 @@ class Hangs:
         if event.positions != worker.positions:
             watch.waited = _waited(event.seconds)
         watch.grown = _grown(worker.seconds, event.seconds)
+        if worker.stuck_since is not None and watch.hung is None and worker.seconds:  # an earlier master has found it
+            watch.hung = _Hung(_the_only(watch.grown), event.seconds)
         watch.is_silent = False
         watch.is_unbounded |= event.activity in UNBOUNDED_WORK
         watch.stacks = event.stacks or watch.stacks
         if watch.hung is not None and _moves(watch.hung, event):
             self._moves_again(worker, watch)
-        return watch.stacks is None and watch.hung is None and self._is_suspect(worker, event, clock)
+        is_known = watch.stacks is not None and (bool(watch.stacks.where) or not self._is_starting(worker))
+        return not is_known and watch.hung is None and self._is_suspect(worker, event, clock)
 
     def _is_suspect(self, worker: Worker, event: HeartbeatReceived, clock: float) -> bool:
         threshold = self._threshold(worker, event.activity)
         soon = threshold - min(LOOK_AHEAD, threshold / 2)
-        stands_still = event.positions == worker.positions and bool(event.positions)
-        waited_for = self._seconds_waited_for().get(worker.id, 0.0)
-        return (stands_still and self._stood(worker, event.seconds, clock) > soon) or waited_for > soon
+        if event.positions != worker.positions:
+            return False
+        has_work = bool(event.positions) or (event.activity == STARTING and self._is_starting(worker))
+        return (has_work and self._stood(worker, event.seconds, clock) > soon) or self._held_up(worker, clock) > soon
 
     def _stood(self, worker: Worker, seconds: Mapping[str, float], clock: float) -> float:
         """For how long a worker has been in one minibatch, but for the time that it waited for other members."""
         return clock - worker.moved_at - max(0.0, _waited(seconds) - self._watch(worker).waited)
+
+    def _is_starting(self, worker: Worker) -> bool:
+        """It loads the user's module and makes the model; what a script does first is its own."""
+        return worker.activity == STARTING and not self._settings.runs_command
+
+    def _held_up(self, worker: Worker, clock: float) -> float:
+        """For how long a worker has not moved and all other members of its group have waited for it."""
+        seconds = self._seconds_waited_for().get(worker.id, 0.0)
+        return min(seconds, clock - worker.moved_at) if worker.positions else seconds
 
     def _moves_again(self, worker: Worker, watch: _Watch) -> None:
         watch.hung = worker.stuck_since = None
@@ -150,18 +164,20 @@ class Hangs:
         """
         known = {worker.id for worker in self._workers.all()}
         self._watches = {worker_id: watch for worker_id, watch in self._watches.items() if worker_id in known}
-        waited_for = self._seconds_waited_for()
         for worker in self._workers.all():
-            if not are_servers_complete or not self._work.leases.of_worker(worker.id):
+            has_task = bool(self._work.leases.of_worker(worker.id))
+            if not are_servers_complete or not (has_task or self._is_starting(worker)):
                 worker.moved_at, self._watch(worker).waited = clock, _waited(worker.seconds)
             if self._watch(worker).hung is not None or clock - worker.heard_at > SILENCE:
                 continue
             threshold = self._threshold(worker, worker.activity)
             stood = self._stood(worker, worker.seconds, clock)
-            if stood > threshold:
+            if stood > threshold and has_task:
                 self._hangs(worker, stood, threshold, "in one minibatch", clock)
-            elif waited_for.get(worker.id, 0.0) > threshold:
-                self._hangs(worker, waited_for[worker.id], threshold, "all others wait for it", clock)
+            elif stood > threshold and (self._watch(worker).stacks or _NO_STACKS).where:
+                self._hangs(worker, stood, threshold, "starting", clock)
+            elif (held_up := self._held_up(worker, clock)) > threshold:
+                self._hangs(worker, held_up, threshold, "all others wait for it", clock)
 
     def _threshold(self, worker: Worker, activity: str) -> float:
         """After how many seconds without a move a worker hangs."""
@@ -179,7 +195,7 @@ class Hangs:
 
     def _hangs(self, worker: Worker, seconds: float, threshold: float, how: str, clock: float) -> None:
         watch = self._watch(worker)
-        watch.hung = _Hung("".join(watch.grown) if len(watch.grown) == 1 else "", dict(worker.seconds))
+        watch.hung = _Hung(_the_only(watch.grown), dict(worker.seconds))
         stacks = watch.stacks or _NO_STACKS
         replaces = self._settings.hang_action is Remedy.REPLACE
         at = f", at {stacks.where}" if stacks.where else ""
@@ -246,6 +262,10 @@ def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> frozenset[s
     """Activities of the main thread between two heartbeats; idle is waiting for input that waits for a task."""
     grown = {activity for activity, seconds in now.items() if seconds > before.get(activity, 0.0)}
     return frozenset("input" if activity == "idle" else activity for activity in grown)
+
+
+def _the_only(activities: frozenset[str]) -> str:
+    return "".join(activities) if len(activities) == 1 else ""
 
 
 def _moves(hung: _Hung, event: HeartbeatReceived) -> bool:

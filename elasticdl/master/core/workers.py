@@ -120,10 +120,16 @@ class Workers:
                 worker.waiting_call = None
 
     def snapshot(self) -> dict[str, Any]:
-        return {"workers": [[w.id, w.incarnation, w.has_committed, w.is_leaving] for w in self._workers.values()]}
+        return {
+            "workers": [
+                [w.id, w.incarnation, w.has_committed, w.is_leaving, w.stuck_since is not None]
+                for w in self._workers.values()
+            ]
+        }
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
-        for worker_id, incarnation, has_committed, is_leaving in saved["workers"]:
+        for worker_id, incarnation, has_committed, is_leaving, *is_stuck in saved["workers"]:
             worker = Worker(worker_id, incarnation, clock, clock, has_joined=False, has_committed=has_committed)
             worker.is_leaving = is_leaving
+            worker.stuck_since = clock if any(is_stuck) else None
             self._workers[worker_id] = worker
