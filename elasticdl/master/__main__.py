@@ -25,7 +25,7 @@ _EXIT_SUPERSEDED = 3
 logger = logging.getLogger("elasticdl.master")
 
 
-class Life:
+class MasterProcess:
     """One life; `stop` is told of signals, in a thread of its own."""
 
     def __init__(self) -> None:
@@ -78,9 +78,9 @@ class Life:
 def main() -> int:
     """The exit code of this life of the master."""
     log_to_stdout()
-    life = Life()
-    on_signals(life.on_signal, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    return life.run()
+    process = MasterProcess()
+    on_signals(process.on_signal, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    return process.run()
 
 
 def _open_place() -> Place:

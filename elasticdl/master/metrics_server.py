@@ -52,7 +52,7 @@ class MetricsServer:
         ProcessCollector(registry=registry)
         self._application = _only_metrics(cast(Application, make_wsgi_app(registry)))
         self._closed = threading.Event()
-        self._server: _Server | None = None
+        self._server: _HttpServer | None = None
         try:
             self._open()
         except OSError as error:
@@ -72,7 +72,7 @@ class MetricsServer:
 
     def _open(self) -> None:
         host, port = self._address
-        self._server = _Server(listen(host, port, _BACKLOG), self._application)
+        self._server = _HttpServer(listen(host, port, _BACKLOG), self._application)
         logger.info("Metrics for Prometheus are served at http://%s%s", written(host, port), PATH)
 
     def _run(self) -> None:
@@ -95,7 +95,7 @@ class _Handler(WSGIRequestHandler):
         """Scrapes are no news."""
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _HttpServer(ThreadingMixIn, WSGIServer):
     """One thread a request, of a few; it takes over a socket that listens."""
 
     daemon_threads = True

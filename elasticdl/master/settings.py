@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from elasticdl.master.core.settings import JobSettings, NanPolicy, Remedy, Strategy
+from elasticdl.master.core.settings import JobSettings, Strategy
 from elasticdl.master.core.values import DataKind
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import JobError
@@ -61,12 +61,12 @@ def settings_of(spec: JobSpec) -> JobSettings:
         lease_timeout=spec.lease_timeout,
         step_timeout=spec.step_timeout,
         hang_timeout=spec.hang_timeout,
-        hang_action=Remedy(str(spec.hang_action)),
-        straggler_action=Remedy(str(spec.straggler_action)),
+        hang_action=spec.hang_action,
+        straggler_action=spec.straggler_action,
         max_task_failures=spec.max_task_failures,
         max_bad_records=spec.max_bad_records,
         bad_records_dir=spec.bad_records_dir,
-        nan_policy=NanPolicy(str(spec.nan_policy)),
+        nan_policy=spec.nan_policy,
         runs_command=runs_command,
         expects_data=bool(spec.training_data) or strategy is Strategy.ALL_REDUCE,
         has_tensorflow_servers=spec.need_tf_config and spec.num_ps_pods > 0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,8 +152,3 @@ def _is_in_epoch(facts: Facts, diagnosis: Diagnosis, epoch: int) -> bool:
         return False
     covered = [event.at for event in about if event.kind is EventKind.EPOCH_COVERED]
     return started <= diagnosis.at <= (covered[-1] if covered else facts.end)
-
-
-def is_pod(text: str) -> bool:
-    """Return whether a text names a pod as events do."""
-    return re.fullmatch(r"master|(worker|ps)-[0-9]+", text) is not None

@@ -110,6 +110,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
     "elasticdl.master.core": (  # values only
+        "elasticdl_client.choices",
         "elasticdl_client.job_events",
         "elasticdl_client.job_series",
         "elasticdl_client.job_status",

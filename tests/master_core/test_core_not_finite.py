@@ -7,7 +7,8 @@ import math
 from core_script import Like, Script, everything, running
 
 from elasticdl.master.core import commands as c
-from elasticdl.master.core.settings import NanPolicy, Strategy
+from elasticdl.master.core.settings import Strategy
+from elasticdl_client.choices import NanPolicy
 
 
 def skipping(num_workers: int = 1, **settings: object) -> Script:

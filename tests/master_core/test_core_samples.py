@@ -8,9 +8,10 @@ from array import array
 from core_script import Script, everything, running
 
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import NanPolicy, Strategy
+from elasticdl.master.core.settings import Strategy
 from elasticdl.master.core.values import Array, MetricState
 from elasticdl.master.status import to_job_status
+from elasticdl_client.choices import NanPolicy
 
 STATE = MetricState("accuracy", (Array((1,), array("d", [1.0]).tobytes()),))
 

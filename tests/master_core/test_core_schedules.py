@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import UNHURRIED, Schedule, check_coverage, happen, play, schedules_of
 
-from elasticdl.master.core.settings import JobSettings, NanPolicy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Lease, Phase, Role, Shard, TaskType
+from elasticdl_client.choices import NanPolicy
 
 SHARDS = (Shard("a", 0, 21), Shard("b", 0, 8))
 

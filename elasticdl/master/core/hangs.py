@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 
 from elasticdl.master.core.events import HeartbeatReceived
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings, Remedy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Level, Position, Stacks, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 
 HISTORY = 20.0  # times the longest minibatch: garbage collection, a cold cache, a slow file are all less

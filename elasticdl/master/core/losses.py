@@ -7,9 +7,10 @@ import math
 from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.events import ProgressReported
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings, NanPolicy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import Lease, Level
+from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_events import EventKind
 
 _ADVICE = "\n  → "  # stands between what is wrong and what to do about it

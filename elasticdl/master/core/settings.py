@@ -6,24 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elasticdl.master.core.values import TaskType
+from elasticdl_client.choices import NanPolicy, Remedy
 
 
 class Strategy(StrEnum):
     LOCAL = "Local"
     PARAMETER_SERVER = "ParameterServerStrategy"
     ALL_REDUCE = "AllReduceStrategy"
-
-
-class NanPolicy(StrEnum):
-    FAIL = "fail"
-    SKIP = "skip"
-
-
-class Remedy(StrEnum):
-    """The response to a worker that hangs or is slow."""
-
-    REPLACE = "replace"
-    REPORT = "report"
 
 
 @dataclass(frozen=True, slots=True)

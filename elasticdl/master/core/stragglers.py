@@ -13,9 +13,10 @@ from statistics import median
 
 from elasticdl.master.core.events import HeartbeatReceived
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings, Remedy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import CpuUse, Level
 from elasticdl.master.core.workers import Worker, Workers
+from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 
 RATIO = 1.5  # times the median of the others; below that, differences of data and processors are usual
