@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from elasticdl.master.core.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
+from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.values import Level
+from elasticdl_client.job_events import EventKind
+
+CheckpointEvent = CheckpointSaved | CheckpointFailed | CheckpointRequested
 
 
 class Checkpoints:
@@ -19,8 +25,9 @@ class Checkpoints:
         num_requests: how often one was asked for in this life of the master; workers that hold the model follow it.
     """
 
-    def __init__(self, settings: JobSettings, clock: float) -> None:
+    def __init__(self, settings: JobSettings, out: Outbox, clock: float) -> None:
         self._settings = settings
+        self._out = out
         self._is_on = bool(settings.checkpoint_dir) and settings.strategy is Strategy.PARAMETER_SERVER
         self._is_on = self._is_on and settings.has_training_data
         self.newest = ""
@@ -31,10 +38,24 @@ class Checkpoints:
         self._tried_at = clock
         self.is_running = False
 
-    def request(self) -> None:
-        """Asks for one at the next moment at which one can be written."""
-        self.num_requests += 1
-        self._is_requested = self._is_on
+    def handle(self, event: CheckpointEvent) -> None:
+        subject = "" if isinstance(event, CheckpointRequested) else f"checkpoint-{event.version}"
+        match event:
+            case CheckpointSaved():
+                self.is_running = False
+                self.newest, self._saved_version = event.directory, event.version
+                text = f"saved to {event.directory}"
+                self._out.events.add(EventKind.CHECKPOINT_SAVED, subject, text, directory=event.directory)
+                self._out.log(f"Checkpoint of version {event.version} {text}")
+            case CheckpointFailed():
+                self.is_running = False
+                self._out.events.add(EventKind.CHECKPOINT_FAILED, subject, event.reason)
+                text = f"The checkpoint of version {event.version} failed: {event.reason}"
+                self._out.log(f"{text}. The job goes on and tries again later.", Level.ERROR)
+            case CheckpointRequested():  # at the next moment at which one can be written
+                self.num_requests += 1
+                self._is_requested = self._is_on
+                self._out.log("A checkpoint was asked for")
 
     def begin_if_due(self, version: int, is_wanted: bool, clock: float) -> bool:
         """Whether to write one now; if so, it counts as being written.
@@ -58,13 +79,6 @@ class Checkpoints:
     def is_settled(self, version: int) -> bool:
         """The state of this version is saved, or saving it has failed, or nothing is to be saved."""
         return not self._is_on or (not self.is_running and self._tried_version >= version)
-
-    def saved(self, version: int, directory: str) -> None:
-        self.is_running = False
-        self.newest, self._saved_version = directory, version
-
-    def failed(self) -> None:
-        self.is_running = False
 
     def source(self) -> tuple[str, bool]:
         """Return the directory that a starting PS restores, and whether to restore only its parameters."""

@@ -22,6 +22,7 @@ from elasticdl.master.core.events import (
     PsJoined,
     PsReady,
     ScaleRefused,
+    ScaleRequested,
 )
 from elasticdl.master.core.hangs import Hangs
 from elasticdl.master.core.load import Loads
@@ -41,6 +42,19 @@ MAX_REASONS = 20  # for which a pod waits, that are told
 _NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")  # decimal and hexadecimal: counts, ids of sandboxes
 _REASONS_TO_REPLACE = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW, EventKind.LEASE_LOST)
 _NEAR_LIMIT = 0.9  # of a pod's memory
+
+
+FleetEvent = (
+    HeartbeatReceived
+    | PsJoined
+    | PsReady
+    | PodChanged
+    | PodNotCreated
+    | PodResized
+    | PodNotResized
+    | ScaleRequested
+    | ScaleRefused
+)
 
 
 class Fleet:
@@ -86,9 +100,30 @@ class Fleet:
             return sum(record.running_since is not None for record in self.pods.living(Role.PS))
         return self.servers.num_ready
 
+    def handle(self, event: FleetEvent, clock: float) -> None:
+        match event:
+            case HeartbeatReceived():
+                self._heartbeat(event, clock)
+            case PsJoined():
+                self._ps_joined(event, clock)
+            case PsReady():
+                self._ps_ready(event, clock)
+            case PodChanged():
+                self._pod_changed(event, clock)
+            case PodNotCreated():
+                self._pod_not_created(event, clock)
+            case PodResized():
+                self._pod_resized(event)
+            case PodNotResized():
+                self._pod_not_resized(event)
+            case ScaleRequested():
+                self._scale(event.num_workers, clock)
+            case ScaleRefused():
+                self._refuse_scale(event)
+
     # How many workers -----------------------------------------------------------------------------------------------
 
-    def scale(self, num_workers: int, clock: float) -> None:
+    def _scale(self, num_workers: int, clock: float) -> None:
         """The user wants so many workers that train; those that are there stay as they are, as far as they stay."""
         before = self.pods.num_training
         if num_workers == before or self._ending.is_decided:
@@ -114,7 +149,7 @@ class Fleet:
             return 1
         return 3 if record.index in {member.worker_id for member in self._worlds.formed_members} else 2
 
-    def refuse_scale(self, event: ScaleRefused) -> None:
+    def _refuse_scale(self, event: ScaleRefused) -> None:
         """Report an impossible number of workers once, over all lives of the master."""
         kinds = (EventKind.JOB_SCALED, EventKind.SCALE_REFUSED)
         last = next((one for one in reversed(self._out.events.history.events) if one.kind in kinds), None)
@@ -125,7 +160,7 @@ class Fleet:
 
     # Signs of life --------------------------------------------------------------------------------------------------
 
-    def heartbeat(self, event: HeartbeatReceived, clock: float) -> None:
+    def _heartbeat(self, event: HeartbeatReceived, clock: float) -> None:
         if event.role is Role.PS:
             self._ps_heartbeat(event, clock)
             return
@@ -176,14 +211,14 @@ class Fleet:
         if (pod := self.pods.resize(record)) is not None:
             self._out.add(ResizePod(pod))
 
-    def pod_resized(self, event: PodResized) -> None:
+    def _pod_resized(self, event: PodResized) -> None:
         self.pods.resized(event.name, event.memory_factor)
         text = f"was near its memory limit, which is {event.memory_bytes >> 20} MiB now"
         self._out.events.add(EventKind.POD_RESIZED, self._subject(event.name), text, 0, memory_bytes=event.memory_bytes)
         self._out.persist()
         self._out.log(f"{event.name} {text}")
 
-    def pod_not_resized(self, event: PodNotResized) -> None:
+    def _pod_not_resized(self, event: PodNotResized) -> None:
         self._can_resize = self._can_resize and not event.is_final
         if event.message != self._resize_message:
             self._resize_message = event.message
@@ -231,7 +266,7 @@ class Fleet:
         """Some PS was told to end and waits for a checkpoint."""
         return any(s.leaving_version is not None and not self._may_leave(s) for s in self.servers.all())
 
-    def ps_joined(self, event: PsJoined, clock: float) -> None:
+    def _ps_joined(self, event: PsJoined, clock: float) -> None:
         before = self.servers.get(event.ps_id)
         incarnation = before.incarnation if before is not None else 0
         answer = self.servers.join(event, *self._checkpoints.source(), clock)
@@ -241,7 +276,7 @@ class Fleet:
             self._out.persist()
         self._out.reply(event.call, answer)
 
-    def ps_ready(self, event: PsReady, clock: float) -> None:
+    def _ps_ready(self, event: PsReady, clock: float) -> None:
         server = self.servers.known(event.ps_id, event.incarnation, clock)
         if server is None:
             self._out.reply(event.call, Refused(f"PS {event.ps_id} must register first, or was replaced"))
@@ -292,13 +327,13 @@ class Fleet:
     def pods_listed(self, event: PodsListed, clock: float) -> None:
         changes, strays = self.pods.listed(event.pods, clock)
         for change in changes:
-            self.pod_changed(change, clock)
+            self._pod_changed(change, clock)
         for stray in strays:
             self._delete(stray)
         if not self._ending.is_decided:
             self.pods.fill(clock)
 
-    def pod_changed(self, event: PodChanged, clock: float) -> None:
+    def _pod_changed(self, event: PodChanged, clock: float) -> None:
         had_run = self.pods.has_run(event.role)
         lives = self.pods.get(event.role, event.index)
         record = self.pods.changed(event, clock)
@@ -381,7 +416,7 @@ class Fleet:
             **_where(event),
         )
 
-    def pod_not_created(self, event: PodNotCreated, clock: float) -> None:
+    def _pod_not_created(self, event: PodNotCreated, clock: float) -> None:
         delay = self.pods.not_created(event.name, clock)
         if delay is not None and event.message != self._create_message:
             self._create_message = event.message

@@ -80,7 +80,7 @@ class Job:
         self._out = Outbox()
         self._workers = Workers(SlotTimes(settings.num_workers + settings.has_evaluator, settings.evaluates_alone))
         self._charges = Charges(settings.max_task_failures)
-        self._checkpoints = Checkpoints(settings, self._clock)
+        self._checkpoints = Checkpoints(settings, self._out, self._clock)
         self._ending = Ending(self._out)
         self._worlds = Worlds(settings, generation, self._workers, self._out)
         self._work = Work(settings, generation, self._workers, self._charges, self._ending, self._out, self._worlds)
@@ -227,8 +227,6 @@ class Job:
             case events.CallAbandoned():
                 self._work.abandoned(event)
                 self._members.abandoned(event.call)
-            case events.HeartbeatReceived():
-                self._fleet.heartbeat(event, self._clock)
             case (
                 events.ProgressReported()
                 | events.TaskFinished()
@@ -242,58 +240,52 @@ class Job:
                 self._joining.metrics_reported(event, self._clock)
             case events.TrainingStopRequested():
                 self._joining.training_stop_requested(event, self._clock)
-            case events.PsJoined():
-                self._fleet.ps_joined(event, self._clock)
-            case events.PsReady():
-                self._fleet.ps_ready(event, self._clock)
-            case events.PodChanged():
-                self._fleet.pod_changed(event, self._clock)
+            case (
+                events.HeartbeatReceived()
+                | events.PsJoined()
+                | events.PsReady()
+                | events.PodChanged()
+                | events.PodNotCreated()
+                | events.PodResized()
+                | events.PodNotResized()
+                | events.ScaleRequested()
+                | events.ScaleRefused()
+            ):
+                self._fleet.handle(event, self._clock)
             case events.PodsListed():
                 self._pods_listed(event)
-            case events.PodNotCreated():
-                self._fleet.pod_not_created(event, self._clock)
-            case events.PodResized():
-                self._fleet.pod_resized(event)
-            case events.PodNotResized():
-                self._fleet.pod_not_resized(event)
             case events.ShardsListed():
                 self._joining.listed(event)
             case events.ShardsUnreadable():
-                cause = self._out.events.add(EventKind.DATA_UNREADABLE, "data", event.message, data=str(event.kind))
-                self._ending.fail(f"The {event.kind} data cannot be read: {event.message}", cause=cause)
+                self._shards_unreadable(event)
             case events.AppliedSetsRead():
                 self._truth.answered(event)
             case events.AppliedSetsUnreadable():
                 self._truth.failed(event, self._clock)
-            case events.CheckpointSaved():
-                self._checkpoints.saved(event.version, event.directory)
-                subject, text = f"checkpoint-{event.version}", f"saved to {event.directory}"
-                self._out.events.add(EventKind.CHECKPOINT_SAVED, subject, text, directory=event.directory)
-                self._out.log(f"Checkpoint of version {event.version} {text}")
-            case events.CheckpointFailed():
-                self._checkpoints.failed()
-                self._out.events.add(EventKind.CHECKPOINT_FAILED, f"checkpoint-{event.version}", event.reason)
-                text = f"The checkpoint of version {event.version} failed: {event.reason}"
-                self._out.log(f"{text}. The job goes on and tries again later.", Level.ERROR)
-            case events.CheckpointRequested():
-                self._checkpoints.request()
-                self._out.log("A checkpoint was asked for")
+            case events.CheckpointSaved() | events.CheckpointFailed() | events.CheckpointRequested():
+                self._checkpoints.handle(event)
             case events.JournalDelayed():
-                text = f"journal could not be written for {event.seconds:.1f} s: {event.message}"
-                seconds = round(event.seconds, 3)
-                self._out.events.add(EventKind.JOURNAL_DELAYED, "master", f"the {text}", 0, seconds=seconds)
-                self._out.log(f"The {text}", Level.WARNING)
+                self._journal_delayed(event)
             case events.StopRequested():
-                cause = self._out.events.add(EventKind.JOB_STOP_REQUESTED, "user", event.reason)
-                self._ending.fail(event.reason, cause=cause)
-            case events.ScaleRequested():
-                self._fleet.scale(event.num_workers, self._clock)
-            case events.ScaleRefused():
-                self._fleet.refuse_scale(event)
+                self._stop_requested(event)
             case events.Tick():
                 self._tick()
             case _:
                 assert_never(event)
+
+    def _shards_unreadable(self, event: events.ShardsUnreadable) -> None:
+        cause = self._out.events.add(EventKind.DATA_UNREADABLE, "data", event.message, data=str(event.kind))
+        self._ending.fail(f"The {event.kind} data cannot be read: {event.message}", cause=cause)
+
+    def _journal_delayed(self, event: events.JournalDelayed) -> None:
+        text = f"journal could not be written for {event.seconds:.1f} s: {event.message}"
+        seconds = round(event.seconds, 3)
+        self._out.events.add(EventKind.JOURNAL_DELAYED, "master", f"the {text}", 0, seconds=seconds)
+        self._out.log(f"The {text}", Level.WARNING)
+
+    def _stop_requested(self, event: events.StopRequested) -> None:
+        cause = self._out.events.add(EventKind.JOB_STOP_REQUESTED, "user", event.reason)
+        self._ending.fail(event.reason, cause=cause)
 
     def _pods_listed(self, event: events.PodsListed) -> None:
         if not self._fleet.pods.is_listed:  # a life of the master begins
