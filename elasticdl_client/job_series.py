@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+MAX_METRICS = 32  # of evaluations, by name; all of the newest are in the status
 MAX_POINTS = 240  # about 25 kB of the journal, 6 kB compressed; a page is not much wider in dots
 MIN_GAP_S = 1.0  # a master's status is as old
 _PLACES = 2  # decimals of times: a point is the state of about a second
@@ -153,7 +154,7 @@ class JobSeries:
         return self._saved
 
     def _to_plain(self) -> dict[str, Any]:
-        metrics = sorted({name for point in self._points for name in point.metrics})
+        metrics = sorted({name for point in self._points for name in point.metrics})[:MAX_METRICS]
         states = sorted({state for point in self._points for state in point.worker_seconds})
         return {
             "gap_s": self._gap_s,

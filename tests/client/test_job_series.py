@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl_client.job_journal import JobJournal
-from elasticdl_client.job_series import MAX_POINTS, JobSeries, SeriesPoint, joined
+from elasticdl_client.job_series import MAX_METRICS, MAX_POINTS, JobSeries, SeriesPoint, joined
 
 
 def points(*times: float) -> list[SeriesPoint]:
@@ -78,3 +78,12 @@ def test_a_journal_without_a_series_has_an_empty_one_and_what_is_none_is_an_erro
 def test_own_points_take_the_place_of_the_journals_from_their_first_on() -> None:
     assert [point.at for point in joined(points(1, 2, 3, 4), points(3.5, 4.5))] == [1, 2, 3, 3.5, 4.5]
     assert [point.at for point in joined(points(1, 2), [])] == [1, 2]
+
+
+def test_of_hundreds_of_metrics_some_are_kept() -> None:
+    series = JobSeries()
+    for k in range(2 * MAX_POINTS):
+        series.add(SeriesPoint(float(2 * k), metrics={f"accuracy_{name:03}": k / 7 + name for name in range(500)}))
+    kept = JobSeries.from_journal(json.loads(json.dumps(series.to_journal())))
+    assert sorted(kept.points[-1].metrics) == [f"accuracy_{name:03}" for name in range(MAX_METRICS)]
+    assert len(json.dumps(series.to_journal())) < 300_000

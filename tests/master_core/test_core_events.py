@@ -155,6 +155,17 @@ def test_the_log_is_bounded_and_says_what_it_has_left_out() -> None:
     assert [event.number for event in history.events] == sorted(event.number for event in history.events)
 
 
+def test_a_model_that_hundreds_of_workers_reject_is_one_event() -> None:
+    script = Script(num_workers=20)
+    for worker_id in range(20):
+        script.worker_starts(worker_id)
+    for worker_id in range(20):
+        script.ask(e.ModelReported, worker_id, 7, error="custom_model raised", error_details="Traceback …")
+    [rejected] = of_kind(script, EventKind.MODEL_REJECTED)
+    [failed] = of_kind(script, EventKind.JOB_FAILED)
+    assert (rejected.subject, failed.cause) == ("worker-0", rejected.number)
+
+
 def test_long_texts_are_shortened_and_many_of_them_summed_up() -> None:
     log = EventLog()
     for _ in range(200):

@@ -119,6 +119,8 @@ class Joining:
             self._out.reply(event.call, UnknownWorker("register first"))
             return
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
+        if self._ending.is_decided:  # as many as there are workers may say the same
+            return
         if event.error:
             subject = f"worker-{event.worker_id}"
             cause = self._out.events.add(
