@@ -8,6 +8,7 @@ import pytest
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.status import coverage_line
 from elasticdl.master.core.values import DataKind, Phase, Plan, Role, SessionEvent, Shard
 from tests.master_core.core_script import Like, Script
 
@@ -79,7 +80,7 @@ def test_commands_that_end_before_the_data_have_failed() -> None:
     line = "Epoch 1: records 40, committed 20, repeated 0, lost 0, unplanned 20"
     assert line in script.log()
     status = script.job.status()
-    assert (status.phase, [str(epoch) for epoch in status.coverage]) == ("Failed", [line])
+    assert (status.phase, [coverage_line(epoch) for epoch in status.coverage]) == ("Failed", [line])
 
 
 def test_the_end_of_the_data_is_written_down_before_a_script_may_end_at_its_answer() -> None:
@@ -199,7 +200,7 @@ def test_what_was_committed_after_the_last_checkpoint_began_is_handed_out_again(
     script.request(1)
     (line,) = [line for line in script.log() if line.startswith("Epoch 1: ")]
     assert line == "Epoch 1: records 40, committed 40, repeated at most 20, lost 0"
-    assert [str(epoch) for epoch in script.job.status().coverage] == [line]
+    assert [coverage_line(epoch) for epoch in script.job.status().coverage] == [line]
 
 
 def test_a_checkpoint_that_is_not_whole_does_not_count() -> None:
