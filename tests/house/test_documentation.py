@@ -111,3 +111,21 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "create_elastic_controller" in (tmp_path / "site" / "reference" / "api.html").read_text()
+
+
+def test_the_architecture_page_names_paths_that_exist() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:\w+/)+\w+\.\w+)`", page))
+    tree = page.partition("```\n")[2].partition("\n```")[0]
+    folders: list[tuple[int, str]] = []  # of the lines above: indentation, path
+    for line in tree.splitlines():
+        names = re.findall(r"([\w/]+)/ ", line + " ")
+        indent = len(line) - len(line.lstrip())
+        folders = [folder for folder in folders if folder[0] < indent]
+        parent = folders[-1][1] if folders else ""
+        named |= {f"{parent}{name}" for name in names}
+        folders.append((indent, f"{parent}{names[0]}/"))
+    assert len(named) > 80
+    assert [
+        name for name in sorted(named) if not any((base / name).exists() for base in (ROOT, ROOT / "elasticdl"))
+    ] == []

@@ -264,9 +264,9 @@ class AllReduceLoop:
 
 
 def compile_on(framework: Framework, model: Replica, samples: Sequence[Batch], seed: int) -> None:
-    """Makes steps on samples, so that their functions are compiled, and forgets what they did.
+    """Compile the step on samples, and reset the model afterwards.
 
-    User code that raises here is heard of again where its task can be told.
+    Errors of user code are only logged here: the same error is reported when the task runs.
     """
     try:
         for batch in samples:
