@@ -2,8 +2,9 @@
 
 Layout: ``spec.json`` without what is secret in it, ``secret_flags.json`` with that, ``token``, the job's certificate if
 it has one, ``agent.json`` (the agent's socket), ``status.json`` and ``journal.json`` (written by the master),
-``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.  Only the user can enter it.  A directory that
---job_dir names has a link in ``~/.elasticdl/elsewhere``, by which the job commands find it.
+``num_workers`` (by `elasticdl scale`), ``logs/POD.log``, ``checkpoints/``; ``previous/`` holds the run before.  Only
+the user can enter it.  A directory that --job_dir names has a link in ``~/.elasticdl/elsewhere``, by which the job
+commands find it.
 """
 
 from __future__ import annotations

@@ -33,25 +33,22 @@ def parse(text: str, spec: JobSpec) -> int:
             "Start it again with another --num_workers.",
         )
     text = text.strip()
-    if not (text.isascii() and text.isdecimal() and int(text[:_MAX_TEXT]) <= MAX_WORKERS):
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_WORKERS))
+    if not is_number or int(text) > MAX_WORKERS:
         shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
         raise FlagError(f"'{shown}' is not a number of workers.", f"Give a number from 0 to {MAX_WORKERS}.")
     number = int(text)
-    if number < spec.min_workers and spec.distribution_strategy is DistributionStrategy.ALL_REDUCE and number:
+    is_all_reduce = spec.distribution_strategy is DistributionStrategy.ALL_REDUCE and spec.job_type is JobType.TRAIN
+    if not number and (is_all_reduce or spec.job_command):
+        raise FlagError(
+            f"The workers of job {spec.job_name} hold its model: with 0 of them it would be lost.", "Give 1 or more."
+        )
+    if is_all_reduce and number < spec.min_workers:
         raise FlagError(
             f"{number} workers are fewer than --min_workers={spec.min_workers}: training would never continue.",
             f"Give {spec.min_workers} or more.",
         )
-    if not number and _workers_hold_model(spec):
-        raise FlagError(
-            f"The workers of job {spec.job_name} hold its model: with 0 of them it would be lost.", "Give 1 or more."
-        )
     return number
-
-
-def _workers_hold_model(spec: JobSpec) -> bool:
-    is_trained_by_all = spec.distribution_strategy is DistributionStrategy.ALL_REDUCE and spec.job_type is JobType.TRAIN
-    return is_trained_by_all or bool(spec.job_command)
 
 
 def wanted(text: str, spec: JobSpec, status: JobStatus) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from elasticdl_client.job_events import EventHistory, to_journal
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
 
@@ -22,7 +23,12 @@ NAMESPACE = "team"
 class ApiServer:
     """Answers lists of ConfigMaps, pods and Events, single pods and logs; can be gone for a while.
 
+    The annotations of the job's ConfigMap can be patched.
+
     Attributes:
+        spec: in the job's ConfigMap; None: none is.
+        annotations: of the job's ConfigMap.
+        version: of the job's ConfigMap.
         logs: by pod and life, of which the last is the present one.
         asked: the query of each request for a log, with the pod's name under "pod".
         history: of the job, in its journal.
@@ -38,6 +44,9 @@ class ApiServer:
         self.has_job = True
         self.history = EventHistory()
         self.between: Callable[[], None] | None = None
+        self.spec: JobSpec | None = None
+        self.annotations: dict[str, str] = {}
+        self.version = 1
         self._port = 0
         self.start()
 
@@ -47,7 +56,13 @@ class ApiServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                code, body = script.answer(self.path)
+                self._send(*script.answer(self.path))
+
+            def do_PATCH(self) -> None:
+                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self._send(*script.patch(self.path, sent))
+
+            def _send(self, code: int, body: bytes) -> None:
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -131,14 +146,26 @@ class ApiServer:
         shown = printed[-int(query["tailLines"]) :] if "tailLines" in query else printed
         return 200, "".join(f"{line}\n" for line in shown).encode()
 
+    def patch(self, path: str, sent: dict[str, Any]) -> tuple[int, bytes]:
+        """Changes annotations of the job's ConfigMap, if the version that the caller knows is the newest."""
+        assert path == f"/api/v1/namespaces/{NAMESPACE}/configmaps/{names.job_object('job')}"
+        if sent["metadata"].get("resourceVersion") != str(self.version):
+            return 409, b'{"message": "the object has been modified"}'
+        self.annotations |= sent["metadata"]["annotations"]
+        self.version += 1
+        return 200, json.dumps(self._config_maps()[0]).encode()
+
     def _config_maps(self) -> list[dict[str, Any]]:
         labels = {names.APP_LABEL: names.APP, names.JOB_LABEL: "job"}
         state = {names.STATUS_KEY: self.status.to_json()}
+        job = _metadata(names.job_object("job"), labels)
+        job |= {"annotations": dict(self.annotations), "resourceVersion": str(self.version)}
+        spec = {} if self.spec is None else {names.SPEC_KEY: self.spec.to_json()}
         journal = json.dumps({"snapshot": {"core": {"events": to_journal(self.history)}}})
         packed = base64.b64encode(zlib.compress(journal.encode())).decode()
         own = {"data": state, "binaryData": {names.JOURNAL_KEY: packed}}
         return [
-            {"metadata": _metadata(names.job_object("job"), labels), "data": {}},
+            {"metadata": job, "data": spec},
             {"metadata": _metadata(names.state_object("job"), labels), **own},
         ]
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,10 @@ from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import commands
+from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.api import ClusterError, connect
+from tests.client.api_server import NAMESPACE, ApiServer
 
 SERVERS = JobSpec(job_type=JobType.TRAIN, job_name="j", num_workers=2)
 GROUPS = dataclasses.replace(
@@ -41,7 +46,10 @@ def test_a_job_can_have_these_numbers(spec: JobSpec, text: str, number: int) -> 
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        *((SERVERS, text) for text in ("", "many", "-1", "2.5", "1_000", "٣", "100001", "9" * 5000)),
+        *(
+            (SERVERS, text)
+            for text in ("", "many", "-1", "2.5", "1_000", "٣", "100001", "0" * 45 + "200000", "9" * 5000)
+        ),
         *((GROUPS, text) for text in ("0", "1")),
         (SCRIPTS, "0"),
         (LOCAL, "1"),
@@ -133,6 +141,51 @@ def test_a_job_that_has_ended_and_one_that_is_not_there_cannot_be_scaled(directo
     with pytest.raises(JobError, match="has ended"):
         run("--num_workers=2")
     assert not (directory / "num_workers").exists()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """A cluster with a running job of two workers."""
+    found = ApiServer()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "config")))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    found.spec = dataclasses.replace(SERVERS, job_name="job")
+    found.add_pod("master", [])
+    yield found
+    found.stop()
+
+
+def test_on_a_cluster_the_number_is_an_annotation_and_the_newest_counts(
+    server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, said in ((4, "workers 2 → 4"), (1, "workers 4 → 1")):
+        assert commands.run("scale", ["job", f"--num_workers={number}"]) == 0
+        assert capsys.readouterr().out == f'job "job" scaled: {said}\n'
+        assert server.annotations == {names.NUM_WORKERS_ANNOTATION: str(number)}
+    with pytest.raises(JobError):
+        commands.run("scale", ["job", "--num_workers=3", "--current_num_workers=4"])
+    server.annotations[names.NUM_WORKERS_ANNOTATION] = "many"  # the master has refused it
+    server.status = JobStatus("job", JobPhase.RUNNING, started_at=1.0, workers_wanted=0)
+    commands.run("scale", ["job", "--num_workers=3", "--current_num_workers=0"])
+    assert server.annotations == {names.NUM_WORKERS_ANNOTATION: "3"}
+
+
+def test_of_two_who_scale_at_once_one_is_refused(server: ApiServer) -> None:
+    store = KubernetesJobs(connect(), NAMESPACE)
+    job = store.find("job")
+    assert job is not None
+    patch = server.patch
+
+    def late(path: str, sent: dict[str, Any]) -> tuple[int, bytes]:
+        server.version += 1
+        return patch(path, sent)
+
+    server.patch = late  # type: ignore[method-assign]
+    with pytest.raises(ClusterError) as caught:
+        store.scale(job, 4)
+    assert caught.value.status == 409
+    assert server.annotations == {}
 
 
 def test_a_number_that_the_job_cannot_have_is_a_mistake_of_the_command_line(directory: Path, run: Run) -> None:

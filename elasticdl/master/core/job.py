@@ -481,9 +481,7 @@ class Job:
         if not self._fleet.servers.is_complete:
             return f"waiting for parameter servers: {self._fleet.servers.num_ready} of {self.settings.num_ps} are ready"
         if not self._fleet.pods.worker_slots:
-            return (
-                f"paused: no workers are wanted (`elasticdl scale {self.settings.job_name} --num_workers=N` continues)"
-            )
+            return "paused: no workers are wanted; `elasticdl scale` continues the job"
         if not self._workers.all():
             return "waiting for workers"
         if not self._data.has_model:
