@@ -267,6 +267,8 @@ def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:
     if not tasks or status.workers_wanted <= tasks or facts.flag("fixed_global_batch"):  # then all share each task
         return
     idle = status.worker_seconds.get(SlotState.IDLE, 0.0)
+    fewer = f"--num_workers={tasks}"
+    how = fewer if facts.is_over else f"`{facts.job.command('scale')} {fewer}`"
     yield Diagnosis(
         Trouble.TOO_MANY_WORKERS,
         ("job",),
@@ -276,7 +278,7 @@ def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:
         _line(status.worker_seconds),
         "",
         Cost(idle, is_open=not facts.is_over),
-        "Take fewer workers (--num_workers), or cut smaller tasks: --num_minibatches_per_task, --minibatch_size.",
+        f"Take fewer workers ({how}), or cut smaller tasks: --num_minibatches_per_task, --minibatch_size.",
         {"workers": status.workers_wanted, "tasks": tasks},
     )
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from elasticdl_client.explain.diagnosis import Trouble
+from elasticdl_client.kubernetes import names
+from tests.e2e_kubernetes import host
 from tests.e2e_kubernetes.conftest import OpenSpace
+from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.kubectl import kubectl
 from tests.e2e_kubernetes.room import ROOM, room, tenant
 
@@ -45,3 +50,32 @@ def test_a_job_gives_way_to_a_service_of_high_priority_and_grows_again(open_spac
     troubles = job.troubles()
     assert len(troubles[Trouble.PREEMPTED]["subjects"]) == 3, troubles
     assert troubles[Trouble.NO_GPU]["evidence"]["resource"] == ROOM, troubles
+
+
+def test_a_user_scales_a_running_job_by_command_and_by_annotation(open_space: OpenSpace) -> None:
+    job = open_space("scaled").job("digits", num_ps_pods=1).submit()
+    job.wait_for_running("worker", 2)
+    job.wait_for_progress()
+    two = uids(job)
+    assert job.client("scale", "--num_workers=4").stdout == 'job "digits" scaled: workers 2 → 4\n'
+    job.wait_for_running("worker", 4)
+    four = uids(job)
+    assert four.items() >= two.items()
+
+    owner = names.job_object(job.name)
+    kubectl("-n", job.namespace, "annotate", "configmap", owner, f"{names.NUM_WORKERS_ANNOTATION}=1", "--overwrite")
+    job.wait_until("one worker", lambda: len(job.pods("worker")) == 1)
+    one = uids(job)
+    assert one.items() <= two.items()
+    host.kill(one[job.master], signal.SIGKILL)
+    job.client("scale", "--num_workers=2", "--current_num_workers=1")
+    job.wait_for_running("worker", 2)
+    assert uids(job).items() >= one.items()
+    job.wait_for_progress()
+    job.assert_ends_exactly()
+    kinds = [event["kind"] for event in job.events()]
+    assert (kinds.count("JobScaled"), kinds.count("PodLost")) == (3, 0), job.story()
+
+
+def uids(job: KubernetesJob) -> dict[str, str]:
+    return {pod.name: pod.uid for pod in job.pods()}

@@ -248,6 +248,21 @@ def test_logs_of_all_pods_are_followed_successors_included(jobs: Jobs, run: Run)
     assert reader.returncode == 0
 
 
+def test_scale_annotates_the_jobs_config_map_and_a_user_may_do_so(jobs: Jobs, run: Run) -> None:
+    jobs.make(room=NO_ROOM)
+    assert run("scale", "job", "--num_workers=5") == 'job "job" scaled: workers 2 → 5\n'
+    annotation = f"{names.NUM_WORKERS_ANNOTATION}=3"
+    jobs.scene.kubectl("annotate", "configmap", names.job_object("job"), annotation, "--overwrite")
+    assert run("scale", "job", "--num_workers=4", "--current_num_workers=3", "-o", "name") == "job/job\n"
+    found = jobs.core.read_namespaced_config_map(names.job_object("job"), jobs.scene.namespace)
+    assert found.metadata.annotations[names.NUM_WORKERS_ANNOTATION] == "4"
+    with pytest.raises(JobError, match="has 4 workers, not 2"):
+        run("scale", "job", "--num_workers=1", "--current_num_workers=2")
+    jobs.write(dataclasses.replace(STATUS, phase=JobPhase.SUCCEEDED, exit_code=0))
+    with pytest.raises(JobError, match="has ended"):
+        run("scale", "job", "--num_workers=1")
+
+
 def test_delete_leaves_nothing_and_takes_many(jobs: Jobs, run: Run) -> None:
     jobs.make()
     jobs.make("other", owned=False)
