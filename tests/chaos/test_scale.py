@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.cluster import Role
-from elasticdl_client.job_dir import read_events
-from elasticdl_client.job_events import EventKind
+from elasticdl_client.job_dir import read_journal
+from elasticdl_client.job_events import EventKind, JobEvent
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS, RealJob
 from tests.chaos.scenarios import assert_exact
@@ -50,9 +50,13 @@ def _train(running: LocalJob, num_workers: int) -> bool:
     status, pods = running.status(), workers(running)
     if status is None or not len(pods) == status.workers_wanted == status.workers_alive == num_workers:
         return False
-    registered = {one.subject for one in read_events(running.job_dir).events if one.kind is EventKind.WORKER_REGISTERED}
+    registered = {one.subject for one in _events(running) if one.kind is EventKind.WORKER_REGISTERED}
     is_group = running.flags["num_ps_pods"] or sorted(status.world) == sorted(pods)
     return bool(is_group) and registered >= {f"worker-{number}" for number in pods}
+
+
+def _events(running: LocalJob) -> tuple[JobEvent, ...]:
+    return read_journal(running.job_dir).history.events
 
 
 def begin(job: RealJob, directory: Path, **flags: object) -> LocalJob:
@@ -95,7 +99,7 @@ def test_two_four_one_three_workers_cost_no_record_and_no_other_process(
     assert_exact(running, job)
     if not job.num_ps_pods:
         assert_members_were_equal(running)
-    kinds = [one.kind for one in read_events(running.job_dir).events]
+    kinds = [one.kind for one in _events(running)]
     assert kinds.count(EventKind.JOB_SCALED) == 3
     assert EventKind.POD_LOST not in kinds
     assert EventKind.EPOCH_REOPENED not in kinds
@@ -118,7 +122,7 @@ def test_a_number_that_a_killed_master_has_not_read_is_read_by_the_next(tmp_path
     finally:
         running.end()
     assert_exact(running, OF_SERVERS)
-    assert [one.kind for one in read_events(running.job_dir).events].count(EventKind.JOB_SCALED) == 1
+    assert [one.kind for one in _events(running)].count(EventKind.JOB_SCALED) == 1
 
 
 @pytest.mark.timeout(300)
@@ -129,7 +133,7 @@ def test_what_is_no_number_is_an_event_and_changes_nothing(tmp_path: Path) -> No
         (running.job_dir / "num_workers").write_text("many")
         running.wait_until(
             "the event",
-            lambda: any(one.kind is EventKind.SCALE_REFUSED for one in read_events(running.job_dir).events),
+            lambda: any(one.kind is EventKind.SCALE_REFUSED for one in _events(running)),
             30,
         )
         scale(running, 3)
