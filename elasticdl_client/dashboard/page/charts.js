@@ -7,7 +7,7 @@ const HEIGHT = 180;
 const LINES = ["blue", "orange", "green", "purple", "red", "sky"];
 
 // The states of a worker's time, useful first; the others in an order in which neighbours differ.
-const STATES = {
+export const STATES = {
   useful: "blue", repeated: "red", recovering: "yellow", waiting_group: "purple", waiting_ps: "sky", input: "green",
   evaluating: "teal", saving: "brown", starting: "orange", unscheduled: "wait", idle: "gray", stopped: "bar", master_away: "soft", unknown: "line",
 };
@@ -23,15 +23,24 @@ export class Chart {
     this.place = el("div", { class: "chart" });
     this.keys = el("div", { class: "keys" });
     this.element = el("section", { class: "card" }, el("header", null, el("h2", null, title), this.keys), this.place);
-    this.resize = new ResizeObserver(() => this.plot?.setSize({ width: this.place.clientWidth, height: HEIGHT }));
+    this.resize = new ResizeObserver(() => this.fit());
     this.resize.observe(this.place);
   }
 
+  // A chart that is in no page yet has no width: it is drawn when it gets one.
+  fit() {
+    const width = this.place.clientWidth;
+    if (!width || !this.newest) return;
+    if (!this.plot) this.show(...this.newest);
+    else if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
+  }
+
   show(series, axis) {
+    this.newest = [series, axis];
     const { x, lines } = this.lines(series, axis);
     const shape = JSON.stringify([axis, lines.map((line) => line.label), document.documentElement.dataset.theme]);
     this.element.hidden = lines.length === 0 || x.length < 2;
-    if (this.element.hidden) return;
+    if (this.element.hidden || !this.place.clientWidth) return;
     const data = [x, ...lines.map((line) => line.values)];
     if (shape !== this.shape || !this.plot) this.make(shape, lines, data, axis);
     else this.plot.setData(data);
@@ -55,7 +64,7 @@ export class Chart {
     const soft = colour("soft"), rule = colour("line");
     const axes = { stroke: soft, grid: { stroke: rule, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const options = {
-      width: this.place.clientWidth || 500,
+      width: this.place.clientWidth,
       height: HEIGHT,
       legend: { show: false },
       cursor: { points: { size: 6 }, y: false, drag: { x: true, y: false } },
