@@ -18,7 +18,9 @@ _INPUTS = (
     "tests/e2e_kubernetes/zoo", "tests/e2e_kubernetes/image.py",
 )  # fmt: skip
 _IGNORED = {"__pycache__", "build"}
-_OF_COMMANDS = ("tensorboard", "datasketches")  # packages that `elasticdl tensorboard` and `elasticdl analyze` need
+_OF_COMMANDS = (  # packages that `elasticdl tensorboard`, `elasticdl analyze` and `elasticdl dashboard` need
+    "tensorboard", "datasketches", "starlette", "uvicorn",
+)  # fmt: skip
 
 
 def ready_image(framework: str = "tensorflow") -> str:
