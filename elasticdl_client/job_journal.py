@@ -1,4 +1,4 @@
-"""JobJournal: what people read of the journal that a job's master writes: its events and its numbers.
+"""JobJournal: what people read of the journal that a job's master writes: events, numbers, and the times of pods.
 
 The master's own state, which is most of a journal, is read by masters alone (master/journal.py).
 """
@@ -8,19 +8,37 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_events import from_journal as history_from_journal
 from elasticdl_client.job_series import JobSeries
+from elasticdl_client.pod_times import PodTimes
 
 
 @dataclass(frozen=True, slots=True)
 class JobJournal:
-    """The events of a job, and its numbers since its start; empty before its master has begun it."""
+    """The events of a job, and its numbers since its start; empty before its master has begun it.
+
+    Attributes:
+        saved_pod_times: as `PodTimes.to_journal` made them; empty: there are none.
+        began_at: the moment from which the times of pods count, in seconds since the Unix epoch.
+    """
 
     history: EventHistory = field(default_factory=EventHistory)
     series: JobSeries = field(default_factory=JobSeries)
+    saved_pod_times: Mapping[str, Any] = field(default_factory=dict)
+    began_at: float = 0.0
+
+    def pod_times(self) -> PodTimes:
+        """Parse the times of pods, which only the dashboard needs.
+
+        Raises:
+            ValueError: they are damaged.
+        """
+        return PodTimes.from_journal(self.saved_pod_times) if self.saved_pod_times else PodTimes()
 
     @classmethod
     def read(cls, data: bytes) -> JobJournal:
@@ -32,12 +50,15 @@ class JobJournal:
         document = json.loads(data)
         try:
             core = document["snapshot"]["core"]
-            history, series = core.get("events"), core.get("series")
+            history, series, accounting = core.get("events"), core.get("series"), core.get("accounting", {})
+            pod_times, began_at = accounting.get("pods", {}), float(accounting.get("began_at", 0.0))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a journal: {error!r}") from error
         return cls(
             history_from_journal(history) if history is not None else EventHistory(),
             JobSeries.from_journal(series) if series is not None else JobSeries(),
+            pod_times,
+            began_at,
         )
 
     @classmethod

@@ -25,6 +25,7 @@ from elasticdl_client.job_series import JobSeries, SeriesPoint, joined
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.jobs.places import Places
 from elasticdl_client.jobs.store import JobStore
+from elasticdl_client.pod_times import PodTimes
 
 _INTERVALS_S = {Runtime.LOCAL: 1.0, Runtime.KUBERNETES: 2.0}  # a master writes its status once a second
 _SHARE = 5  # of the time between two looks, a look takes at most one in so many
@@ -38,6 +39,7 @@ class JobDetail:
 
     Attributes:
         points: of the journal, then of what was seen.
+        pod_times: how workers spent their time, from `began_at` on (seconds since the Unix epoch).
         actions: that the client could take now.
         diagnoses: what `elasticdl explain` says.
         problem: why the history cannot be read; may be empty.
@@ -46,6 +48,8 @@ class JobDetail:
     history: EventHistory = field(default_factory=EventHistory)
     points: tuple[SeriesPoint, ...] = ()
     lanes: tuple[Lane, ...] = ()
+    pod_times: PodTimes = field(default_factory=PodTimes)
+    began_at: float = 0.0
     actions: frozenset[Action] = frozenset()
     diagnoses: tuple[Diagnosis, ...] = ()
     problem: str = ""
@@ -196,6 +200,7 @@ class _Seen:
         self._series = JobSeries(limit=_OWN_POINTS)
         self._before: tuple[SeriesPoint, ...] | None = None  # of the journal; None: not read yet
         self._history = EventHistory()
+        self._pod_times, self._began_at = PodTimes(), 0.0
         self._read_at: tuple[float, Phase] | None = None  # the status with which the journal was read
         self._problem = ""
         self._explained: object = None
@@ -217,7 +222,10 @@ class _Seen:
         points = joined(self._before or (), self._series.points)
         lanes = lanes_of(job.status, self._history, until)
         self._explain(job, now)
-        return JobDetail(self._history, tuple(points), lanes, self._actions, self._diagnoses, self._problem)
+        return JobDetail(
+            self._history, tuple(points), lanes, self._pod_times, self._began_at,
+            self._actions, self._diagnoses, self._problem,
+        )  # fmt: skip
 
     def _explain(self, job: Job, now: float) -> None:
         """Anew only if there is something new to explain."""
@@ -233,8 +241,11 @@ class _Seen:
         try:
             journal = store.journal(job)
             self._history = journal.history
+            self._pod_times, self._began_at = journal.pod_times(), journal.began_at
             if self._before is None or job.has_ended:
                 self._before = journal.series.points
             self._problem = ""
         except ElasticDLError as error:
             self._problem = error.what
+        except ValueError as error:
+            self._problem = f"The times of the job's pods in its journal cannot be read: {error}."

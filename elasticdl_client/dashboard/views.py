@@ -73,6 +73,7 @@ def job_page(job_id: str, job: Job, detail: JobDetail) -> Plain:
         "goodput_text": goodput.summary(status.worker_seconds),
         "diagnoses": [diagnosis.to_plain() for diagnosis in detail.diagnoses],
         "lanes": [_lane(lane) for lane in detail.lanes],
+        "pod_times": _pod_times(detail),
         "series": series(detail.points),
         "summed_up": dict(detail.history.summed_up),
         "actions": sorted(detail.actions),
@@ -110,6 +111,12 @@ def series(points: Iterable[SeriesPoint]) -> Plain:
         "seconds": {state: [round(point.worker_seconds.get(state, 0.0), 2) for point in found] for state in states},
         "labels": {state: goodput.label(state) for state in states},
     }
+
+
+def _pod_times(detail: JobDetail) -> Plain:
+    """Return how workers spent their time, in cells as the journal has them (see `PodTimes`)."""
+    labels = {state.value: goodput.label(state) for state in goodput.SlotState}
+    return {**detail.pod_times.to_journal(), "began_at": detail.began_at, "labels": labels}
 
 
 def _lane(lane: Lane) -> Plain:

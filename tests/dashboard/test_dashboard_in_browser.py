@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,7 @@ def test_a_job_with_a_killed_worker_is_followed_live(chrome: Browser, tmp_path: 
         with opened(chrome, dashboard) as page:
             open_job(page, "digits")
             expect(page.locator(".lane[data-pod=worker-1] .span-working")).to_have_count(1)
+            expect(page.locator(".lane[data-pod=worker-1] .time-useful")).to_have_count(1)
             killed = page.locator(".diagnosis", has_text="Killed")  # its paced input may be a trouble, too
             assert not killed.count()
             victim = job.pods(Role.WORKER)[0]
@@ -168,8 +170,13 @@ def test_an_ended_job_shows_its_whole_life(page: Page) -> None:
     page.get_by_role("button", name="steps").click()
     expect(page.get_by_role("button", name="steps")).to_have_attribute("aria-pressed", "true")
     lane = page.locator(".lane[data-pod=worker-10]")
-    expect(lane).to_have_attribute("aria-label", "worker-10: done")
+    expect(lane).to_have_attribute(
+        "aria-label", re.compile(r"worker-10: done; 8\d % useful, [\d.]+ % waiting for PS, [\d.]+ % input")
+    )
     expect(lane.locator("rect")).to_have_count(3)
+    expect(lane.locator(".time-useful")).to_have_count(1)
+    expect(lane.locator(".time-repeated")).to_have_count(0)
+    expect(page.locator(".lane[data-pod=worker-6] .time-repeated")).to_have_count(1)
     box = lane.locator("svg").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 276.6 / 570, box["y"] + 10)
@@ -177,6 +184,8 @@ def test_an_ended_job_shows_its_whole_life(page: Page) -> None:
     expect(tip).to_contain_text("Insufficient cpu")
     expect(tip).to_contain_text("because: PodLost worker-6 Preempted")
     expect(tip).to_contain_text("because: PodDraining worker-6")
+    page.mouse.move(box["x"] + box["width"] * 475 / 570, box["y"] + 10)  # ps-1 is missing
+    expect(tip).to_contain_text("90 % waiting for PS, 10 % useful")
     page.get_by_role("link", name="Pods and servers").click()
     expect(page.get_by_role("heading", name="Staleness")).to_be_visible()
     page.get_by_role("link", name="Explain").click()

@@ -11,6 +11,7 @@ from elasticdl_client.goodput import SlotState
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, to_journal
 from elasticdl_client.job_series import JobSeries, SeriesPoint
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, LostPod, PodStatus, PsStatus
+from elasticdl_client.pod_times import FIRST_LENGTH_US, PodTimes
 
 BEGAN = 1_790_000_000.0
 
@@ -43,6 +44,7 @@ def write_job(
     events: list[JobEvent] | tuple[JobEvent, ...] = (),
     series: JobSeries | None = None,
     logs: dict[str, str] | None = None,
+    times: PodTimes | None = None,
 ) -> Path:
     """A job's directory; nothing holds its lock, so without an exit code the job counts as stopped."""
     directory.mkdir(parents=True)
@@ -50,7 +52,8 @@ def write_job(
     (directory / "spec.json").write_text(json.dumps({"job_name": status.job_name}))
     (directory / "status.json").write_text(status.to_json())
     core = {"events": to_journal(EventHistory(tuple(events))), "series": (series or JobSeries()).to_journal()}
-    (directory / "journal.json").write_bytes(encode({"core": core}))
+    accounting = {"began_at": status.started_at, "pods": (times or PodTimes()).to_journal()}
+    (directory / "journal.json").write_bytes(encode({"core": {**core, "accounting": accounting}}))
     (directory / "logs").mkdir()
     for pod, text in (logs or {}).items():
         (directory / "logs" / f"elasticdl-{status.job_name}-{pod}.log").write_text(text)
@@ -102,7 +105,8 @@ def large_job(directory: Path, num_pods: int = 200, num_events: int = 10_000) ->
         started_at=BEGAN,
         updated_at=BEGAN + 601,
     )
-    return write_job(directory, status, story.events, a_life(601, num_pods, 10**8, 400_000))
+    life, times = a_life(601, num_pods, 10**8, 400_000), times_of(story, 601)
+    return write_job(directory, status, story.events, life, times=times)
 
 
 def a_life(seconds: int, workers: int, records: int, steps: int, began: float = BEGAN) -> JobSeries:
@@ -140,6 +144,33 @@ def a_life(seconds: int, workers: int, records: int, steps: int, began: float = 
             )
         )
     return series
+
+
+def times_of(story: Story, until: int) -> PodTimes:
+    """What workers did each second: what they did last before a loss is computed again, without ps-1 they wait."""
+    times, starts, works = PodTimes(), dict[str, int](), dict[str, int]()
+    ends = {event.subject: round(event.at - story.began) for event in story.events if event.kind == EventKind.POD_LOST}
+    missing = range(ends.get("ps-1", until), ends.get("ps-1", until) + 9)
+    for event in story.events:
+        at = round(event.at - story.began)
+        if event.kind == EventKind.POD_RUNNING:
+            starts[event.subject] = at
+        elif event.kind == EventKind.WORKER_REGISTERED:
+            works[event.subject] = at
+    for name, working in works.items():
+        worker, end = int(name.partition("-")[2]), ends.get(name, until)
+        for second in range(starts[name], end):
+            slow = 0.05 + 0.04 * math.sin(second / 5 + worker) + (0.3 if worker == 3 and second > 380 else 0.0)
+            shares = {SlotState.INPUT: 0.07 + 0.03 * math.sin(second / 9 + worker), SlotState.WAITING_PS: slow}
+            if second < working:
+                shares = {SlotState.STARTING: 1.0}
+            elif second in missing:
+                shares = {SlotState.WAITING_PS: 0.9}
+            parts = {state: int(share * FIRST_LENGTH_US) for state, share in shares.items()}
+            computed = SlotState.REPEATED if end - 6 < second < until - 6 else SlotState.USEFUL
+            parts[computed] = FIRST_LENGTH_US - sum(parts.values())
+            times.add(worker, second * FIRST_LENGTH_US, (second + 1) * FIRST_LENGTH_US, parts)
+    return times
 
 
 def shown_job(directory: Path) -> Path:
@@ -209,4 +240,5 @@ def shown_job(directory: Path) -> Path:
     )
     story.add(570, EventKind.JOB_SUCCEEDED, "job")
     log = "".join(f"2026-09-21 10:{i // 60:02}:{i % 60:02},120 INFO Task:{i} completed\n" for i in range(200))
-    return write_job(directory, status, story.events, life, {"master": log, "worker-0": "worker says hello\n"})
+    logs = {"master": log, "worker-0": "worker says hello\n"}
+    return write_job(directory, status, story.events, life, logs, times_of(story, 570))

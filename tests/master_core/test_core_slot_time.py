@@ -21,6 +21,16 @@ def split(script: Script, later: float = 0.0) -> dict[SlotState, float]:
     return {SlotState(state): round(value, 3) for state, value in seconds.items() if value}
 
 
+def of_pods(script: Script, *workers: int) -> dict[SlotState, float]:
+    """Seconds of pods by state, as far as they are settled."""
+    found: dict[SlotState, float] = {}
+    for worker in workers:
+        for cell in script.job._workers.times.pods.cells(worker).values():
+            for state, us in cell.items():
+                found[state] = found.get(state, 0) + us / 1e6
+    return {state: round(value, 3) for state, value in found.items() if value}
+
+
 def of_servers(script: Script) -> dict[PsState, float]:
     seconds = script.job.status(script.now).ps_seconds
     assert round(sum(seconds.values()), 6) == round(script.now * script.settings.num_ps, 6)
@@ -110,6 +120,35 @@ def test_a_commit_between_two_heartbeats_divides_what_was_computed() -> None:
     script.now = 2.0
     script.kill(0)  # before it could say what it did since the last heartbeat
     assert split(script) == {SlotState.USEFUL: 1.75, SlotState.REPEATED: 0.25}
+
+
+def test_the_lane_of_a_pod_has_its_own_time_and_what_it_lost_where_it_was_computed() -> None:
+    script = running(num_workers=2)
+    lease = script.lease()
+    beat(script, 2.0, compute=2.0)
+    script.progress(lease, 0)
+    beat(script, 4.0, compute=4.0)
+    beat(script, 4.0, 1, input=4.0)
+    script.now = 4.5
+    script.kill(0)
+    pods = script.job._workers.times.pods
+    assert of_pods(script, 0) == {SlotState.USEFUL: 2.0, SlotState.REPEATED: 2.5}
+    assert [sorted(cell) for cell in pods.cells(0).values()][1:4] == [
+        [SlotState.USEFUL], [SlotState.REPEATED, SlotState.USEFUL], [SlotState.REPEATED, SlotState.USEFUL],
+    ]  # fmt: skip
+    assert of_pods(script, 1) == {SlotState.INPUT: 4.0}
+    assert split(script) == {SlotState.USEFUL: 2.0, SlotState.REPEATED: 2.5, SlotState.INPUT: 4.5}
+
+
+def test_the_lanes_of_pods_are_in_the_journal_and_later_losses_change_them_there() -> None:
+    script = running(strategy=Strategy.LOCAL, num_ps=0)
+    beat(script, 3.0, compute=3.0)
+    restart(script, 5.0, 0)
+    assert of_pods(script, 0) == {SlotState.USEFUL: 3.0}
+    script.worker_joins(0)
+    beat(script, 6.0, compute=6.0)
+    script.kill(0)
+    assert of_pods(script, 0) == {SlotState.REPEATED: 6.0}
 
 
 def test_a_lost_worker_counts_for_two_seconds_as_doing_what_it_did_and_then_as_lost() -> None:

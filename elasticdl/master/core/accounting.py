@@ -21,6 +21,7 @@ from elasticdl.master.core.values import Role
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
 from elasticdl_client.goodput import PsState, summary
+from elasticdl_client.pod_times import PodTimes
 
 _MANY = (  # events that come often, and after which every slot has in it what it had before
     events.HeartbeatReceived
@@ -129,7 +130,8 @@ class Accounting:
 
     def snapshot(self) -> dict[str, Any]:
         times = {"workers": self._workers.times.snapshot(), "servers": self._fleet.servers.times.snapshot()}
-        return {"began_at": self._began_at, "offset": self._offset, **times}
+        pods = self._workers.times.pods.to_journal()
+        return {"began_at": self._began_at, "offset": self._offset, **times, "pods": pods}
 
     def restore(self, saved: Mapping[str, Any], unix_now: float) -> None:
         """Takes over what an earlier life knew; the master was away until now."""
@@ -137,6 +139,8 @@ class Accounting:
         written_at: int = saved["workers"]["now"]
         self._offset += max(0, written_at - self._micros(unix_now))  # the clock of the wall was set back
         self.begin(unix_now)
+        if "pods" in saved:
+            self._workers.times.pods = PodTimes.from_journal(saved["pods"])
         self._workers.times.restore(saved["workers"])
         self._workers.times.want(self._fleet.pods.worker_slots)
         self._fleet.servers.times.restore(saved["servers"])

@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 from elasticdl_client.goodput import SlotState
+from elasticdl_client.pod_times import PodTimes
 
 SECOND = 1_000_000  # microseconds
 _MOST_SECONDS = 1e10  # that a process may claim; a number, whatever it says
@@ -99,10 +100,12 @@ class SlotTimes:
 
     Attributes:
         now: microseconds since the job's beginning, set by the owner before each event; never smaller than before.
+        pods: the same time by pod, as far as it was settled while there was one; only for people.
     """
 
     def __init__(self, num_slots: int, evaluates: bool = False) -> None:
         self.now = 0
+        self.pods = PodTimes()
         self._evaluates = evaluates
         self._slots = {number: _Slot() for number in range(num_slots)}
         self._by_worker: dict[int, _Slot] = {}
@@ -159,14 +162,16 @@ class SlotTimes:
         else:
             self._lose(slot)
         if life is Life.DONE and not slot.incarnation:  # a command that has spoken to no master
-            self._sums[SlotState.USEFUL] += self.now - slot.settled
-            slot.settled = self.now
+            self._add(slot, {SlotState.USEFUL: self.now - slot.settled}, self.now)
         known = self.now
         if not is_well and slot.incarnation:
             known = min(self.now, max(slot.settled, slot.away_until) + _SILENCE)
         self._add(slot, self._guess(slot, known), known)
         self._add(slot, {SlotState.RECOVERING: self.now - known}, self.now)
-        self._sums[SlotState.USEFUL if is_well else SlotState.REPEATED] += slot.pending
+        if is_well:
+            self._sums[SlotState.USEFUL] += slot.pending
+        else:
+            self._repeat(slot)
         del self._by_worker[slot.worker_id]
         slot.has_lost = life is not Life.DONE
         slot.incarnation = slot.pending = slot.useful_until = slot.repeated_until = slot.away_until = 0
@@ -268,6 +273,7 @@ class SlotTimes:
             moved = self._sums[SlotState.USEFUL] * num_lost // num_before
             self._sums[SlotState.USEFUL] -= moved
             self._sums[SlotState.REPEATED] += moved
+            self.pods.fall_back(moved)
 
     def _commit(self, slot: _Slot) -> None:
         self._sums[SlotState.USEFUL] += slot.pending
@@ -277,8 +283,13 @@ class SlotTimes:
         if self._is_complete:
             self._commit(slot)
         elif slot.useful_until < self.now:
-            self._sums[SlotState.REPEATED] += slot.pending
+            self._repeat(slot)
             slot.pending, slot.repeated_until = 0, self.now
+
+    def _repeat(self, slot: _Slot) -> None:
+        """Count what is pending as computed again."""
+        self._sums[SlotState.REPEATED] += slot.pending
+        self.pods.lose(slot.worker_id, slot.pending)
 
     # Sums -----------------------------------------------------------------------------------------------------------
 
@@ -309,19 +320,28 @@ class SlotTimes:
 
     def _add(self, slot: _Slot, parts: Mapping[SlotState, int], until: int) -> None:
         """Settles a slot's time up to a moment; the parts make it up."""
+        of_pod = dict(parts)
         for state, us in parts.items():
             if state is SlotState.USEFUL:
-                self._add_computing(slot, us, until)
+                repeated = self._add_computing(slot, us, until)
+                of_pod[SlotState.USEFUL] = us - repeated
+                of_pod[SlotState.REPEATED] = of_pod.get(SlotState.REPEATED, 0) + repeated
             else:
                 self._sums[state] += us
+        if slot.life is Life.LIVE:
+            self.pods.add(slot.worker_id, slot.settled, until, of_pod)
         slot.settled = until
 
-    def _add_computing(self, slot: _Slot, us: int, until: int) -> None:
-        """Add computed time, evenly over the time since `settled`, with the fate of its moment."""
+    def _add_computing(self, slot: _Slot, us: int, until: int) -> int:
+        """Add computed time, evenly over the time since `settled`, with the fate of its moment.
+
+        Returns:
+            How much of it is repeated.
+        """
         length = until - slot.settled
         if self._is_complete or not length:
             self._sums[SlotState.USEFUL] += us
-            return
+            return 0
         useful = us * _within(slot.useful_until, slot.settled, until) // length
         repeated = us * _within(slot.repeated_until, slot.settled, until) // length
         if slot.repeated_until > slot.useful_until:
@@ -331,6 +351,7 @@ class SlotTimes:
         self._sums[SlotState.USEFUL] += useful
         self._sums[SlotState.REPEATED] += repeated
         slot.pending += us - useful - repeated
+        return repeated
 
     # The journal ----------------------------------------------------------------------------------------------------
 

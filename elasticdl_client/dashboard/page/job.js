@@ -94,7 +94,7 @@ export class JobView {
     this.troubles.hidden = !newest.length;
     const times = [...job.lanes.flatMap((lane) => lane.spans.flatMap(([, from, to]) => [from, to])), ...this.history.list.map((event) => event.at)];
     const [begin, until] = times.reduce(([low, high], at) => [Math.min(low, at), Math.max(high, at)], [Infinity, -Infinity]);
-    if (times.length) this.lanes.show(job.lanes, this.history.bySubject, begin, until);
+    if (times.length) this.lanes.show(job.lanes, job.pod_times, this.history.bySubject, begin, until);
     this.lanes.element.hidden = !times.length;
     for (const chart of this.charts) chart.show(job.series, this.axis);
     this.goodput.show(job.series, "time");
@@ -137,7 +137,7 @@ const alive = (job, [now, wanted]) => (["Running", "Pending"].includes(job.phase
 
 // The part of a job that the figures show: all without a place of its own.
 function figuresOf(job) {
-  const { lanes, series, pods, servers, staleness, coverage, diagnoses, ...rest } = job;
+  const { lanes, series, pod_times, pods, servers, staleness, coverage, diagnoses, ...rest } = job;
   return rest;
 }
 

@@ -1,9 +1,13 @@
 // A lane for each pod: what it did when, why it ended, and the events on it.
 
-import { el, hideTip, showTip, svg } from "./dom.js";
-import { clock, duration } from "./format.js";
+import { stateColour, STATES } from "./charts.js";
+import { el, hideTip, showTip, styled, svg } from "./dom.js";
+import { clock, duration, percent } from "./format.js";
 
-const STATES = { waiting: "created, waiting", starting: "starting", working: "working", leaving: "leaving" };
+const SPANS = { waiting: "pending", starting: "starting", working: "working", leaving: "leaving" };
+const ORDER = Object.keys(STATES);
+const TOP = 3, HEIGHT = 14; // of what is drawn in a lane, in pixels
+const NARROW = 2; // pixels: cells of less are drawn as one
 const NEAR = 7; // pixels within which the pointer is on a mark
 const QUIET = new Set(["PodCreated", "PodRunning", "WorkerRegistered", "PsReady", "PodCompleted"]); // the spans show them
 const BUCKETS = 220; // marks nearer to each other than this part of the width are one
@@ -16,9 +20,20 @@ export class Lanes {
     new ResizeObserver(() => this.measure()).observe(document.getElementById("main"));
     this.body = el("div", { class: "lanes", role: "list", "aria-label": "Pods over time" });
     this.axis = el("div", { class: "axis", "aria-hidden": "true" });
-    const keys = Object.entries(STATES).map(([state, text]) => el("span", null, el("i", { class: `key-${state}` }), text));
-    keys.push(el("span", null, "▲ trouble"), el("span", null, "✕ lost"), el("span", null, "✓ done"));
-    this.element = el("section", { class: "card wide lanes-card" }, el("header", null, el("h2", null, "Pods over time"), el("div", { class: "keys" }, keys)), this.body, this.axis);
+    this.keys = el("div", { class: "keys" });
+    this.element = el("section", { class: "card wide" }, el("header", null, el("h2", null, "Pods over time"), this.keys), this.body, this.axis);
+  }
+
+  // What the spans and cells show; a state that no worker was in is left out.
+  drawKeys() {
+    const found = new Set([...this.rows.values()].flatMap((row) => row.cells.flatMap((cell) => Object.keys(cell.shares))));
+    const states = ORDER.filter((state) => found.has(state) && state !== "starting").map((state) => [state, this.times.label(state)]);
+    const text = JSON.stringify([states, document.documentElement.dataset.theme]);
+    if (text === this.keyed) return;
+    this.keyed = text;
+    const spans = Object.entries(SPANS).map(([span, label]) => el("span", null, el("i", { class: `key-${span}` }), label));
+    this.keys.replaceChildren(...spans, ...states.map(([state, label]) => el("span", null, styled(el("i"), { background: stateColour(state) }), label)),
+      el("span", null, "▲ trouble"), el("span", null, "✕ lost"), el("span", null, "✓ done"));
   }
 
   measure() {
@@ -28,7 +43,8 @@ export class Lanes {
     for (const row of this.rows.values()) row.draw();
   }
 
-  show(lanes, bySubject, begin, until) {
+  show(lanes, times, bySubject, begin, until) {
+    this.times = new PodTimes(times);
     this.begin = begin;
     this.length = Math.max(1, until - begin);
     const pods = new Set(lanes.map((lane) => lane.name));
@@ -48,7 +64,7 @@ export class Lanes {
         else this.body.prepend(row.element);
       }
       before = row.element;
-      row.show(lane, events);
+      row.show(lane, events, this.times.cells(lane));
       seen.add(lane.name);
     }
     for (const [name, row] of this.rows) {
@@ -57,6 +73,7 @@ export class Lanes {
       this.rows.delete(name);
     }
     this.measure();
+    this.drawKeys();
     const ticks = innerWidth < 760 ? 3 : 6;
     this.axis.replaceChildren(...Array.from({ length: ticks }, (_, i) => el("span", null, clock(begin + (this.length * i) / (ticks - 1)))));
   }
@@ -66,11 +83,60 @@ export class Lanes {
   }
 }
 
+// How the time of workers was split, in cells as the journal has them: "a87f13" is 87 % in state a, 13 % in f.
+class PodTimes {
+  constructor({ length_s, began_at, states, labels, pods }) {
+    Object.assign(this, { length: length_s, began: began_at, states, labels, pods });
+  }
+
+  label(state) {
+    return this.labels[state] ?? state;
+  }
+
+  // Each with the shares of its own time; cut off where the pod did not run.
+  cells({ name, spans }) {
+    const [first, text] = this.pods[name.replace("worker-", "")] ?? [0, ""];
+    const ran = spans.filter(([state]) => state === "starting" || state === "working" || state === "leaving");
+    if (!text || !ran.length) return [];
+    const low = ran[0][1], high = ran.at(-1)[2];
+    return text.split(" ").map((cell, i) => {
+      const parts = [...cell.matchAll(/([a-z])(\d+)/g)].map(([, letter, value]) => [this.states[letter.charCodeAt(0) - 97], Number(value)]);
+      const begin = this.began + (first + i) * this.length;
+      return { begin: Math.max(low, begin), end: Math.min(high, begin + this.length), shares: sharesOf(parts) };
+    }).filter((cell) => cell.end > cell.begin && Object.keys(cell.shares).length);
+  }
+}
+
+// Weights by state to shares of all of them.
+function sharesOf(parts) {
+  const sum = parts.reduce((all, [, value]) => all + value, 0);
+  const shares = {};
+  for (const [state, value] of parts) if (value) shares[state] = (shares[state] ?? 0) + value / sum;
+  return shares;
+}
+
+// Cells of at least a length, of those given.
+function joined(cells, length) {
+  const found = [];
+  for (let i = 0; i < cells.length; ) {
+    const parts = [], { begin } = cells[i];
+    let end = begin;
+    do {
+      for (const [state, share] of Object.entries(cells[i].shares)) parts.push([state, share * (cells[i].end - cells[i].begin)]);
+      end = cells[i].end;
+      i += 1;
+    } while (i < cells.length && end - begin < length);
+    found.push({ begin, end, shares: sharesOf(parts) });
+  }
+  return found;
+}
+
 class Row {
   constructor(lanes, name) {
     this.lanes = lanes;
     this.name = name;
     this.chosen = -1;
+    this.cells = [];
     this.strip = svg("svg", { "aria-hidden": "true" });
     this.element = el("div", { class: "lane", role: "listitem", tabindex: 0, "data-pod": name }, el("b", null, name), this.strip);
     this.element.addEventListener("pointermove", (event) => this.point(event));
@@ -82,8 +148,9 @@ class Row {
     this.element.addEventListener("keydown", (event) => this.press(event));
   }
 
-  show(lane, events) {
+  show(lane, events, cells) {
     this.lane = lane;
+    this.cells = cells;
     this.marks = merged(events, (at) => this.lanes.part(at));
     const last = lane.endings.at(-1);
     const runs = lane.spans.length > 0 && (!last || lane.spans.at(-1)[2] > last[1]);
@@ -96,12 +163,13 @@ class Row {
   draw() {
     const { lane, lanes: { width } } = this;
     if (!width || !lane) return;
-    const text = JSON.stringify([lane, this.marks.length, this.marks.at(-1)?.events.length, this.lanes.begin, this.lanes.length, this.chosen, width]);
+    const text = JSON.stringify([lane, this.marks.length, this.marks.at(-1)?.events.length, this.lanes.begin, this.lanes.length, this.chosen, width, this.cells.length, this.cells.at(-1), document.documentElement.dataset.theme]);
     if (text === this.text) return;
     this.text = text;
     const x = (at) => width * this.lanes.part(at);
     const nodes = lane.spans.map(([state, from, to]) =>
-      svg("rect", { class: `span-${state}`, x: x(from).toFixed(1), width: Math.max(1.5, x(to) - x(from)).toFixed(1), y: 4, height: 12, rx: 2 }));
+      svg("rect", { class: `span-${state}`, x: x(from).toFixed(1), width: Math.max(1.5, x(to) - x(from)).toFixed(1), y: TOP, height: HEIGHT, rx: 2 }));
+    nodes.push(...this.stacks(width));
     const ends = new Set(lane.endings.map((one) => one[3]));
     const shown = this.marks.filter((mark) => mark.events.some((event) => !ends.has(event.number) && !QUIET.has(event.kind)));
     nodes.push(shapes("mark", shown.filter((mark) => !mark.trouble), width), shapes("mark trouble", shown.filter((mark) => mark.trouble), width));
@@ -110,10 +178,27 @@ class Row {
     this.strip.replaceChildren(...nodes.filter(Boolean));
   }
 
+  // The shares of each cell, stacked; one shape for all that is of a state.
+  stacks(width) {
+    const drawn = Object.fromEntries(ORDER.map((state) => [state, ""]));
+    for (const { begin, end, shares } of joined(this.cells, (NARROW * this.lanes.length) / width)) {
+      const left = width * this.lanes.part(begin), wide = width * this.lanes.part(end) - left;
+      let bottom = TOP + HEIGHT;
+      for (const state of ORDER) {
+        const high = HEIGHT * (shares[state] ?? 0);
+        if (high < 0.2) continue;
+        bottom -= high;
+        drawn[state] += `M${left.toFixed(1)} ${bottom.toFixed(1)}h${wide.toFixed(1)}v${high.toFixed(1)}h${(-wide).toFixed(1)}z`;
+      }
+    }
+    return ORDER.filter((state) => drawn[state]).map((state) => styled(svg("path", { class: `time-${state}`, d: drawn[state] }), { fill: stateColour(state) }));
+  }
+
   described(runs, last) {
     if (this.name === "job") return `job: ${this.marks.length} marks of events`;
-    const now = runs ? STATES[this.lane.spans.at(-1)[0]] : last ? `${last[0]}${last[2] ? `, ${last[2]}` : ""}` : "nothing known";
-    return `${this.name}: ${now}`;
+    const now = runs ? SPANS[this.lane.spans.at(-1)[0]] : last ? `${last[0]}${last[2] ? `, ${last[2]}` : ""}` : "nothing known";
+    const [all] = joined(this.cells, Infinity);
+    return `${this.name}: ${now}${all ? `; ${spoken(all.shares, this.lanes.times)}` : ""}`;
   }
 
   point(event) {
@@ -144,7 +229,9 @@ class Row {
     const span = this.lane.spans.find(([, from, to]) => from <= at && at <= to);
     const ending = this.lane.endings.find((one) => Math.abs(one[1] - at) <= reach);
     const lines = [el("p", null, el("strong", null, this.name), ` ${clock(at)}`)];
-    if (span) lines.push(el("p", null, `${STATES[span[0]]}, ${duration(span[2] - span[1])}`));
+    if (span) lines.push(el("p", null, `${SPANS[span[0]]}, ${duration(span[2] - span[1])}`));
+    const cell = this.cells.find((one) => one.begin <= at && at <= one.end);
+    if (cell) lines.push(el("p", null, `${spoken(cell.shares, this.lanes.times)} of the time from ${clock(cell.begin)} to ${clock(cell.end)}`));
     if (ending && !events.some((event) => event.number === ending[3])) lines.push(el("p", { class: "text" }, `${ending[0]}${ending[2] ? `: ${ending[2]}` : ""}`));
     for (const event of events.slice(0, 4)) {
       lines.push(el("p", { class: "text" }, el("strong", null, event.kind), ` ${event.subject === this.name ? "" : event.subject} ${event.text}`));
@@ -153,6 +240,10 @@ class Row {
     if (events.length > 4) lines.push(el("p", null, `and ${events.length - 4} more`));
     showTip(x, y, lines);
   }
+}
+
+function spoken(shares, times) {
+  return Object.entries(shares).sort(([, a], [, b]) => b - a).filter(([, share]) => share >= 0.005).map(([state, share]) => `${percent(share)} ${times.label(state)}`).join(", ");
 }
 
 function merged(events, part) {
