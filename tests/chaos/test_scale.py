@@ -18,6 +18,7 @@ from tests.chaos.job import LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS, RealJob
 from tests.chaos.scenarios import assert_exact
 from tests.chaos.test_all_reduce import assert_members_were_equal, started
+from tests.e2e.test_ctrl_c import resume
 
 STEPS_BETWEEN = 20
 OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=40)
@@ -123,6 +124,27 @@ def test_a_number_that_a_killed_master_has_not_read_is_read_by_the_next(tmp_path
         running.end()
     assert_exact(running, OF_SERVERS)
     assert [one.kind for one in _events(running)].count(EventKind.JOB_SCALED) == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_stopped_job_keeps_its_number_and_takes_another_when_it_is_resumed(tmp_path: Path) -> None:
+    running = begin(replace(OF_SERVERS, name="numpy", num_epochs=20), tmp_path)
+    try:
+        scaled(running, 2)
+        scale(running, 3)
+        scaled(running, 3)
+        assert running.process is not None
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait(60) == 128 + signal.SIGINT, running.story()
+    finally:
+        running.end()
+    assert scale(running, 1) == 'job "numpy" scaled: workers 3 → 1\n'
+    said = resume(running)
+    numbers = [event.details["after"] for event in _events(running) if event.kind is EventKind.JOB_SCALED]
+    status = running.status()
+    assert status is not None
+    assert (numbers, status.workers_wanted) == ([3, 1], 1), said
+    assert_exact(running, replace(OF_SERVERS, num_epochs=20))
 
 
 @pytest.mark.timeout(300)
