@@ -90,7 +90,7 @@ class Member:
             group.leave()
 
     def seconds_of(self, step: Callable[[], object], count: int) -> float:
-        """The median of so many steps, which both processes do."""
+        """Return the median of this number of steps, which both processes do."""
         for _ in range(3):
             step()
         taken = []

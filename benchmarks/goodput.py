@@ -74,7 +74,7 @@ def seconds_of_reading(rounds: int) -> float:
 
 
 def epochs(framework: Framework, records: list[bytes], number: int) -> Iterator[Batch]:
-    """The minibatches of so many tasks, one of which is all records."""
+    """Yield the minibatches of a number of tasks, one of which is all records."""
     yield from framework.batches(Mode.TRAINING, (TaskRecords(LEASE, 1, records) for _ in range(number)))
 
 

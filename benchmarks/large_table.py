@@ -90,7 +90,7 @@ def speed(client: PsClient, rows: int, seconds: float) -> dict[str, float]:
 
 
 def saving(ps: LonePs, client: PsClient, rows: int, place: Path) -> Iterator[tuple[str, float]]:
-    """A checkpoint while pushes go on: its seconds and size, and how long pushes took before and meanwhile."""
+    """A checkpoint during pushes: its seconds and size, and how long pushes took before and meanwhile."""
     pushes = Pushes(client, rows, 5_121)
     before = [pushes.one() for _ in range(200)]
     saved: list[float] = []

@@ -80,7 +80,7 @@ def cut(job: KubernetesJob, place: int) -> float:
 
 
 def measure(count: int) -> list[float]:
-    """Seconds, of so many cuts in one job."""
+    """Return the seconds of each of a number of cuts in one job."""
     images = BUILD / "images"
     if not images.exists():
         write_images(images, RECORDS, SHAPE)

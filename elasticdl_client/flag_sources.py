@@ -32,7 +32,7 @@ class GivenFlags:
     Attributes:
         values: by name; texts, or plain values of a file.
         origins: the file or variable that a value comes from, if that is not the command line.
-        notes: what the user should be told.
+        notes: messages for the user.
     """
 
     values: dict[str, object]

@@ -58,7 +58,7 @@ _LOST: Mapping[str, str] = {"Preempted": "preempted", "Evicted": "evicted", "OOM
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A line, and whether it tells of a trouble."""
+    """A line, and whether it reports a trouble."""
 
     text: str
     is_trouble: bool = False
@@ -170,7 +170,7 @@ class _Consequences:
 
     Args:
         history: of the job.
-        new: those of its events that are told now.
+        new: those of its events that are printed now.
     """
 
     def __init__(self, history: EventHistory, new: Sequence[JobEvent]) -> None:
@@ -204,7 +204,7 @@ class _Consequences:
         return "".join(f" · {text}" for event in events for text in self._texts.get(event.number, ()))
 
     def group_text(self, event: JobEvent) -> str:
-        """The line of a group whose cause was told before, or is none to be told."""
+        """Return the line of a group whose cause was printed before, or is not to be printed."""
         if not event.details.get("before"):
             return f"group of {event.details.get('after', '?')} workers formed"
         root = self._roots.get(event.number)

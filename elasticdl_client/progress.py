@@ -89,7 +89,7 @@ def coverage_lines(status: JobStatus, shown: int) -> list[str]:
     """Return a line for each of the newest epochs that are complete, after one for the sums of those before.
 
     Args:
-        shown: so many get a line of their own, one more where the sum would be of one alone.
+        shown: how many get a line of their own; one more where the sum would be of one alone.
     """
     num_summed = len(status.coverage) - shown
     parts = status.coverage

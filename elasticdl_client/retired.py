@@ -31,7 +31,7 @@ _RETIRED = {
     "need_pod_manager": Retired("true", "the master always manages the job's pods", "Leave it out."),
     "task_fault_tolerance": Retired("true", "tasks of lost workers are always handed on", "Leave it out."),
     "relaunch_timeout_worker": Retired(
-        "true", "a worker that does not go on is always replaced", "Use --lease_timeout and --step_timeout."
+        "true", "a worker that makes no progress is always replaced", "Use --lease_timeout and --step_timeout."
     ),
     "relaunch_on_worker_failure": Retired(
         "", "a worker that fails is replaced until --max_task_failures in a row", "Use --max_task_failures."

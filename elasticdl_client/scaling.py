@@ -20,7 +20,7 @@ def parse(text: str, spec: JobSpec) -> int:
     """Return the number of workers that a user has written down for a job.
 
     Raises:
-        FlagError: it is none, or the job cannot have so many.
+        FlagError: it is none, or more than the job can have.
     """
     if spec.distribution_strategy is DistributionStrategy.LOCAL:
         raise FlagError(

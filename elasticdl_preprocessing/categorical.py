@@ -49,7 +49,7 @@ class IndexLookup(ElementwiseLayer):
 
     Args:
         vocabulary: tokens, or the path of a text file with one token a line; None: there are unknown tokens only.
-        num_oov_tokens: number of ids for unknown tokens, which are told apart by their FarmHash fingerprint modulo it.
+        num_oov_tokens: number of ids for unknown tokens, chosen by their FarmHash fingerprint modulo it.
 
     Raises:
         ValueError: a token is there twice, or the file cannot be read.

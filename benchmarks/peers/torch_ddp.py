@@ -1,7 +1,7 @@
 """A plain training script under DistributedDataParallel with Gloo, as torchrun starts it: data in memory.
 
 ``torch_ddp.py --model=MODULE.FUNCTION --batch=N --records=N [--seconds=S]``: of a module of benchmarks.zoo.  With
---seconds rank 0 prints samples per second of all processes together; else it trains for ever.
+--seconds rank 0 prints samples per second of all processes together; else it trains without end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WARM_UP_S = 4.0
 
 
 def batches(image: torch.Tensor, label: torch.Tensor, size: int, rank: int, world: int) -> Iterator[Any]:
-    """Minibatches of this process's share of the records, in another order every epoch, for ever."""
+    """Minibatches of this process's share of the records, in another order every epoch, without end."""
     while True:
         order = torch.randperm(len(label))[rank::world]
         for start in range(0, len(order) - size + 1, size):

@@ -69,7 +69,7 @@ class Analysis:
 
         Args:
             num_buckets: that `boundaries` make.
-            vocabulary_size: `vocab` has at most so many values.
+            vocabulary_size: the most values in `vocab`.
         """
         columns = {
             name: _column(sketch, num_buckets, vocabulary_size) for name, sketch in sorted(self.sketches.items())

@@ -55,7 +55,7 @@ class ColumnSketch:
     def __init__(self, exact_distinct: int = EXACT_DISTINCT) -> None:
         """
         Args:
-            exact_distinct: so many different values are counted one by one.
+            exact_distinct: the number of different values that are counted one by one.
 
         Raises:
             DataError: the package datasketches is not installed.
@@ -119,7 +119,7 @@ class ColumnSketch:
         return sorted(found, key=lambda item: (-item[1], item[0]))[:number]
 
     def quantiles(self, num_buckets: int) -> list[float]:
-        """The num_buckets − 1 values below or at which one, two, … of so many equal parts of the numbers are."""
+        """Return the num_buckets − 1 boundaries of as many equal parts of the numbers."""
         if self.counts is None:
             return [float(q) for q in self._quantiles.get_quantiles([k / num_buckets for k in range(1, num_buckets)])]
         by_value = self._by_value(self.counts)

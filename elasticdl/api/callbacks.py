@@ -13,7 +13,7 @@ __all__ = ["Callback", "EarlyStopping", "MaxStepsStopping", "ModelCheckpoint", "
 
 
 class Callback:
-    """Base class of a PyTorch module's own callbacks: override what is to be heard of.  Keras has its own base class.
+    """Base class of a PyTorch module's own callbacks: override the hooks that you need.  Keras has its own base class.
 
     `model` is the worker's module in evaluation mode; what a hook does to it does not reach other workers.
     """
@@ -41,10 +41,10 @@ class EarlyStopping(Decided):
     Args:
         monitor: a metric of `eval_metrics_fn`, with or without `val_` before its name; `val_loss` is always there.
         min_delta: a change has to be larger to be an improvement.
-        patience: so many evaluations in a row without one end training.
+        patience: evaluations in a row without an improvement that end training.
         mode: min, max or auto: min for losses, max for names with acc or auc.
         baseline: improvements do not count for the patience before this value is bettered.
-        start_from_epoch: so many evaluations do not count at all.
+        start_from_epoch: the number of first evaluations that do not count.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class EarlyStopping(Decided):
 
 
 class ModelCheckpoint(Decided):
-    """Saves the whole model while training goes on.
+    """Saves the whole model during training.
 
     Args:
         filepath: a directory, which gets what `--output` gets, or a file: `.keras` of a Keras model, `.pt` (the
@@ -96,7 +96,7 @@ class ModelCheckpoint(Decided):
 
 
 class MaxStepsStopping(Decided):
-    """Plans at most so many minibatches, like `--max_step`; of both the smaller one counts."""
+    """Limits the number of minibatches, like `--max_step`; of both the smaller one counts."""
 
     def __init__(self, max_steps: int) -> None:
         self.max_steps = max_steps

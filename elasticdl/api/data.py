@@ -255,7 +255,7 @@ class DataShardService:
         before = [held.id for held in link.leases.held()]
         ack = link.report_session(event)
         if not ack.accepted:
-            raise JobError(f"the master does not take a report of TensorFlow's session: {ack.reason}")
+            raise JobError(f"the master rejected a report of TensorFlow's session: {ack.reason}")
         if event == pb.RESTORED:  # the master has taken all leases back; another thread may have got a new one by now
             link.leases.revoke(before)
             with self._lock:
@@ -351,7 +351,7 @@ class DataShardService:
     # Behind them ------------------------------------------------------------------------------------------------
 
     def _waiting_for_input(self) -> AbstractContextManager[None]:
-        """The block's time is input, if it is in the thread whose time is told; others draw ahead of it."""
+        """Count the block's time as input, if it is in the thread whose time is reported; others draw ahead of it."""
         is_main = threading.current_thread() is threading.main_thread()
         return self.session.clock.during(Activity.INPUT) if is_main else nullcontext()
 

@@ -73,7 +73,7 @@ class OutstandingMinibatches:
             return self._minibatches[0] if self._minibatches else None
 
     def take_reported(self, num_records: int | None) -> list[Minibatch]:
-        """Takes those that are complete by so many records more; None: the oldest one, whatever its size."""
+        """Take the minibatches that a number of further records completes; None: the oldest one, of any size."""
         with self._lock:
             if num_records is None:
                 return [self._minibatches.popleft()] if self._minibatches else []

@@ -112,7 +112,7 @@ class ScriptSource:
         report = pb.ModelReport(plan=wanted, has_training_shards=bool(shards), training_shards=shards)
         ack = link.report_model(report)
         if not ack.accepted:
-            raise JobError(f"the master does not take the report of the data: {ack.reason}")
+            raise JobError(f"the master rejected the report of the data: {ack.reason}")
         pause = threading.Event()
         while not (reply := link.register()).HasField("plan"):
             pause.wait(_ASK_S)

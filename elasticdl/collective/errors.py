@@ -7,7 +7,7 @@ class GroupLost(Exception):
     """The world cannot continue: a peer is gone, it could not be formed, or a member abandoned it.
 
     Attributes:
-        what: what happened, in words.
+        what: a description of what happened.
         rank: of the peer at which it was seen first, if known.  It need not be the one that failed: a member that has
             lost the group closes its own connections.
     """

@@ -232,7 +232,7 @@ class ElasticGroup:
         return data if world.rank == source and data is not None else sent.tobytes()
 
     def leave(self) -> None:
-        """Ends membership between two steps, when nothing is on its way.  All members that go on do the same."""
+        """End membership between two steps, with no collective in flight.  All remaining members do the same."""
         with self._lock:
             world, self._world = self._world, None
             if world is not None:

@@ -1,7 +1,7 @@
 """NCCL: collectives of arrays in the memory of GPUs.
 
 A member's wait on the GPU is ended by `interrupt`, which aborts NCCL's communicator.  NCCL alone would wait for a dead
-peer for ever; that one is gone is seen at the mesh's connections, which the same members hold, too.
+peer without limit; its loss is seen at the mesh's connections, which the same members hold, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NcclLinks:
         import torch
 
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or its watchdog ends the process
-        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # it asks the store for ever
+        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # it asks the store without end
         c10d = engine_module()
         torch.cuda.set_device(torch.device(device))
         options = c10d.ProcessGroupNCCL.Options()

@@ -50,7 +50,7 @@ def create_reader(
         seed: of the job; goes into the metadata.
         columns: of --columns; empty: all.
         label_column: of --label_column.
-        records_per_shard: shards have at most so many records; 0: a shard is a whole file or table.
+        records_per_shard: the most records of a shard; 0: a shard is a whole file or table.
 
     Raises:
         DataError: if there is no such data, or a parameter is wrong.

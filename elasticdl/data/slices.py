@@ -1,4 +1,4 @@
-"""A reader's records in shards of at most so many: `--records_per_shard`."""
+"""A reader's records in shards of limited size: `--records_per_shard`."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class TextReader:
         Args:
             source: as the user named it; for messages.
             paths: of the files.
-            rules: how rows are told apart.
+            rules: how rows are separated.
             has_header: whether the first row of each file names the columns.
             seed: of the job; for the metadata.
             selection: of the columns, for the metadata: records are whole rows.

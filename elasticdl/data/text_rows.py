@@ -16,7 +16,7 @@ from elasticdl_client.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How rows are told apart.
+    """How rows are separated.
 
     Attributes:
         quoted: CSV: quotes may hold line ends, and blank lines are skipped; else each line is a row.

@@ -229,7 +229,7 @@ def check_job(path: str, rules: Rules, has_validation_data: bool, skips_nan: boo
         )
     if rules.stops_at_nan and skips_nan:
         raise ModelDefinitionError(
-            f"{path}: TerminateOnNaN ends training, and --nan_policy=skip goes on.", "Leave one of them out."
+            f"{path}: TerminateOnNaN ends training, and --nan_policy=skip continues it.", "Leave one of them out."
         )
     relative = next((path for path in _paths(rules) if not path.startswith("/")), None)
     if relative is not None and not checkpoint_dir:

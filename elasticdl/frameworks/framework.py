@@ -110,7 +110,7 @@ class Surplus:
     made_by: str = ""
 
     def explained(self, num_records: int) -> str:
-        """The samples of a task of so many records, in words."""
+        """Describe the samples of a task with this number of records."""
         why = f" ({self.made_by} in it)" if self.made_by else ""
         return f"feed{why} makes {num_records + self.count} samples of {num_records} records"
 
@@ -143,7 +143,7 @@ class Step:
     """The result of a minibatch: mean loss with regularisation, gradients, the change of non-trainable variables.
 
     Attributes:
-        not_finite: what of loss and gradients is not finite, in words for the user; empty: nothing.
+        not_finite: describes for the user which of loss and gradients are not finite; empty: none.
     """
 
     loss: float
@@ -182,7 +182,7 @@ class LocalGradient:
             shares, each times its scale), and then `NUM_TOLD` numbers: the sum of the losses (each times its scale),
             the sum of the scales of the finite shares, the number of shares that are not finite.
         told: reads those numbers as they are now: of this member before the reduction, of the step after it.
-        not_finite: of this member's own shares, by their position: what is not finite, in words for the user.
+        not_finite: of this member's own shares, by their position: describes for the user what is not finite.
         rescale: `Framework.apply_gradient` multiplies all buffers by it (1 / the sum of the scales, if it is not 1).
     """
 

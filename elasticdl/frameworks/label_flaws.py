@@ -114,7 +114,7 @@ def labels_blamed(
     samples_per_batch: int | None,
     at_once: bool,
 ) -> Iterator[None]:
-    """Where a step raises and labels are to blame, says that, of the column and in words.
+    """Explain an error of a step that is the fault of labels, with the column.
 
     Args:
         batches: of the step.

@@ -26,7 +26,7 @@ logger = logging.getLogger("elasticdl.master")
 
 
 class MasterProcess:
-    """One life; `stop` is told of signals, in a thread of its own."""
+    """One life; the thread of signals sets `stop`."""
 
     def __init__(self) -> None:
         self._master: Master | None = None

@@ -116,7 +116,7 @@ class StatusFile:
         self._complained = False
 
     def write(self, status: JobStatus) -> None:
-        """Writes it now, whole or not at all.  That it cannot be written is said once in the log; the job goes on."""
+        """Write it now, whole or not at all.  A failure is logged once; the job continues."""
         try:
             self._temporary.write_text(status.to_json() + "\n")
             self._temporary.replace(self._path)

@@ -47,7 +47,7 @@ from elasticdl_client.trained_model import Kind, check_unused, look_at
 if TYPE_CHECKING:
     from elasticdl.master.metrics_server import MetricsServer
 
-EXIT_TERMINATED = 143  # of a life that was told to leave and has left the job to the next
+EXIT_TERMINATED = 143  # of a life that was terminated and has left the job to the next
 _PORT_RETRY_S = 10.0
 _STOP_GRACE_S = 1.0
 _MAX_SCALED_WORKERS = 1000  # of a job that began with fewer; beyond, calls wait for one another
@@ -174,7 +174,7 @@ class Master:
         return outcome.exit_code
 
     def _left(self) -> int:
-        logger.info("This life of the master was ended by %s; the job goes on with the next", self._stopped_by)
+        logger.info("This life of the master was ended by %s; the job continues with the next", self._stopped_by)
         return EXIT_TERMINATED
 
     def _end_again(self, exit_code: int, message: str, ended_at: float) -> int:

@@ -78,7 +78,7 @@ class Place(Protocol):
         ...
 
     def is_transient(self, error: ElasticDLError) -> bool:
-        """Whether the next life may do better, so that the job goes on."""
+        """Whether the next life may do better, so that the job continues."""
         ...
 
     def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
@@ -86,7 +86,7 @@ class Place(Protocol):
 
         Args:
             ended_at: in seconds since the Unix epoch, maybe in an earlier life.
-            stop: set when this life is told to end; it may wait until the job is to be deleted.
+            stop: set when this life is terminating; it may wait until the job is to be deleted.
         """
         ...
 

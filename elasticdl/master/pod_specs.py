@@ -27,7 +27,7 @@ _OF_WORKERS = {  # read when torch is imported
     # make a step several times longer where others want the processors, too.
     "GOMP_SPINCOUNT": "5000",
 }
-_GRACE_S = {Role.PS: 30.0, Role.WORKER: 10.0}  # a PS that is told to leave writes a checkpoint first
+_GRACE_S = {Role.PS: 30.0, Role.WORKER: 10.0}  # a terminating PS writes a checkpoint first
 
 
 @dataclass(frozen=True, slots=True)

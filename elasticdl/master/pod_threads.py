@@ -1,6 +1,6 @@
 """The threads that create, delete and list pods.
 
-Work on different pods goes on at the same time, work on one pod in the order in which it was asked for.  Workers are
+Work on different pods is concurrent, work on one pod in the order of requests.  Workers are
 created after the servers that were asked for before them: where there is not room for all, servers must get it.
 """
 

@@ -1,6 +1,6 @@
 """The master's calls to the parameter servers: applied sets and checkpoint parts, of all of them in parallel.
 
-It decides nothing; a PS that is silent, newer or older than thought is a reason in words.
+It decides nothing; a PS that is silent, newer or older than thought is a reason in the answer.
 """
 
 from __future__ import annotations

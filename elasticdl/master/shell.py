@@ -41,7 +41,7 @@ _LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING, Level.ERROR
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A note of the shell to itself: this life of the master ends, the job goes on."""
+    """A note of the shell to itself: this life of the master ends, the job continues."""
 
 
 class Core(Protocol):
@@ -68,7 +68,7 @@ class Shell:
         cluster: where the job's pods are.
         shell_state: what the shell itself keeps in the journal; `snapshot` adds the core's to it.
         patience_s: how long the cluster may be away at the start, and the journal at the end.
-        watcher: is told how the job fares.
+        watcher: receives the job's progress.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Shell:
         """Runs the job to its end.
 
         Returns:
-            How it ended; None if it has not and this life was told to leave.
+            How it ended; None if it has not and this life is terminating.
 
         Raises:
             Superseded: another master has the job.
@@ -331,7 +331,7 @@ class Shell:
             self._effects.list_pods()  # for what was missed
 
     def _wait_for_pods(self) -> None:
-        """Gives pods that were told to leave the time to do so, then none; calls are still answered."""
+        """Give terminating pods the time to end, then none; calls are still answered."""
         deadline = time.monotonic() + _LAST_PODS_S
         while time.monotonic() < deadline and self._pods.living():
             item = self._inbox.next(TICK_S)

@@ -1,6 +1,6 @@
 """TensorBoard: what happens to the job, as event files in --tensorboard_log_dir; their format is TensorBoard's own.
 
-Every life of the master begins a file of its own and says from which step on it goes on, so that nothing that an
+Every life of the master begins a file of its own and says from which step on it continues, so that nothing that an
 earlier life may have left half-written is touched, and no step is shown twice.  A thread of its own writes: a slow or
 full disk never holds up the job, of which nothing is decided here.
 """
@@ -163,7 +163,7 @@ class EventFiles:
             ) from error
 
     def write(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """Numbers by tag; none: a life of the master begins at this step.  Says once if that fails, and goes on."""
+        """Numbers by tag; none: a life of the master begins at this step.  Logs a failure once, and continues."""
         if self._writer is None and time.monotonic() < self._retry_at:
             return
         event = self._events.Event(wall_time=at, step=step)

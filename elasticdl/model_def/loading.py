@@ -160,7 +160,7 @@ def _import_hint(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _saying_where(file: Path) -> Iterator[None]:
-    """Says in the log, again and again, that a module is still being imported: it may compute for long, or for ever."""
+    """Log, again and again, that a module is still being imported: it may compute for long, or without end."""
     importing, done = threading.get_ident(), threading.Event()
     started = time.monotonic()
 

@@ -43,7 +43,7 @@ Chunks = Callable[[], Iterator[TableChunk]]
 
 @dataclass(frozen=True, slots=True)
 class PartSnapshot:
-    """One PS's part of a model, with all that is needed to go on from it.
+    """One PS's part of a model, with all that is needed to continue from it.
 
     Attributes:
         optimizer: Keras config as JSON; empty: the model is only read.

@@ -68,7 +68,7 @@ class Flow:
         return self._num_calls < self.max_calls and self._num_bytes <= self.max_bytes
 
     def change(self, size_bytes: int) -> None:
-        """By so many bytes more or less; does not wait."""
+        """Change the count by a number of bytes; do not wait."""
         with self._changed:
             self._num_bytes += size_bytes
             if size_bytes < 0:

@@ -170,7 +170,7 @@ def connected(
     """A new connection whose other end has proved the token.
 
     Args:
-        connect: makes a connection within so many seconds; called again if the server drops it, as a server does that
+        connect: makes a connection within the given seconds; called again if the server drops it, as a server does that
             is full of strangers.
         encrypts: what goes through it, unless it is a Unix socket.
 

@@ -1,6 +1,7 @@
 """`python -m elasticdl.rpc.log_file FILE COMMAND…`: runs a pod's command and copies what it prints into a file, too.
 
-It is the pod's first process, with the command as its child: signals go on to that, and its exit code is the command's.
+It is the pod's first process, with the command as its child: signals are passed to it, and it exits with the
+command's code.
 The pod's own log comes first: a file that cannot be opened or written costs one line there and nothing else.
 """
 
@@ -29,7 +30,7 @@ class LogFile:
         self._is_failing = False
 
     def write(self, block: bytes) -> str:
-        """Appends; what is to be said of it, once for each outage."""
+        """Append; return a complaint, once for each outage."""
         try:
             if self._fd is None:
                 self._fd = self._opened()
@@ -78,7 +79,7 @@ def run(path: Path, command: list[str]) -> int:
 
 
 def _copy(printed: int, file: LogFile, child: subprocess.Popen[bytes]) -> None:
-    """To the end of the command's output, or its own: a grandchild may keep the pipe open for ever."""
+    """To the end of the command's output, or its own: a grandchild may keep the pipe open without end."""
     while True:
         has_ended = child.poll() is not None
         readable, _, _ = select.select([printed], [], [], _LOOK_S)

@@ -1,4 +1,4 @@
-"""How long a PS or worker goes on without its master, and what it says when that time is over."""
+"""How long a PS or worker continues without its master, and its error after that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MasterGone(JobError):
     def __init__(self, address: str, timeout_s: float) -> None:
         super().__init__(
             f"the master at {address} has not answered for {timeout_s:g} s (--master_timeout)",
-            "its log says why it ended; `elasticdl resume JOB` starts it again, and the job goes on",
+            "its log says why it ended; `elasticdl resume JOB` starts it again, and the job continues",
         )
 
 

@@ -176,7 +176,7 @@ _NUMBERS = (_TYPES.TYPE_INT32, _TYPES.TYPE_INT64, _TYPES.TYPE_UINT32)
 
 
 class _Checker:
-    """All rules of one message type, and what is wrong in words."""
+    """All rules of one message type, and the description of a fault."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self._descriptor = descriptor

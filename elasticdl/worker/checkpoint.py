@@ -96,7 +96,7 @@ class StateCheckpoints:
         """
         Args:
             directory: empty: there are none, and none are written.
-            keep: so many of the newest; 0: all.
+            keep: how many of the newest; 0: all.
         """
         self._directory = Path(directory) if directory else None
         self._kind = kind

@@ -117,7 +117,7 @@ class LocalStrategy:
             try:
                 self._save()
             except OSError as error:
-                _log.error("Checkpoint at step %d failed: %s; training goes on", self._num_applies, error)
+                _log.error("Checkpoint at step %d failed: %s; training continues", self._num_applies, error)
 
     def _save(self) -> None:
         applied = [(epoch, task, sorted(done), 0, UNKNOWN) for (epoch, task), done in sorted(self._applied.items())]

@@ -73,7 +73,7 @@ class WorkerLoop:
         self._strategy.close()
 
     def leave(self, is_idle: bool) -> None:
-        """After SIGTERM, in another thread: what is done is told first and saved last.
+        """After SIGTERM, in another thread: report the finished work first, save last.
 
         Args:
             is_idle: nothing is being computed, so the model is whole.

@@ -224,7 +224,7 @@ class MasterLink:
         return reply
 
     def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str) -> pb.Ack:
-        """AllReduce, rank 0: what the model holds with which the world goes on."""
+        """AllReduce, rank 0: report what the model holds with which the world continues."""
         message = pb.WorldFormedRequest(
             worker_id=self.worker_id,
             incarnation=self._incarnation,
@@ -324,19 +324,19 @@ class MasterLink:
         return self._told(self._stub.ConfirmLease, question).accepted
 
     def say_farewell(self) -> None:
-        """The last word of a worker that was told to end: it holds nothing any more.  Unheard if the master is away."""
+        """Report that a terminating worker holds nothing any more.  Best effort: the master may be away."""
         self.leases.revoke([held.id for held in self.leases.held()])
         try:
             self._beat_once(is_leaving=True)
         except (MasterGone, grpc.RpcError) as error:
-            _log.warning("The master does not hear that worker %d leaves: %s", self.worker_id, error)
+            _log.warning("Could not notify the master that worker %d leaves: %s", self.worker_id, error)
 
     def report_time(self) -> None:
         """The last word of a worker whose work is done: how its time went since the last heartbeat."""
         try:
             self._beat_once(is_leaving=False)
         except (MasterGone, grpc.RpcError) as error:
-            _log.debug("The master does not hear of the last second: %s", error)
+            _log.debug("Could not report the last second to the master: %s", error)
 
     def _beat_once(self, is_leaving: bool) -> None:
         """One heartbeat whose answer says nothing new.
@@ -410,7 +410,7 @@ class MasterLink:
             timeout=_CALL_TIMEOUT_S,
         )
         if reply.stop:
-            _log.info("The master says stop: worker %d leaves", self.worker_id)
+            _log.info("Worker %d leaves: the master requested a stop", self.worker_id)
             logging.shutdown()
             os._exit(0)
         if not reply.known:

@@ -1,7 +1,7 @@
 """Tells the master of progress in the background, in order, without holding up the training thread.
 
-A task's end is told after all its minibatches.  Reports that the master refuses (a lease that is no longer ours) are
-dropped.
+A task's end is reported after all its minibatches.  Reports that the master refuses (a lease that is no longer ours)
+are dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _News:
 
 
 class Reporter:
-    """One thread and a queue; the minibatches of a moment are told together, the end of a task at once."""
+    """One thread and a queue; the minibatches of a moment are reported together, the end of a task at once."""
 
     def __init__(self, link: LeaseLink, log_loss_steps: int) -> None:
         self._link = link
@@ -60,7 +60,7 @@ class Reporter:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Waits until everything has been told, or the time is over."""
+        """Wait until all reports are sent, or the time is over."""
         with self._changed:
             self._num_draining += 1
             self._changed.notify_all()

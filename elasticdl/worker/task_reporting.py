@@ -1,4 +1,4 @@
-"""How tasks end: what the master is told of a task that is done, failed in user code, or cannot be read."""
+"""Reports on tasks that are done, failed in user code, or cannot be read."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TaskReporter:
         self._link.leases.remove(held.id)
 
     def is_unreadable(self, held: HeldLease, tasks: TaskStream) -> bool:
-        """Whether its records could not be read; then that has been told."""
+        """Whether its records could not be read; then report that."""
         error = tasks.errors.get(held.id)
         if error is None:
             return False

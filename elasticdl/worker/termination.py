@@ -1,4 +1,4 @@
-"""SIGTERM: the minibatch being computed is finished, the master is told, and the process ends, all within its grace.
+"""SIGTERM: finish the minibatch being computed, report it to the master, and end the process, all within its grace.
 
 A thread of its own does it: the main thread may be inside the framework for long.
 """

@@ -28,7 +28,7 @@ from elasticdl_client.jobs.store import JobStore
 from elasticdl_client.pod_times import PodTimes
 
 _INTERVALS_S = {Runtime.LOCAL: 1.0, Runtime.KUBERNETES: 2.0}  # a master writes its status once a second
-_SHARE = 5  # of the time between two looks, a look takes at most one in so many
+_SHARE = 5  # of the time between two looks, a look takes at most one part in this number
 _EXPLAINED_EVENTS = 500  # the newest; a journal keeps fewer
 _OWN_POINTS = 600  # of a job that was looked at: ten minutes at one a second, then half as many
 

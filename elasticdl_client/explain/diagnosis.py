@@ -154,7 +154,7 @@ class Diagnosis:
         evidence: what `why` was read from, by name: exit_code, reason, message, ….
         events: numbers of the events that show it.
         is_fatal: the job has ended by it.
-        key: diagnoses of one trouble with one key are told as one.
+        key: diagnoses of one trouble with one key are merged.
         count: how often it happened.
     """
 

@@ -42,7 +42,7 @@ class Wait:
     """Why a pod does not start.
 
     Attributes:
-        seen: how it goes on after the name of the pod.
+        seen: the text after the name of the pod.
         evidence: what was read from the message, by name.
     """
 

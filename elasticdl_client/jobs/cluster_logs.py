@@ -290,7 +290,7 @@ class _Follower:
         if job is None or job.has_ended:
             return True
         if job.phase is Phase.STOPPED:
-            self._say(f"{job.note} `elasticdl resume {job.name}` lets it go on.")
+            self._say(f"{job.note} `elasticdl resume {job.name}` continues it.")
         return False
 
     def _say(self, what: str) -> None:

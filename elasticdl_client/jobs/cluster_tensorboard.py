@@ -145,7 +145,7 @@ def _end_quietly(args: threading.ExceptHookArgs) -> None:
 
 
 def _serve(connection: Connection, namespace: str, name: str, listener: socket.socket) -> None:
-    """Carries connections to the pod; for ever."""
+    """Carry connections to the pod, without end."""
     threading.excepthook = _end_quietly
     while True:
         local, _ = listener.accept()

@@ -25,7 +25,7 @@ from elasticdl_client.jobs import holders, log_files, tensorboard
 from elasticdl_client.jobs.job import Job, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
 
-_END_TIMEOUT_S = 30.0  # a client that was told to end a job gets so long; then it is killed, and the agent with it
+_END_TIMEOUT_S = 30.0  # for a client to end a job; then it is killed, and the agent with it
 _KILL_TIMEOUT_S = 10.0
 
 

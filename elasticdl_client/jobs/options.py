@@ -80,7 +80,7 @@ class Options:
     )
     read_only: bool = _option(False, "Show jobs, and offer neither delete nor resume.", ("dashboard",))
     browser: bool = _option(True, "Open the page in a browser where this machine has a display.", ("dashboard",))
-    follow: bool = _option(False, "Go on to the job's end, through restarts of its pods.", ("logs", "events"), "f")
+    follow: bool = _option(False, "Continue to the job's end, through restarts of its pods.", ("logs", "events"), "f")
     kind: str = _option(
         "", "Only events of these kinds, such as PodLost,TaskFailed; warnings: all troubles.", ("events",)
     )
@@ -98,7 +98,7 @@ class Options:
     previous: bool = _option(False, "Of pods that were started again: the life before.", ("logs",), "p")
     num_workers: str = _option("", "How many workers the job is to have from now on.", ("scale",))
     current_num_workers: str = _option(
-        "", "Scale only if so many are wanted now, as kubectl's --current-replicas.", ("scale",)
+        "", "Scale only if this number is wanted now, as kubectl's --current-replicas.", ("scale",)
     )
     watch: bool = _option(
         False,

@@ -30,7 +30,7 @@ class LogRequest:
     Attributes:
         role: master, worker-0, ps-1, …; worker, ps: of all pods of that role; empty: of all pods.
         follow: also those to come, to the job's end.
-        tail: the last so many of what there is; -1: all of it.
+        tail: the number of last lines; -1: all.
         since_s: of what there is, only what was printed since so long ago; 0: all of it.
         previous: of each pod's life before the present one.
         timestamps: with the time of each line.
@@ -89,7 +89,7 @@ class JobStore(Protocol):
 
         Args:
             num_workers: a number that `scaling.parse` takes for this job.
-            current: nothing is done unless so many are wanted now; None: however many are.
+            current: nothing is done unless this number is wanted now; None: any.
 
         Returns:
             How many were wanted before.

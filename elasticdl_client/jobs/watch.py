@@ -1,6 +1,6 @@
 """`elasticdl status --watch`: a job's status to its end, redrawn on a terminal, elsewhere a line for each change.
 
-Only looks: the job does not need it, and it goes on without an API server until that answers again.
+Only looks: the job does not need it, and it waits for an API server that is away.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def watch(job: Job, find: Callable[[], Job | None], read_events: Callable[[Job],
                 if not error.unreachable:
                     raise
                 if not outage:
-                    view.say(f"{error.what} The job goes on; it is shown again as soon as the cluster answers.")
+                    view.say(f"{error.what} The job keeps running; it is shown again as soon as the cluster answers.")
                 outage = True
                 continue
             if outage:

@@ -115,10 +115,10 @@ def waiting_for(job: Job) -> str:
 
 
 def what_to_do(job: Job) -> str:
-    """The command that lets a stopped job go on; empty for others."""
+    """Return the command that continues a stopped job; empty for others."""
     if job.phase is not Phase.STOPPED:
         return ""
-    return f"`{job.command('resume')}` lets it go on, `{job.command('delete')}` ends it."
+    return f"`{job.command('resume')}` continues it, `{job.command('delete')}` ends it."
 
 
 def page(job: Job, now: float) -> str:

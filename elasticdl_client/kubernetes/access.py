@@ -64,7 +64,7 @@ def missing_of_service_account(
 
 
 def described(rights: Sequence[Right]) -> str:
-    """Rights in words: ``create, delete pods; get pods/log``."""
+    """Describe rights: ``create, delete pods; get pods/log``."""
     return "; ".join(f"{', '.join(right.verbs)} {right.resource}" for right in rights)
 
 

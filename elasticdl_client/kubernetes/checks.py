@@ -40,7 +40,7 @@ def check(connection: Connection, spec: JobSpec) -> list[str]:
 
 
 def gives_users(connection: Connection, namespace: str) -> bool:
-    """Whether a namespace gives each pod a user of its own range, and admits no other; False if that cannot be told.
+    """Whether a namespace gives each pod a user of its own range, and admits no other; False if that is unknown.
 
     Raises:
         ClusterError: the cluster does not answer.
@@ -130,7 +130,7 @@ def _is_master(pod: Any) -> bool:
 
 
 def _check_service_account(connection: Connection, spec: JobSpec) -> list[str]:
-    """That it exists and may do what a master does; a note if that cannot be told."""
+    """Check that it exists and may do what a master does; return a note if that is unknown."""
     account, namespace = spec.service_account, spec.namespace
     hint = commands.grant(namespace, account) + commands.of_context(spec)
     what = f"the service account {account}"

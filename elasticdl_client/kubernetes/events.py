@@ -1,4 +1,4 @@
-"""Why a kubelet does not get on with a pod: volumes, networks and images that it waits for are told in Events alone."""
+"""Why a kubelet cannot start a pod: volumes, networks and images that it waits for are in Events alone."""
 
 from __future__ import annotations
 

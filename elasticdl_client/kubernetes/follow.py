@@ -46,7 +46,7 @@ def wait(connection: Connection, spec: JobSpec) -> int:
         ended = follower.follow()
     except KeyboardInterrupt:
         display.close()
-        print(f"The job {job} goes on. To follow it: {logs}", file=sys.stderr)
+        print(f"The job {job} keeps running. To follow it: {logs}", file=sys.stderr)
         print(f"To end it: {commands.elasticdl('delete', spec)}", file=sys.stderr)
         return _INTERRUPTED
     except JobError as error:
@@ -61,7 +61,7 @@ def wait(connection: Connection, spec: JobSpec) -> int:
 
 
 class Follower:
-    """Looks at a job's master and status until they say that the job has ended, or cannot go on as it is.
+    """Looks at a job's master and status until they say that the job has ended, or cannot continue as it is.
 
     Args:
         overdue_s: a deleted master is called overdue when it is there for so long after its grace period.
@@ -108,7 +108,7 @@ class Follower:
             if not error.unreachable:
                 raise
             if not self._outage:
-                self._display.say(f"{error.what} The job goes on; so do I, as soon as it answers.")
+                self._display.say(f"{error.what} Retrying; the job keeps running.")
             self._outage = True
             return None
         if self._outage:
@@ -189,7 +189,7 @@ class Follower:
     def _never_starts(self, why: str) -> JobError:
         job = self._spec.job_name
         return JobError(
-            f"The job {job} does not {'start' if self._status is None else 'go on'}; {why}",
+            f"The job {job} does not {'start' if self._status is None else 'continue'}; {why}",
             f"The job is left as it is: `{commands.elasticdl('delete', self._spec)}` deletes it.",
         )
 

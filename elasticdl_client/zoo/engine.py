@@ -42,7 +42,8 @@ def connected() -> Iterator[Any]:
         raise ImageError(f"Docker Engine at {_address()} refuses: {said}") from error
     except (DockerException, OSError, HTTPError) as error:
         raise ImageError(
-            f"Docker Engine at {_address()} does not go on: {_reason(error)}.", "Does `docker info` work? Then again."
+            f"Docker Engine at {_address()} does not continue: {_reason(error)}.",
+            "Does `docker info` work? Then again.",
         ) from error
     finally:
         client.close()

@@ -95,5 +95,5 @@ def is_cache_note(text: str) -> bool:
 
 
 def is_bookkeeping(text: str) -> bool:
-    """Whether a line tells of the builder's own containers and images alone."""
+    """Whether a line is about the builder's own containers and images alone."""
     return bool(re.match(r" ---> |Removing intermediate container |Successfully (?:built|tagged) |$", text))

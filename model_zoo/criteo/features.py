@@ -55,7 +55,7 @@ def column_ids(inputs: dict[str, keras.KerasTensor], max_bins: int) -> tuple[ker
     """All columns as ids [batch, 39] of one space, counts by their buckets; and how many ids there are.
 
     Args:
-        max_bins: a category has as many hashes as it has values, but at most so many.
+        max_bins: the most hashes of a category, which has as many as it has values.
     """
     ids, sizes = [], []
     for name in COUNTS:

@@ -330,7 +330,7 @@ def test_a_killed_client_s_job_goes_on_from_its_journal(flags: dict[str, str], r
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert "Job job goes on on this machine" in done.stdout
+    assert "Job job keeps running on this machine" in done.stdout
     assert "epoch 1: records 100, committed 100" in done.stdout
     assert ((job_dir / "token").read_text(), (job_dir / "spec.json").read_text()) == (token, spec)
     assert not (job_dir / "previous").exists()

@@ -1,4 +1,4 @@
-"""The language of docstrings, comments, messages, help and pages: no pronouns where the field names the thing."""
+"""The language of docstrings, comments, messages, help and pages: the thing is named, in the field's terms."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ LIMIT = 0.3  # offenders per 1,000 words
 # "Who waits for a lease …", "nobody answers", and sentences like "What the master knows."; not "What to do: …".
 _PRONOUN = re.compile(r"\b(?:who|whom|whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
 _FUSED = re.compile(r"(?:^|(?<=[.!?:]\s)|(?<=[.!?:]\s\s))What(?:ever)? (?!to\b)[^?]*?(?:[.](?=\s|$)|\Z)")
+_PHRASE = re.compile(r"\b(?:for ever|goes on|at hand|so many|of no matter|(?:told|heard|said) of)\b", re.IGNORECASE)
 _HEADING_OR_CODE = re.compile(r"^(?:```.*?^```|#+ .*?$)", re.MULTILINE | re.DOTALL)
 _COMMENT_OF = {
     ".cpp": r"//.*$",
@@ -56,7 +57,7 @@ def offenders(texts: Iterable[Text]) -> list[str]:
     return [
         f"{file}:{line + text.count(chr(10), 0, match.start())}: {match[0].splitlines()[0][:90]}"
         for file, line, text in texts
-        for pattern in (_PRONOUN, _FUSED)
+        for pattern in (_PRONOUN, _FUSED, _PHRASE)
         for match in pattern.finditer(text)
     ]
 
@@ -87,5 +88,6 @@ def test_offenders_are_found_in_every_kind_of_text() -> None:
     assert offenders(texts_of("a.py", code)) == ["a.py:1: What it knows.", "a.py:3: whoever", "a.py:2: nobody"]
     page = "# Who\n\nAll is well. What is lost\nreturns. What is it? What to do: nothing.\n\n```\nwho\n```\nanybody\n"
     assert offenders(texts_of("a.md", page)) == ["a.md:9: anybody", "a.md:3: What is lost"]
+    assert offenders(texts_of("a.py", "x = 1  # it goes on for ever\n")) == ["a.py:1: goes on", "a.py:1: for ever"]
     assert offenders(texts_of("a.cpp", "f(who);  // who waits\n")) == ["a.cpp:1: who"]
     assert offenders(texts_of("a.yaml", "who: x  # for whom\n")) == ["a.yaml:1: whom"]

@@ -73,7 +73,7 @@ class ElasticController(ScriptSteps):
         """Decorates a function from numbers of validation records to means over them; see `ScriptEvaluation`.
 
         Args:
-            steps: every so many minibatches; 0: after every epoch.
+            steps: minibatches between two evaluations; 0: after every epoch.
         """
 
         def take(function: Callable[[range], Mapping[str, float]]) -> Callable[[range], Mapping[str, float]]:

@@ -39,7 +39,7 @@ class ScriptEvaluation:
             function: from numbers of records to means over them, by name; called without gradients, the modules in
                 evaluation mode.
             dataset_size: of the validation records; each member is given a contiguous piece.
-            steps: every so many minibatches; 0: after every epoch.
+            steps: minibatches between two evaluations; 0: after every epoch.
         """
         self._function = function
         self._dataset_size = dataset_size

@@ -1,11 +1,11 @@
-"""The gradients of the user's own backward: weighted, summed over all members while backward goes on, and put back.
+"""The gradients of the user's own backward: weighted, summed over all members during backward, and put back.
 
 Hooks on the parameters take each gradient as soon as backward has reached it.  When `backward()` returns, the sums of
 the whole step are at the parameters, so that whatever the user does next (clipping, a scaler, the optimizer) works on
 them as in a process of its own.  Changes of the modules' buffers (BatchNorm's statistics) are averaged with the same
 weights.
 
-`backward()` does not return where there is nothing to go on with: it ends by `PartDone` where more minibatches of
+`backward()` does not return where its gradient is incomplete: it ends by `PartDone` where more minibatches of
 the step are to come, and by `StepDropped` where the world is broken.  A trainer of another library may need it to
 return: it does so without any gradient, for which an optimizer does nothing, and `ended_by` holds the exception.
 """
@@ -72,7 +72,7 @@ class ScriptGradients(Buckets):
 
     Attributes:
         is_complete: backward has gone through.
-        raises: `backward()` ends by an exception where there is nothing to go on with.
+        raises: `backward()` ends by an exception where its gradient is incomplete.
         ended_by: it, where it is not raised.
     """
 

@@ -57,7 +57,7 @@ class LightningTrainer:
         """Refuses what cannot be done here.
 
         Raises:
-            JobError: the Trainer is told what cannot be done here.
+            JobError: the Trainer has a setting that is impossible here.
         """
         trainer = self._trainer
         strategy = type(trainer.strategy).__name__

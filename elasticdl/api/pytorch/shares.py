@@ -281,7 +281,7 @@ class GlobalShares:
             if minibatch.ends_lease:
                 self._newest = max(self._newest, minibatch.lease)
             if MinibatchName(*minibatch.name) in self._world.ledger.applied:
-                self._data.done(minibatch)  # what was told of it under an earlier lease was refused
+                self._data.done(minibatch)  # reports under an earlier lease were refused
             elif self._world.rank == 0:
                 self._unshared.append(minibatch)
 
@@ -297,7 +297,7 @@ class GlobalShares:
         """Whether the queue holds all that is left of an epoch: by the plan, or by what the master says."""
         waiting = sum(m.epoch == epoch for m in self._queue)
         if waiting >= self.num_per_step:
-            return False  # of no matter yet
+            return False  # irrelevant so far
         tasks = self._world.ledger.applied.to_message().tasks
         done = sum(task.watermark + len(task.extras) for task in tasks if task.epoch == epoch)
         if done + waiting >= self._data.get_minibatch_count_per_epoch():
@@ -329,7 +329,7 @@ class GlobalShares:
             todo = todo[len(step) :]
 
     def _with_records(self, minibatch: Minibatch) -> Minibatch:
-        """Rank 0 has told of it without."""
+        """Rank 0 broadcasts descriptions only; load the records locally."""
         if minibatch.records or minibatch.name in self._held:
             return minibatch
         return dataclasses.replace(minibatch, records=self._data.records_of(minibatch.shard, minibatch.indices))

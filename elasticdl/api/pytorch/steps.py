@@ -1,4 +1,4 @@
-"""The steps behind an elastic controller: what goes on between two batches of a script, and around each of them.
+"""The steps behind an elastic controller: between two batches of a script, and around each of them.
 
 Between two batches the script is inside of `batches`, which exchanges headers with the other members, enters the next
 world when one is planned, and gives a batch again whose step was dropped.  On a batch the script's own code runs,
@@ -101,7 +101,7 @@ class ScriptSteps:
         )
 
     def get_current_epoch(self) -> int:
-        """Epochs that the model has seen whole, so many minibatches."""
+        """Return the epochs that the model has seen whole, of this number of minibatches."""
         per_epoch = self._parts.data.get_minibatch_count_per_epoch()
         return self._num_names // per_epoch if per_epoch else 0
 
@@ -131,7 +131,7 @@ class ScriptSteps:
         return self._final_ledger
 
     def bid_farewell(self, is_idle: bool) -> None:
-        """After SIGTERM, in another thread: what is done is told first and saved last.
+        """After SIGTERM, in another thread: report the finished work first, save last.
 
         Args:
             is_idle: no step is being made, so the state is whole.
@@ -178,7 +178,7 @@ class ScriptSteps:
                     yield self._batch
                 except GeneratorExit:
                     if self._trainer is not None and self._is_through:
-                        self._end_loop()  # it has counted the batches, and goes on with something else
+                        self._end_loop()  # it has counted the batches, and continues with something else
                     raise
             if not self._has_stepped:
                 raise JobError("a batch was not trained in `with controller.step():`", "put the loop's body in there")
@@ -230,7 +230,7 @@ class ScriptSteps:
             self._finish()
 
     def _prepare(self) -> bool:
-        """Goes on until there is a batch to compute; False: there are no more."""
+        """Work until there is a batch to compute; return False if there are no more."""
         while not self._is_over:
             if self._todo:
                 return self._fetch()
@@ -286,7 +286,7 @@ class ScriptSteps:
         trainer.begin()
 
     def _come_out(self) -> None:
-        """Does not return if this process was told to end."""
+        """Do not return if this process is terminating."""
         self._is_inside = False
         self._until_outside.close()
 
@@ -452,7 +452,7 @@ class ScriptSteps:
         self._plan = None
 
     def _fail(self, error: Exception) -> None:
-        """The script's code raised: the others lose the step, and the master is told of the minibatch."""
+        """The script's code raised: the others lose the step; report the minibatch to the master."""
         parts = self._parts
         part, minibatch = self._todo[0]
         self._todo.clear()

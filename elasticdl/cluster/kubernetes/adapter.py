@@ -127,7 +127,7 @@ class KubernetesCluster:
         return max_memory(self._api)
 
     def close(self) -> None:
-        """Ends every watch and the connection; the pods go on."""
+        """End every watch and the connection; the pods keep running."""
         self._api.close()
 
     def _read(self, shown: Object) -> Pod:

@@ -1,4 +1,4 @@
-"""Calls to a Kubernetes API server: time-outs, tries, and refusals in words; JSON in, JSON out.
+"""Calls to a Kubernetes API server: time-outs, retries, and explained refusals; JSON in, JSON out.
 
 It knows no pods.  Objects stay the plain dicts that the server sends: every version of the server is understood, and
 nothing is lost between reading and writing.

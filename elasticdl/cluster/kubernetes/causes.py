@@ -31,7 +31,7 @@ _SELF_EXPLAINING = (1, 26)  # the version from which on pods carry the condition
 
 
 class Causes:
-    """Asks, and remembers what it was told."""
+    """Ask, and remember the answer."""
 
     def __init__(self, api: ApiServer) -> None:
         self._api = api
@@ -120,7 +120,7 @@ class Causes:
             return time.monotonic() < self._rest_until
 
     def _may_wait(self) -> bool:
-        """At most once in a while, so that many pods that end at once are not told of one by one."""
+        """At most once in a while, so that pods that end at once are not reported one by one."""
         with self._lock:
             now = time.monotonic()
             may = now - self._waited_at > _RECENT_S

@@ -204,7 +204,7 @@ def _phase(pod: Object) -> PodPhase:
     if pod["status"].get("reason") == "NodeLost":
         return PodPhase.FAILED
     if phase == PodPhase.RUNNING and pod["spec"].get("restartPolicy") == "Never" and (ended := _terminated(pod)):
-        return PodPhase.FAILED if ended["exitCode"] else PodPhase.SUCCEEDED  # a container beside it may go on for ever
+        return PodPhase.FAILED if ended["exitCode"] else PodPhase.SUCCEEDED  # a container beside it may run without end
     return PodPhase.RUNNING if phase == "Unknown" else PodPhase(phase)
 
 

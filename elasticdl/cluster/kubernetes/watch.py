@@ -1,4 +1,4 @@
-"""Watching pods: list, then watch from there, for ever; what was missed meanwhile is told as if it had been seen.
+"""Watching pods: list, then watch from there, until closed; missed changes are reported as if they had been seen.
 
 Three generators, one job each: `events` connects again and again; `_list_and_watch` knows the resource version, and
 returns where only a new list helps; `_stream` is one call.
@@ -71,7 +71,7 @@ class PodWatch:
         """One call; ends with the server's time-out, or before it when a pod will be overdue earlier.
 
         Returns:
-            The version to go on from; empty if there is none.
+            The version to continue from; empty if there is none.
         """
         length_s = self._until_overdue()
         ends_at = time.monotonic() + length_s

@@ -86,7 +86,7 @@ class ProcessCluster:
             self._release(connection)
 
     def close(self) -> None:
-        """Ends every watch and the connection; the pods go on."""
+        """End every watch and the connection; the pods keep running."""
         with self._open_lock:
             self._closed = True
             for connection in self._open:

@@ -63,7 +63,7 @@ class LocalPod:
     fork: Fork | None = None  # being started by the standby, until it has reported progress
     started_at: float = 0.0
     pause_s: float = 0.0  # before its last restart
-    why_ending: EndReason = EndReason.NONE  # DELETED or PREEMPTED once it has been told to end
+    why_ending: EndReason = EndReason.NONE  # DELETED or PREEMPTED once it is terminating
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
     @property
@@ -105,7 +105,7 @@ class PodLog:
         self._life_begins = 0
 
     def open(self, line: str) -> int:
-        """Opens it to go on after a line; the caller closes it.
+        """Open the file to continue after a line; the caller closes it.
 
         Raises:
             OSError: it cannot be opened, or the disk is full.

@@ -53,7 +53,7 @@ class Fork:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open_gate(self, loop: asyncio.AbstractEventLoop, on_progress: Callable[[], None]) -> None:
-        """Lets the guarded child go on; `on_progress` is called once it has reported, or cannot any more."""
+        """Let the guarded child continue; `on_progress` is called once it has reported, or cannot any more."""
         with suppress(BrokenPipeError):  # it was killed at its gate, which `reap` will tell
             os.write(self._gate_opener, b"\n")
         self._loop = loop
@@ -151,7 +151,7 @@ class StandbyProcess:
                 self._control
             )
         except OSError as error:
-            _LOG.warning("the standby does not take a request: %s", error)
+            _LOG.warning("the standby rejected a request: %s", error)
             fork.close_childs_ends()
             fork.close()
             return None

@@ -30,7 +30,7 @@ _SCHEDULED = (_OWN.LearningRateScheduler,)
 _HINTS = {
     "ReduceLROnPlateau": "Use a LearningRateScheduler, or a schedule in the optimizer.",
     "TensorBoard": "Leave it out; --tensorboard_log_dir writes what TensorBoard shows.",
-    "BackupAndRestore": "Leave it out; --checkpoint_dir keeps checkpoints, from which the job goes on by itself.",
+    "BackupAndRestore": "Leave it out; --checkpoint_dir keeps checkpoints, from which the job continues by itself.",
     "CSVLogger": "Leave it out; --tensorboard_log_dir keeps losses and metrics.",
     "History": "Leave it out; --tensorboard_log_dir keeps losses and metrics.",
 }

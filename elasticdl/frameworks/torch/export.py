@@ -37,10 +37,10 @@ def export_model(path: str, built: BuiltModule, features: Any) -> None:
     reason = "no minibatch has been seen here" if features is None else _write_program(directory, module, features)
     if not reason:
         return
-    _log.info("torch.export does not take the model: %s", reason)
+    _log.info("torch.export cannot export the model: %s", reason)
     reason = _write_script(directory, module)
     if reason:
-        _log.warning("Only the model's values are exported: torch.jit.script does not take it either: %s", reason)
+        _log.warning("Only the model's values are exported: torch.jit.script cannot compile it either: %s", reason)
 
 
 def _write_program(directory: Path, module: Any, features: Any) -> str:

@@ -1,7 +1,7 @@
 """A member's part of a synchronous step: gradients at the module's parameters, and their update afterwards.
 
 The last buffer holds, one after the other: how many shares reached each parameter, the changes of the buffers of the
-module (BatchNorm's statistics), and what is told of the step.
+module (BatchNorm's statistics), and the step's numbers.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ModuleGradients:
         return None
 
     def _add(self, share: Share, starts: list[Any], hand_over: Callable[[int], None] | None) -> str:
-        """Adds a share; what of it is not finite, in words: then it must not count."""
+        """Add a share; return a description of its values that are not finite: then it must not count."""
         loss = self._forward(share)
         change = self._change(starts)
         value = float(loss.detach())

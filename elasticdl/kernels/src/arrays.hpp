@@ -24,7 +24,7 @@ inline bool is_aligned(const py::array& array) {
   return (array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_) != 0;
 }
 
-// Throws ValueError if `object` is not a C-contiguous array of T with so many dimensions.
+// Throws ValueError if `object` is not a C-contiguous array of T with this number of dimensions.
 template <typename T>
 py::array checked_array(const py::handle& object, const char* name, int num_dimensions) {
   if (!py::isinstance<py::array_t<T>>(object)) {

@@ -6,7 +6,7 @@
 
 namespace elasticdl {
 
-// Goes on from `checksum`, that of the bytes before; 0 at the start.
+// Continues from `checksum`, that of the bytes before; 0 at the start.
 uint32_t crc32c(uint32_t checksum, const void* data, size_t size);
 
 // The same from tables alone, for processors without the instruction and for tests.

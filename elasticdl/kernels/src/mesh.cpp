@@ -26,7 +26,7 @@ constexpr size_t kPieceBytes = 256 << 10;    // of a sum: what is received is ad
 constexpr size_t kAhead = 8;                 // pieces that are sent before the first sum comes back
 constexpr size_t kExchangedBytes = 64 << 10;  // that one member receives of a sum in one hop
 constexpr size_t kDirectBytes = 64 << 10;    // of a broadcast that its source sends to each
-constexpr size_t kLargeBytes = 64 << 10;     // a call that goes on while its caller does something else
+constexpr size_t kLargeBytes = 64 << 10;     // a call that continues while its caller does something else
 constexpr size_t kMostParts = 16;            // of one sendmsg or recvmsg
 
 constexpr char kInterrupted[] = "the connections were closed here";

@@ -2,7 +2,7 @@
 //
 // A record is its size (u32, of the plain bytes; authenticated, too), as many encrypted bytes, and a tag of 16.  Each
 // direction has a key of its own and counts its records, which is the nonce: a record that was changed, repeated, left
-// out or moved does not open.  After so many records both ends derive the next key from the last one.
+// out or moved does not open.  After this number of records both ends derive the next key from the last one.
 #pragma once
 
 #include <sys/types.h>

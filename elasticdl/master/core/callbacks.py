@@ -25,7 +25,7 @@ class _Entry:
 
 
 class Callbacks:
-    """Nothing until a worker has told of the user's."""
+    """Does nothing until a worker has reported the user's."""
 
     def __init__(self, rules: Mapping[str, Any]) -> None:
         """
@@ -47,7 +47,7 @@ class Callbacks:
 
     @property
     def wants_evaluations(self) -> bool:
-        """Something depends on metrics, or is told of them."""
+        """Whether anything depends on metrics, or receives them."""
         watches = any(one.rule.watched is not None for one in self._saving)
         return bool(self._stopping) or watches or self._calls_epoch_end
 
@@ -60,7 +60,7 @@ class Callbacks:
             epoch: the newest that has begun, from 1.
 
         Returns:
-            Why training stops; empty: it goes on.
+            Why training stops; empty: it continues.
 
         Raises:
             ValueError: a metric that is monitored does not exist, or a path cannot be made.

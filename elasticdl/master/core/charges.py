@@ -15,7 +15,7 @@ from elasticdl.master.core.pods import Place
 from elasticdl.master.core.values import TaskType
 
 MAX_DELAY = 60.0
-OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it left although the job goes on
+OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it left although the job continues
 
 # Errors of code, which another life meets again.  Not RuntimeError: PyTorch raises it for devices and processes, too.
 _OF_CODE = re.compile(

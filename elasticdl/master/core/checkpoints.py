@@ -51,7 +51,7 @@ class Checkpoints:
                 self.is_running = False
                 self._out.events.add(EventKind.CHECKPOINT_FAILED, subject, event.reason)
                 text = f"The checkpoint of version {event.version} failed: {event.reason}"
-                self._out.log(f"{text}. The job goes on and tries again later.", Level.ERROR)
+                self._out.log(f"{text}. The job continues and tries again later.", Level.ERROR)
             case CheckpointRequested():  # at the next moment at which one can be written
                 self.num_requests += 1
                 self._is_requested = self._is_on

@@ -84,7 +84,7 @@ class HeartbeatAnswer:
         stop: leave now.
         num_pushing: to a PS: workers that train now.
         world_version: the newest that is planned.
-        whole_epochs: with a fixed global batch: of so many epochs every planned task is done or this worker's.
+        whole_epochs: with a fixed global batch: of this number of epochs every planned task is done or this worker's.
         newest_lease: with a fixed global batch: the newest training lease that it holds; to a PS: the newest of all.
         wants_stacks: the next heartbeat is to bring the stacks of all threads, at once.
         checkpoint_request: another number than before asks a worker for a checkpoint of the model that it holds.
@@ -232,7 +232,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """The last command of a job: all replies are out, all pods were told to leave.
+    """The last command of a job: all replies are out, all pods are terminating.
 
     Attributes:
         message: why, for people; empty when all went well.

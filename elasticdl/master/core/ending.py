@@ -1,6 +1,6 @@
 """Ending: that a job is decided, why, and how its pods leave before the last command.
 
-The first decision counts.  Workers are told to leave, then PS pods are deleted, then the job ends.
+The first decision counts.  Workers leave, then PS pods are deleted, then the job ends.
 """
 
 from __future__ import annotations

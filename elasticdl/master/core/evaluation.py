@@ -108,7 +108,7 @@ class Round:
             self.todo.append(self.result_task)
 
     def count(self, num_records: int, surplus: int, made_by: str) -> None:
-        """A task that is done has so many records, and `surplus` samples more."""
+        """A task with this number of records is done, and `surplus` samples more."""
         self.num_records += num_records
         self.num_samples += num_records + max(surplus, -num_records)
         self.made_by = self.made_by or made_by
@@ -121,7 +121,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a round is due while training goes on; any of them suffices.
+    """When a round is due during training; any of them suffices.
 
     Attributes:
         every_steps: model versions; 0: never by them.
@@ -166,7 +166,7 @@ class Evaluations:
         return self.current is None and (self.has_final or not self.is_possible)
 
     def pass_time(self, clock: float, step: int, num_ended: int) -> None:
-        """Training is at this model version now, and so many epochs are covered."""
+        """Training is at this model version now, and this number of epochs is covered."""
         self._clock, self._num_ended = clock, num_ended
         if step > 0 and self._trains_since is None:
             self._trains_since = clock

@@ -175,7 +175,7 @@ class TaskFinished:
     After `EvaluationReported` under the same lease it is accepted and changes nothing.
 
     Attributes:
-        surplus: samples that `feed` has made of the task beyond one a record; negative: so many fewer.
+        surplus: samples that `feed` has made of the task beyond one a record; negative: fewer.
         made_by: the operations of `feed` that make it, for people; empty: not known.
     """
 
@@ -417,7 +417,7 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True)
 class JournalDelayed:
-    """The journal could not be written for so many seconds, and now it can be again."""
+    """The journal could not be written for this number of seconds, and now it can be again."""
 
     message: str
     seconds: float

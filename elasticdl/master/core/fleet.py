@@ -38,7 +38,7 @@ from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world import Worlds
 from elasticdl_client.job_events import Detail, EventKind
 
-MAX_REASONS = 20  # for which a pod waits, that are told
+MAX_REASONS = 20  # reported, for which a pod waits
 _NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*")  # decimal and hexadecimal: counts, ids of sandboxes
 _REASONS_TO_REPLACE = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW, EventKind.LEASE_LOST)
 _NEAR_LIMIT = 0.9  # of a pod's memory
@@ -124,7 +124,7 @@ class Fleet:
     # How many workers -----------------------------------------------------------------------------------------------
 
     def _scale(self, num_workers: int, clock: float) -> None:
-        """The user wants so many workers that train; those that are there stay as they are, as far as they stay."""
+        """Set the wanted number of training workers; running ones stay as they are, as far as they stay."""
         before = self.pods.num_training
         if num_workers == before or self._ending.is_decided:
             return
@@ -243,7 +243,7 @@ class Fleet:
             self._out.log(f"Worker {worker.id} was told to end; its leases are back")
 
     def _drains(self, subject: str) -> None:
-        if not self._ending.is_decided:  # else all are told to end
+        if not self._ending.is_decided:  # else all are terminating
             self._out.events.add(EventKind.POD_DRAINING, subject, "was told to end")
 
     def _ps_leaves(self, server: Server) -> None:
@@ -255,7 +255,7 @@ class Fleet:
             self._out.log(f"PS {server.id} was told to end{last}")
 
     def _may_leave(self, server: Server) -> bool:
-        """It was told to end, and what it holds is saved as far as it can be."""
+        """Whether it is terminating, and its state is saved as far as it can be."""
         version = server.leaving_version
         if version is None or self._ending.is_decided:
             return version is not None
@@ -263,7 +263,7 @@ class Fleet:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Some PS was told to end and waits for a checkpoint."""
+        """Whether some PS is terminating and waits for a checkpoint."""
         return any(s.leaving_version is not None and not self._may_leave(s) for s in self.servers.all())
 
     def _ps_joined(self, event: PsJoined, clock: float) -> None:
@@ -493,7 +493,7 @@ class Fleet:
         faults = self._charges.num_faults
         if self._charges.is_enough(faults):
             text = f"{faults} pods in a row ended by their own fault before anything was committed"
-            log_of = "" if "\n" in event.message else record.name  # else the end of its log is told already
+            log_of = "" if "\n" in event.message else record.name  # else the end of its log is reported already
             self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", log_of, lost)
         return self._ending.is_decided
 

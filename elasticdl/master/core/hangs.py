@@ -44,7 +44,7 @@ class _Watch:
         waited: seconds that it had waited for other members in all when it moved last.
         grown: activities whose seconds grew between its last two heartbeats.
         hung: how it looked when it was found; None: it moves.
-        is_silent: an event says that nothing is heard of it.
+        is_silent: an event says that it is silent.
     """
 
     incarnation: int
@@ -211,7 +211,7 @@ class Hangs:
             self._work.lose_worker(worker.id)
 
     def is_silent(self, worker_id: int, state: str, clock: float) -> None:
-        """Write down, once, that nothing is heard of a worker, unless it was found hanging before.
+        """Record once that a worker is silent, unless it was found hanging before.
 
         Args:
             state: of its process, as its pod's runtime says; empty: it says nothing.

@@ -379,7 +379,7 @@ class Job:
             self._leave()
 
     def _end_data_if_complete(self) -> None:
-        """Tells scripts that there are no more data; the job goes on until their commands have ended.
+        """Tell scripts that there are no more data; the job continues until their commands have ended.
 
         Once the chief of TensorFlow's servers is done no process restores the model, so no doubt of it is resolved.
         """

@@ -16,7 +16,7 @@ from elasticdl_client.job_status import PsStatus
 
 WINDOW = 10.0  # seconds over which a rate is taken
 SPACING = 1.0  # between two samples; heartbeats may come faster
-SHOWN = 8  # so many servers are told one by one
+SHOWN = 8  # servers that are listed one by one
 
 
 @dataclass(slots=True)

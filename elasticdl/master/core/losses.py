@@ -14,7 +14,7 @@ from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_events import EventKind
 
 _ADVICE = "\n  → "  # stands between what is wrong and what to do about it
-MAX_SKIPS_TOLD = 20  # one by one; after that every so many
+MAX_SKIPS_TOLD = 20  # one by one; after that one of this number
 
 
 class Losses:
@@ -22,7 +22,7 @@ class Losses:
 
     Attributes:
         newest: the newest that was finite; None: there was none yet.
-        learning_rate: the newest that was told.
+        learning_rate: the newest that was reported.
     """
 
     def __init__(self, settings: JobSettings, ending: Ending, out: Outbox) -> None:

@@ -56,7 +56,7 @@ class Pace:
         return max(0, last - first) / (last_at - first_at) if last_at > first_at else 0.0
 
     def seconds_for(self, records: int) -> float | None:
-        """Return how long the job takes for so many more records; None while that is unknown."""
+        """Return how long the job takes for a number of further records; None while that is unknown."""
         if records <= 0:
             return 0.0
         if not self._times or not self._num_workers:

@@ -1,7 +1,7 @@
 """PlannedEvaluation: an evaluate job, whose one pass over the data is its plan.
 
 The states of the plan's tasks are added up here as they come, and are written down together with what is done, so that
-a restarted master goes on where the last one was.  Then one round of nothing but the task of the results follows.
+a restarted master continues where the last one was.  Then one round of nothing but the task of the results follows.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class PodRecord:
 
     Attributes:
         uid: empty until the cluster has named it.
-        gone_uids: of earlier pods of this name; what is said of them is over.
+        gone_uids: of earlier pods of this name; changes of these are ignored.
         is_leaving: it was ended from outside; nothing counts on it.
         is_released: so it was because its slot is not wanted any more: a worker finishes its minibatch first.
         is_scheduled: there is a node or a slot for it, where it may not run yet.

@@ -35,7 +35,7 @@ class JobSettings:
         has_last_task: a job that trains nothing: TRAIN_END is granted once when all is covered, to put the outputs of
             all tasks together.
         collective_timeout: AllReduce: a member that is silent for this long is out of the world.
-        min_workers: AllReduce: a world has at least so many members.
+        min_workers: AllReduce: the fewest members of a world.
         fixed_global_batch: AllReduce: records of every step, of the whole world; 0: each member brings a minibatch.
         hang_timeout: a worker with a history hangs after this long in one minibatch, at the earliest.
         straggler_window: seconds over which workers are compared; minutes, so that neither one large file nor the

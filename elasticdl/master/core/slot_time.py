@@ -49,7 +49,7 @@ class Life(StrEnum):
     UNSCHEDULED = "unscheduled"  # no pod, or one that waits for a node
     LIVE = "live"  # a pod that has a node
     RECOVERING = "recovering"  # a pod was lost, its successor is not created yet
-    STOPPED = "stopped"  # the pod was told to end, or the job is decided
+    STOPPED = "stopped"  # the pod is terminating, or the job is decided
     DONE = "done"  # its command has ended well: the slot has no time any more
 
 
@@ -379,7 +379,7 @@ class SlotTimes:
         slots = [_restored(values) for values in saved["slots"]]
         for slot in slots:
             slot.away_until = self.now
-            if slot.life not in (Life.LIVE, Life.DONE):  # nothing will be said of it
+            if slot.life not in (Life.LIVE, Life.DONE):  # no report of it will come
                 self._add(slot, {SlotState.MASTER_AWAY: self.now - slot.settled}, self.now)
         self._slots = dict(zip(saved.get("numbers", range(len(slots))), slots, strict=True))
         self._by_worker = {slot.worker_id: slot for slot in slots if slot.life is Life.LIVE}

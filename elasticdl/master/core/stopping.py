@@ -48,7 +48,7 @@ class StopRule:
     """EarlyStopping, as Keras has it.
 
     Attributes:
-        patience: so many evaluations without an improvement end training.
+        patience: evaluations without an improvement that end training.
         baseline: while it is not reached, improvements do not begin the patience anew.
         start_from: evaluations that do not count.
     """
@@ -84,7 +84,7 @@ class EarlyStopping:
         self._num_evaluations = 0
 
     def evaluated(self, results: Mapping[str, float]) -> str:
-        """Why training is to stop after this evaluation; empty: it goes on.
+        """Return why training is to stop after this evaluation; empty: it continues.
 
         Raises:
             ValueError: the metric is not among the results.

@@ -168,7 +168,7 @@ class Tasks:
         return any(epoch.todo for epoch in self.epochs)
 
     def num_whole(self, own: Container[TaskName]) -> int:
-        """Of so many epochs, from the first on, every planned task is done or one of those."""
+        """Whether of this number of epochs, from the first on, every planned task is done or one of those."""
 
         def is_whole(epoch: Epoch) -> bool:
             return not epoch.todo and all((epoch.number, task) in own for task in epoch.leased)

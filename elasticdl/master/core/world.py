@@ -5,7 +5,7 @@ happens to a member or a worker is to join.  While none stands the ledger is in 
 committed is said by the next world that forms.  A world takes its model from a member of the last one that formed, if
 any lives; so no world is planned without one of them as long as one lives, however slow it is.
 
-Only the last world that formed is written down, before rank 0 goes on: a version carries the master's generation, so
+Only the last world that formed is written down, before rank 0 continues: a version carries the master's generation, so
 worlds that never formed need not be known to the next life.
 """
 
@@ -58,7 +58,7 @@ class Worlds:
 
     @property
     def stands(self) -> bool:
-        """A world has formed, and nothing is known that it could not go on."""
+        """Whether a world has formed, and no reason is known against its next step."""
         return self.planned is not None and self.planned is self.formed and not self._broken
 
     @property
@@ -387,7 +387,7 @@ class Worlds:
         return {"version": 0 if world is None else world.version, "members": members, "num_formed": self.num_formed}
 
     def restore(self, saved: Mapping[str, Any], clock: float) -> None:
-        """The members of the last world go on in it, and are called to another one when they have registered."""
+        """The members of the last world continue in it, and are called to another one when they have registered."""
         self.num_formed = saved["num_formed"]
         if saved["members"]:
             self.formed = self.planned = World(saved["version"], tuple(Member(*one) for one in saved["members"]))

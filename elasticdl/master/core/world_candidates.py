@@ -11,7 +11,7 @@ class Candidate:
 
     Attributes:
         ready_at: since when it stands outside of every world; None: it has not said so.
-        told: version of the world with it of which it was told since then; 0: of none, so it still waits.
+        told: version of the world with it that was sent to it since then; 0: none, so it still waits.
     """
 
     id: int

@@ -49,7 +49,7 @@ class WorldFormed:
     """WorldFormed, from rank 0: every member holds this.  Answers: `Accepted`, `Refused` (leave it), `UnknownWorker`.
 
     Attributes:
-        applied: what the model holds that the members go on with.
+        applied: what the model holds with which the members continue.
         steps: updates in it.
         restored_from: directory of the checkpoint taken; empty: none.
     """

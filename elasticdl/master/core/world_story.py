@@ -10,7 +10,7 @@ _MAX_COMPLAINT = 160  # characters of what a member has met; its own log has the
 class Story:
     """The change under way: since when, and why.
 
-    What the master knows counts; what a member has met in its collective is told only if nothing else is known.
+    The master's own knowledge counts; a member's report of its collective is used only if nothing else is known.
     """
 
     def __init__(self) -> None:

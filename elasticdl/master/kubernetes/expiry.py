@@ -37,12 +37,12 @@ class Expiry:
         self._account = account
 
     def wait(self, ended_at: float, ttl_s: float, stop: threading.Event) -> bool:
-        """Delete the job when its time is over, and wait until this pod is told to end; False if it may not be deleted.
+        """Delete the job when its time is over, and wait until this pod is terminating; False if it may not be deleted.
 
         Args:
             ended_at: when the job has ended, in seconds since the Unix epoch.
             ttl_s: seconds that it stays.
-            stop: set when this process is told to end: a next life goes on with the wait.
+            stop: set when this process is terminating: a next life continues the wait.
         """
         left_s = max(0.0, ended_at + ttl_s - time.time())
         logger.info("The job and all its objects are deleted in %.0f s (--ttl_after_finished)", left_s)

@@ -53,7 +53,7 @@ class OwnPod:
     def end(self) -> None:
         """Ends it for good: the kubelet does not start it again, and its phase becomes Failed.
 
-        A container that exits with 1 would be restarted for ever (restartPolicy OnFailure).  So the kubelet is told
+        A container that exits with 1 would be restarted without end (restartPolicy OnFailure).  So the kubelet is told
         that the pod's time is over; until it has heard that, this process must live, or its log is put aside by that
         of the next one.
         """

@@ -72,10 +72,10 @@ class ScaleWatch:
 
     def _say_trouble(self, what: str) -> None:
         if what != self._trouble:
-            logger.warning("How many workers the user wants cannot be read for the moment: %s", what)
+            logger.warning("The wanted number of workers cannot be read for the moment: %s", what)
             self._trouble = what
 
     def _all_well(self) -> None:
         if self._trouble:
-            logger.info("How many workers the user wants is read again")
+            logger.info("The wanted number of workers can be read again")
             self._trouble = ""

@@ -5,7 +5,7 @@ All of them are element-wise, so a PS applies them to any slice of the flat dens
 
 * dense: equal to Keras on the whole variable;
 * rows: equal to the same optimizer on each touched row alone, gradients of repeated ids summed first.  Untouched rows
-  and their slots do not change: no momentum goes on, no weight decays.  The step count (bias corrections, schedules)
+  and their slots do not change: no momentum is added, no weight decays.  The step count (bias corrections, schedules)
   is the global one, the number of pushes this PS has applied; every PS gets every push, so it is the same on all.
 
 `clipvalue` is done by the rules, on the summed gradient of a row; clipping by norm is not, because only the worker

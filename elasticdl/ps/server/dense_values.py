@@ -1,6 +1,6 @@
 """A PS's parts of the flat vectors: changed by the optimizer's rule, read whole, and frozen for a checkpoint.
 
-To freeze takes no longer for a gigabyte than for a byte: values go on in other memory, to which each block moves when
+To freeze takes no longer for a gigabyte than for a byte: values change in other memory, to which each block moves when
 it is changed for the first time, and what was frozen is never written again.
 """
 

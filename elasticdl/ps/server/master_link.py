@@ -67,7 +67,7 @@ class Shutdown:
         self.leave(0 if self._asked_at is None else TERMINATED)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits a while, but not after SIGTERM or the end have been told; True: leave now."""
+        """Wait a while, but not after SIGTERM or the end; True: leave now."""
         with self._changed:
             before = self._asked_at
             self._changed.wait_for(lambda: self._exit_code is not None or self._asked_at != before, timeout_s)
@@ -91,7 +91,7 @@ class RegistrationRefused(JobError):
 
 
 class Left(Exception):
-    """This PS was told to leave while it waited for the master."""
+    """SIGTERM came while this PS waited for the master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class PsMasterLink:
 
     Args:
         departure: ends all waiting.
-        accept_lease: told of every generation that the master names, as its first lease, and of its newest lease.
+        accept_lease: called with every generation that the master names, as its first lease, and with its newest lease.
     """
 
     def __init__(

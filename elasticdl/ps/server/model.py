@@ -75,7 +75,7 @@ class ModelPart:
 
     @property
     def shape(self) -> str:
-        """In words: equal ones are of the same model."""
+        """Describe the model: equal descriptions are of the same one."""
         return _shape(self._origin[2], self._origin[3], self._described)
 
     @property
@@ -234,7 +234,7 @@ def initial_snapshot(call: InitializeCall, buckets: Buckets) -> PartSnapshot:
 def adopt(restored: PartSnapshot, wanted: PartSnapshot) -> PartSnapshot:
     """The values of another job's checkpoint under the optimizer, seed and initializers of this job's model.
 
-    Slots of the same name are kept.  The step count goes on from the newest part's.  A job that only reads, with no
+    Slots of the same name are kept.  The step count continues from the newest part's.  A job that only reads, with no
     optimizer, keeps the other job's seed: rows that were never trained are what they were there.
 
     Raises:

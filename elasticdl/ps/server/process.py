@@ -47,7 +47,7 @@ class Settings:
     Attributes:
         host: address to listen on, and to tell others unless `advertised` names another; then by default all of them.
         port: 0: a free one.
-        master_timeout_s: how long to go on without a master.
+        master_timeout_s: how long to continue without a master.
         encrypts: tensors that cross the network.
     """
 
@@ -107,7 +107,7 @@ class PsProcess:
         """Serves until told to leave; the exit code.
 
         Raises:
-            ElasticDLError: it cannot go on.
+            ElasticDLError: it cannot continue.
         """
         settings = self._settings
         if settings.encrypts:
@@ -157,7 +157,7 @@ class PsProcess:
             if reply.known:
                 service.num_pushing = reply.num_pushing
             if reply.stop:
-                _log.info("The master said stop")
+                _log.info("Stopping: requested by the master")
                 self._departure.leave_in_order()
             elif link.is_new_life(reply):
                 _log.info("Registering again: the master has generation %d", reply.generation)
@@ -166,7 +166,7 @@ class PsProcess:
                     self._report_ready(link)
 
     def _begin(self, link: PsMasterLink, admitted: pb.RegisterPsReply, own: Buckets) -> None:
-        """In a thread of its own, so that heartbeats go on."""
+        """In a thread of its own, so that heartbeats continue."""
         try:
             try:
                 self._beginning = self._restore(admitted, own)

@@ -88,7 +88,7 @@ class Synchronous:
         """PS 0, without the lock: until the round of a confirmed name is closed, by this call if need be.
 
         Args:
-            known_round: rounds after this one are told, too.
+            known_round: rounds after this one are returned, too.
             num_pushing: workers that push; None: unknown.  `wake` says that it has changed.
         """
         deadline = time.monotonic() + timeout_s

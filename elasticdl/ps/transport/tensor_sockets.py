@@ -206,7 +206,7 @@ class TensorServer:
             if is_due:
                 self._complained_at = now
         if is_due:
-            _log.error("This server sheds load: %s. Further ones are dropped without a line for a minute.", what)
+            _log.error("This server sheds load: %s. Further ones are dropped without a log line for a minute.", what)
 
     def _answer(self, connection: socket.socket, records: RecordLayer | None) -> bool:
         """One call; False: its caller speaks another language."""

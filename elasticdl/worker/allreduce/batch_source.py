@@ -242,7 +242,7 @@ class LeasedBatches:
 
     def _begin_again(self) -> None:
         open_leases = [held for held in self._leases.held() if held is not self._other]
-        _log.info("The model is an older one: tasks at hand are gone through again")
+        _log.info("The model is an older one: prefetched tasks are read again")
         self._at_hand = None
         self._ends.clear()
         self._known.clear()
@@ -277,12 +277,12 @@ class LeasedBatches:
                 raise end
 
     def _pass(self, batch: Batch) -> None:
-        """Another member has brought it into the model: that is told once all are known to hold it."""
+        """Another member has brought it into the model: report it once all are known to hold it."""
         self._at_hand = None
         self._known.append((batch.lease, batch.n))
 
     def _forget(self, lease: int) -> None:
-        """The task has failed: what the model holds of it is told by the next holder of its lease."""
+        """The task has failed: the next holder of its lease reports what the model holds of it."""
         self._ends.pop(lease, None)
         self._names = {name: held for name, held in self._names.items() if held != lease}
 

@@ -41,7 +41,7 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class BatchFailure:
-    """User code raised on a minibatch, at any member.  The lease may be another one by the time it is told."""
+    """User code raised on a minibatch, at any member.  The lease may be another one by the time of the report."""
 
     epoch: int
     task: int
@@ -134,7 +134,7 @@ class GlobalBatches:
         self._say()
         self._offered = own
         if self._is_failing:
-            return []  # that is told first
+            return []  # report that first
         parts = []
         for position in own:
             size = self._size(position)
@@ -163,7 +163,7 @@ class GlobalBatches:
         return self._batches[part.name]
 
     def leave_out(self, flaws: Mapping[int, str]) -> bool:
-        return True  # rank 0 tells of it, in `settle`
+        return True  # rank 0 reports it, in `settle`
 
     def settle(self, plan: StepPlan, flaws: Mapping[int, str]) -> bool:
         """Exchange which minibatches are not finite before the step is applied; rank 0 reports them to the master."""
@@ -218,7 +218,7 @@ class GlobalBatches:
                 self._take_over(held)
 
     def _take_over(self, held: HeldLease) -> None:
-        """A lease for training: what the model holds of it is told to the master, the rest is for the world."""
+        """A lease for training: report what the model holds of it to the master, the rest is for the world."""
         self._newest = max(self._newest, held.id)
         applied = self._session.ledger.applied
         done = [name.n for name in self._names(held.lease) if name in applied]
@@ -248,7 +248,7 @@ class GlobalBatches:
         """Whether the queue holds all that is left of an epoch: by the plan, or by what the master says."""
         waiting = {position.name for position in self._queue if position.name.epoch == epoch}
         if len(waiting) >= self._num_per_step:
-            return False  # of no matter yet
+            return False  # irrelevant so far
         if self._num_per_epoch:
             applied = self._session.ledger.applied.to_message()
             done = sum(task.watermark + len(task.extras) for task in applied.tasks if task.epoch == epoch)

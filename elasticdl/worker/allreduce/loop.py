@@ -97,7 +97,7 @@ class AllReduceLoop:
         self._save_last()
 
     def leave(self, is_idle: bool) -> None:
-        """After SIGTERM, in another thread: what is done is told first and saved last.
+        """After SIGTERM, in another thread: report the finished work first, save last.
 
         Args:
             is_idle: no step is being made, so the model is whole.

@@ -152,7 +152,7 @@ class CheckpointWriter:
             self._checkpoints.save(number, arrays, rows, counts)
         except OSError as error:
             place = self._checkpoints.place
-            _log.error("Checkpoint at step %d in %s failed: %s; training goes on", ledger.steps, place, error)
+            _log.error("Checkpoint at step %d in %s failed: %s; training continues", ledger.steps, place, error)
         else:
             _log.info("Checkpoint of %d minibatches written", number)
 

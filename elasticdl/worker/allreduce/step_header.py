@@ -1,6 +1,6 @@
 """The header that members of a world exchange before every step: one line of int64 numbers per member.
 
-A header names the minibatches that its member brings, the newest world that it has heard of, and what it wants.
+A header names the minibatches that its member brings, the newest world that it knows, and its requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepFlag(IntFlag):
     NOTHING = 0
     EVALUATION = 1  # all work evaluation tasks off, instead of a step
     LEAVING = 2  # it goes away now: the others need a new world
-    SHARING = 4  # rank 0: it has leases to tell of
+    SHARING = 4  # rank 0: it has leases to share
     FAILED = 8  # user code raised at this member on a minibatch of rank 0's lease
 
 

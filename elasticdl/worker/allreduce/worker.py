@@ -116,7 +116,7 @@ def _supply(
 
 
 def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:
-    """A full minibatch and a short one; none if they cannot be made, which is heard of again where a task can tell."""
+    """Make a full minibatch and a short one; none if that fails: the error is reported again with its task."""
     shard = link.sample()
     found: list[Batch] = []
     try:

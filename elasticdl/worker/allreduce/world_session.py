@@ -136,7 +136,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class WorldEnded(Exception):
-    """This worker has left its world: to go on it must `enter` the next one."""
+    """This worker has left its world: to continue it must `enter` the next one."""
 
 
 class ReplicaState(Protocol):
@@ -359,7 +359,7 @@ class WorldSession:
                 told_at = registrations
                 ack = self._link.ready_for_world(self._group.address, self._left, self._reason)
                 if not ack.accepted:
-                    _log.info("The master does not take this worker for a world: %s", ack.reason)
+                    _log.info("The master rejected the request to join a world: %s", ack.reason)
                     self._link.register()
             world = self._watch.await_own(self._left)
             if world is not None:
@@ -418,7 +418,7 @@ class WorldSession:
         ledger = self.ledger
         ack = self._link.world_formed(world.version, ledger.applied.to_message(), ledger.steps, restored_from)
         if not ack.accepted:
-            raise GroupLost(f"the master does not want it any more: {ack.reason}")
+            raise GroupLost(f"the master rejected it: {ack.reason}")
 
     def _settle_pending(self) -> None:
         """Keep unconfirmed minibatches that the model of the world holds, and drop the others."""
@@ -429,7 +429,7 @@ class WorldSession:
         members = ", ".join(str(member.worker_id) for member in world.members)
         origin = "from its start" if source is None else f"with the model of worker {world.members[source].worker_id}"
         _log.info(
-            "World %s has formed: workers %s; it goes on %s, after step %d",
+            "World %s has formed: workers %s; it continues %s, after step %d",
             shown(world.version),
             members,
             origin,

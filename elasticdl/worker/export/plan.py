@@ -73,7 +73,7 @@ def announce_export(tables: Sequence[Table], available_bytes: int, output: str, 
 
 
 def why_not(tables_bytes: int, available_bytes: int) -> str:
-    """Why no SavedModel is written, in words."""
+    """Explain why no SavedModel is written."""
     return _reason(needed_bytes(tables_bytes)[0], available_bytes)
 
 

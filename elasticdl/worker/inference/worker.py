@@ -126,7 +126,7 @@ def check_layout(checkpoint: str, report: ModelReport) -> None:
     try:
         manifest = read_manifest(Path(checkpoint) / MANIFEST)
     except OSError:
-        _log.info("%s is not mounted here; whether it fits the module is not looked at", checkpoint)
+        _log.info("%s is not mounted here, so it is not checked against the module", checkpoint)
         return
     try:
         theirs = {v["name"]: list(v["shape"]) for v in manifest["variables"]}

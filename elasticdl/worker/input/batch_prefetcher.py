@@ -93,14 +93,14 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A lease that is not for training: the feeder goes on when `BatchPrefetcher.resume` is called."""
+    """A lease that is not for training: the prefetcher continues when `BatchPrefetcher.resume` is called."""
 
     held: HeldLease
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """User code raised; the feeder goes on when `BatchPrefetcher.resume` is called."""
+    """User code raised; the prefetcher continues when `BatchPrefetcher.resume` is called."""
 
     error: FeedError
 
@@ -157,7 +157,7 @@ class BatchPrefetcher:
         """The next item; None: there is none now.
 
         Args:
-            timeout_s: for so long it is waited where no lease is at hand; where one is, for its input.
+            timeout_s: the longest wait where there is no lease; where there is one, for its input.
         """
         begun = time.monotonic()
         with self._changed:

@@ -39,7 +39,7 @@ class TaskBatches(Iterator[Batch]):
     ) -> None:
         """
         Args:
-            is_leaving: the worker was told to end: no more minibatches.
+            is_leaving: the worker is terminating: no more minibatches.
         """
         self.num_minibatches: int | None = None  # known when the closing element was reached
         self.surplus = NO_SURPLUS  # the same

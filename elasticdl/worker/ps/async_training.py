@@ -3,7 +3,7 @@
 So a worker misses one update of its own.  A call is handed over as soon as its gradients are there, and begins when the
 one before it has ended: servers never wait for this thread.  The pipeline is drained at the end of each task: what a
 worker computes depends on its tasks alone, never on timing.  Between two pulls of dense values (--get_model_steps) it
-goes on with its own updates of them.
+continues with its own updates of them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _REGULARIZERS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizer
 
 
 def obstacle(spec: TableSpec) -> str:
-    """Why no parameter server can hold the table, in words; empty: one can."""
+    """Explain why no parameter server can hold the table; empty: one can."""
     if not _supports_initializer(spec):
         return f"its initializer is {_name(spec.initializer)}; supported are {', '.join(_INITIALIZERS)}"
     if spec.regularizer is not None and type(spec.regularizer) not in _REGULARIZERS:

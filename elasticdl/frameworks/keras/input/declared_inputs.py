@@ -257,7 +257,7 @@ def _parts(structure: Any) -> list[Any]:
 
 
 def _listed(features: Any) -> str:
-    """Names and types, in words."""
+    """Describe names and types."""
     if isinstance(features, Mapping):
         return ", ".join(_words(str(key), getattr(part, "dtype", None)) for key, part in features.items())
     return ", ".join(_words("(without a name)", getattr(part, "dtype", None)) for part in _parts(features))

@@ -1,4 +1,4 @@
-"""Errors of TensorFlow's operations on a record, in words for the user: the column, the value, what to do."""
+"""Errors of TensorFlow's operations on a record, explained to the user: the column, the value, what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAVES_OUT = "--max_bad_records=N leaves such records out."
 
 
 def of_table(table: FeedColumns, message: str) -> str:
-    """An error of the default feed, in words; what is not known stays as it is."""
+    """Explain an error of the default feed; an unknown one stays as it is."""
     names = list(table.dtypes)
     error: DataError | None = None
     if found := _WRONG_FIELD.search(message):
@@ -39,7 +39,7 @@ def of_table(table: FeedColumns, message: str) -> str:
 
 
 def of_own_feed(metadata: Metadata, message: str, record: bytes | None) -> str:
-    """An error of the user's `feed`, in words; what is not known stays as it is.
+    """Explain an error of the user's `feed`; an unknown one stays as it is.
 
     Args:
         record: that the error is of; None: not known.

@@ -64,7 +64,7 @@ def check_keras_file(path: str, model: Any) -> None:
 
 
 def not_ordinary(model: Any) -> str:
-    """Which class of a model is not Keras's own, in words; empty: none."""
+    """Name the class of a model that is not Keras's own; empty: there is none."""
     if not _is_keras(model):
         return f"the model is a {type(model).__name__}"
     for layer in model._flatten_layers(include_self=False):

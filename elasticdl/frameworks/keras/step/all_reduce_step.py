@@ -51,10 +51,10 @@ class AllReduceStep:
         return None if self._schedule is None else float(self._schedule.schedule(version))
 
     def local_gradient(self, shares: Sequence[Share], spec: Any) -> LocalGradient:
-        """See `Framework.local_gradient`; there is one buffer, so there is nothing to be told of early.
+        """See `Framework.local_gradient`; there is one buffer, so none is ready early.
 
         Args:
-            spec: of a minibatch's element; of no matter without shares.
+            spec: of a minibatch's element; unused without shares.
         """
         not_finite: dict[int, str] = {}
         parts = []
@@ -212,7 +212,7 @@ class _ToldRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignor
 
 
 def _told_from_outside(optimizer: Any) -> _ToldRate | None:
-    """Puts a rate that is told in the place of an optimizer's schedule, if it has one."""
+    """Put the given rate in the place of an optimizer's schedule, if it has one."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
         return None

@@ -22,7 +22,7 @@ class IdWatch:
     """The calls of ordinary embedding layers while a function is traced."""
 
     def __init__(self) -> None:
-        self.bounds: list[str] = []  # what every id of a call must be, in words
+        self.bounds: list[str] = []  # describe what every id of a call must be
         self._in_range: list[Any] = []
         self._graph = tf.compat.v1.get_default_graph()
 
