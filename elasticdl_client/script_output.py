@@ -75,7 +75,7 @@ class ScriptOutput:
         lines = []
         while self._held and (last or not 0 <= status.updated_at - self._held[0].read_at < _PATIENCE_S):
             held = self._held.popleft()
-            if not any(held.text.strip() in message for message in reported):
+            if not any(_tells(message, held.text.strip()) for message in reported):
                 lines.append(f"[{held.worker}] {held.text}" if self._names_it else held.text)
         return lines
 
@@ -127,3 +127,9 @@ class ScriptOutput:
             self._is_after_warning = _WARNING.match(line) is not None
             return None
         return line if line.strip() and not is_second else None
+
+
+def _tells(message: str, text: str) -> bool:
+    """Return whether a message has a text as one of its lines, or as the error at the end of one."""
+    lines = (end for line in message.splitlines() for end in (line.strip(), line.strip().removesuffix(")")))
+    return any(line == text or line.endswith(f": {text}") for line in lines)

@@ -132,3 +132,11 @@ def test_lines_come_though_the_clock_of_the_machine_is_set_back(tmp_path: Path) 
     append(tmp_path, 0, "hello\n")
     assert shown.lines(status(0, updated_at=5000.0)) == []
     assert shown.lines(status(0, updated_at=1400.0)) == ["hello"]
+
+
+def test_a_line_is_left_out_only_if_a_message_has_it_as_a_line_or_as_its_error(tmp_path: Path) -> None:
+    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    append(tmp_path, 0, "1\nworkers\ncode\nthe rate is wrong\nValueError: broken\n")
+    lost = PodStatus(f"{PREFIX}worker-1", "worker", "Failed", "Error, exit code 1; its last lines:\nthe rate is wrong)")
+    now = status(0, message="waiting for workers; exit code 1: ValueError: broken")
+    assert show(shown, dataclasses.replace(now, pods=(*now.pods, lost))) == ["1", "workers", "code"]
