@@ -91,6 +91,17 @@ TROUBLES = frozenset(
 )
 
 
+ROUTINE = frozenset(
+    {
+        EventKind.EPOCH_STARTED,
+        EventKind.EPOCH_COVERED,
+        EventKind.EVALUATION_FINISHED,
+        EventKind.CHECKPOINT_SAVED,
+    }
+)
+"""Of older events these are summed up first; no trouble follows from them."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobEvent:
     """One thing that happened.

@@ -10,7 +10,7 @@ from typing import Any
 from elasticdl_client import goodput
 from elasticdl_client.explain import ends, failures, pending, slowness
 from elasticdl_client.explain.diagnosis import PENDING, SLOW, Cost, Diagnosis, Facts
-from elasticdl_client.job_events import EventKind
+from elasticdl_client.job_events import ROUTINE, EventKind
 
 _DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
     ends.lost_pods,
@@ -57,7 +57,7 @@ class Explanation:
 
     Attributes:
         goodput: the useful share of the workers' time; None while there is none.
-        summed_up: events that are not kept any more, so that no diagnosis counts them.
+        summed_up: events that are not kept any more, so that no diagnosis counts them; without routine.
     """
 
     facts: Facts
@@ -94,7 +94,7 @@ def explain(facts: Facts, question: Question | None = None) -> Explanation:
         asked,
         tuple(shown),
         round(goodput.goodput(seconds), 4) if seconds else None,
-        sum(facts.history.summed_up.values()),
+        sum(count for kind, count in facts.history.summed_up.items() if kind not in ROUTINE),
     )
 
 

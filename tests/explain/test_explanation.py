@@ -362,3 +362,11 @@ def test_workers_are_compared_with_the_tasks_of_an_epoch_not_with_those_that_an_
     spec = replace(JobSpec(job_name="digits"), fixed_global_batch=fixed_global_batch)
     found = explain(log.facts(replace(RUNNING, status=status, spec=spec))).diagnoses
     assert [one.evidence["tasks"] for one in found] == ([tasks] if is_too_many else [])
+
+
+def test_routine_that_is_not_kept_any_more_is_not_missed() -> None:
+    routine = {"EpochCovered": 4000, "EvaluationFinished": 900}
+    facts = Facts(RUNNING, EventHistory((), routine), NOW)
+    assert explain(facts).summed_up == 0
+    facts = Facts(RUNNING, EventHistory((), {**routine, "PodLost": 3, "TaskFailed": 2}), NOW)
+    assert explain(facts).summed_up == 5

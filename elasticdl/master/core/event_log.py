@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticdl.master.core.event_totals import EventTotals
-from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent, from_journal, to_journal
+from elasticdl_client.job_events import (
+    ROUTINE,
+    Detail,
+    EventHistory,
+    EventKind,
+    JobEvent,
+    from_journal,
+    to_journal,
+)
 
 MAX_EVENTS = 400  # about 80 kB of the journal, 10 kB compressed
 MAX_CHARACTERS = 200_000  # of messages and details; the journal of a job on Kubernetes has 960 kB, compressed
@@ -26,14 +34,6 @@ KEPT = frozenset(
         EventKind.JOB_FAILED,
         EventKind.DATA_UNREADABLE,
         EventKind.MODEL_REJECTED,
-    }
-)
-ROUTINE = frozenset(
-    {
-        EventKind.EPOCH_STARTED,
-        EventKind.EPOCH_COVERED,
-        EventKind.EVALUATION_FINISHED,
-        EventKind.CHECKPOINT_SAVED,
     }
 )
 _SUFFICES = 0.75  # of the bounds: if it is still more without the older half of the routine, other events go, too
