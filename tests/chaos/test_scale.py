@@ -108,6 +108,40 @@ def test_two_four_one_three_workers_cost_no_record_and_no_other_process(
 
 
 @pytest.mark.timeout(300)
+def test_the_workers_of_a_script_come_and_go_with_the_number(tmp_path: Path) -> None:
+    job = replace(NUMPY_DIGITS, num_epochs=30)
+    data = job.make_data(tmp_path)
+    flags: dict[str, object] = {
+        "job_name": "script",
+        "job_command": f"python -m paced.pytorch_script {data / 'validation'}",
+        "model_zoo": job.flags["model_zoo"],
+        "training_data": data / "train",
+        "distribution_strategy": "AllReduceStrategy",
+        "num_workers": 1,
+        "num_ps_pods": 0,
+        "num_epochs": job.num_epochs,
+        "minibatch_size": job.minibatch_size,
+        "num_minibatches_per_task": job.num_minibatches_per_task,
+    }
+    running = LocalJob(tmp_path / "job", flags, pace_s=0.002).start()
+    try:
+        running.wait_for_version(1)
+        one = scaled(running, 1)
+        scale(running, 3)
+        three = scaled(running, 3)
+        assert three.items() > one.items()
+        scale(running, 2)
+        two = scaled(running, 2)
+        assert one.items() < two.items() < three.items()
+        running.hurry()
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
+    assert_exact(running, job)
+    assert EventKind.POD_LOST not in [event.kind for event in _events(running)]
+
+
+@pytest.mark.timeout(300)
 def test_a_number_that_a_killed_master_has_not_read_is_read_by_the_next(tmp_path: Path) -> None:
     running = begin(OF_SERVERS, tmp_path)
     try:
