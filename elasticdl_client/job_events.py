@@ -25,6 +25,7 @@ class EventKind(StrEnum):
     JOB_STOP_REQUESTED = "JobStopRequested"
     JOB_SUCCEEDED = "JobSucceeded"
     JOB_FAILED = "JobFailed"
+    JOB_RESUMED = "JobResumed"
     MASTER_RESTARTED = "MasterRestarted"
     JOURNAL_DELAYED = "JournalDelayed"
     DATA_UNREADABLE = "DataUnreadable"
@@ -41,6 +42,7 @@ class EventKind(StrEnum):
     POD_GIVEN_UP = "PodGivenUp"
     POD_LOST = "PodLost"
     POD_COMPLETED = "PodCompleted"
+    POD_STOPPED = "PodStopped"
 
     WORKER_REGISTERED = "WorkerRegistered"
     WORKER_HUNG = "WorkerHung"
@@ -238,6 +240,10 @@ def describe(event: JobEvent) -> str:
             return "the job has started"
         case EventKind.JOB_SUCCEEDED:
             return "the job has succeeded"
+        case EventKind.JOB_RESUMED:
+            return f"resumed after {details.get('seconds', 0):,.0f} s"
+        case EventKind.POD_STOPPED:
+            return "ended with the stop of the job"
         case EventKind.MASTER_RESTARTED:
             return f"the master has restarted (restart {int(details.get('generation', 1)) - 1})"
         case EventKind.POD_CREATED:

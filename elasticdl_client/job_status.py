@@ -132,7 +132,7 @@ class JobStatus:
     records_skipped: int = 0  # left out by --nan_policy=skip
     records_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     records_per_second: float = 0.0  # throughput, of all workers
-    elapsed_seconds: float = 0.0  # from the first start of the master to `updated_at`
+    elapsed_seconds: float = 0.0  # from the submission to `updated_at`
     eta_seconds: float | None = None  # for the rest of the records; null while unknown, if endless, after the end
     workers_alive: int = 0  # pods that run
     workers_wanted: int = 0  # --num_workers, or what `elasticdl scale` has made of it

@@ -59,6 +59,7 @@ def start_master(spec: JobSpec, job_dir: JobDir, socket: str, command: Sequence[
                 "ELASTICDL_POD_NAME": master_name(spec),
                 "ELASTICDL_AGENT_SOCKET": socket,
                 "MASTER_PORT": str(spec.master_port),
+                "ELASTICDL_RESUMED_AT": repr(time.time()),
             },
             labels={
                 "app": "elasticdl",

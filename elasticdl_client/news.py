@@ -24,6 +24,7 @@ _ROOTS = frozenset(
         EventKind.POD_GIVEN_UP,
         EventKind.POD_DRAINING,
         EventKind.WORKER_REGISTERED,
+        EventKind.JOB_RESUMED,
         EventKind.MASTER_RESTARTED,
     }
 )
@@ -41,6 +42,7 @@ _TEXTS: Mapping[EventKind, str] = {
     EventKind.POD_BLOCKED: "{subject} cannot start: {what}",
     EventKind.POD_RESIZED: "{subject} {what}",
     EventKind.POD_NOT_RESIZED: "{subject} is near its memory limit, which cannot be raised: {what}",
+    EventKind.JOB_RESUMED: "{subject} {what}",
     EventKind.MASTER_RESTARTED: "{what}",
     EventKind.PS_READY: "{subject} {what}",
     EventKind.WORKER_HUNG: "{subject} hangs: {what}",
@@ -264,9 +266,13 @@ def _joined_name(event: JobEvent, history: EventHistory) -> str:
 
 def _reopened_line(reopened: Sequence[JobEvent]) -> Headline:
     first, last = (event.subject.removeprefix("epoch-") for event in (reopened[0], reopened[-1]))
-    epochs = f"epoch {first} is" if first == last else f"epochs {first} to {last} are"
-    num_tasks = sum(int(event.details.get("tasks", 0)) for event in reopened)
-    return Headline(f"{epochs} open again: the model has lost parts of {num_tasks} tasks", True)
+    epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+    if not all("records" in event.details for event in reopened):  # by a version that counted tasks alone
+        num_tasks = sum(int(event.details.get("tasks", 0)) for event in reopened)
+        are = "is" if first == last else "are"
+        return Headline(f"{epochs} {are} open again: the model has lost parts of {num_tasks} tasks", True)
+    num_records = sum(int(event.details["records"]) for event in reopened)
+    return Headline(f"{epochs}: the model has lost {num_records:,} records, which are computed again", True)
 
 
 def _text(event: JobEvent) -> str:
@@ -301,6 +307,8 @@ def _brief(event: JobEvent) -> str:
             return f"{event.subject} leaves"
         case EventKind.POD_GIVEN_UP:
             return f"{event.subject} given up"
+        case EventKind.JOB_RESUMED:
+            return "job resumed"
         case _:
             return "master restarted"
 

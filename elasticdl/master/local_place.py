@@ -1,7 +1,7 @@
 """The master on the local runtime: pods are children of the agent, everything else are files in the job's directory.
 
-Environment: ``ELASTICDL_JOB_DIR``, ``ELASTICDL_TOKEN_FILE``, ``ELASTICDL_AGENT_SOCKET`` and ``MASTER_PORT`` (0: a free
-one).
+Environment: ``ELASTICDL_JOB_DIR``, ``ELASTICDL_TOKEN_FILE``, ``ELASTICDL_AGENT_SOCKET``, ``MASTER_PORT`` (0: a free
+one) and ``ELASTICDL_RESUMED_AT`` (seconds since the Unix epoch).
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class LocalPlace:
     num_pod_threads: int = 1  # the agent does one thing at a time
     patience_s: float = 0.0
     sigterm_ends_job: bool = True
+    submitted_at: float = 0.0
+    resumed_at: float = 0.0
 
     def api_calls(self) -> Mapping[tuple[str, str], int]:
         return {}
@@ -130,6 +132,8 @@ def open_place() -> LocalPlace:
             token_file=os.environ[TOKEN_FILE_VARIABLE],
             port=port_of(os.environ.get("MASTER_PORT", "") or "0"),
             journal=FileJournal(job_dir),
+            submitted_at=(job_dir / "spec.json").stat().st_mtime,  # the client writes it once
+            resumed_at=_time(os.environ.get("ELASTICDL_RESUMED_AT", "") or "0"),
         )
     except Superseded:
         raise
@@ -168,6 +172,18 @@ def port_of(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise JobError(f"MASTER_PORT={text} is not a port")
     return int(text)
+
+
+def _time(text: str) -> float:
+    """Seconds since the Unix epoch, from the environment.
+
+    Raises:
+        JobError: it is none.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise JobError(f"ELASTICDL_RESUMED_AT={text} is not a time") from None
 
 
 def _environment(name: str) -> str:

@@ -192,11 +192,12 @@ class Master:
         if snapshot is None:
             if self._settings.checkpoint_dir:
                 checkpoints.check_unused(Path(self._settings.checkpoint_dir))
-            return Job(self._settings, state["generation"], now, unix_offset, state["started_at"])
+            return Job(self._settings, state["generation"], now, unix_offset, state["submitted_at"])
         logger.info("Life %d of the master takes over from the journal", state["generation"])
         written = snapshot["checkpoints"]
         written["newest"] = checkpoints.still_there(written["newest"])
-        return Job.restore(self._settings, snapshot, state["generation"], now, unix_offset)
+        resumed_at = self._place.resumed_at
+        return Job.restore(self._settings, snapshot, state["generation"], now, unix_offset, resumed_at)
 
     def _make_effects(self, inbox: Inbox, generation: int, port: int) -> Effects:
         place = self._place
@@ -343,12 +344,14 @@ def _next_state(place: Place, saved: Mapping[str, Any] | None) -> dict[str, Any]
     """Return the shell's part of the journal, for the life that begins."""
     spec = place.spec
     if saved is None:
+        now = time.time()
         return {
             "job_name": spec.job_name,
             "fixed_flags": fixed_flags(spec),
             "generation": 1,
             "port": place.port or free_ports(place.host, 1)[0],
-            "started_at": time.time(),
+            "started_at": now,
+            "submitted_at": min(place.submitted_at or now, now),
             "model": None,
         }
     check_fixed_flags(saved["fixed_flags"], spec)

@@ -61,6 +61,16 @@ class Place(Protocol):
         """Whether it is the job that is ended by SIGTERM, or only this life of its master."""
         ...
 
+    @property
+    def submitted_at(self) -> float:
+        """When the job was submitted, in seconds since the Unix epoch by this machine's clock; 0: unknown."""
+        ...
+
+    @property
+    def resumed_at(self) -> float:
+        """When this run of the job was asked for, likewise: by its submission, or the newest `elasticdl resume`."""
+        ...
+
     def api_calls(self) -> Mapping[tuple[str, str], int]:
         """Answers of the Kubernetes API so far, by HTTP method and status; from any thread."""
         ...

@@ -30,6 +30,4 @@ def to_job_status(
     earlier, newest = status.coverage[:-MAX_EPOCHS], status.coverage[-MAX_EPOCHS:]
     values["coverage"] = (EpochCoverage.total(earlier), *newest) if earlier else newest
     values |= {"pods": pods, "lost_pods": lost_pods}
-    now = time.time()
-    elapsed = max(0.0, now - started_at)
-    return JobStatus(job_name=job_name, started_at=started_at, updated_at=now, elapsed_seconds=elapsed, **values)
+    return JobStatus(job_name=job_name, started_at=started_at, updated_at=time.time(), **values)

@@ -74,11 +74,13 @@ _BEGINS = {
     EventKind.WORKER_REGISTERED: LaneState.WORKING,
     EventKind.PS_READY: LaneState.WORKING,
     EventKind.JOB_STARTED: LaneState.WORKING,  # of the master
+    EventKind.JOB_RESUMED: LaneState.WORKING,
     EventKind.MASTER_RESTARTED: LaneState.WORKING,
     EventKind.POD_DRAINING: LaneState.LEAVING,
     EventKind.POD_GIVEN_UP: LaneState.LEAVING,
 }
-_ENDS = {EventKind.POD_COMPLETED: LaneEnd.DONE, EventKind.POD_LOST: LaneEnd.LOST}
+_OF_MASTER = (EventKind.JOB_STARTED, EventKind.JOB_RESUMED, EventKind.MASTER_RESTARTED)
+_ENDS = {EventKind.POD_COMPLETED: LaneEnd.DONE, EventKind.POD_STOPPED: LaneEnd.DONE, EventKind.POD_LOST: LaneEnd.LOST}
 _ORDER = {LaneState.WAITING: 0, LaneState.STARTING: 1, LaneState.WORKING: 2, LaneState.LEAVING: 3}
 _PHASES = {"Pending": LaneState.WAITING, "Running": LaneState.WORKING}
 
@@ -93,7 +95,7 @@ def lanes_of(status: JobStatus, history: EventHistory, until: float) -> tuple[La
     """
     by_pod: dict[str, list[JobEvent]] = defaultdict(list)
     for event in history.events:
-        name = "master" if event.kind in (EventKind.JOB_STARTED, EventKind.MASTER_RESTARTED) else event.subject
+        name = "master" if event.kind in _OF_MASTER else event.subject
         if _is_pod(name) and (event.kind in _BEGINS or event.kind in _ENDS):
             by_pod[name].append(event)
     prefix = f"elasticdl-{status.job_name}-"
@@ -102,7 +104,7 @@ def lanes_of(status: JobStatus, history: EventHistory, until: float) -> tuple[La
     for pod in status.lost_pods:
         lost[pod.name.removeprefix(prefix)].append(pod)
     lanes = [_of_events(name, events, pods.get(name), until) for name, events in by_pod.items()]
-    begin = status.started_at or until
+    begin = status.updated_at - status.elapsed_seconds if status.elapsed_seconds else status.started_at or until
     for name in dict.fromkeys([*pods, *lost]):
         if name not in by_pod:
             lanes.append(_of_status(name, pods.get(name), lost[name], begin, until))

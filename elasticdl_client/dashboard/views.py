@@ -28,7 +28,7 @@ def job_row(job_id: str, job: Job) -> Plain:
         "phase": job.phase.value,
         "message": " ".join(" ".join([*words.messages(job), words.waiting_for(job)]).split())[:300],
         "created_at": job.created_at,
-        "started_at": status.started_at,
+        "elapsed": status.elapsed_seconds,
         "updated_at": status.updated_at,
         "epoch": status.epoch,
         "num_epochs": status.num_epochs,

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from elasticdl_client.job_dir import read_journal
 from elasticdl_client.job_events import EventKind
 from tests.chaos.job import REPOSITORY, LocalJob
@@ -40,6 +42,18 @@ def test_what_is_trained_before_ctrl_c_is_not_trained_again_nor_said_again(tmp_p
     assert int(saved.split()[3].replace(",", "")) >= before.model_version
     said = resume(job)
     ready = [event for event in read_journal(job.job_dir).history.events if event.kind is EventKind.PS_READY]
-    assert ready[-1].details["restored_from"], said  # the screen may not show it of a job that ends within a second
+    assert ready[-1].details["restored_from"], said
+    assert "ps-0 ready, restored from " in said, said
     assert "epoch 4: records 1437, committed 1437, repeated 0, lost 0" in said, said
     assert said.count("epoch 1: records") == 1, said  # in the report at the end
+    assert " lost: " not in said, said  # what the stop has ended is not lost
+    ended = job.status()
+    assert ended is not None
+    assert (ended.lost_pods, ended.pods_lost) == ((), {})
+    assert (ended.event_counts["JobResumed"], ended.event_counts["PodStopped"]) == (1, 3)
+    assert "MasterRestarted" not in ended.event_counts
+    submitted_at = (job.job_dir / "spec.json").stat().st_mtime
+    assert ended.elapsed_seconds == pytest.approx(ended.updated_at - submitted_at, abs=0.1)
+    assert sum(ended.worker_seconds.values()) == pytest.approx(2 * ended.elapsed_seconds, rel=0.01)
+    assert sum(ended.ps_seconds.values()) == pytest.approx(ended.elapsed_seconds, rel=0.01)
+    assert ended.worker_seconds["stopped"] > 0

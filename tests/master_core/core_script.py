@@ -79,10 +79,10 @@ class Script:
     def log(self) -> list[str]:
         return [one.text for one in self.history if isinstance(one, c.Log)]
 
-    def restart_master(self) -> None:
+    def restart_master(self, resumed_at: float = 0.0) -> None:
         self._requests.clear()
         snapshot = json.loads(json.dumps(self.job.snapshot()))
-        self.job = Job.restore(self.settings, snapshot, self.job.generation + 1, self.now)
+        self.job = Job.restore(self.settings, snapshot, self.job.generation + 1, self.now, 0.0, resumed_at)
         self.job.validate_state()
 
     # Pods -----------------------------------------------------------------------------------------------------------

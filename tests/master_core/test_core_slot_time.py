@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from core_script import Script, running
 from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Strategy
+from elasticdl.master.core.settings import JobSettings, Strategy
 from elasticdl.master.core.values import Phase, PsLoad, Role
 from elasticdl_client.goodput import PsState, SlotState
 
@@ -252,10 +253,10 @@ def test_a_process_that_begins_anew_in_its_pod_recovers() -> None:
     assert split(script) == {SlotState.INPUT: 2.0, SlotState.RECOVERING: 2.5, SlotState.STARTING: 1.5}
 
 
-def restart(script: Script, at: float, *living: int) -> None:
+def restart(script: Script, at: float, *living: int, resumed_at: float = 0.0) -> None:
     """The master's next life, which finds these workers."""
     script.now = at
-    script.restart_master()
+    script.restart_master(resumed_at)
     pods = [script.settings.pod_name(Role.WORKER, index) for index in living]
     script.tell(
         e.PodsListed(
@@ -283,6 +284,77 @@ def test_of_a_worker_that_did_not_live_on_the_master_was_away() -> None:
     beat(script, 6.0, 1, input=6.0)
     assert split(script)[SlotState.INPUT] == 7.0
     assert split(script)[SlotState.MASTER_AWAY] == 4.0
+
+
+def test_time_counts_from_the_submission_and_before_the_first_answer_there_is_no_pod() -> None:
+    job = Job(JobSettings("j", num_workers=2, num_ps=1), now=100.0, began_at=93.0)
+    job.handle(e.PodsListed(()), 101.0)
+    job.validate_state()
+    status = job.status(103.0)
+    assert status.elapsed_seconds == 10.0
+    assert (status.worker_seconds[SlotState.UNSCHEDULED], sum(status.worker_seconds.values())) == (20.0, 20.0)
+    assert status.ps_seconds[PsState.ABSENT] == 10.0
+
+
+def test_a_submission_by_a_clock_that_is_ahead_costs_no_negative_time() -> None:
+    job = Job(JobSettings("j", num_workers=2), now=100.0, began_at=110.0)
+    job.handle(e.PodsListed(()), 101.0)
+    job.validate_state()
+    assert job.status(105.0).elapsed_seconds == 0.0
+    job.handle(e.Tick(), 112.0)
+    job.validate_state()
+    assert sum(job.status(112.0).worker_seconds.values()) == 4.0
+
+
+def test_the_pause_of_a_stopped_job_is_stopped_and_its_servers_are_absent() -> None:
+    script = running(num_workers=2)
+    for worker_id in (0, 1):
+        beat(script, 4.0, worker_id, input=4.0)
+    job = Job.restore(script.settings, script.job.snapshot(), 2, now=70.0, resumed_at=64.0)
+    for now in (70.0, 71.0):
+        job.handle(e.PodsListed(()), now)
+        job.validate_state()
+    found = job.status(71.0)
+    assert found.elapsed_seconds == 71.0
+    assert found.worker_seconds[SlotState.STOPPED] == 2 * 60.0
+    assert found.worker_seconds[SlotState.MASTER_AWAY] == 2 * 6.0
+    assert round(sum(found.worker_seconds.values()), 6) == 2 * 71.0
+    assert found.ps_seconds[PsState.ABSENT] >= 60.0
+    assert round(sum(found.ps_seconds.values()), 6) == 71.0
+
+
+def test_a_worker_that_outlived_the_stop_says_what_it_did_meanwhile() -> None:
+    script = running(strategy=Strategy.LOCAL, num_ps=0)
+    beat(script, 4.0, input=4.0)
+    restart(script, 20.0, 0, resumed_at=14.0)
+    script.worker_joins(0)
+    beat(script, 24.0, input=12.0)
+    assert split(script) == {SlotState.INPUT: 12.0, SlotState.STOPPED: 10.0, SlotState.MASTER_AWAY: 2.0}
+
+
+def test_a_place_that_waited_for_room_before_the_master_was_lost_waited_for_room() -> None:
+    script = Script(num_workers=1, num_ps=0, strategy=Strategy.LOCAL)
+    script.now = 30.0
+    script.tell(e.Tick())
+    restart(script, 33.0)
+    assert split(script) == {SlotState.UNSCHEDULED: 30.0, SlotState.MASTER_AWAY: 3.0}
+
+
+@pytest.mark.parametrize("resumed_at", [0.0, 20.0])
+def test_pods_that_end_with_the_stop_of_a_job_are_not_lost(resumed_at: float) -> None:
+    script = running(num_workers=2)
+    beat(script, 4.0, 0, input=4.0)
+    restart(script, 22.0, resumed_at=resumed_at)
+    script.pass_time(3)
+    counts = script.job.status().event_counts
+    stopped = 3 if resumed_at else 0
+    assert (counts.get("PodStopped", 0), counts.get("PodLost", 0)) == (stopped, 3 - stopped)
+    resumed = int(resumed_at > 0)
+    assert (counts.get("JobResumed", 0), counts.get("MasterRestarted", 0)) == (resumed, 1 - resumed)
+    script.ps_starts(life=2)
+    script.worker_starts(2)
+    script.kill(2)
+    assert script.job.status().event_counts["PodLost"] == 4 - stopped
 
 
 def test_the_clock_of_the_wall_may_be_set_back_between_two_lives() -> None:

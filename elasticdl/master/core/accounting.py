@@ -121,6 +121,10 @@ class Accounting:
         """By `goodput.PsState`, up to a moment."""
         return self._fleet.servers.times.seconds(self._micros(unix_now))
 
+    def elapsed_seconds(self, unix_now: float) -> float:
+        """Since the job's submission; for as long each slot that was always wanted has been accounted for."""
+        return self._micros(unix_now) / SECOND
+
     def lines(self, unix_now: float) -> list[str]:
         """Return the log lines for the end of the job."""
         found = {"time": self.worker_seconds(unix_now), "time of servers": self.ps_seconds(unix_now)}
@@ -133,17 +137,36 @@ class Accounting:
         pods = self._workers.times.pods.to_journal()
         return {"began_at": self._began_at, "offset": self._offset, **times, "pods": pods}
 
-    def restore(self, saved: Mapping[str, Any], unix_now: float) -> None:
-        """Takes over what an earlier life knew; the master was away until now."""
+    @staticmethod
+    def stopped_seconds(saved: Mapping[str, Any], resumed_at: float) -> float:
+        """Return how long a job was stopped: from its last journal to when it was resumed; 0: it was not.
+
+        Args:
+            saved: by `snapshot`.
+            resumed_at: seconds since the Unix epoch, when the newest run was asked for, maybe before that journal.
+        """
+        written_at: float = saved["began_at"] + (saved["workers"]["now"] - saved["offset"]) / SECOND
+        return max(0.0, resumed_at - written_at)
+
+    def restore(self, saved: Mapping[str, Any], unix_now: float, stopped_seconds: float = 0.0) -> None:
+        """Takes over what an earlier life knew; the master was away until now.
+
+        Args:
+            saved: by `snapshot`.
+            unix_now: seconds since the Unix epoch.
+            stopped_seconds: for so long the job was stopped before.
+        """
         self._began_at, self._offset = saved["began_at"], saved["offset"]
         written_at: int = saved["workers"]["now"]
         self._offset += max(0, written_at - self._micros(unix_now))  # the clock of the wall was set back
         self.begin(unix_now)
+        resumed = min(self._workers.times.now, written_at + round(stopped_seconds * SECOND))
+        pause = (written_at, resumed) if resumed > written_at else None
         if "pods" in saved:
             self._workers.times.pods = PodTimes.from_journal(saved["pods"])
-        self._workers.times.restore(saved["workers"])
+        self._workers.times.restore(saved["workers"], pause)
         self._workers.times.want(self._fleet.pods.worker_slots)
-        self._fleet.servers.times.restore(saved["servers"])
+        self._fleet.servers.times.restore(saved["servers"], pause)
 
     def validate(self) -> None:
         """All time is accounted for.

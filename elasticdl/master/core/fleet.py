@@ -92,6 +92,7 @@ class Fleet:
         self._create_message = ""
         self._resize_message = ""
         self._can_resize = True  # as far as known
+        self.resumed = 0  # number of the event that says so, until the pods are listed that have outlived the stop
 
     @property
     def num_serving(self) -> int:
@@ -328,6 +329,7 @@ class Fleet:
         changes, strays = self.pods.listed(event.pods, clock)
         for change in changes:
             self._pod_changed(change, clock)
+        self.resumed = 0
         for stray in strays:
             self._delete(stray)
         if not self._ending.is_decided:
@@ -405,6 +407,8 @@ class Fleet:
             return self._out.events.add(EventKind.POD_COMPLETED, record.subject, "", cause)
         if record.is_leaving:  # it was given up before
             return cause
+        if self.resumed:
+            return self._out.events.add(EventKind.POD_STOPPED, record.subject, event.message, self.resumed)
         details: dict[str, Detail] = {} if event.exit_code is None else {"exit_code": event.exit_code}
         return self._out.events.add(
             EventKind.POD_LOST,
@@ -466,7 +470,7 @@ class Fleet:
             lost: number of the event that says that the pod has ended.
         """
         delay = 0.0
-        if not was_leaving and not self._gets_more_memory(record, event):
+        if not was_leaving and not self.resumed and not self._gets_more_memory(record, event):
             delay = self._charges.pod_ended(event.reason, record.place, has_committed)
             if self._fail_if_certain(record, event, lost, has_committed) or self._fail_if_enough(record, event, lost):
                 return

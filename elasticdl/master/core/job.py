@@ -131,15 +131,36 @@ class Job:
 
     @classmethod
     def restore(
-        cls, settings: JobSettings, snapshot: Mapping[str, Any], generation: int, now: float, unix_offset: float = 0.0
+        cls,
+        settings: JobSettings,
+        snapshot: Mapping[str, Any],
+        generation: int,
+        now: float,
+        unix_offset: float = 0.0,
+        resumed_at: float = 0.0,
     ) -> Job:
-        """The next life, from the last snapshot on disk; `generation` is greater than that in the snapshot."""
+        """The next life, from the last snapshot on disk.
+
+        Args:
+            settings: see above, as the two others.
+            snapshot: of the life before.
+            generation: greater than that in the snapshot.
+            now: see `handle`.
+            unix_offset: see above.
+            resumed_at: seconds since the Unix epoch: when this run was asked for; a journal that is older is that of a
+                job that was stopped.
+        """
         job = cls(settings, generation, now, unix_offset)
         if "events" in snapshot:
             job._out.events.restore(snapshot["events"])
         if "series" in snapshot:
             job._series = JobSeries.from_journal(snapshot["series"])
-        job._out.events.add(EventKind.MASTER_RESTARTED, "master", generation=generation)
+        times = snapshot.get("accounting")
+        stopped = job._accounting.stopped_seconds(times, resumed_at) if times is not None else 0.0
+        if stopped:
+            job._fleet.resumed = job._out.events.add(EventKind.JOB_RESUMED, "job", "", 0, seconds=round(stopped, 3))
+        else:
+            job._out.events.add(EventKind.MASTER_RESTARTED, "master", generation=generation)
         job._truth.num_repeated = snapshot["num_repeated"]
         job._data.restore(snapshot["data"])
         job._joining.plan_if_known()
@@ -158,8 +179,8 @@ class Job:
         job._worlds.restore(snapshot["worlds"], job._clock)
         if "loads" in snapshot:
             job._loads.restore(snapshot["loads"])
-        if "accounting" in snapshot:
-            job._accounting.restore(snapshot["accounting"], job._unix_now)
+        if times is not None:
+            job._accounting.restore(times, job._unix_now, stopped)
         if job._joining.is_planned:
             job._work.restore(snapshot)
         for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
@@ -473,6 +494,7 @@ class Job:
             self._out.events.totals,
             self._pace,
             self.settings.runs_command and self._fleet.pods.all_are_done,
+            self._accounting.elapsed_seconds(unix_now),
             self._accounting.worker_seconds(unix_now),
             self._accounting.ps_seconds(unix_now),
         )

@@ -31,6 +31,7 @@ def look_at(
     totals: EventTotals,
     pace: Pace,
     all_have_left: bool,
+    elapsed_seconds: float,
     worker_seconds: Mapping[str, float],
     ps_seconds: Mapping[str, float],
 ) -> Status:
@@ -79,6 +80,7 @@ def look_at(
         world_seconds=totals.group_seconds,
         staleness=loads.staleness,
         gradients_refused=loads.refused,
+        elapsed_seconds=elapsed_seconds,
         worker_seconds=worker_seconds,
         ps_seconds=ps_seconds,
         event_counts=dict(totals.by_kind),

@@ -49,6 +49,7 @@ class ServerTimes:
         self._servers = [_Server() for _ in range(num_servers)]
         self._sums = dict.fromkeys(PsState, 0)
         self._saving_since: int | None = None  # a checkpoint is being written
+        self._pause = (0, 0)  # the newest time in which the job was stopped, from and until
 
     def is_at(self, ps_id: int, state: PsState) -> None:
         """A server is absent, restores, or serves (`IDLE`) from now on; without effect if that is known."""
@@ -91,15 +92,18 @@ class ServerTimes:
     def _guess(self, server: _Server, until: int) -> dict[PsState, int]:
         """How the time that is not settled is probably split: it is as busy as it was before its last report."""
         length = until - server.settled
+        stopped = max(0, min(until, self._pause[1]) - max(server.settled, self._pause[0]))
+        if server.state is PsState.ABSENT:
+            return {PsState.ABSENT: length}
         if server.state is not PsState.IDLE:
-            return {server.state: length}
+            return {PsState.ABSENT: stopped, server.state: length - stopped}
         busy, whole = server.busy_share
-        return self._split(server, until, length * busy // whole)
+        return self._split(server, until, (length - stopped) * busy // whole, stopped)
 
-    def _split(self, server: _Server, until: int, busy: int) -> dict[PsState, int]:
-        rest = until - server.settled - busy
+    def _split(self, server: _Server, until: int, busy: int, absent: int = 0) -> dict[PsState, int]:
+        rest = until - server.settled - busy - absent
         saving = min(rest, server.saving + self._saving(server, until))
-        return {PsState.BUSY: busy, PsState.SAVING: saving, PsState.IDLE: rest - saving}
+        return {PsState.ABSENT: absent, PsState.BUSY: busy, PsState.SAVING: saving, PsState.IDLE: rest - saving}
 
     def _saving(self, server: _Server, until: int) -> int:
         """Since it is settled, of the checkpoint that is being written now."""
@@ -113,12 +117,15 @@ class ServerTimes:
     def snapshot(self) -> dict[str, Any]:
         return {
             "sums": {state.value: us for state, us in self._sums.items() if us},
+            "pause": list(self._pause),
             "servers": [[s.settled, s.state.value, s.incarnation, s.busy, *s.busy_share] for s in self._servers],
         }
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
+    def restore(self, saved: Mapping[str, Any], pause: tuple[int, int] | None = None) -> None:
         """Takes over what an earlier life knew.  A server that lives covers the time between with its next report."""
         self._sums = {state: saved["sums"].get(state.value, 0) for state in PsState}
+        begin, end = saved.get("pause", (0, 0))
+        self._pause = (begin, end) if pause is None else pause
         for server, values in zip(self._servers, saved["servers"], strict=True):
             server.settled, state, server.incarnation, server.busy, busy, whole = values
             server.state, server.busy_share = PsState(state), (busy, whole)

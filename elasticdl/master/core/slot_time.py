@@ -114,6 +114,7 @@ class SlotTimes:
         self._is_complete = False
         self._servers_missed_at = -1
         self._group_broken_at = -1
+        self._pause = (0, 0)  # the newest time in which the job was stopped, from and until
 
     def want(self, numbers: Set[int]) -> None:
         """These slots are wanted from now on, and no others."""
@@ -215,11 +216,13 @@ class SlotTimes:
             covered -= known
         parts = dict.fromkeys(SlotState, 0)
         unseen = max(0, min(self.now, slot.away_until) - slot.settled)
-        away = min(unseen, max(0, length - covered))
+        absence = self._absence(slot, min(unseen, max(0, length - covered)))
+        away = sum(absence.values())
         idle = min(unseen - away, weights.get(SlotState.IDLE, 0))  # nothing could be asked for
         weights[SlotState.IDLE] = weights.get(SlotState.IDLE, 0) - idle
         weights[SlotState.MASTER_AWAY] = weights.get(SlotState.MASTER_AWAY, 0) + idle
-        parts[SlotState.MASTER_AWAY] += away
+        for state, us in absence.items():
+            parts[state] += us
         if is_first and length - away > covered:
             begun = SlotState.RECOVERING if slot.incarnation else SlotState.STARTING
             parts[begun] += length - away - covered
@@ -315,8 +318,15 @@ class SlotTimes:
             return {_UNREPORTED[slot.life]: length}
         away = max(0, min(until, slot.away_until) - slot.settled)
         parts = _spread(length - away, slot.mix or {SlotState.STARTING: 1})
-        parts[SlotState.MASTER_AWAY] = parts.get(SlotState.MASTER_AWAY, 0) + away
+        for state, us in self._absence(slot, away).items():
+            parts[state] = parts.get(state, 0) + us
         return parts
+
+    def _absence(self, slot: _Slot, us: int) -> dict[SlotState, int]:
+        """How a time without a master that nothing else explains is split: the job was stopped, or was not."""
+        begin, end = self._pause
+        stopped = min(us, max(0, end - max(begin, slot.settled)))
+        return {SlotState.STOPPED: stopped, SlotState.MASTER_AWAY: us - stopped}
 
     def _add(self, slot: _Slot, parts: Mapping[SlotState, int], until: int) -> None:
         """Settles a slot's time up to a moment; the parts make it up."""
@@ -360,6 +370,7 @@ class SlotTimes:
             "now": self.now,
             "sums": {state.value: us for state, us in self._sums.items() if us},
             "dropped": self._dropped,
+            "pause": list(self._pause),
             "slots": [
                 [
                     *(slot.began, slot.settled, slot.life.value, slot.worker_id, slot.has_lost, slot.incarnation),
@@ -372,15 +383,24 @@ class SlotTimes:
             "numbers": list(self._slots),
         }
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what an earlier life knew, its slots, too; `now` is set already."""
+    def restore(self, saved: Mapping[str, Any], pause: tuple[int, int] | None = None) -> None:
+        """Takes over what an earlier life knew, its slots, too; `now` is set already.
+
+        Args:
+            saved: by `snapshot`.
+            pause: from and until when the job was stopped; None: it was not.
+        """
         self._sums = {state: saved["sums"].get(state.value, 0) for state in SlotState}
         self._dropped = saved["dropped"]
+        begin, end = saved.get("pause", (0, 0))
+        self._pause = (begin, end) if pause is None else pause
         slots = [_restored(values) for values in saved["slots"]]
         for slot in slots:
             slot.away_until = self.now
             if slot.life not in (Life.LIVE, Life.DONE):  # no report of it will come
-                self._add(slot, {SlotState.MASTER_AWAY: self.now - slot.settled}, self.now)
+                written_at: int = saved["now"]
+                self._add(slot, {_UNREPORTED[slot.life]: written_at - slot.settled}, written_at)
+                self._add(slot, self._absence(slot, self.now - written_at), self.now)
         self._slots = dict(zip(saved.get("numbers", range(len(slots))), slots, strict=True))
         self._by_worker = {slot.worker_id: slot for slot in slots if slot.life is Life.LIVE}
 

@@ -81,6 +81,7 @@ class Status:
         num_worlds: AllReduce: how many have formed.
         world_seconds: AllReduce: that their changes took, altogether.
         staleness: gradients taken by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
+        elapsed_seconds: since the job's submission.
         worker_seconds: by `goodput.SlotState`, summed over the wanted workers since the job's beginning.
         ps_seconds: by `goodput.PsState`, the same of the parameter servers.
         event_counts: how many events there were of each kind.
@@ -118,6 +119,7 @@ class Status:
     world_seconds: float
     staleness: tuple[int, ...]
     gradients_refused: int
+    elapsed_seconds: float
     worker_seconds: Mapping[str, float]
     ps_seconds: Mapping[str, float]
     event_counts: Mapping[str, int]

@@ -30,6 +30,7 @@ _AHEAD_S = 60.0  # an event that seems to be yet to come by more than that is of
 _CAUGHT_UP_S = 600.0  # a new life publishes what is not older; before that, the last one did
 _MAX_MESSAGE = 1000  # bytes; Kubernetes takes 1,024
 _TIMEOUT_S = (5.0, 5.0)
+_NEW_LIVES = (EventKind.JOB_RESUMED, EventKind.MASTER_RESTARTED)
 _ROUTINE = frozenset({EventKind.EPOCH_STARTED, EventKind.JOB_WAITING, EventKind.WORKER_REGISTERED})
 
 logger = logging.getLogger("elasticdl.master")
@@ -123,7 +124,7 @@ class EventPublisher:
 
         new = list(takewhile(is_over, since(history, self._published)))
         wanted = [e for e in new if e.kind not in _ROUTINE and _window(e) * _WINDOW_S >= self._oldest]
-        for group in _grouped(wanted, [e.number for e in history if e.kind is EventKind.MASTER_RESTARTED]):
+        for group in _grouped(wanted, [e.number for e in history if e.kind in _NEW_LIVES]):
             self._create(group)
         if new:  # only now: what is tried again has the same names
             self._published = new[-1].number

@@ -21,12 +21,17 @@ logger = logging.getLogger("elasticdl.master")
 
 
 class OwnPod:
-    """The master's pod, by its name; its methods may be called from any thread."""
+    """The master's pod, by its name; its methods may be called from any thread.
+
+    Attributes:
+        created_at: by the API server's clock, in seconds since the Unix epoch; 0 before `look`.
+    """
 
     def __init__(self, connection: Connection, namespace: str, job_name: str) -> None:
         self._connection = connection
         self._namespace = namespace
         self._name = names.pod_name(job_name, "master", 0)
+        self.created_at = 0.0
 
     def look(self, owner_uid: str) -> bool:
         """Whether it has the job's ConfigMap as its owner.
@@ -41,6 +46,7 @@ class OwnPod:
             if error.status == 404:
                 raise Superseded(f"pod {self._name} was deleted, and its master leaves with it") from error
             raise
+        self.created_at = pod.metadata.creation_timestamp.timestamp()
         own, shown = os.environ.get("MY_POD_IP", ""), pod.status.pod_ip or ""
         if own and shown and own != shown:
             raise Superseded(f"pod {self._name} was made again and has the address {shown}; this one has {own}")

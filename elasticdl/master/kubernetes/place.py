@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from elasticdl.cluster.cluster import PodSpec
@@ -81,7 +82,9 @@ class KubernetesPlace:
             raise
 
     def _take(self, job_name: str) -> None:
-        job = _patiently(lambda: self._read_job(job_name))
+        job, server_now = _patiently(lambda: self._read_job(job_name))
+        now = time.time()
+        ahead = now - server_now  # of the API server's clock, which has no fractions of a second in what it tells
         owner_uid: str = job.metadata.uid
         self._owner_uid = owner_uid
         self.spec = whole_spec(job.data[names.SPEC_KEY])
@@ -89,6 +92,8 @@ class KubernetesPlace:
         self._expiry = Expiry(self._connection, self._namespace, job_name, owner_uid, account)
         _patiently(self._check_rights)
         is_owned = _patiently(lambda: self._own_pod.look(owner_uid))
+        self.submitted_at = min(now, job.metadata.creation_timestamp.timestamp() + ahead)
+        self.resumed_at = min(now, self._own_pod.created_at + ahead)
         if not is_owned:
             _patiently(lambda: set_owners(self._connection, self.spec, self._namespace, owner_uid))
         self.journal = _patiently(
@@ -145,11 +150,13 @@ class KubernetesPlace:
     def _say_phase(self, phase: JobPhase) -> None:
         self._own_pod.label(_LABELS[phase])
 
-    def _read_job(self, job_name: str) -> Any:
+    def _read_job(self, job_name: str) -> tuple[Any, float]:
+        """Return the job's ConfigMap, and the time by the API server's clock; without that, by this machine's."""
         name = names.job_object(job_name)
         try:
             with self._connection.doing(f"read ConfigMap {name} of namespace {self._namespace}"):
-                job = self._connection.core.read_namespaced_config_map(name, self._namespace)
+                core = self._connection.core
+                job, _, headers = core.read_namespaced_config_map_with_http_info(name, self._namespace)
         except ClusterError as error:
             if error.status == 404:
                 raise Superseded(
@@ -160,7 +167,8 @@ class KubernetesPlace:
             raise
         if names.SPEC_KEY not in (job.data or {}):
             raise JobError(f"the job's ConfigMap {name} holds no {names.SPEC_KEY}", "submit the job again")
-        return job
+        date = headers.get("Date", "")
+        return job, parsedate_to_datetime(date).timestamp() if date else time.time()
 
 
 def open_place() -> KubernetesPlace:

@@ -127,7 +127,7 @@ function figures(job) {
       figure("Epoch", job.epoch ? String(job.epoch) : "–", job.num_epochs > 0 ? `of ${job.num_epochs}` : ""),
       figure("Step", count(job.step)), figure("Loss", number(job.loss)), metrics,
       job.phase === "Running" ? figure("Records/s", job.rate ? compact(job.rate) : "–") : null,
-      job.eta !== null ? figure("Time left", duration(job.eta), "about") : figure("Took", job.started_at ? duration(job.updated_at - job.started_at) : "–"),
+      job.eta !== null ? figure("Time left", duration(job.eta), "about") : figure("Took", job.elapsed ? duration(job.elapsed) : "–"),
       figure("Workers", ...alive(job, job.workers)), job.ps[1] ? figure("Servers", ...alive(job, job.ps)) : null,
       figure("Goodput", job.goodput === null ? "–" : percent(job.goodput))),
   ];
@@ -191,7 +191,8 @@ function explainCard(diagnoses) {
 function costOf(cost) {
   return [
     cost.slot_seconds >= 0.05 ? `${cost.slot_seconds.toFixed(1)} s of the pod's time${cost.is_open ? " so far" : ""}` : "",
-    cost.tasks ? `minibatches of ${cost.tasks} ${cost.tasks === 1 ? "task" : "tasks"} were computed again` : "",
+    cost.repeated ? `${cost.repeated} ${cost.repeated === 1 ? "record" : "records"} computed again`
+      : cost.tasks ? `minibatches of ${cost.tasks} ${cost.tasks === 1 ? "task" : "tasks"} were computed again` : "",
     cost.records ? `${count(cost.records)} records left out of the model` : "",
   ].filter(Boolean).join("; ");
 }
