@@ -123,12 +123,14 @@ class Cost:
         slot_seconds: for which the pod's slot was not filled, summed over slots.
         tasks: that were opened again because the model had lost parts of them.
         records: left out of the model.
+        repeated: records that the model had lost, and that are computed again.
         is_open: it still costs.
     """
 
     slot_seconds: float = 0.0
     tasks: int = 0
     records: int = 0
+    repeated: int = 0
     is_open: bool = False
 
     def __add__(self, other: Cost) -> Cost:
@@ -136,6 +138,7 @@ class Cost:
             self.slot_seconds + other.slot_seconds,
             self.tasks + other.tasks,
             self.records + other.records,
+            self.repeated + other.repeated,
             self.is_open or other.is_open,
         )
 
@@ -192,6 +195,7 @@ class Diagnosis:
                 "slot_seconds": round(self.cost.slot_seconds, 3),
                 "tasks": self.cost.tasks,
                 "records": self.cost.records,
+                "repeated": self.cost.repeated,
                 "is_open": self.cost.is_open,
             },
             "advice": self.advice,

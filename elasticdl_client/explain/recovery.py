@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elasticdl_client.explain.diagnosis import Cost, Facts, listed, one_line, plural
 from elasticdl_client.job_events import EventKind, JobEvent, describe
 
@@ -33,15 +35,15 @@ def recovery(facts: Facts, *lost: JobEvent) -> tuple[str, Cost]:
     reopened = [event for event in follow if event.kind is EventKind.EPOCH_REOPENED]
     if reopened:
         tasks = sum(int(event.details.get("tasks", 0)) for event in reopened)
-        cost += Cost(tasks=tasks)
+        records = sum(int(event.details.get("records", 0)) for event in reopened)
+        cost += Cost(tasks=tasks, repeated=records)
         epochs = listed(event.subject.replace("-", " ") for event in reopened)
-        sentences.append(
-            f"minibatches of {plural(tasks, 'task')} that the model had lost were planned again, in {epochs}"
-        )
+        what = plural(records, "record") if records else f"minibatches of {plural(tasks, 'task')}"
+        sentences.append(f"{what} that the model had lost were planned again, in {epochs}")
     failed = next((event for event in follow if event.kind is EventKind.JOB_FAILED), None)
     if failed is not None:
         sentences.append(f"the job was ended: {one_line(failed.message)}")
-        cost = Cost(cost.slot_seconds, cost.tasks, cost.records)
+        cost = replace(cost, is_open=False)
     return as_sentences(sentences), cost
 
 

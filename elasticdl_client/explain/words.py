@@ -104,7 +104,9 @@ def _cost(diagnosis: Diagnosis) -> str:
     if cost.slot_seconds >= 0.05:
         slots = {"worker": "of worker slots", "ps": "of server slots"}.get(role, "of the workers' time")
         parts.append(f"{cost.slot_seconds:,.1f} s {slots}{' so far' if cost.is_open else ''}")
-    if cost.tasks:
+    if cost.repeated:
+        parts.append(f"{plural(cost.repeated, 'record')} computed again")
+    elif cost.tasks:
         parts.append(f"minibatches of {plural(cost.tasks, 'task')} were computed again")
     if cost.records:
         parts.append(f"{plural(cost.records, 'record')} left out of the model")

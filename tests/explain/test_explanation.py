@@ -151,6 +151,15 @@ def test_a_group_and_lost_tasks_are_named_among_the_consequences() -> None:
     assert diagnosis.cost.tasks == 5
 
 
+def test_what_the_model_has_lost_with_a_ps_costs_records() -> None:
+    log = Log()
+    lost = log.lose("ps-0", "Killed")
+    log.add(EventKind.EPOCH_REOPENED, "epoch-2", "", lost, records=1200, tasks=5)
+    (diagnosis,) = diagnosed(log)
+    assert (diagnosis.cost.repeated, diagnosis.cost.tasks, diagnosis.cost.records) == (1200, 5, 0)
+    assert "1,200 records computed again" in words.text(explain(log.facts()), 100)
+
+
 def test_what_ended_the_job_stands_before_newer_troubles() -> None:
     log = Log()
     lost = log.lose("worker-0", "Error", "exit code 1: ImportError: no module named pandas", exit_code=1)

@@ -9,6 +9,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.servers import owned
 from elasticdl.master.core.values import BucketRange, Phase, PsAddress, Role, TaskType
+from elasticdl_client.job_events import EventKind
 
 
 def test_a_job_starts_its_pods_once_their_ids_are_written_down() -> None:
@@ -245,6 +246,18 @@ def test_a_lost_ps_comes_back_under_its_id_and_what_it_lacks_is_trained_again() 
     script.finish(again)
     script.sets_are_read(everything(script))
     assert script.log().count("Epoch 1: records 40, committed 40, repeated 0, lost 0") == 2
+
+
+def test_what_the_model_has_lost_with_a_ps_is_counted_in_records_of_done_and_begun_tasks() -> None:
+    script = running()
+    done, begun = script.lease(), script.lease()
+    script.finish(done)
+    script.progress(begun, 0)
+    script.ps_dies()
+    script.ps_starts(life=2)
+    script.sets_are_read({(0, done.task): (0,)})
+    reopened = [event for event in script.job.events.events if event.kind is EventKind.EPOCH_REOPENED]
+    assert [(event.subject, event.details) for event in reopened] == [("epoch-1", {"records": 20, "tasks": 2})]
 
 
 def test_train_end_is_withdrawn_when_the_model_is_lost() -> None:

@@ -173,6 +173,15 @@ def test_what_was_told_before_is_not_told_again_to_who_resumes_the_job() -> None
     assert [line.text for line in news.lines(before, script.job.events)] == ["worker-2 (for worker-1) joined"]
 
 
+def test_what_the_model_has_lost_is_one_line_in_records() -> None:
+    lost = [
+        JobEvent(n, 1.0, EventKind.EPOCH_REOPENED, f"epoch-{n}", "", 0, {"records": 600, "tasks": 2}) for n in (2, 3)
+    ]
+    assert [line.text for line in News().lines(STATUS, EventHistory(tuple(lost)))] == [
+        "epochs 2 to 3: the model has lost 1,200 records, which are computed again"
+    ]
+
+
 def test_reopened_epochs_are_one_line_and_other_troubles_are_named() -> None:
     def event(number: int, kind: EventKind, subject: str, message: str = "", **details: Any) -> JobEvent:
         return JobEvent(number, 1.0, kind, subject, message, 0, details)

@@ -220,11 +220,15 @@ class Epoch:
         self.processed_records += max(0, self.committed_records - committed)
         self._saved = None
 
+    def records_of_minibatches(self, task: int, minibatches: Iterable[int]) -> int:
+        """Records of some minibatches of a task."""
+        return sum(self._size_of(task, n) for n in minibatches)
+
     def records_in(self, task: int) -> int:
         """Records of the committed minibatches of a task; all of them once it is done, filtered ones among them."""
         if self.is_done(task):
             return self._records_of(task)
-        return sum(self._size_of(task, n) for n in self.applied(task))
+        return self.records_of_minibatches(task, self.applied(task))
 
     def snapshot(self) -> dict[str, Any]:
         if self._saved is None:

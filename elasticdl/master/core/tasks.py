@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, Applied, AppliedSet, TaskName
@@ -31,6 +32,21 @@ def cut(shards: Iterable[Shard], records_per_task: int) -> tuple[Shard, ...]:
         for shard in sorted(shards)
         for start in range(shard.start, shard.end, records_per_task)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The part of a task that was committed, and that the model does not hold any more.
+
+    Attributes:
+        records: to be computed again.
+        is_reopened: the task was done, and is todo again.
+    """
+
+    epoch: int
+    task: int
+    records: int
+    is_reopened: bool
 
 
 class Tasks:
@@ -277,11 +293,11 @@ class Tasks:
         """The truth is being asked for: what is committed from now on may be missing in the answer."""
         self._fresh = {}
 
-    def reconcile(self, truth: AppliedSet) -> list[TaskName]:
+    def reconcile(self, truth: AppliedSet) -> list[Loss]:
         """Makes the ledger what the model holds, and what was committed since `begin_reading`.
 
         Returns:
-            The tasks that were done and are todo again.
+            The tasks of which the model has lost something.
         """
         fresh, self._fresh = self._fresh or {}, None
         if self._is_stopped:
@@ -290,26 +306,28 @@ class Tasks:
             self._plan_what_is_left()
         self.begin_until(max((epoch for epoch, _ in truth.tasks), default=-1))
         return [
-            (epoch.number, task)
+            loss
             for epoch in self.epochs
             for task in epoch.order
-            if self._reconcile_task(epoch, task, truth, fresh.get((epoch.number, task), NOTHING))
+            if (loss := self._reconcile_task(epoch, task, truth, fresh.get((epoch.number, task), NOTHING))) is not None
         ]
 
-    def _reconcile_task(self, epoch: Epoch, task: int, truth: AppliedSet, fresh: Applied) -> bool:
+    def _reconcile_task(self, epoch: Epoch, task: int, truth: AppliedSet, fresh: Applied) -> Loss | None:
         was, was_done = epoch.applied(task), epoch.is_done(task)
         holds = truth.of_task(epoch.number, task) | fresh
         if holds == was:
-            return False
+            return None
         self.model_version += len(holds) - len(holds & was)
-        self.num_fallen_back += len(was) - len(holds & was)
+        lost = [n for n in was if n not in holds]
+        self.num_fallen_back += len(lost)
+        records = epoch.records_of_minibatches(task, lost)
         epoch.change(task, holds)
         if was_done and not epoch.is_done(task):
             epoch.change(task, holds, UNKNOWN)
             epoch.covered = False
             epoch.open_again(task)
-            return True
-        return False
+            return Loss(epoch.number, task, records, True)
+        return Loss(epoch.number, task, records, False) if lost else None
 
     def snapshot(self) -> dict[str, Any]:
         return {

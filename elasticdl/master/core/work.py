@@ -6,7 +6,7 @@ said by job.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from elasticdl.master.core.applied import AppliedSet
@@ -30,7 +30,7 @@ from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.planned_evaluation import PlannedEvaluation
 from elasticdl.master.core.rations import Rations
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.tasks import Tasks
+from elasticdl.master.core.tasks import Loss, Tasks
 from elasticdl.master.core.values import HeldLease, Lease, Level, Shard, TaskType
 from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world import Worlds
@@ -251,20 +251,25 @@ class Work:
     def reconcile(self, truth: AppliedSet) -> None:
         """The model holds exactly this, and what was committed since it was asked: the rest is handed out again."""
         num_before, num_lost = self.tasks.num_committed, self.tasks.num_fallen_back
-        reopened = self.tasks.reconcile(truth)
+        losses = self.tasks.reconcile(truth)
         self._workers.times.fell_back(self.tasks.num_fallen_back - num_lost, num_before)
-        if not reopened:
+        for epoch in sorted({loss.epoch for loss in losses}):
+            self._say_lost(epoch, [loss for loss in losses if loss.epoch == epoch])
+        if not any(loss.is_reopened for loss in losses):
             return
-        for epoch in sorted({epoch for epoch, _ in reopened}):
-            count = sum(one == epoch for one, _ in reopened)
-            cause = self._out.events.newest_of(*_MODEL_CHANGES)
-            text = f"the model has lost parts of {count} tasks"
-            self._out.events.add(EventKind.EPOCH_REOPENED, f"epoch-{epoch + 1}", text, cause, tasks=count)
-            self._out.log(f"Epoch {epoch + 1} is open again: {text}", Level.WARNING)
         for lease in self.leases.of_type(TaskType.TRAIN_END) + self.leases.of_type(TaskType.EVALUATION):
             self.leases.end(lease)
         self.evaluations.withdraw()
         self.has_exported = False
+
+    def _say_lost(self, epoch: int, losses: Sequence[Loss]) -> None:
+        cause = self._out.events.newest_of(*_MODEL_CHANGES)
+        records = sum(loss.records for loss in losses)
+        text = f"the model has lost {records:,} records of {len(losses):,} tasks, which are computed again"
+        details = {"records": records, "tasks": len(losses)}
+        self._out.events.add(EventKind.EPOCH_REOPENED, f"epoch-{epoch + 1}", text, cause, **details)
+        if any(loss.is_reopened for loss in losses):
+            self._out.log(f"Epoch {epoch + 1} is open again: {text}", Level.WARNING)
 
     # Reports under a lease ------------------------------------------------------------------------------------------
 
