@@ -105,7 +105,7 @@ class StepDisplay:
         from rich.live import Live
         from rich.spinner import Spinner
 
-        self._console = Console(file=stream, highlight=False)
+        self._console = Console(file=stream, highlight=False, emoji=False)
         self._step: Step | None = None
         self._is_cached = False
         self._began_at = time.monotonic()

@@ -256,6 +256,14 @@ def test_on_a_terminal_a_step_is_a_line_and_a_failed_one_shows_all_it_said() -> 
     ]
 
 
+def test_on_a_terminal_what_a_step_says_stays_as_it_is() -> None:
+    out = io.StringIO()
+    display = StepDisplay(out)
+    display.show(messages.Line("COPY 1:100:1 std::x::y"))
+    display.fail()
+    assert "COPY 1:100:1 std::x::y" in out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
