@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ class ObjectServer:
         objects: by the plural of their kind and their name.
         deletions: what was deleted, with the options of the call, in order.
         failures: HTTP codes that the next deletions are answered with.
+        ahead_s: of this machine's clock, the server's.
     """
 
-    def __init__(self, manifests: list[Object]) -> None:
+    def __init__(self, manifests: list[Object], ahead_s: float = 0.0) -> None:
         self.objects: dict[tuple[str, str], Object] = {}
         self.deletions: list[tuple[str, Object]] = []
         self.failures: list[int] = []
+        self.ahead_s = ahead_s
         self.has_deleted = threading.Event()
         self._version = 0
         self._lock = threading.Lock()
@@ -43,6 +46,9 @@ class ObjectServer:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return super().date_time_string(time.time() + script.ahead_s)
 
             def do_GET(self) -> None:
                 self._answer()
@@ -116,7 +122,8 @@ class ObjectServer:
 
     def _keep(self, kind: str, found: Object) -> None:
         self._version += 1
-        metadata = {"uid": f"uid-{found['metadata']['name']}", **found["metadata"]}
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.ahead_s))
+        metadata = {"uid": f"uid-{found['metadata']['name']}", "creationTimestamp": created, **found["metadata"]}
         found["metadata"] = {**metadata, "resourceVersion": str(self._version)}
         found.setdefault("status", {})
         self.objects[kind, found["metadata"]["name"]] = found
