@@ -1,12 +1,14 @@
 """The digits in NumPy, by user code that hangs once in a job, where the environment says.
 
-HANG_IN: model, feed, loss or callback.  HANG_MARK: a file that the first process to hang makes, so that no other does.
+HANG_IN: model, feed, loss, callback, or pause: the loss waits for the file HANG_MARK.over.  HANG_MARK: a file that the
+first process to hang makes, so that no other does.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,10 @@ def loss() -> None:
         with lock:
             lock.acquire()  # a deadlock
 
+    if _may_hang("pause"):
+        while not Path(os.environ["HANG_MARK"] + ".over").exists():
+            time.sleep(0.05)
+
 
 def on_train_end() -> None:
     if _may_hang("callback"):
@@ -93,7 +99,8 @@ def _may_hang(where: str) -> bool:
     if os.environ.get("HANG_IN") != where:
         return False
     try:
-        Path(os.environ["HANG_MARK"]).touch(exist_ok=False)
+        with Path(os.environ["HANG_MARK"]).open("x") as mark:
+            mark.write(str(os.getpid()))
     except FileExistsError:
         return False
     return True

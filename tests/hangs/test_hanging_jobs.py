@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.scenarios import coverage_of
 from tests.explain.explained import the_trouble
 from tests.hangs import hanging_digits, hanging_script, loader_script
+from tests.hangs.frozen_thread import frozen_main_thread
 from tests.hangs.job_events import events_of
 
 LIMIT_S = 6  # in a minibatch; on a loaded machine a start takes some seconds
@@ -110,6 +112,38 @@ def test_a_process_of_a_loader_that_hangs_is_named_by_its_line(tmp_path: Path, m
     assert str(event.details["where"]).startswith(f"{loader_script.__file__}:")
     assert line_of(event) in ("while True:", "pass")
     assert str(event.details["where"]).endswith(" in __getitem__")
+
+
+def test_a_member_that_stays_in_a_collective_is_named_and_replaced(digits: Path, tmp_path: Path) -> None:
+    job = job_of(tmp_path, digits, "pause", **GROUP, num_epochs=4, collective_timeout=2)
+    job.pace_s = 0.01
+    job.start()
+    mark = tmp_path / "mark"
+    job.wait_until("a member that all others wait for", lambda: mark.exists() and bool(mark.read_text()))
+    inside = next(pod for pod in job.pods(Role.WORKER) if str(pod.pid) != mark.read_text())
+    times: list[tuple[float, float]] = []
+    job.wait_until("the other member to wait for it", lambda: is_at_rest(inside.pid, times))
+    with frozen_main_thread(inside.pid):
+        (tmp_path / "mark.over").touch()
+        job.wait_until("its successor", lambda: any(pod.index == 2 for pod in job.pods(Role.WORKER)))
+    job.hurry()
+    assert job.wait(120) == 0, job.story()
+    assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(1437, 1437, 0, 0)] * 4
+    event = events_of(job, EventKind.WORKER_HUNG)[0]
+    assert event.subject == f"worker-{inside.index}"
+    assert event.details["activity"] == "world"
+    diagnosis = the_trouble(job.job_dir, Trouble.COLLECTIVE_HANGS)
+    assert event.number in diagnosis.events
+    assert "worker-2" in diagnosis.done
+
+
+def is_at_rest(pid: int, seen: list[tuple[float, float]]) -> bool:
+    """Whether the main thread of a process has not run for a second; `seen` has when its time grew last."""
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    spent = float(fields[11]) + float(fields[12])
+    if not seen or seen[-1][1] != spent:
+        seen.append((time.monotonic(), spent))
+    return time.monotonic() - seen[-1][0] > 1
 
 
 def test_a_stopped_worker_has_no_stacks_and_the_event_says_why(digits: Path, tmp_path: Path) -> None:

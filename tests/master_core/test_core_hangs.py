@@ -352,6 +352,27 @@ def test_a_member_that_moves_while_all_others_wait_does_not_hang() -> None:
     assert not hung(script)
 
 
+def test_a_member_that_stays_in_a_collective_of_a_group_that_is_over_hangs() -> None:
+    """Waiting for the others explains nothing there: they have gone on without it."""
+    script = standing(2, hang_timeout=20.0, collective_timeout=5.0)
+    lease, old = script.lease(0), script.version
+    script.lease(1)
+    script.ready(1, old, "it cannot form a group with worker 0")
+    for second in range(1, 90):
+        script.now += 1.0
+        fields = {"activity": "world", "seconds": {"world": float(second)}, "world_version": old}
+        script.heartbeat(0, (lease.id,), waiting_seconds=float(second), **fields)
+        script.beat(1)
+        if script.planned.members[0].worker_id == 1:
+            script.forms()
+        elif script.planned.version > old:
+            script.ready(1, script.planned.version, "it cannot form a group with worker 0")
+        script.tell(e.Tick())
+    (event,) = hung(script)
+    assert (event.subject, event.details["threshold"]) == ("worker-0", 20.0)
+    assert is_replaced(script)
+
+
 def test_members_that_wait_do_not_hang() -> None:
     script = standing(2, step_timeout=20.0, hang_timeout=20.0, hang_action=Remedy.REPORT, collective_timeout=1000.0)
     lease = script.lease(0)

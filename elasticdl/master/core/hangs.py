@@ -27,7 +27,8 @@ SILENCE = 3.0  # heartbeats that fail: it cannot be said whether it moves
 MAX_TEXT = 1900  # of the stacks in an event; the whole text is in the log
 _NO_STACKS = Stacks("", "")
 OWN_WORK = frozenset({"compute", "repeat", "input", "evaluate"})  # activities; else it compiles, waits, saves
-WAITING_FOR_MEMBERS = ("world", "join")
+IN_COLLECTIVE = ("world",)
+WAITING_FOR_MEMBERS = (*IN_COLLECTIVE, "join")
 STARTING = "start"
 UNBOUNDED_WORK = frozenset({STARTING, "compile", "export", "checkpoint"})  # says nothing of the next minibatch
 
@@ -43,6 +44,7 @@ class _Watch:
         stacks: of this minibatch; None: it has not sent any.
         waited: seconds that it had waited for other members in all when it moved last.
         grown: activities whose seconds grew between its last two heartbeats.
+        behind_since: since then it has waited in a group that is over; None: it does not.
         hung: how it looked when it was found; None: it moves.
         is_silent: an event says that it is silent.
     """
@@ -54,6 +56,7 @@ class _Watch:
     stacks: Stacks | None = None
     waited: float = 0.0
     grown: frozenset[str] = frozenset()
+    behind_since: float | None = None
     hung: _Hung | None = None
     is_silent: bool = False
 
@@ -118,7 +121,9 @@ class Hangs:
         if event.positions != worker.positions:
             return False
         has_work = bool(event.positions) or (event.activity == STARTING and self._is_starting(worker))
-        return (has_work and self._stood(worker, event.seconds, clock) > soon) or self._held_up(worker, clock) > soon
+        if has_work and self._stood(worker, event.seconds, clock) > soon:
+            return True
+        return self._held_up(worker, clock) > soon or self._behind(worker, clock) > self._patience / 2
 
     def _stood(self, worker: Worker, seconds: Mapping[str, float], clock: float) -> float:
         """For how long a worker has been in one minibatch, but for the time that it waited for other members."""
@@ -132,6 +137,20 @@ class Hangs:
         """For how long a worker has not moved and all other members of its group have waited for it."""
         seconds = self._seconds_waited_for().get(worker.id, 0.0)
         return min(seconds, clock - worker.moved_at) if worker.positions else seconds
+
+    def _behind(self, worker: Worker, clock: float) -> float:
+        """For how long a worker has waited in a group that is over, whose other members wait for it no longer."""
+        watch, newest = self._watch(worker), self._worlds.newest_version
+        if worker.activity not in IN_COLLECTIVE or not 0 < worker.world_version < newest:
+            watch.behind_since = None
+        elif watch.behind_since is None:
+            watch.behind_since = clock
+        return 0.0 if watch.behind_since is None else clock - watch.behind_since
+
+    @property
+    def _patience(self) -> float:
+        """After how many seconds a worker hangs that waits in a group that is over."""
+        return min(self._settings.hang_timeout, self._settings.step_timeout)
 
     def _moves_again(self, worker: Worker, watch: _Watch) -> None:
         watch.hung = worker.stuck_since = None
@@ -179,6 +198,8 @@ class Hangs:
                 self._hangs(worker, stood, threshold, "starting", clock)
             elif (held_up := self._held_up(worker, clock)) > threshold:
                 self._hangs(worker, held_up, threshold, "all others wait for it", clock)
+            elif (behind := self._behind(worker, clock)) > self._patience:
+                self._hangs(worker, behind, self._patience, "in a collective of a group that is over", clock)
 
     def _threshold(self, worker: Worker, activity: str) -> float:
         """After how many seconds without a move a worker hangs."""
