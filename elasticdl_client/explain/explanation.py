@@ -26,6 +26,7 @@ _DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
     failures.checkpoints,
     failures.stops,
     slowness.hangs,
+    slowness.standing_groups,
     slowness.lost_leases,
     slowness.stragglers,
     slowness.input_bound,

@@ -65,7 +65,12 @@ def frames_of_user(traceback: str) -> list[Frame]:
     """Return the frames in the user's own files of the exception that was raised first, the innermost last."""
     root = _CHAINED.split(traceback)[0]
     found = (Frame(one["path"], int(one["line"]), one["function"], one["code"] or "") for one in _FRAME.finditer(root))
-    return [frame for frame in found if not _LIBRARY.search(frame.path)]
+    return [frame for frame in found if not is_library(frame.path)]
+
+
+def is_library(path: str) -> bool:
+    """Return whether a file is none of the user's."""
+    return _LIBRARY.search(path) is not None
 
 
 def blamed(error: str, traceback: str = "", symbols: dict[str, Trouble] | None = None) -> Trouble:
@@ -81,10 +86,10 @@ def blamed(error: str, traceback: str = "", symbols: dict[str, Trouble] | None =
     if _CHANGED.search(error):
         return Trouble.DATA_CHANGED
     if (raised := _RAISED.search(error)) is not None:
-        by_name = _of_function(raised["what"].rpartition(".")[2], symbols)
-        return by_name or _of_function(raised["what"].partition(".")[0], symbols) or Trouble.MODEL_RAISED
+        by_name = of_function(raised["what"].rpartition(".")[2], symbols)
+        return by_name or of_function(raised["what"].partition(".")[0], symbols) or Trouble.MODEL_RAISED
     for frame in reversed(frames_of_user(traceback)):
-        if (trouble := _of_function(frame.function, symbols)) is not None:
+        if (trouble := of_function(frame.function, symbols)) is not None:
             return trouble
     if _FEED_ERROR.search(traceback) or re.search(r"\bfeed\b", error):
         return Trouble.FEED_RAISED
@@ -95,7 +100,22 @@ def blamed(error: str, traceback: str = "", symbols: dict[str, Trouble] | None =
     return Trouble.BAD_RECORD if _DATA.search(error) else Trouble.CODE_RAISED
 
 
-def _of_function(name: str, symbols: dict[str, Trouble] | None) -> Trouble | None:
+def user_symbols(facts: Facts) -> dict[str, Trouble]:
+    """Return the names that flags give to functions of the user, each with what it is to blame for."""
+    if facts.job.spec is None:
+        return {}
+    spec = facts.job.spec
+    named = {
+        spec.feed: Trouble.FEED_RAISED,
+        spec.loss: Trouble.LOSS_RAISED,
+        spec.callbacks: Trouble.CALLBACK_RAISED,
+        spec.model_def.rpartition(".")[2]: Trouble.MODEL_RAISED,
+    }
+    return {name: trouble for name, trouble in named.items() if name}
+
+
+def of_function(name: str, symbols: dict[str, Trouble] | None) -> Trouble | None:
+    """Return what a function of the user is to blame for when it raises; None: its name says nothing."""
     if symbols and name in symbols:
         return symbols[name]
     if name in ("feed", "dataset_fn"):
@@ -111,7 +131,7 @@ def failed_tasks(facts: Facts) -> Iterator[Diagnosis]:
     """Tasks in which the user's code raised, or whose records cannot be read."""
     for event in facts.of(EventKind.TASK_FAILED):
         traceback = str(event.details.get("traceback", ""))
-        trouble = blamed(event.message, traceback, _symbols(facts))
+        trouble = blamed(event.message, traceback, user_symbols(facts))
         is_fatal = facts.has_ended_by(event)
         where = _where(event)
         frames = frames_of_user(traceback)
@@ -144,19 +164,6 @@ def _place(frames: list[Frame]) -> dict[str, Detail]:
 def _alike(message: str) -> str:
     """Return the part of a message that is equal in failures of one kind."""
     return _NUMBERS.sub("", one_line(message))
-
-
-def _symbols(facts: Facts) -> dict[str, Trouble]:
-    spec = facts.job.spec
-    if spec is None:
-        return {}
-    named = {
-        spec.feed: Trouble.FEED_RAISED,
-        spec.loss: Trouble.LOSS_RAISED,
-        spec.callbacks: Trouble.CALLBACK_RAISED,
-        spec.model_def.rpartition(".")[2]: Trouble.MODEL_RAISED,
-    }
-    return {name: trouble for name, trouble in named.items() if name}
 
 
 def _where(event: JobEvent) -> str:
@@ -196,7 +203,7 @@ def rejected_models(facts: Facts) -> Iterator[Diagnosis]:
     """Model definitions that a worker could not build."""
     for event in facts.of(EventKind.MODEL_REJECTED):
         traceback = str(event.details.get("traceback", ""))
-        trouble = blamed(event.message, traceback, _symbols(facts))
+        trouble = blamed(event.message, traceback, user_symbols(facts))
         if trouble in (Trouble.BAD_RECORD, Trouble.CODE_RAISED):
             trouble = Trouble.MODEL_RAISED  # it was refused before it had a record
         frames = frames_of_user(traceback)

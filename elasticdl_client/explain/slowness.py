@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from elasticdl_client import goodput
 from elasticdl_client.explain.diagnosis import Cost, Diagnosis, Facts, Trouble, evidence_of, one_line
+from elasticdl_client.explain.failures import is_library, of_function, user_symbols
 from elasticdl_client.explain.recovery import as_sentences, evidence, group_change, recovery
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_events import EventKind, JobEvent
@@ -20,6 +22,9 @@ _LARGE_CALL_BYTES = 1 << 20  # a millisecond or more on the wire and in memory
 _UNEVEN = 2.0  # times the mean of the other servers: the keys, not the number of servers, are to blame
 _THROTTLED_SHARE = 0.05
 _IN_COLLECTIVE = "world"  # the activity of a worker that waits for the other members
+_STACK_FRAME = re.compile(r"^  (?P<path>.+):\d+ in (?P<function>.+)$", re.MULTILINE)
+_OWN = re.compile(r"/elasticdl/(api|collective|data|frameworks|layers|rpc|worker)/")
+_DATASET = ("__getitem__", "__getitems__", "__iter__", "__next__", "collate_fn")
 _TOLD = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW)  # have a diagnosis of their own
 
 
@@ -32,25 +37,118 @@ def hangs(facts: Facts) -> Iterator[Diagnosis]:
             yield _given_up(facts, event)
 
 
+class HangPart(StrEnum):
+    """The code that a worker hangs in; `evidence["part"]` of `Trouble.CODE_HANGS` and `Trouble.COLLECTIVE_HANGS`."""
+
+    FEED = "feed"
+    MODEL = "model"
+    LOSS = "loss"
+    CALLBACK = "callback"
+    DATASET = "dataset"  # of a loader, in the worker or in a process of it
+    CODE = "code"  # another part of the user's
+    READING = "reading"  # of data, by ElasticDL
+    COLLECTIVE = "collective"
+    RUNTIME = "runtime"  # ElasticDL's own code
+    UNKNOWN = "unknown"  # there are no stacks
+
+
+_BY_TROUBLE = {
+    Trouble.FEED_RAISED: HangPart.FEED,
+    Trouble.MODEL_RAISED: HangPart.MODEL,
+    Trouble.LOSS_RAISED: HangPart.LOSS,
+    Trouble.CALLBACK_RAISED: HangPart.CALLBACK,
+}
+_OWN_PARTS = {"collective": HangPart.COLLECTIVE, "data": HangPart.READING}
+_IN_PART = {
+    HangPart.FEED: " in `feed`",
+    HangPart.MODEL: " in the model",
+    HangPart.LOSS: " in the loss function",
+    HangPart.CALLBACK: " in a callback",
+    HangPart.DATASET: " in the dataset of a loader",
+    HangPart.READING: " while it read data",
+    HangPart.RUNTIME: " in the code of ElasticDL",
+}
+_HANG_CURES = {
+    HangPart.READING: "See whether the data source answers: a network disk, a database, credentials that have expired.",
+    HangPart.COLLECTIVE: "Look at the node of this member: its network, its GPU, its driver.",
+    HangPart.RUNTIME: "Please report it to the developers of ElasticDL, with the stack.",
+}
+
+
+def hang_part(where: str, stacks: str, symbols: dict[str, Trouble]) -> HangPart:
+    """Return the code that a worker hangs in.
+
+    Args:
+        where: the innermost line of user code; empty: there is none.
+        stacks: of its threads, the one that matters first, each frame as `FILE:LINE in FUNCTION`.
+        symbols: further names of functions, as --feed and --loss give them.
+    """
+    threads = [
+        [(found["path"], found["function"].rpartition(".")[2]) for found in _STACK_FRAME.finditer(thread)]
+        for thread in stacks.split("thread ")[1:]
+    ]
+    if where:
+        is_in_users = False
+        for path, function in threads[0] if threads else []:
+            if (part := _own_part(path)) is not None:
+                return HangPart.CODE if is_in_users else part
+            if is_library(path):
+                continue
+            is_in_users = True
+            if function in _DATASET:
+                return HangPart.DATASET
+            if (trouble := of_function(function, symbols)) in _BY_TROUBLE:
+                return _BY_TROUBLE[trouble]
+        return HangPart.CODE
+    innermost = [next((part for path, _ in thread if (part := _own_part(path))), None) for thread in threads]
+    named = [part for part in innermost if part is not None]
+    return HangPart.READING if HangPart.READING in named else next(iter(named), HangPart.UNKNOWN)
+
+
+def standing_groups(facts: Facts) -> Iterator[Diagnosis]:
+    """Groups whose members all waited in one collective, so that none of them is known to be the cause."""
+    for event in facts.of(EventKind.GROUP_BROKEN):
+        if "waited" not in event.details:
+            continue
+        yield Diagnosis(
+            Trouble.COLLECTIVE_HANGS,
+            (event.subject,),
+            event.at,
+            f"{event.subject} stood still in a collective: {one_line(event.message)}",
+            evidence(facts, event),
+            as_sentences(group_change(facts.consequences(event))),
+            Cost(),
+            "If it happens again, look at the network between the nodes of its members, and at their GPUs.",
+            evidence_of(event),
+            (event.number,),
+        )
+
+
+def _own_part(path: str) -> HangPart | None:
+    found = _OWN.search(path)
+    return None if found is None else _OWN_PARTS.get(found[1], HangPart.RUNTIME)
+
+
 def _hung(facts: Facts, event: JobEvent) -> Diagnosis:
-    where = str(event.details.get("where", ""))
-    in_group = event.details.get("activity") == _IN_COLLECTIVE or ("all others wait" in event.message and not where)
-    what = "stood still in a collective" if in_group else "made no progress"
+    where, stacks = str(event.details.get("where", "")), str(event.details.get("stacks", "")).strip()
+    part = hang_part(where, stacks, user_symbols(facts))
+    in_group = event.details.get("activity") == _IN_COLLECTIVE or part is HangPart.COLLECTIVE
+    what = "stood still in a collective" if in_group else f"made no progress{_IN_PART.get(part, '')}"
     done, cost = _remedy(facts, event)
     return Diagnosis(
         Trouble.COLLECTIVE_HANGS if in_group else Trouble.CODE_HANGS,
         (event.subject,),
         event.at,
         f"{event.subject} {what}: {one_line(event.message)}",
-        tuple(filter(None, (f"it is at {where}" if where else "", str(event.details.get("stacks", "")).strip())))
-        or (one_line(event.message),),
+        tuple(filter(None, (f"it is at {where}" if where else "", stacks))) or (one_line(event.message),),
         done,
         cost,
-        "Look at the member that is not in the collective: its stack, or its silence, is the cause."
-        if in_group
-        else "Mend the line that the stack ends in: an endless loop, or a lock that is never released. If a minibatch "
-        "may take so long, raise --hang_timeout.",
-        evidence_of(event),
+        _HANG_CURES.get(
+            HangPart.COLLECTIVE if in_group else part,
+            "Mend the line that the stack ends in: an endless loop, or a lock that is never released. If a minibatch "
+            "may take so long, raise --hang_timeout.",
+        ),
+        {**evidence_of(event), "part": HangPart.COLLECTIVE if in_group else part.value},
         (event.number,),
         facts.has_ended_by(event),
     )

@@ -11,7 +11,7 @@ from elasticdl_client.explain import words
 from elasticdl_client.explain.diagnosis import Diagnosis, Facts, Trouble
 from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.explain.failures import blamed, frames_of_user
-from elasticdl_client.explain.slowness import PsLoad
+from elasticdl_client.explain.slowness import HangPart, PsLoad, hang_part
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus
@@ -286,7 +286,8 @@ def test_a_hang_is_told_with_its_stack_and_successor() -> None:
     hung = log.add(EventKind.WORKER_HUNG, "worker-0", message, activity="input", where=at, stacks="MainThread\n  feed")
     given_up = log.add(EventKind.POD_GIVEN_UP, "worker-0", "it is stuck", hung)
     log.replace(given_up, "worker-2")
-    log.add(EventKind.WORKER_HUNG, "worker-1", "all others wait for it for 30 s (world)", activity="world", where="")
+    message = "in a collective of a group that is over for 30 s (world)"
+    log.add(EventKind.WORKER_HUNG, "worker-1", message, activity="world", where="")
     silent = log.add(EventKind.WORKER_HUNG, "worker-3", "silent for 12 s: stopped by a signal", state="T", where="")
     log.add(EventKind.LEASE_LOST, "worker-3", "lease 7 was not renewed in time", silent)
     found = {one.trouble: one for one in diagnosed(log)}
@@ -296,6 +297,53 @@ def test_a_hang_is_told_with_its_stack_and_successor() -> None:
     assert "worker-2" in found[Trouble.CODE_HANGS].done
     assert found[Trouble.WORKER_SILENT].evidence["state"] == "T"
     assert found[Trouble.WORKER_SILENT].count == 1
+
+
+OURS = "/venv/lib/python3.12/site-packages/elasticdl"
+LOOP = f"  {OURS}/worker/loop.py:3 in run"
+WAIT = "  /usr/lib/python3.12/threading.py:327 in Condition.wait"
+
+
+@pytest.mark.parametrize(
+    ("where", "stacks", "part"),
+    [
+        ("/zoo/m.py:9 in parse", [[WAIT, "  /zoo/m.py:9 in parse", "  /zoo/m.py:4 in feed"]], HangPart.FEED),
+        (
+            "/zoo/m.py:9 in Net.call",
+            [["  /zoo/m.py:9 in Net.call", LOOP]],
+            HangPart.MODEL,
+        ),
+        ("/zoo/m.py:9 in my_loss", [["  /zoo/m.py:9 in my_loss"]], HangPart.LOSS),
+        ("/zoo/m.py:9 in Log.on_epoch_end", [["  /zoo/m.py:9 in Log.on_epoch_end"]], HangPart.CALLBACK),
+        ("/zoo/m.py:9 in Images.__getitem__", [["  /zoo/m.py:9 in Images.__getitem__"]], HangPart.DATASET),
+        ("/zoo/m.py:9 in main", [["  /zoo/m.py:9 in main", f"  {OURS}/api/data.py:3 in run"]], HangPart.CODE),
+        ("/zoo/m.py:9 in main", [[WAIT, f"  {OURS}/data/csv.py:3 in read", "  /zoo/m.py:9 in main"]], HangPart.READING),
+        ("", [[WAIT, LOOP], [f"  {OURS}/data/csv.py:3 in read"]], HangPart.READING),
+        (
+            "",
+            [[WAIT, f"  {OURS}/collective/world.py:3 in finish", LOOP]],
+            HangPart.COLLECTIVE,
+        ),
+        ("", [[WAIT, LOOP]], HangPart.RUNTIME),
+        ("", [], HangPart.UNKNOWN),
+    ],
+)
+def test_a_hang_is_blamed_on_the_part_that_its_stack_ends_in(
+    where: str, stacks: list[list[str]], part: HangPart
+) -> None:
+    text = "\n".join(f"thread t{k}:\n" + "\n".join(frames) for k, frames in enumerate(stacks))
+    assert hang_part(where, text, {"my_loss": Trouble.LOSS_RAISED}) is part
+
+
+def test_a_group_in_which_all_wait_is_told_without_a_culprit() -> None:
+    log = Log()
+    broken = log.add(EventKind.GROUP_BROKEN, "group-3", "all members waited for 6 s in one collective", waited=6.1)
+    log.add(EventKind.GROUP_FORMED, "group-4", "", broken, before=4, after=4, seconds=0.2)
+    log.add(EventKind.GROUP_BROKEN, "group-4", "worker 1 was told to end")
+    (diagnosis,) = diagnosed(log)
+    assert (diagnosis.trouble, diagnosis.subjects) == (Trouble.COLLECTIVE_HANGS, ("group-3",))
+    assert diagnosis.evidence["waited"] == 6.1
+    assert "with 4 members" in diagnosis.done
 
 
 def test_an_epoch_is_asked_for_by_its_number_or_its_time() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from elasticdl.cluster.cluster import Role
 from elasticdl_client.explain.diagnosis import Trouble
+from elasticdl_client.explain.slowness import HangPart
 from elasticdl_client.job_events import EventKind, JobEvent
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.scenarios import coverage_of
@@ -86,6 +87,7 @@ def test_the_event_names_the_line_and_no_record_is_lost(
         assert event.number in [broken.cause for broken in events_of(job, EventKind.GROUP_BROKEN)]
     diagnosis = the_trouble(job.job_dir, Trouble.CODE_HANGS)
     assert event.number in diagnosis.events
+    assert diagnosis.evidence["part"] == hangs_in
     if flags is not GROUP:
         assert "worker-1" in diagnosis.done
         assert diagnosis.cost.slot_seconds > 0
@@ -112,6 +114,7 @@ def test_a_process_of_a_loader_that_hangs_is_named_by_its_line(tmp_path: Path, m
     assert str(event.details["where"]).startswith(f"{loader_script.__file__}:")
     assert line_of(event) in ("while True:", "pass")
     assert str(event.details["where"]).endswith(" in __getitem__")
+    assert the_trouble(job.job_dir, Trouble.CODE_HANGS).evidence["part"] == HangPart.DATASET
 
 
 def test_a_member_that_stays_in_a_collective_is_named_and_replaced(digits: Path, tmp_path: Path) -> None:
@@ -134,6 +137,7 @@ def test_a_member_that_stays_in_a_collective_is_named_and_replaced(digits: Path,
     assert event.details["activity"] == "world"
     diagnosis = the_trouble(job.job_dir, Trouble.COLLECTIVE_HANGS)
     assert event.number in diagnosis.events
+    assert diagnosis.evidence["part"] == HangPart.COLLECTIVE
     assert "worker-2" in diagnosis.done
 
 

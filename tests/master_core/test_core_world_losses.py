@@ -8,6 +8,7 @@ from world_script import WorldScript, standing
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Member, Role
+from elasticdl_client.job_events import EventKind
 
 
 def test_a_lost_worker_costs_a_moment_when_all_others_are_ready() -> None:
@@ -132,6 +133,8 @@ def test_a_world_in_which_all_wait_is_called_anew() -> None:
     assert script.members == (0, 1)
     script.forms()
     assert "all members waited for 6 s in one collective" in script.log()[-1]
+    broken = next(one for one in script.job.events.events if one.kind is EventKind.GROUP_BROKEN)
+    assert broken.details == {"waited": 5.5}
 
 
 def test_who_waits_for_one_that_computes_goes_on_waiting() -> None:

@@ -23,7 +23,7 @@ from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world_candidates import Candidate, Watch, together
 from elasticdl.master.core.world_story import Story
 from elasticdl.master.core.world_suspects import Suspects
-from elasticdl_client.job_events import EventKind
+from elasticdl_client.job_events import Detail, EventKind
 
 SETTLE = 0.2  # seconds that a new world waits for workers that may be ready a moment later
 MAX_SETTLE = 1.0  # of the first that is ready
@@ -188,17 +188,17 @@ class Worlds:
             self._lost.add(worker_id)
             self._break_knowingly(f"worker {worker_id} {why}", clock, self._out.events.newest(f"worker-{worker_id}"))
 
-    def _break(self, why: str, clock: float, cause: int = 0) -> None:
+    def _break(self, why: str, clock: float, cause: int = 0, **details: Detail) -> None:
         if not self._broken:
             self._broken, self._broken_at = why, clock
             if not self._has_ended:
                 number = self.num_formed + (self.planned is not self.formed)
-                self._broken_by = self._out.events.add(EventKind.GROUP_BROKEN, f"group-{number}", why, cause)
+                self._broken_by = self._out.events.add(EventKind.GROUP_BROKEN, f"group-{number}", why, cause, **details)
             self._story.begin(clock)
 
-    def _break_knowingly(self, fact: str, clock: float, cause: int = 0) -> None:
+    def _break_knowingly(self, fact: str, clock: float, cause: int = 0, **details: Detail) -> None:
         self._story.fact(fact)
-        self._break(fact, clock, cause)
+        self._break(fact, clock, cause, **details)
 
     def _formed_ids(self) -> set[int]:
         return {member.worker_id for member in self.formed_members}
@@ -216,7 +216,8 @@ class Worlds:
                 self._lose(member.worker_id, f"is stuck ({worker.activity})", clock)
         inside = [self._collective_seconds(member) for member in members]
         if len(members) > 1 and min(inside) >= self._settings.collective_timeout:
-            self._break_knowingly(f"all members waited for {min(inside):.0f} s in one collective", clock)
+            text = f"all members waited for {min(inside):.0f} s in one collective"
+            self._break_knowingly(text, clock, waited=round(min(inside), 1))
 
     def _collective_seconds(self, member: Member) -> float:
         """For how long a member has waited inside a collective of the newest world."""
