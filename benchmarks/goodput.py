@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from elasticdl.data.reader import Shard
 from elasticdl.frameworks.framework import Batch, Framework, Mode, TaskRecords
 from elasticdl.model_def import load_model_definition
+from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.checkpoint import StateCheckpoints

@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from elasticdl.data.default_feed import table_of
 from elasticdl.data.factory import create_reader
-from elasticdl.data.reader import Shard
 from elasticdl.data.table_decoder import decode
 from elasticdl.data.tfrecord import masked_crc
+from elasticdl.protocol.values import Shard
 
 TASK_RECORDS = 512
 CHUNK_ROWS = 20_000

@@ -36,8 +36,9 @@ from benchmarks.peers.launch import free_port, torchrun
 from benchmarks.step_files import read_steps
 from benchmarks.zoo.step_times import VARIABLE
 from benchmarks.zoo.torch_mnist import SHAPE
-from elasticdl.cluster.cluster import PodPhase, Role
+from elasticdl.cluster.cluster import PodPhase
 from elasticdl.cluster.local.adapter import ProcessCluster
+from elasticdl.protocol.values import Role
 
 WORLD = 4
 BATCH = 64

@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy, Role
+from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy
 from elasticdl.cluster.local.adapter import ProcessCluster
+from elasticdl.protocol.values import Role
 from elasticdl_client.agent_process import tail
 from elasticdl_client.choices import MasterRestartPolicy
 from elasticdl_client.errors import ElasticDLError, JobError

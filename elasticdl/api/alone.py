@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from elasticdl.data.reader import Shard
 from elasticdl.frameworks.framework import Surplus
+from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.leases import HeldLease, LeaseBook
 from elasticdl.worker.seeds import task_order

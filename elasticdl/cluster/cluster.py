@@ -12,17 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from elasticdl.protocol.values import Role
 from elasticdl_client.errors import ElasticDLError
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-
-
-class Role(StrEnum):
-    """The role of a pod; each pod has one."""
-
-    MASTER = "master"
-    PS = "ps"
-    WORKER = "worker"
 
 
 class PodPhase(StrEnum):

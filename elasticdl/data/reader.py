@@ -10,17 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class Shard:
-    """Records ``start`` (inclusive) to ``end`` (exclusive) of the part of a source called ``name``."""
-
-    name: str
-    start: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.start
+from elasticdl.protocol.values import Shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from elasticdl.data.checksums import OncePerFile, check_file
-from elasticdl.data.reader import Metadata, Shard
+from elasticdl.data.reader import Metadata
 from elasticdl.data.sources import no_records, reading, shard_not_of_source
+from elasticdl.protocol.values import Shard
 
 _KEPT_OPEN = 256  # parts; a process may not have many more files open
 

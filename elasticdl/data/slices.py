@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elasticdl.data.reader import Metadata, Reader, Shard
+from elasticdl.data.reader import Metadata, Reader
 from elasticdl.data.sources import shard_not_of_source
+from elasticdl.protocol.values import Shard
 
 
 class SlicedReader:

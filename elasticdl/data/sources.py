@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 
 from elasticdl.data.checksums import MANIFEST, read_manifest
-from elasticdl.data.reader import Shard
+from elasticdl.protocol.values import Shard
 from elasticdl_client.errors import DataError, ElasticDLError
 
 _log = logging.getLogger("elasticdl.data")

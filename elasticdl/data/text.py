@@ -21,10 +21,11 @@ import numpy as np
 from elasticdl.data.checksums import OncePerFile, check_file
 from elasticdl.data.columns import ColumnType, Selection, describe
 from elasticdl.data.index_cache import Arrays, cached
-from elasticdl.data.reader import Metadata, Shard
+from elasticdl.data.reader import Metadata
 from elasticdl.data.sources import no_records, shard_not_of_source
 from elasticdl.data.text_rows import TextRules, rows_from
 from elasticdl.data.text_types import guess_types
+from elasticdl.protocol.values import Shard
 from elasticdl_client.errors import DataError
 
 _log = logging.getLogger(__name__)

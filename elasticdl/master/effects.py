@@ -11,16 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.cluster.cluster import CannotResize, Cluster, EventType, Pod, PodEvent, Role
+from elasticdl.cluster.cluster import CannotResize, Cluster, EventType, Pod, PodEvent
 from elasticdl.data.factory import open_source
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.core import commands, events
-from elasticdl.master.core.values import DataKind, Phase, PsAddress, Shard
-from elasticdl.master.core.values import Role as CoreRole
+from elasticdl.master.core.values import DataKind, Phase, PsAddress
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.pod_threads import PodThreads
 from elasticdl.master.ps_calls import PsCalls, PsUnreachable
+from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol.values import Role as CoreRole
 from elasticdl_client.errors import CheckpointError, ElasticDLError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.secret_values import hide

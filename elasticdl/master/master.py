@@ -18,8 +18,8 @@ import grpc
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.core.events import ScaleRefused, ScaleRequested
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import JobSettings, Strategy
-from elasticdl.master.core.values import DataKind, Shard
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.values import DataKind
 from elasticdl.master.effects import Crashed, Effects
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, Superseded, save_patiently
@@ -30,11 +30,12 @@ from elasticdl.master.servicer import MasterServicer
 from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, fixed_flags, settings_of
 from elasticdl.master.shell import Shell, end_of_log
 from elasticdl.master.tensorboard import watcher
+from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl_client import scaling
-from elasticdl_client.choices import JobType
+from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.contradictions import check_sums_are_encrypted
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
@@ -335,7 +336,7 @@ def _remove_parts(directory: Path) -> None:
 
 
 def _initial_checkpoint(settings: JobSettings) -> str:
-    if settings.checkpoint_dir_for_init and settings.strategy is Strategy.PARAMETER_SERVER:
+    if settings.checkpoint_dir_for_init and settings.strategy is DistributionStrategy.PARAMETER_SERVER:
         return str(checkpoints.initial(Path(settings.checkpoint_dir_for_init)))
     return settings.checkpoint_dir_for_init
 

@@ -22,12 +22,11 @@ from elasticdl.master.core.values import (
     Plan,
     Position,
     PsLoad,
-    Role,
     SessionEvent,
-    Shard,
     Stacks,
     TaskType,
 )
+from elasticdl.protocol.values import Role, Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.validation import InvalidMessage
 

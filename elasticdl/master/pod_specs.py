@@ -8,10 +8,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from elasticdl.cluster.cluster import PodSpec, Role
+from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.local.standby import ENGINE, FRAMEWORK_VARIABLE
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.model_def import framework_of
+from elasticdl.protocol.values import Role
 from elasticdl.rpc.handshake import ENCRYPT_VARIABLE
 from elasticdl.rpc.patience import MASTER_TIMEOUT_VARIABLE
 from elasticdl_client.choices import DistributionStrategy, Framework

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable
 
 from elasticdl.master.core.events import PodChanged, PodsListed
-from elasticdl.master.core.values import Phase, Role
+from elasticdl.master.core.values import Phase
+from elasticdl.protocol.values import Role
 from elasticdl_client.job_status import LostPod, PodStatus
 
 MAX_LOST = 20

@@ -6,7 +6,8 @@ Nothing here decides anything; ids, names and numbers pass unchanged.
 from __future__ import annotations
 
 from elasticdl.master.core import commands
-from elasticdl.master.core.values import Lease, MetricState, Occasion, Partition, Plan, Shard, World
+from elasticdl.master.core.values import Lease, MetricState, Occasion, Partition, Plan, World
+from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 

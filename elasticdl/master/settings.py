@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import DataKind
-from elasticdl_client.choices import JobType
+from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec, changed_flags
 from elasticdl_client.secret_values import hide_in_flag
@@ -26,15 +26,9 @@ def settings_of(spec: JobSpec) -> JobSettings:
     Raises:
         JobError: this master cannot run such a job.
     """
-    try:
-        strategy = Strategy(str(spec.distribution_strategy))
-    except ValueError:
-        raise JobError(
-            f"--distribution_strategy={spec.distribution_strategy} is not supported by this master",
-            f"choose one of {', '.join(Strategy)}",
-        ) from None
+    strategy = spec.distribution_strategy
     runs_command = bool(spec.job_command)
-    is_local = strategy is Strategy.LOCAL
+    is_local = strategy is DistributionStrategy.LOCAL
     return JobSettings(
         job_name=spec.job_name,
         strategy=strategy,
@@ -68,7 +62,7 @@ def settings_of(spec: JobSpec) -> JobSettings:
         bad_records_dir=spec.bad_records_dir,
         nan_policy=spec.nan_policy,
         runs_command=runs_command,
-        expects_data=bool(spec.training_data) or strategy is Strategy.ALL_REDUCE,
+        expects_data=bool(spec.training_data) or strategy is DistributionStrategy.ALL_REDUCE,
         has_tensorflow_servers=spec.need_tf_config and spec.num_ps_pods > 0,
         has_evaluator=has_evaluator(spec),
         verb=_VERBS[spec.job_type],

@@ -8,15 +8,16 @@ from typing import Any
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.settings import Strategy
-from elasticdl.master.core.values import Lease, Phase, Role, Shard, TaskType
+from elasticdl.master.core.values import Lease, Phase, TaskType
+from elasticdl.protocol.values import Role, Shard
+from elasticdl_client.choices import DistributionStrategy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "master_core"))
 from core_script import Script
 
 STOP = {"metric": "loss", "maximize": False, "min_delta": 0.0, "patience": 1, "baseline": None, "start_from": 0}
 SAVE = {"path": "m-{epoch}", "metric": "", "maximize": False, "min_delta": 0.0, "threshold": None, "every_steps": 0}
-LOCAL = {"strategy": Strategy.LOCAL, "num_ps": 0, "has_validation_data": True}
+LOCAL = {"strategy": DistributionStrategy.LOCAL, "num_ps": 0, "has_validation_data": True}
 
 
 def running(rules: dict[str, Any], records: int = 40, **settings: Any) -> Script:

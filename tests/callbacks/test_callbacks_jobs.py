@@ -17,10 +17,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from elasticdl.cluster.cluster import Role
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
+from elasticdl.protocol.values import Role
 from elasticdl_client.errors import ModelDefinitionError
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import DIGITS, zoo_with

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.settings import Strategy
+from elasticdl_client.choices import DistributionStrategy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "master_core"))
 from core_script import Script
 
 
 def test_the_metrics_of_a_script_are_logged_and_shown() -> None:
-    script = Script(strategy=Strategy.ALL_REDUCE, num_ps=0, runs_command=True)
+    script = Script(strategy=DistributionStrategy.ALL_REDUCE, num_ps=0, runs_command=True)
     script.worker_starts(0)
     assert isinstance(script.ask(e.MetricsReported, 0, 7, 40, {"accuracy": 0.5}), c.Accepted)
     assert "Evaluation metrics[step=40]: {'accuracy': 0.5}" in script.log()

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elasticdl.cluster.cluster import Pod, PodPhase, Role
+from elasticdl.cluster.cluster import Pod, PodPhase
 from elasticdl.cluster.local.adapter import ProcessCluster
+from elasticdl.protocol.values import Role
 from elasticdl_client.job_status import JobStatus
 
 REPOSITORY = Path(__file__).resolve().parents[2]

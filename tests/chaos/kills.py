@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from elasticdl.cluster.cluster import Pod, Role
+from elasticdl.cluster.cluster import Pod
+from elasticdl.protocol.values import Role
 from tests.chaos.job import JobTimeout, LocalJob
 
 _LOOK_S = 0.001

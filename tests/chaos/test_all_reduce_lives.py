@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.cluster import Role
+from elasticdl.protocol.values import Role
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import DIGITS, MNIST, NUMPY_DIGITS, RealJob
 from tests.chaos.kills import Fault, Kill, run_life

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.cluster import Pod, Role
+from elasticdl.cluster.cluster import Pod
+from elasticdl.protocol.values import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS
 from tests.chaos.scenarios import coverage_of

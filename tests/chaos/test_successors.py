@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.cluster import Role
+from elasticdl.protocol.values import Role
 from tests.chaos.jobs import DIGITS
 
 LIMIT_S = 10.0

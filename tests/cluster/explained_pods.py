@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from elasticdl.cluster.cluster import PodEvent
 from elasticdl.master.core.events import PodNotCreated, PodsListed
 from elasticdl.master.core.job import Job as Core
-from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.effects import pod_changed
-from elasticdl_client.choices import Runtime
+from elasticdl_client.choices import DistributionStrategy, Runtime
 from elasticdl_client.explain.diagnosis import Diagnosis, Facts
 from elasticdl_client.explain.explanation import explain
 from elasticdl_client.job_status import JobStatus
@@ -22,7 +22,7 @@ _JOB = Job("j", Runtime.KUBERNETES, Phase.RUNNING, JobStatus("j"))
 
 def _core() -> Core:
     """Of a job that wants one worker and has asked for it."""
-    core = Core(JobSettings("j", Strategy.LOCAL, num_ps=0, max_task_failures=1), 1, 0.0)
+    core = Core(JobSettings("j", DistributionStrategy.LOCAL, num_ps=0, max_task_failures=1), 1, 0.0)
     core.handle(PodsListed(()), 0.0)
     return core
 

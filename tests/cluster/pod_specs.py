@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticdl.cluster.cluster import PodSpec, Role
+from elasticdl.cluster.cluster import PodSpec
+from elasticdl.protocol.values import Role
 
 FOREVER = "exec sleep 1000"
 

@@ -12,7 +12,8 @@ from local_agent import LocalAgent, Observer, Wire
 from pod_specs import master, worker
 from real_cluster import Pods
 
-from elasticdl.cluster.cluster import Cluster, EndReason, EventType, Pod, PodPhase, RestartPolicy, Role
+from elasticdl.cluster.cluster import Cluster, EndReason, EventType, Pod, PodPhase, RestartPolicy
+from elasticdl.protocol.values import Role
 from elasticdl_client.errors import ElasticDLError
 
 PHASES = [PodPhase.PENDING, PodPhase.RUNNING, PodPhase.SUCCEEDED]

@@ -14,8 +14,9 @@ from local_agent import Observer
 from pod_specs import worker
 from real_cluster import NOWHERE, Manifests, Namespace
 
-from elasticdl.cluster.cluster import CannotResize, EndReason, EventType, PodEvent, PodPhase, RestartPolicy, Role
+from elasticdl.cluster.cluster import CannotResize, EndReason, EventType, PodEvent, PodPhase, RestartPolicy
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
+from elasticdl.protocol.values import Role
 from elasticdl_client.explain.diagnosis import Trouble
 
 pytestmark = pytest.mark.cluster

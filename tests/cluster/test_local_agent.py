@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from local_agent import TIMEOUT_S, LocalAgent, Observer
 
-from elasticdl.cluster.cluster import PodSpec, Role
+from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.cluster.local.oom import OomKills
+from elasticdl.protocol.values import Role
 from elasticdl_client.errors import ElasticDLError
 
 

@@ -11,8 +11,9 @@ import pytest
 from local_agent import LocalAgent, Observer, Wire, have_ended
 from pod_specs import master, worker
 
-from elasticdl.cluster.cluster import EndReason, PodPhase, RestartPolicy, Role
+from elasticdl.cluster.cluster import EndReason, PodPhase, RestartPolicy
 from elasticdl.cluster.local.adapter import ProcessCluster
+from elasticdl.protocol.values import Role
 
 SLOTS = 2
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from local_agent import TIMEOUT_S, LocalAgent, Observer, Wire, have_ended, socket_of
 
-from elasticdl.cluster.cluster import PodPhase, PodSpec, RestartPolicy, Role
+from elasticdl.cluster.cluster import PodPhase, PodSpec, RestartPolicy
 from elasticdl.cluster.local.adapter import ProcessCluster
+from elasticdl.protocol.values import Role
 
 # A pod with a child and a grandchild, which ignore what can be ignored; the whole group is stopped afterwards.
 FAMILY = """

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.cluster import EndReason, PodPhase, Role
+from elasticdl.cluster.cluster import EndReason, PodPhase
 from elasticdl.cluster.kubernetes.pods import ended_before_deletion, node_is_silent, read_pod
+from elasticdl.protocol.values import Role
 from elasticdl_client.kubernetes.names import pod_labels
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from local_agent import LocalAgent, Observer, Wire, have_ended
 
-from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, PodSpec, Role
+from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, PodSpec
+from elasticdl.protocol.values import Role
 
 pytest.importorskip("tensorflow")
 

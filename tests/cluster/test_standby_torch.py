@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from local_agent import LocalAgent, Observer
 
-from elasticdl.cluster.cluster import PodSpec, Role
+from elasticdl.cluster.cluster import PodSpec
+from elasticdl.protocol.values import Role
 
 pytest.importorskip("torch")
 

@@ -15,7 +15,8 @@ from elasticdl.data.checksums import MANIFEST, write_manifest
 from elasticdl.data.datasets.shards import write_split
 from elasticdl.data.datasets.split import Split
 from elasticdl.data.factory import create_reader
-from elasticdl.data.reader import Reader, Shard
+from elasticdl.data.reader import Reader
+from elasticdl.protocol.values import Shard
 from elasticdl_client.errors import DataError
 
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from elasticdl.data.custom import CustomTask, adapt_reader
-from elasticdl.data.reader import Metadata, Reader, Shard
+from elasticdl.data.reader import Metadata, Reader
+from elasticdl.protocol.values import Shard
 from elasticdl_client.errors import DataError, ElasticDLError, ModelDefinitionError
 
 

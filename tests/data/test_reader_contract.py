@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from elasticdl.data.custom import CustomTask, adapt_reader
 from elasticdl.data.example import encode_example
 from elasticdl.data.factory import create_reader
-from elasticdl.data.reader import Metadata, Reader, Shard
+from elasticdl.data.reader import Metadata, Reader
 from elasticdl.data.recordio import Compressor, RecordIOWriter
+from elasticdl.protocol.values import Shard
 from elasticdl_client.errors import DataError
 
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticdl.data.factory import create_reader
-from elasticdl.data.reader import Reader, Shard
+from elasticdl.data.reader import Reader
+from elasticdl.protocol.values import Shard
 from elasticdl_client.errors import DataError
 
 

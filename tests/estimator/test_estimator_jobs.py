@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.cluster import Role
+from elasticdl.protocol.values import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import TEST_DATA
 from tests.chaos.scenarios import coverage_of

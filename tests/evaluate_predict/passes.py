@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.api.examples import parse_examples
-from elasticdl.cluster.cluster import Role
 from elasticdl.data.factory import create_reader
+from elasticdl.protocol.values import Role
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.evaluate_predict.gated import gated_zoo
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from elasticdl.cluster.cluster import Role
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
+from elasticdl.protocol.values import Role
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import DIGITS

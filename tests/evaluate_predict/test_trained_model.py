@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elasticdl.worker.checkpoint import CheckpointKind as StateKind
-from elasticdl.worker.checkpoint import StateCheckpoints
+from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl_client.choices import DistributionStrategy, Framework
 from elasticdl_client.errors import CheckpointError, FlagError
-from elasticdl_client.trained_model import CheckpointKind, TrainedModel, check_unused, look_at
+from elasticdl_client.trained_model import Kind, TrainedModel, check_unused, look_at
 
 
 def write_state(directory: Path, step: int) -> Path:
-    checkpoints = StateCheckpoints(str(directory), StateKind("j", "AllReduceStrategy", "model.npz", {}))
+    checkpoints = StateCheckpoints(str(directory), CheckpointKind("j", "AllReduceStrategy", "model.npz", {}))
     checkpoints.save(step, {"model/w": np.arange(step)}, [], {"steps": step})
     return directory / f"version-{step}"
 
@@ -38,21 +37,21 @@ def touched(path: Path) -> Path:
 
 def test_each_kind_is_known_by_what_lies_there(tmp_path: Path) -> None:
     state, servers = write_state(tmp_path / "a", 7), write_servers(tmp_path / "b", 9)
-    assert look_at(state) == look_at(tmp_path / "a") == TrainedModel(CheckpointKind.STATE, state, 7)
-    assert look_at(servers) == look_at(tmp_path / "b") == TrainedModel(CheckpointKind.SERVERS, servers, 9)
+    assert look_at(state) == look_at(tmp_path / "a") == TrainedModel(Kind.STATE, state, 7)
+    assert look_at(servers) == look_at(tmp_path / "b") == TrainedModel(Kind.SERVERS, servers, 9)
     saved = touched(tmp_path / "c" / "saved_model.pb").parent
     touched(saved / "model.keras")
-    assert look_at(saved) == TrainedModel(CheckpointKind.SAVED_MODEL, saved)
-    assert look_at(saved / "model.keras").kind is CheckpointKind.KERAS_FILE
+    assert look_at(saved) == TrainedModel(Kind.SAVED_MODEL, saved)
+    assert look_at(saved / "model.keras").kind is Kind.KERAS_FILE
     torch = touched(tmp_path / "d" / "model.pt")
-    assert look_at(torch.parent) == look_at(torch) == TrainedModel(CheckpointKind.TORCH_STATE, torch)
+    assert look_at(torch.parent) == look_at(torch) == TrainedModel(Kind.TORCH_STATE, torch)
 
 
 def test_the_newest_whole_version_is_taken(tmp_path: Path) -> None:
     whole = write_state(tmp_path, 8)
     damaged = write_state(tmp_path, 10)
     (damaged / "model.npz").write_bytes(b"cut")
-    assert look_at(tmp_path) == TrainedModel(CheckpointKind.STATE, whole, 8)
+    assert look_at(tmp_path) == TrainedModel(Kind.STATE, whole, 8)
     with pytest.raises(CheckpointError, match="is damaged"):
         look_at(damaged)
     (write_servers(tmp_path, 12) / "ps-0").unlink()
@@ -70,7 +69,7 @@ def test_what_is_no_model_is_refused_with_what_would_be_one(name: str, tmp_path:
 
 
 def test_who_cannot_load_it_is_told_who_can() -> None:
-    own, servers = TrainedModel(CheckpointKind.SAVED_MODEL, Path("m")), TrainedModel(CheckpointKind.SERVERS, Path("c"))
+    own, servers = TrainedModel(Kind.SAVED_MODEL, Path("m")), TrainedModel(Kind.SERVERS, Path("c"))
     own.check_strategy(DistributionStrategy.LOCAL)
     own.check_strategy(DistributionStrategy.ALL_REDUCE)
     servers.check_strategy(DistributionStrategy.PARAMETER_SERVER)
@@ -82,7 +81,7 @@ def test_who_cannot_load_it_is_told_who_can() -> None:
     with pytest.raises(FlagError, match="written for torch"):
         own.check_framework(Framework.TORCH)
     with pytest.raises(FlagError, match="written for tensorflow"):
-        TrainedModel(CheckpointKind.TORCH_STATE, Path("m")).check_framework(Framework.TENSORFLOW)
+        TrainedModel(Kind.TORCH_STATE, Path("m")).check_framework(Framework.TENSORFLOW)
 
 
 def test_predictions_of_two_jobs_are_never_mixed(tmp_path: Path) -> None:

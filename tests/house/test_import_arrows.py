@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = ("elasticai_api", "elasticdl", "elasticdl_client", "elasticdl_preprocessing", "model_zoo")
 
 SHARED = (  # `choices` are the types of JobSpec's fields
+    "elasticdl.protocol",
     "elasticdl_client.checkpoint_manifest",
     "elasticdl_client.choices",
     "elasticdl_client.errors",
@@ -34,8 +35,13 @@ BELOW = (  # what worker, master and ps stand on; the framework's port, not its 
 # Room → the modules of ours that it may import besides its own; the longest room that holds a module counts.
 ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl_client": ("elasticdl_client.local_job",),
-    "elasticdl_client.local_job": ("elasticdl_client", "elasticdl.cluster"),  # starts the agent, with --runtime=local
+    "elasticdl_client.local_job": (  # starts the agent, with --runtime=local
+        "elasticdl_client",
+        "elasticdl.cluster",
+        "elasticdl.protocol",
+    ),
     "elasticdl": ("elasticdl_client.version",),
+    "elasticdl.protocol": (),
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
@@ -110,6 +116,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl.master.kubernetes": (*SHARED, *BELOW, "elasticdl.master", "elasticdl_client.kubernetes"),
     "elasticdl.master.core": (  # values only
+        "elasticdl.protocol",
         "elasticdl_client.choices",
         "elasticdl_client.job_events",
         "elasticdl_client.job_series",
@@ -320,6 +327,7 @@ def test_an_arrow_that_goes_up_is_found(tmp_path: Path, file: str, line: str) ->
         ("elasticdl/master/shell.py", "from elasticdl.master.core import job"),
         ("elasticdl/master/shell.py", "from .core.job import Job"),
         ("elasticdl/master/core/job.py", "from . import events\nimport heapq"),
+        ("elasticdl/master/core/job.py", "from elasticdl.protocol.values import Shard"),
         ("elasticdl/worker/loop.py", "from elasticdl.ps.client import Client\nimport numpy"),
         ("elasticdl/ps/transport/wire.py", "from elasticdl.kernels import _native"),
         ("elasticdl/worker/__main__.py", "from elasticdl.frameworks.keras.adapter import KerasFramework"),

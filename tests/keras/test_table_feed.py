@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from elasticdl.data.factory import create_reader
-from elasticdl.data.reader import Shard
 from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.model_def import load
+from elasticdl.protocol.values import Shard
 from elasticdl_client.errors import ModelDefinitionError
 
 MODULE = """

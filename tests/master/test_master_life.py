@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elasticdl.cluster.cluster import Role
+from elasticdl.protocol.values import Role
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.certificates import make_certificate
 from elasticdl_client.job_spec import JobSpec

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from elasticdl.cluster.cluster import Role
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.pod_specs import PodSpecs
+from elasticdl.protocol.values import Role
 from elasticdl_client.job_spec import JobSpec
 
 VARIABLE = "GOMP_SPINCOUNT"

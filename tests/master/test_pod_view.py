@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from elasticdl.master.core.events import PodChanged, PodsListed
-from elasticdl.master.core.values import Phase, Role
+from elasticdl.master.core.values import Phase
 from elasticdl.master.pod_view import MAX_LOST, PodView
+from elasticdl.protocol.values import Role
 from elasticdl_client.job_status import LostPod
 
 

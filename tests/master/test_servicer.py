@@ -6,9 +6,10 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from elasticdl.master.core.commands import Answer, LeaseGranted
-from elasticdl.master.core.values import Lease, Shard, TaskType
+from elasticdl.master.core.values import Lease, TaskType
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.servicer import MasterServicer
+from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase, Role
+from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
 from elasticdl.master.core.commands import Answer, EndJob, PsAdmitted
 from elasticdl.master.core.events import Event, PodsListed, PsJoined
 from elasticdl.master.core.job import Job
@@ -22,6 +22,7 @@ from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superse
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.shell import Shell
+from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus

@@ -9,8 +9,10 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import AppliedSet
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import JobSettings, Strategy
-from elasticdl.master.core.values import HeldLease, Lease, MetricState, Phase, Position, Role, Shard
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.values import HeldLease, Lease, MetricState, Phase, Position
+from elasticdl.protocol.values import Role, Shard
+from elasticdl_client.choices import DistributionStrategy
 
 C = TypeVar("C")
 Sets = dict[tuple[int, int], range | tuple[int, ...]]
@@ -202,7 +204,7 @@ def running(num_workers: int = 1, **settings: Any) -> Script:
     for worker_id in range(num_workers):
         script.worker_starts(worker_id)
     script.data_is_known()
-    if script.settings.strategy is Strategy.PARAMETER_SERVER and script.told(c.ReadAppliedSets):
+    if script.settings.strategy is DistributionStrategy.PARAMETER_SERVER and script.told(c.ReadAppliedSets):
         script.sets_are_read({})
     return script
 

@@ -16,7 +16,8 @@ from simulated_shell import SimShell
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import AppliedSet
-from elasticdl.master.core.values import Array, HeldLease, Lease, MetricState, Phase, Position, Role, TaskType
+from elasticdl.master.core.values import Array, HeldLease, Lease, MetricState, Phase, Position, TaskType
+from elasticdl.protocol.values import Role
 
 
 class SimJob(SimShell):

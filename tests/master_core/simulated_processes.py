@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elasticdl.master.core.applied import AppliedSet
-from elasticdl.master.core.values import Lease, Partition, Phase, Role
+from elasticdl.master.core.values import Lease, Partition, Phase
+from elasticdl.protocol.values import Role
 
 Names = dict[tuple[int, int], set[int]]
 

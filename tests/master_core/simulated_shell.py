@@ -15,7 +15,8 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import Lease, Phase, Role, Shard
+from elasticdl.master.core.values import Lease, Phase
+from elasticdl.protocol.values import Role, Shard
 
 
 class SimShell(ABC):

@@ -7,7 +7,8 @@ from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Phase, Role
+from elasticdl.master.core.values import Phase
+from elasticdl.protocol.values import Role
 
 WORKER, PS = "elasticdl-j-worker", "elasticdl-j-ps"
 

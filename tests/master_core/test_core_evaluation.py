@@ -8,7 +8,8 @@ from core_script import Like, Script, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Array, Lease, MetricState, Phase, Role, TaskType
+from elasticdl.master.core.values import Array, Lease, MetricState, Phase, TaskType
+from elasticdl.protocol.values import Role
 
 
 def state(*values: float, additive: bool = True) -> MetricState:

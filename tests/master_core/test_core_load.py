@@ -9,7 +9,8 @@ from core_script import Script, everything, running
 
 from elasticdl.master.core import events as e
 from elasticdl.master.core.load import Loads
-from elasticdl.master.core.values import PsLoad, Role
+from elasticdl.master.core.values import PsLoad
+from elasticdl.protocol.values import Role
 
 
 def beat(script: Script, ps_id: int, incarnation: int = 1, **load: Any) -> None:

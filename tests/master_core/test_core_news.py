@@ -10,7 +10,8 @@ from core_script import Script, running
 from world_script import standing
 
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Phase, Role
+from elasticdl.master.core.values import Phase
+from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.news import Headline, News, is_round

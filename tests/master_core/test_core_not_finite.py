@@ -7,8 +7,7 @@ import math
 from core_script import Like, Script, everything, running
 
 from elasticdl.master.core import commands as c
-from elasticdl.master.core.settings import Strategy
-from elasticdl_client.choices import NanPolicy
+from elasticdl_client.choices import DistributionStrategy, NanPolicy
 
 
 def skipping(num_workers: int = 1, **settings: object) -> Script:
@@ -135,7 +134,7 @@ def test_of_very_many_skipped_minibatches_only_some_are_told() -> None:
 
 
 def test_the_local_strategy_skips_too() -> None:
-    script = skipping(num_ps=0, strategy=Strategy.LOCAL)
+    script = skipping(num_ps=0, strategy=DistributionStrategy.LOCAL)
     lease = script.lease()
     script.skip(lease, 0)
     script.finish(lease)

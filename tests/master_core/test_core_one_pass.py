@@ -11,7 +11,8 @@ from core_script import Script, running
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core import planned_evaluation
-from elasticdl.master.core.values import Array, HeldLease, Lease, MetricState, Shard, TaskType
+from elasticdl.master.core.values import Array, HeldLease, Lease, MetricState, TaskType
+from elasticdl.protocol.values import Shard
 
 
 def evaluating(num_workers: int = 1, **settings: Any) -> Script:

@@ -10,9 +10,10 @@ from core_script import Like, Script, applied, everything, running, train_all
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.leases import MAX_UNWRITTEN
-from elasticdl.master.core.settings import Strategy
 from elasticdl.master.core.tasks import MAX_UNKNOWN_EPOCHS
-from elasticdl.master.core.values import HeldLease, Phase, Role
+from elasticdl.master.core.values import HeldLease, Phase
+from elasticdl.protocol.values import Role
+from elasticdl_client.choices import DistributionStrategy
 
 
 def back(script: Script, *worker_ids: int) -> None:
@@ -168,7 +169,7 @@ def test_a_master_that_dies_while_the_job_ends_ends_it_in_its_next_life() -> Non
 
 
 def test_a_local_worker_brings_its_ledger_and_the_rest_is_opened_again() -> None:
-    script = running(num_ps=0, strategy=Strategy.LOCAL, records=80)
+    script = running(num_ps=0, strategy=DistributionStrategy.LOCAL, records=80)
     done = [script.lease(), script.lease()]
     for lease in done:
         script.finish(lease)
@@ -179,7 +180,7 @@ def test_a_local_worker_brings_its_ledger_and_the_rest_is_opened_again() -> None
 
 
 def test_a_local_worker_survives_the_masters_restart_with_all_it_has_done() -> None:
-    script = running(num_ps=0, strategy=Strategy.LOCAL)
+    script = running(num_ps=0, strategy=DistributionStrategy.LOCAL)
     snapshot = script.job.snapshot()
     lease = script.lease()
     script.progress(lease, 0)

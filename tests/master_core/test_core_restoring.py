@@ -5,7 +5,8 @@ from __future__ import annotations
 from core_script import Like, Script, running
 
 from elasticdl.master.core import commands as c
-from elasticdl.master.core.values import Level, Phase, Role
+from elasticdl.master.core.values import Level, Phase
+from elasticdl.protocol.values import Role
 
 DAMAGED = "version-300 is damaged: variables-1-of-2.ckpt is shorter than its manifest says"
 

@@ -8,10 +8,9 @@ from array import array
 from core_script import Script, everything, running
 
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import Strategy
 from elasticdl.master.core.values import Array, MetricState
 from elasticdl.master.status import to_job_status
-from elasticdl_client.choices import NanPolicy
+from elasticdl_client.choices import DistributionStrategy, NanPolicy
 
 STATE = MetricState("accuracy", (Array((1,), array("d", [1.0]).tobytes()),))
 
@@ -53,7 +52,7 @@ def test_one_task_may_filter_and_another_augment() -> None:
 
 
 def test_it_is_said_once_with_the_operation_that_makes_it_over_lives_of_the_master_too() -> None:
-    script = running(num_epochs=2, strategy=Strategy.LOCAL, num_ps=0)
+    script = running(num_epochs=2, strategy=DistributionStrategy.LOCAL, num_ps=0)
     script.finish(script.lease(), num_minibatches=1, surplus=-15, made_by="take")
     (line,) = warnings(script)
     assert line.startswith("feed (take in it) makes 5 samples of the 20 records of training:")
@@ -86,7 +85,7 @@ def test_a_task_that_the_model_has_lost_is_counted_by_its_next_end() -> None:
 
 
 def test_the_counts_survive_the_master() -> None:
-    script = running(strategy=Strategy.LOCAL, num_ps=0)
+    script = running(strategy=DistributionStrategy.LOCAL, num_ps=0)
     script.finish(script.lease(), num_minibatches=5, surplus=30)
     script.restart_master()
     script.worker_joins(0)

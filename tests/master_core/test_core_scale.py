@@ -8,7 +8,8 @@ from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Phase, Role
+from elasticdl.master.core.values import Phase
+from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventKind, JobEvent
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.news import News

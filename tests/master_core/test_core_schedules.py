@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from schedules import UNHURRIED, Schedule, check_coverage, happen, play, schedules_of
 
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import Lease, Phase, Role, Shard, TaskType
+from elasticdl.master.core.values import Lease, Phase, TaskType
+from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.choices import NanPolicy
 
 SHARDS = (Shard("a", 0, 21), Shard("b", 0, 8))

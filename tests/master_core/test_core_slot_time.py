@@ -9,8 +9,10 @@ from world_script import WorldScript, standing
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.settings import JobSettings, Strategy
-from elasticdl.master.core.values import Phase, PsLoad, Role
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.values import Phase, PsLoad
+from elasticdl.protocol.values import Role
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.goodput import PsState, SlotState
 
 
@@ -142,7 +144,7 @@ def test_the_lane_of_a_pod_has_its_own_time_and_what_it_lost_where_it_was_comput
 
 
 def test_the_lanes_of_pods_are_in_the_journal_and_later_losses_change_them_there() -> None:
-    script = running(strategy=Strategy.LOCAL, num_ps=0)
+    script = running(strategy=DistributionStrategy.LOCAL, num_ps=0)
     beat(script, 3.0, compute=3.0)
     restart(script, 5.0, 0)
     assert of_pods(script, 0) == {SlotState.USEFUL: 3.0}
@@ -266,7 +268,7 @@ def restart(script: Script, at: float, *living: int, resumed_at: float = 0.0) ->
 
 
 def test_a_worker_that_lived_on_says_what_it_did_while_the_master_was_away() -> None:
-    script = running(strategy=Strategy.LOCAL, num_ps=0)
+    script = running(strategy=DistributionStrategy.LOCAL, num_ps=0)
     beat(script, 1.0, compute=1.0)
     restart(script, 5.0, 0)
     assert split(script) == {SlotState.USEFUL: 1.0, SlotState.MASTER_AWAY: 4.0}
@@ -276,7 +278,7 @@ def test_a_worker_that_lived_on_says_what_it_did_while_the_master_was_away() -> 
 
 
 def test_of_a_worker_that_did_not_live_on_the_master_was_away() -> None:
-    script = running(num_workers=2, strategy=Strategy.LOCAL, num_ps=0)
+    script = running(num_workers=2, strategy=DistributionStrategy.LOCAL, num_ps=0)
     beat(script, 1.0, 0, input=1.0)
     beat(script, 1.0, 1, input=1.0)
     restart(script, 5.0, 1)
@@ -324,7 +326,7 @@ def test_the_pause_of_a_stopped_job_is_stopped_and_its_servers_are_absent() -> N
 
 
 def test_a_worker_that_outlived_the_stop_says_what_it_did_meanwhile() -> None:
-    script = running(strategy=Strategy.LOCAL, num_ps=0)
+    script = running(strategy=DistributionStrategy.LOCAL, num_ps=0)
     beat(script, 4.0, input=4.0)
     restart(script, 20.0, 0, resumed_at=14.0)
     script.worker_joins(0)
@@ -333,7 +335,7 @@ def test_a_worker_that_outlived_the_stop_says_what_it_did_meanwhile() -> None:
 
 
 def test_a_place_that_waited_for_room_before_the_master_was_lost_waited_for_room() -> None:
-    script = Script(num_workers=1, num_ps=0, strategy=Strategy.LOCAL)
+    script = Script(num_workers=1, num_ps=0, strategy=DistributionStrategy.LOCAL)
     script.now = 30.0
     script.tell(e.Tick())
     restart(script, 33.0)
@@ -378,11 +380,11 @@ def test_a_job_whose_journal_knows_no_times_counts_from_its_next_life() -> None:
 
 
 def test_a_job_may_go_on_with_another_number_of_workers() -> None:
-    script = running(num_workers=2, strategy=Strategy.LOCAL, num_ps=0)
+    script = running(num_workers=2, strategy=DistributionStrategy.LOCAL, num_ps=0)
     beat(script, 2.0, 0, input=2.0)
     snapshot = script.job.snapshot()
     for num_workers, expected in ((1, 4.0 + 3.0), (4, 4.0 + 4 * 3.0)):
-        settings = Script(num_workers=num_workers, strategy=Strategy.LOCAL, num_ps=0).settings
+        settings = Script(num_workers=num_workers, strategy=DistributionStrategy.LOCAL, num_ps=0).settings
         job = Job.restore(settings, snapshot, 2, now=2.0)
         job.handle(e.PodsListed(()), 4.0)
         job._accounting.validate()
@@ -390,7 +392,7 @@ def test_a_job_may_go_on_with_another_number_of_workers() -> None:
 
 
 def test_the_time_of_a_command_that_has_ended_well_is_over() -> None:
-    script = Script(num_workers=2, num_ps=0, strategy=Strategy.LOCAL, runs_command=True)
+    script = Script(num_workers=2, num_ps=0, strategy=DistributionStrategy.LOCAL, runs_command=True)
     script.worker_starts(0)
     script.pod(Role.WORKER, 1, Phase.RUNNING)  # speaks to no master
     beat(script, 2.0, start=1.0, compute=1.0)
@@ -405,7 +407,7 @@ def test_the_time_of_a_command_that_has_ended_well_is_over() -> None:
 
 
 def test_to_evaluate_is_the_work_of_a_job_that_does_nothing_else() -> None:
-    script = Script(num_ps=0, has_training_data=False, has_validation_data=True, strategy=Strategy.LOCAL)
+    script = Script(num_ps=0, has_training_data=False, has_validation_data=True, strategy=DistributionStrategy.LOCAL)
     script.worker_starts()
     beat(script, 3.0, start=1.0, evaluate=2.0)
     assert split(script) == {SlotState.STARTING: 1.0, SlotState.USEFUL: 2.0}

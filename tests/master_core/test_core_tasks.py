@@ -9,9 +9,11 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import Applied, AppliedSet, intersection
 from elasticdl.master.core.epoch import permutation
-from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Tasks, cut
-from elasticdl.master.core.values import Phase, Role, Shard, TaskType
+from elasticdl.master.core.values import Phase, TaskType
+from elasticdl.protocol.values import Role, Shard
+from elasticdl_client.choices import DistributionStrategy
 
 
 def test_tasks_cut_every_record_of_every_shard_once_in_the_order_of_names() -> None:
@@ -231,7 +233,7 @@ def test_unreadable_data_fails_the_job() -> None:
 
 
 def test_shards_of_a_custom_reader_come_from_the_worker() -> None:
-    script = Script(num_ps=0, strategy=Strategy.LOCAL)
+    script = Script(num_ps=0, strategy=DistributionStrategy.LOCAL)
     script.worker_starts()
     script.ask(e.ModelReported, 0, 7, shards={"training": (Shard("table", 0, 20),)})
     assert script.told(c.ListShards) == []

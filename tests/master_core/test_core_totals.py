@@ -14,9 +14,9 @@ from test_core_load import beat
 from elasticdl.master.core.event_log import MAX_EVENTS, EventLog
 from elasticdl.master.core.event_totals import EventTotals
 from elasticdl.master.core.load import Loads
-from elasticdl.master.core.settings import Strategy
 from elasticdl.master.core.values import PsLoad
 from elasticdl.master.status import MAX_EPOCHS, to_job_status
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
 
@@ -122,7 +122,7 @@ def test_the_servers_of_a_job_and_its_restarts_are_in_the_status() -> None:
 
 
 def local_job(num_epochs: int, records: int) -> Script:
-    script = Script(records, num_epochs=num_epochs, strategy=Strategy.LOCAL, num_ps=0)
+    script = Script(records, num_epochs=num_epochs, strategy=DistributionStrategy.LOCAL, num_ps=0)
     script.worker_starts()
     script.data_is_known()
     return script

@@ -7,7 +7,8 @@ from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import DataKind, HeldLease, Phase, Plan, Role, Shard, TaskType
+from elasticdl.master.core.values import DataKind, HeldLease, Phase, Plan, TaskType
+from elasticdl.protocol.values import Role, Shard
 
 
 def test_nothing_is_granted_before_a_world_stands() -> None:

@@ -12,8 +12,9 @@ from simulated_members import Name, SimMember, Where
 from world_simulation import WorldJob
 
 from elasticdl.master.core.epoch import permutation
-from elasticdl.master.core.settings import JobSettings, Strategy
-from elasticdl.master.core.values import Shard
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.protocol.values import Shard
+from elasticdl_client.choices import DistributionStrategy
 
 SHARDS = (Shard("a", 0, 21), Shard("b", 0, 8))
 
@@ -121,7 +122,7 @@ def steps_in_order(job: WorldJob) -> list[tuple[Name, ...]]:
 JOBS = st.builds(
     JobSettings,
     job_name=st.just("j"),
-    strategy=st.just(Strategy.ALL_REDUCE),
+    strategy=st.just(DistributionStrategy.ALL_REDUCE),
     num_workers=st.integers(1, 4),
     num_ps=st.just(0),
     has_validation_data=st.just(True),

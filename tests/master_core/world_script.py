@@ -8,15 +8,16 @@ from core_script import Script, Sets, applied
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.settings import Strategy
-from elasticdl.master.core.values import Phase, Role, TaskType, World
+from elasticdl.master.core.values import Phase, TaskType, World
+from elasticdl.protocol.values import Role
+from elasticdl_client.choices import DistributionStrategy
 
 
 class WorldScript(Script):
     """A job of 2 tasks of 2 minibatches of 10 records each whose workers form worlds, unless told otherwise."""
 
     def __init__(self, records: int = 40, **settings: Any) -> None:
-        values: dict[str, Any] = {"num_ps": 0, "strategy": Strategy.ALL_REDUCE}
+        values: dict[str, Any] = {"num_ps": 0, "strategy": DistributionStrategy.ALL_REDUCE}
         super().__init__(records, **(values | settings))
 
     def moment(self, seconds: float = 0.25) -> None:

@@ -20,7 +20,8 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.epoch import permutation
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import cut
-from elasticdl.master.core.values import Lease, Phase, Shard, TaskType, World
+from elasticdl.master.core.values import Lease, Phase, TaskType, World
+from elasticdl.protocol.values import Shard
 
 
 class WorldJob(SimJob):

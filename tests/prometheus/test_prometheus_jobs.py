@@ -7,9 +7,9 @@ from pathlib import Path
 
 from prometheus_server import LOOPBACK, running
 
-from elasticdl.cluster.cluster import Role
 from elasticdl.master.metrics import FAMILIES, MetricType
 from elasticdl.master.ports import free_ports
+from elasticdl.protocol.values import Role
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.kills import Kill
 from tests.chaos.scenarios import LEASE_TIMEOUT_S

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from elasticdl.data.reader import Metadata, Shard
+from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
+from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.errors import DataError
 

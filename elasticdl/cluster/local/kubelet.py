@@ -23,7 +23,6 @@ from elasticdl.cluster.cluster import (
     PodPhase,
     PodSpec,
     RestartPolicy,
-    Role,
     check_spec,
 )
 from elasticdl.cluster.last_words import explained
@@ -31,6 +30,7 @@ from elasticdl.cluster.local.oom import OomKills
 from elasticdl.cluster.local.pods import LocalPod, PodEnding, PodLog
 from elasticdl.cluster.local.process_group import Leash, guard, start
 from elasticdl.cluster.local.standby_process import StandbyProcess
+from elasticdl.protocol.values import Role
 from elasticdl_client.errors import ElasticDLError
 
 _LOG = logging.getLogger("elasticdl.agent")

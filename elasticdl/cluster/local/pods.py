@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, PodSpec, Role
+from elasticdl.cluster.cluster import EndReason, Pod, PodPhase, PodSpec
 from elasticdl.cluster.last_words import MAX_LOG_BYTES
 from elasticdl.cluster.local.process_group import ProcessGroup
 from elasticdl.cluster.local.standby_process import Fork
+from elasticdl.protocol.values import Role
 
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _TOLD_TO_END = {128 + signal.SIGKILL, 128 + signal.SIGTERM}  # exit codes after SIGTERM, or of a killed child

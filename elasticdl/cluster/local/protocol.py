@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from elasticdl.cluster.cluster import EndReason, EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy, Role
+from elasticdl.cluster.cluster import EndReason, EventType, Pod, PodEvent, PodPhase, PodSpec, RestartPolicy
+from elasticdl.protocol.values import Role
 
 Message = dict[str, Any]
 

@@ -17,9 +17,9 @@ from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.pods import PodRecord
 from elasticdl.master.core.servers import Server
 from elasticdl.master.core.slot_time import SECOND, Life
-from elasticdl.master.core.values import Role
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl.protocol.values import Role
 from elasticdl_client.goodput import PsState, summary
 from elasticdl_client.pod_times import PodTimes
 

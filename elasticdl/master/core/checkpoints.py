@@ -10,8 +10,9 @@ from typing import Any
 
 from elasticdl.master.core.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Level
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
 CheckpointEvent = CheckpointSaved | CheckpointFailed | CheckpointRequested
@@ -28,7 +29,7 @@ class Checkpoints:
     def __init__(self, settings: JobSettings, out: Outbox, clock: float) -> None:
         self._settings = settings
         self._out = out
-        self._is_on = bool(settings.checkpoint_dir) and settings.strategy is Strategy.PARAMETER_SERVER
+        self._is_on = bool(settings.checkpoint_dir) and settings.strategy is DistributionStrategy.PARAMETER_SERVER
         self._is_on = self._is_on and settings.has_training_data
         self.newest = ""
         self.num_requests = 0

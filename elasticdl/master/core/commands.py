@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticdl.master.core.values import DataKind, Lease, Level, Partition, Plan, PsAddress, Role, Shard, World
+from elasticdl.master.core.values import DataKind, Lease, Level, Partition, Plan, PsAddress, World
+from elasticdl.protocol.values import Role, Shard
 
 # Answers ---------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import cut, num_cut
-from elasticdl.master.core.values import DataKind, Plan, Shard
+from elasticdl.master.core.values import DataKind, Plan
+from elasticdl.protocol.values import Shard
 
 
 class Data:

@@ -16,7 +16,7 @@ from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, Applied
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import Shard
+from elasticdl.protocol.values import Shard
 
 UNKNOWN = -1  # number of minibatches of a task that is not done
 

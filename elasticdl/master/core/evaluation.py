@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.values import Array, MetricState, Shard
+from elasticdl.master.core.values import Array, MetricState
+from elasticdl.protocol.values import Shard
 
 
 def _floats(data: bytes) -> array[float]:

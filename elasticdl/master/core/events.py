@@ -21,9 +21,7 @@ from elasticdl.master.core.values import (
     Plan,
     Position,
     PsLoad,
-    Role,
     SessionEvent,
-    Shard,
     Stacks,
     TaskType,
 )
@@ -31,6 +29,7 @@ from elasticdl.master.core.world_events import ReadyForWorld as ReadyForWorld
 from elasticdl.master.core.world_events import SampleRequested as SampleRequested
 from elasticdl.master.core.world_events import WorldFormed as WorldFormed
 from elasticdl.master.core.world_events import WorldWatched as WorldWatched
+from elasticdl.protocol.values import Role, Shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,11 @@ from elasticdl.master.core.servers import Server, Servers
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.stragglers import Stragglers
 from elasticdl.master.core.truth import Truth
-from elasticdl.master.core.values import Level, Partition, Phase, Role, TaskType
+from elasticdl.master.core.values import Level, Partition, Phase, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import Detail, EventKind
 
 MAX_REASONS = 20  # reported, for which a pod waits

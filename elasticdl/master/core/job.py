@@ -35,10 +35,11 @@ from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.slot_time import SlotTimes
 from elasticdl.master.core.status import Status, coverage_line, coverage_of
 from elasticdl.master.core.truth import Truth
-from elasticdl.master.core.values import HeldLease, Lease, Level, Role, Shard, TaskType
+from elasticdl.master.core.values import HeldLease, Lease, Level, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_series import JobSeries, SeriesPoint
 

@@ -23,12 +23,14 @@ from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.planned_evaluation import PlannedEvaluation
 from elasticdl.master.core.session import Session
-from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import MAX_TASKS, Tasks
-from elasticdl.master.core.values import HeldLease, Level, Role
+from elasticdl.master.core.values import HeldLease, Level
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl.protocol.values import Role
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
 
@@ -107,7 +109,7 @@ class Joining:
             if self.is_planned and not self._settings.has_tensorflow_servers:
                 self._work.reconcile(applied | self._work.tasks.ledger())
             return
-        if self._settings.strategy is not Strategy.LOCAL or not self._settings.trains:
+        if self._settings.strategy is not DistributionStrategy.LOCAL or not self._settings.trains:
             return
         if self.is_planned:
             self._work.reconcile(applied | self._work.tasks.ledger() if is_same else applied)

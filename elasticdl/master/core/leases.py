@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.values import Lease, MetricState, Occasion, Position, Shard, TaskType
+from elasticdl.master.core.values import Lease, MetricState, Occasion, Position, TaskType
+from elasticdl.protocol.values import Shard
 
 MAX_PER_WORKER = 2  # the one being computed, and the next one, prefetched
 MAX_UNWRITTEN = 10_000  # leases that a life of the master may have granted after its last journal, a second before

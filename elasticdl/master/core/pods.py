@@ -16,7 +16,8 @@ from typing import Any
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.core.events import PodChanged
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import Phase, Role
+from elasticdl.master.core.values import Phase
+from elasticdl.protocol.values import Role
 
 NODE_LOST = "NodeLost"
 ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED})

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from elasticdl.master.core.values import TaskType
-from elasticdl_client.choices import NanPolicy, Remedy
-
-
-class Strategy(StrEnum):
-    LOCAL = "Local"
-    PARAMETER_SERVER = "ParameterServerStrategy"
-    ALL_REDUCE = "AllReduceStrategy"
+from elasticdl_client.choices import DistributionStrategy, NanPolicy, Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +37,7 @@ class JobSettings:
     """
 
     job_name: str
-    strategy: Strategy = Strategy.PARAMETER_SERVER
+    strategy: DistributionStrategy = DistributionStrategy.PARAMETER_SERVER
     num_workers: int = 1
     num_ps: int = 1
     has_training_data: bool = True
@@ -106,7 +99,7 @@ class JobSettings:
     @property
     def has_worlds(self) -> bool:
         """The model is with the members of a world."""
-        return self.strategy is Strategy.ALL_REDUCE and self.trains
+        return self.strategy is DistributionStrategy.ALL_REDUCE and self.trains
 
     @property
     def records_per_task(self) -> int:

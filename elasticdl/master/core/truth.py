@@ -13,10 +13,12 @@ from elasticdl.master.core.commands import ReadAppliedSets
 from elasticdl.master.core.events import AppliedSetsRead, AppliedSetsUnreadable
 from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings, Strategy
+from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.status import coverage_line, coverage_of
-from elasticdl.master.core.values import Level, Partition, Role
+from elasticdl.master.core.values import Level, Partition
 from elasticdl.master.core.work import Work
+from elasticdl.protocol.values import Role
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
 RETRY = 1.0
@@ -30,7 +32,8 @@ class Truth:
         self._work = work
         self._loads = loads
         self._out = out
-        self.is_asked = settings.strategy is Strategy.PARAMETER_SERVER and settings.trains and not settings.runs_command
+        has_servers = settings.strategy is DistributionStrategy.PARAMETER_SERVER and not settings.runs_command
+        self.is_asked = has_servers and settings.trains
         self._may_doubt = self.is_asked or settings.has_tensorflow_servers
         self.in_doubt = self._may_doubt
         self.num_repeated = 0  # pushes that were applied twice, as far as printed

@@ -8,15 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elasticdl.protocol.values import Shard
+
 NUM_BUCKETS = 1024  # of the id space of every table, and of the flat dense vectors
-
-
-class Role(StrEnum):
-    """The role of a pod; same words as the port `Cluster`."""
-
-    MASTER = "master"
-    PS = "ps"
-    WORKER = "worker"
 
 
 class Phase(StrEnum):
@@ -59,18 +53,6 @@ class Level(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Shard:
-    """Records ``start`` (inclusive) to ``end`` (exclusive) of the part of a source called ``name``."""
-
-    name: str
-    start: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)

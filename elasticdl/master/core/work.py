@@ -31,9 +31,10 @@ from elasticdl.master.core.planned_evaluation import PlannedEvaluation
 from elasticdl.master.core.rations import Rations
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Loss, Tasks
-from elasticdl.master.core.values import HeldLease, Lease, Level, Shard, TaskType
+from elasticdl.master.core.values import HeldLease, Lease, Level, TaskType
 from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world import Worlds
+from elasticdl.protocol.values import Shard
 from elasticdl_client.job_events import EventKind
 
 LeaseEvent = ProgressReported | TaskFinished | TaskFailed | EvaluationReported | LeaseQuestioned

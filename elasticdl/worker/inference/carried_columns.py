@@ -13,9 +13,10 @@ import numpy as np
 from elasticdl.data.default_feed import FeedColumns
 from elasticdl.data.example_parser import parse_examples
 from elasticdl.data.factory import open_source
-from elasticdl.data.reader import Reader, Shard
+from elasticdl.data.reader import Reader
 from elasticdl.data.table_decoder import Column, decode
 from elasticdl.model_def import ModelDefinition
+from elasticdl.protocol.values import Shard
 from elasticdl.worker.inference.row_writers import Columns
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.data_sources import split_columns
