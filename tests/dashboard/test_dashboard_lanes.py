@@ -49,6 +49,16 @@ def test_a_server_of_the_same_name_has_a_gap_in_its_lane() -> None:
     assert len(endings) == 1
 
 
+def test_a_pod_that_ended_with_the_stop_of_its_job_is_done_and_not_lost() -> None:
+    story = Story()
+    story.pod("worker-0", 1, 2, 3)
+    resumed = story.add(50, EventKind.JOB_RESUMED, "job", seconds=40.0)
+    story.add(50, EventKind.POD_STOPPED, "worker-0", cause=resumed)
+    ((how, at, *_),) = lanes(story)["worker-0"][1]
+    assert (how, at) == (LaneEnd.DONE, 50)
+    assert lanes(story)["master"] == ([("working", 50, 100)], [])
+
+
 def test_a_pod_that_is_told_to_end_leaves_and_a_worker_that_registers_again_works_on() -> None:
     story = Story()
     story.pod("worker-0", 1, 2, 3)
