@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +22,63 @@ from elasticdl.ps.optim.initializers import build_initializer, initial_row
 
 ZEROS = InitialRow()
 
-_LOAD = """
-import gc, sys
+# Each model is loaded in a process of its own, forked from one that has imported TensorFlow and done nothing else.
+_LOADS = """
+import gc, json, os, sys
 gc.disable()  # half the time of the imports
 sys.modules["elasticdl"] = None
 import numpy as np
 import tensorflow as tf
-loaded = tf.saved_model.load(sys.argv[1])
-given = np.load(sys.argv[2], allow_pickle=False)["features"]
-if given.dtype.kind == "U":
-    given = given.astype("S")
-features = tf.constant(given)
-called = loaded(features)
-signature = loaded.signatures["serving_default"]
-(name,) = signature.structured_input_signature[1]
-served = signature(**{name: features})
-called = called if isinstance(called, dict) else {"output": called}
-assert set(called) == set(served), (set(called), set(served))
-for key in called:
-    np.testing.assert_array_equal(called[key], served[key])
-np.savez(sys.argv[3], **{key: value.numpy() for key, value in called.items()})
-assert "keras" not in sys.modules or True
+
+def load(model, features_file, results_file):
+    loaded = tf.saved_model.load(model)
+    given = np.load(features_file, allow_pickle=False)["features"]
+    if given.dtype.kind == "U":
+        given = given.astype("S")
+    features = tf.constant(given)
+    called = loaded(features)
+    signature = loaded.signatures["serving_default"]
+    (name,) = signature.structured_input_signature[1]
+    served = signature(**{name: features})
+    called = called if isinstance(called, dict) else {"output": called}
+    assert set(called) == set(served), (set(called), set(served))
+    for key in called:
+        np.testing.assert_array_equal(called[key], served[key])
+    np.savez(results_file, **{key: value.numpy() for key, value in called.items()})
+
+while line := sys.stdin.readline():
+    pid = os.fork()
+    if pid == 0:
+        load(*json.loads(line))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
+Reload = Callable[[Path, Any], dict[str, Any]]
 
 
-def _reload(path: Path, features: Any) -> dict[str, Any]:
-    given, results = path.parent / "given.npz", path.parent / "results.npz"
-    np.savez(given, features=features)
-    script = path.parent / "load.py"
-    script.write_text(_LOAD)
-    subprocess.run(
-        [sys.executable, str(script), str(path), str(given), str(results)], check=True, cwd=path.parent, timeout=120
-    )
-    with np.load(results) as loaded:
-        return dict(loaded)
+@pytest.fixture(scope="module")
+def reload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reload]:
+    """What an exported model makes of features."""
+    directory = tmp_path_factory.mktemp("loads")
+    script = directory / "loads.py"
+    script.write_text(_LOADS)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, str(script)], text=True, bufsize=1, cwd=directory, **pipes) as process:
+        requests, answers = process.stdin, process.stdout
+        assert requests is not None
+        assert answers is not None
+
+        def reload(path: Path, features: Any) -> dict[str, Any]:
+            given, results = path.parent / "given.npz", path.parent / "results.npz"
+            np.savez(given, features=features)
+            requests.write(json.dumps([str(path), str(given), str(results)]) + "\n")
+            assert answers.readline() == "0\n"
+            with np.load(results) as loaded:
+                return dict(loaded)
+
+        yield reload
+        requests.close()
+        assert process.wait(120) == 0
 
 
 def _table(dim: int) -> Any:
@@ -66,7 +91,7 @@ def _rows(name: str, ids: Any, values: Any, chunk: int = 7, initial: InitialRow 
 
 
 @pytest.mark.parametrize("symbol", ["custom_model", "CustomModel", "sequential_model"])
-def test_a_model_without_tables(framework: Any, rows_of: Any, tmp_path: Path, symbol: str) -> None:
+def test_a_model_without_tables(framework: Any, rows_of: Any, reload: Reload, tmp_path: Path, symbol: str) -> None:
     tested = framework(f"conv.{symbol}")
     random = np.random.default_rng(0)
     records = rows_of(np.concatenate([random.normal(size=(5, 64)), np.zeros((5, 1))], axis=1))
@@ -74,12 +99,14 @@ def test_a_model_without_tables(framework: Any, rows_of: Any, tmp_path: Path, sy
     parameters = tested.initial()
     expected = tested.predictions(batch, parameters, {}).numpy()
     tested.export(str(tmp_path / "model"), parameters, [])
-    found = _reload(tmp_path / "model", batch.data.element.numpy())
+    found = reload(tmp_path / "model", batch.data.element.numpy())
     np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("symbol", ["functional", "Subclass", "looked_up"])
-def test_a_model_with_whole_tables(framework: Any, minibatches: Any, tmp_path: Path, symbol: str) -> None:
+def test_a_model_with_whole_tables(
+    framework: Any, minibatches: Any, reload: Reload, tmp_path: Path, symbol: str
+) -> None:
     tested = framework(f"tables.{symbol}", feed="string_feed" if symbol == "looked_up" else "feed")
     (batch,) = minibatches(tested, [b"1 1 2 3 4 5 6", b"0 7 8 9 10 11 12"], Mode.EVALUATION)
     parameters = tested.initial()
@@ -88,17 +115,17 @@ def test_a_model_with_whole_tables(framework: Any, minibatches: Any, tmp_path: P
     expected = tested.predictions(batch, parameters, rows).numpy()
     tested.export(str(tmp_path / "model"), parameters, [_rows(n, np.arange(40), table) for n, table in tables.items()])
     features = batch.data.element[0].numpy()
-    found = _reload(tmp_path / "model", features.astype("U") if symbol == "looked_up" else features)
+    found = reload(tmp_path / "model", features.astype("U") if symbol == "looked_up" else features)
     np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_ids_that_were_never_trained_have_their_initial_row(framework: Any, tmp_path: Path) -> None:
+def test_ids_that_were_never_trained_have_their_initial_row(framework: Any, reload: Reload, tmp_path: Path) -> None:
     tested = framework("tables.unbounded")
     ids, rows = np.array([5, -7, 2**60]), np.array([[1, 1], [10, 10], [100, 100]], "f4")
     (table,) = tested.report().tables
     initial = initial_row(table, 3)
     tested.export(str(tmp_path / "model"), tested.initial(), [_rows("unbounded", ids, rows, 2, initial)])
-    found = _reload(tmp_path / "model", np.array([[5, 5, 5, 5, 5, 5], [-7, 2**60, 6, 0, 0, 0]]))
+    found = reload(tmp_path / "model", np.array([[5, 5, 5, 5, 5, 5], [-7, 2**60, 6, 0, 0, 0]]))
     six, zero = build_initializer(table, 3).rows(np.array([6, 0]), 2).sum(axis=1)
     assert abs(six + 3 * zero) > 1e-3
     np.testing.assert_allclose(found["output"], [12, 220 + six + 3 * zero], rtol=1e-6)
@@ -129,19 +156,21 @@ def test_initial_rows_are_those_of_the_parameter_servers(initializer: Any) -> No
         np.testing.assert_array_max_ulp(served(tf.constant(unknown)).numpy(), expected, maxulp=2)
 
 
-def test_a_model_with_named_outputs(framework: Any, rows_of: Any, tmp_path: Path) -> None:
+def test_a_model_with_named_outputs(framework: Any, rows_of: Any, reload: Reload, tmp_path: Path) -> None:
     tested = framework("scored.custom_model")
     tested.export(str(tmp_path / "model"), tested.initial(), [])
-    found = _reload(tmp_path / "model", np.ones((2, 3), "f4"))
+    found = reload(tmp_path / "model", np.ones((2, 3), "f4"))
     assert set(found) == {"logits", "probability"}
     np.testing.assert_allclose(found["probability"], tf.sigmoid(found["logits"]), rtol=1e-6)
 
 
-def test_the_local_strategy_exports_its_own_variables(framework: Any, minibatches: Any, tmp_path: Path) -> None:
+def test_the_local_strategy_exports_its_own_variables(
+    framework: Any, minibatches: Any, reload: Reload, tmp_path: Path
+) -> None:
     tested = framework("tables.functional", on_parameter_server=False)
     (batch,) = minibatches(tested, [b"1 1 2 3 4 5 6", b"0 7 8 9 10 11 12"])
     tested.train(batch, 0)
     expected = tested.predictions(batch, None, {}).numpy()
     tested.export(str(tmp_path / "model"), None, [])
-    found = _reload(tmp_path / "model", batch.data.element[0].numpy())
+    found = reload(tmp_path / "model", batch.data.element[0].numpy())
     np.testing.assert_allclose(found["output"], expected, rtol=1e-5, atol=1e-6)
