@@ -72,9 +72,14 @@ print("plain")
 
 
 class Forks:
-    """An agent whose standby is ready, and pods for it."""
+    """An agent whose standby is ready, and pods for it.
 
-    def __init__(self, directory: Path, standby_timeout_s: float) -> None:
+    Attributes:
+        framework: that the standby imports.
+    """
+
+    def __init__(self, directory: Path, standby_timeout_s: float, framework: str = "tensorflow") -> None:
+        self.framework = framework
         self._modules = directory / "modules"
         self._modules.mkdir(parents=True)
         for name, text in MODULES.items():
@@ -95,7 +100,7 @@ class Forks:
             **more.pop("env", {}),
         }
         command = (sys.executable, "-m", *arguments)
-        spec = PodSpec(name, Role.WORKER, 0, command, env=env, **{"framework": "tensorflow", **more})
+        spec = PodSpec(name, Role.WORKER, 0, command, env=env, **{"framework": self.framework, **more})
         self.cluster.create(spec)
         return name
 
@@ -136,14 +141,24 @@ def ready(shared: tuple[Forks, str]) -> Forks:
     return shared[0]
 
 
-@pytest.fixture
-def impatient(tmp_path: Path) -> Iterator[Forks]:
-    """A ready standby that may be damaged, and an agent that gives a forked child a few seconds."""
-    forks = Forks(tmp_path, standby_timeout_s=4)
+def cheap_forks(directory: Path, standby_timeout_s: float) -> Iterator[Forks]:
+    """A ready standby that may be damaged: it imports no framework, so another one is there soon."""
+    forks = Forks(directory, standby_timeout_s, framework="custom")
     forks.run("text")
     forks.cluster.wait_for_standby(READY_S)
     yield forks
     forks.agent.stop()
+
+
+@pytest.fixture
+def cheap(tmp_path: Path) -> Iterator[Forks]:
+    yield from cheap_forks(tmp_path, standby_timeout_s=60)
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Forks]:
+    """Its agent gives a forked child a few seconds."""
+    yield from cheap_forks(tmp_path, standby_timeout_s=4)
 
 
 def seconds(log: str) -> float:
@@ -250,24 +265,20 @@ def test_a_stopped_standby_is_replaced(impatient: Forks) -> None:
     assert have_ended([stopped])
 
 
-def test_a_killed_standby_takes_no_pod_with_it_and_is_started_again(ready: Forks) -> None:
-    living = ready.create_staying()
-    os.kill(ready.standby(), signal.SIGKILL)
-    assert ready.run("show")[0] == 0
-    ready.cluster.wait_for_standby(READY_S)
-    assert {pod.name: (pod.phase, pod.pid) for pod in ready.cluster.list()}[living.name] == (
+def test_a_killed_standby_takes_no_pod_with_it_and_is_started_again(cheap: Forks) -> None:
+    living = cheap.create_staying()
+    os.kill(cheap.standby(), signal.SIGKILL)
+    assert cheap.run("show")[0] == 0
+    cheap.cluster.wait_for_standby(READY_S)
+    assert {pod.name: (pod.phase, pod.pid) for pod in cheap.cluster.list()}[living.name] == (
         PodPhase.RUNNING,
         living.pid,
     )
 
 
-def test_no_forked_pod_survives_a_killed_agent(tmp_path: Path) -> None:
-    forks = Forks(tmp_path, standby_timeout_s=60)
-    forks.run("text")
-    forks.cluster.wait_for_standby(READY_S)
-    pid = forks.create_staying().pid
-    standby = forks.standby()
+def test_no_forked_pod_survives_a_killed_agent(cheap: Forks) -> None:
+    pid = cheap.create_staying().pid
+    standby = cheap.standby()
     os.killpg(pid, signal.SIGSTOP)
-    forks.agent.process.kill()
+    cheap.agent.process.kill()
     assert have_ended([pid, standby])
-    forks.agent.stop()
