@@ -137,9 +137,9 @@ define run_on_cluster
 	    '../shared/cluster/up && eval "$$(../shared/cluster/env)"' >&2; exit 1; }
 	@command -v kubectl >/dev/null || { echo "kubectl is not on PATH" >&2; exit 1; }
 	@kubectl version --request-timeout=10s >/dev/null || { echo "the cluster of KUBECONFIG does not answer" >&2; exit 1; }
+	@$(BIN)/python -m tests.e2e_kubernetes.dns_records
 	$(call say,building the image of the tests (once; TensorFlow is a large download))
 	@$(BIN)/python -m tests.e2e_kubernetes.image
-	@$(BIN)/python -m tests.e2e_kubernetes.dns_records
 	$(call say,running what needs a cluster on that of $$KUBECONFIG)
 	@$(BIN)/python -m tests.again -m "$(1)" -n $(JOBS) --dist loadfile $(ON_CLUSTER)
 	$(call say,running whole jobs on it$(comma) $(JOBS) at a time)
