@@ -15,7 +15,6 @@ from typing import Any, Protocol, assert_never
 
 from elasticdl.cluster.cluster import Cluster
 from elasticdl.master.core import commands, events
-from elasticdl.master.core.status import Status
 from elasticdl.master.core.values import Level
 from elasticdl.master.effects import Crashed, Effects, Listing, pod_changed, pods_listed
 from elasticdl.master.inbox import Inbox
@@ -54,7 +53,7 @@ class Core(Protocol):
     @property
     def events(self) -> EventHistory: ...
 
-    def status(self, now: float | None = None) -> Status: ...
+    def status(self, now: float | None = None) -> JobStatus: ...
 
 
 class Shell:
@@ -153,9 +152,9 @@ class Shell:
     def status(self) -> JobStatus:
         """How the job stands; it runs until `write_end` says how it has ended, with all that happened until then."""
         with self._state_lock:
-            job_name, started_at = self._state["job_name"], self._state["started_at"]
-        pods = self._pods
-        found = to_job_status(job_name, started_at, self._core.status(time.monotonic()), pods.statuses(), pods.lost())
+            started_at = self._state["started_at"]
+        core = self._core.status(time.monotonic())
+        found = to_job_status(core, started_at, self._pods.statuses(), self._pods.lost())
         if found.phase not in (JobPhase.SUCCEEDED, JobPhase.FAILED):
             return found
         return dataclasses.replace(found, phase=JobPhase.RUNNING, message="")

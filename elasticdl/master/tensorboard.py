@@ -19,9 +19,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
-from elasticdl.master.core.status import Status
 from elasticdl_client.errors import JobError
 from elasticdl_client.goodput import goodput
+from elasticdl_client.job_status import JobStatus
 
 PREFIX = "evaluation/"  # of the metrics' tags
 TIME_PREFIX = "time/"  # of the workers' seconds by state
@@ -38,7 +38,7 @@ class Watcher(Protocol):
         """An evaluation has these numbers."""
         ...
 
-    def look(self, status: Status) -> None:
+    def look(self, status: JobStatus) -> None:
         """The job as it is now; about once a second."""
         ...
 
@@ -52,7 +52,7 @@ class NullWatcher:
 
     def measured(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def look(self, status: Status) -> None: ...
+    def look(self, status: JobStatus) -> None: ...
 
     def close(self) -> None: ...
 
@@ -97,7 +97,7 @@ class TensorBoardLog:
     def measured(self, step: int, metrics: Mapping[str, float]) -> None:
         self._queue.put(_Scalars(step, {PREFIX + name: value for name, value in metrics.items()}))
 
-    def look(self, status: Status) -> None:
+    def look(self, status: JobStatus) -> None:
         values: dict[str, float] = {}
         if status.workers_alive != self._last_workers:
             values["workers"] = self._last_workers = status.workers_alive

@@ -47,7 +47,7 @@ def test_one_task_may_filter_and_another_augment() -> None:
     script.sets_are_read({(0, 0): range(3), (0, 1): range(3)})
     line = "records 40, committed 36, repeated 0, lost 0, filtered 4, augmented 3"
     assert coverage(script) == [f"Epoch 1: {line}"]
-    (shown,) = to_job_status("j", 0.0, script.job.status()).coverage
+    (shown,) = to_job_status(script.job.status(), 0.0).coverage
     assert (str(shown), shown.filtered, shown.augmented) == (line, 4, 3)
 
 

@@ -155,7 +155,7 @@ def test_a_status_costs_the_same_whatever_the_number_of_tasks(num_bad: int) -> N
 def test_of_many_epochs_the_newest_are_told_one_by_one_and_those_before_as_their_sum() -> None:
     script = local_job(MAX_EPOCHS + 5, 40)
     train_all(script)
-    status = to_job_status("j", 0.0, script.job.status())
+    status = to_job_status(script.job.status(), 0.0)
     assert len(script.job.status().coverage) == MAX_EPOCHS + 5
     earlier, *newest = status.coverage
     assert (earlier.since, earlier.epoch, earlier.records, earlier.committed) == (1, 5, 200, 200)

@@ -12,9 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.status import Status
 from elasticdl.master.tensorboard import TensorBoardLog, mean_staleness, watcher
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_status import JobStatus
 
 
 def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
@@ -22,7 +22,7 @@ def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def status(**changes: object) -> Status:
+def status(**changes: object) -> JobStatus:
     return dataclasses.replace(Job(JobSettings("j")).status(), **changes)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, assert_never
 
-from elasticdl.master.core import events
+from elasticdl.master.core import events, overview
 from elasticdl.master.core.accounting import Accounting
 from elasticdl.master.core.charges import Charges
 from elasticdl.master.core.checkpoints import Checkpoints
@@ -28,12 +28,11 @@ from elasticdl.master.core.joining import Joining
 from elasticdl.master.core.load import Loads
 from elasticdl.master.core.members import Members
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.overview import look_at
 from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.session import Session
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.slot_time import SlotTimes
-from elasticdl.master.core.status import Status, coverage_line, coverage_of
+from elasticdl.master.core.status import coverage_line, coverage_of
 from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.values import HeldLease, Lease, Level, TaskType
 from elasticdl.master.core.work import Work
@@ -42,6 +41,7 @@ from elasticdl.master.core.world import Worlds
 from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_series import JobSeries, SeriesPoint
+from elasticdl_client.job_status import JobPhase, JobStatus
 
 _NO_DATA = (
     "All commands have ended with 0, and none of them has taken any data: each has run by itself. Let the script make "
@@ -470,35 +470,23 @@ class Job:
         """The job's numbers so far."""
         return self._series
 
-    def status(self, now: float | None = None) -> Status:
+    def status(self, now: float | None = None) -> JobStatus:
         """Return the status of the job.
 
         Args:
             now: time is accounted for up to here; None: up to the last event.
         """
         unix_now = self._unix_now if now is None else now + self._unix_offset
-        phase = "Running" if self._has_opened else "Pending"
-        if self._ending.outcome is not None:
-            phase = "Failed" if self._ending.has_failed else "Succeeded"
-        return look_at(
-            self.settings,
-            self.generation,
-            phase,
-            self._why_waiting(),
-            self._work,
-            self._worlds,
-            self._workers,
-            len(self._fleet.pods.worker_slots),
-            self._fleet.num_serving,
-            self._loads,
-            self._ending,
-            self._out.events.totals,
-            self._pace,
-            self.settings.runs_command and self._fleet.pods.all_are_done,
-            self._accounting.elapsed_seconds(unix_now),
-            self._accounting.worker_seconds(unix_now),
-            self._accounting.ps_seconds(unix_now),
-        )
+        phase = JobPhase.RUNNING if self._has_opened else JobPhase.PENDING
+        if (outcome := self._ending.outcome) is not None:
+            phase = JobPhase.FAILED if self._ending.has_failed else JobPhase.SUCCEEDED
+        message = outcome.message if outcome is not None else self._why_waiting()
+        num_ps, have_left = self.settings.num_ps, self.settings.runs_command and self._fleet.pods.all_are_done
+        status = JobStatus(self.settings.job_name, phase, message, self.generation, ps_wanted=num_ps)
+        status = overview.with_progress(status, self.settings, self._work, self._pace, have_left)
+        status = overview.with_model(status, self._work)
+        status = overview.with_processes(status, self._workers, self._fleet, self._worlds, self._loads)
+        return overview.with_history(status, self._out.events.totals, self._accounting, unix_now)
 
     def _why_waiting(self) -> str:
         if not self._fleet.servers.is_complete:

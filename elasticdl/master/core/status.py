@@ -1,12 +1,11 @@
-"""Status: what a job looks like from outside; the shell makes a JobStatus of it.  Values only."""
+"""Coverage: what has become of the records of epochs, as the status and the log tell it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from elasticdl.master.core.epoch import Epoch
-from elasticdl_client.job_status import EpochCoverage, PsStatus
+from elasticdl_client.job_status import EpochCoverage
 
 
 def coverage_of(epoch: Epoch, is_over: bool = False, is_bound: bool = False) -> EpochCoverage:
@@ -60,68 +59,3 @@ def records_by_fate(covered: Iterable[EpochCoverage], running: Iterable[Epoch]) 
         for fate in FATES:
             found[fate] += 0 if fate in ("lost", "unplanned") else getattr(now, fate)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Fields are named as those of JobStatus.
-
-    Attributes:
-        phase: Pending until something is handed out, Running, Succeeded, Failed.
-        message: why it waits or failed.
-        epoch: the newest that has begun, from 1; 0 before the first.
-        records_total: planned over all epochs; 0 while unknown or endless.
-        coverage: of the epochs whose line is printed.
-        tasks_total: planned over all epochs; 0 while unknown or endless.
-        records_done: committed, skipped or filtered, over all epochs.
-        eta_seconds: that the rest of the records takes; None while unknown, where it is endless, and after the end.
-        records: by fate, see `records_by_fate`.
-        records_processed: like `records_done`, with what is computed again counted again; it only grows.
-        world: AllReduce: workers of the world that stands, in order of rank.
-        num_worlds: AllReduce: how many have formed.
-        world_seconds: AllReduce: that their changes took, altogether.
-        staleness: gradients taken by the updates that they missed: 0, 1, 2, 3-4, 5-8, 9-16, …
-        elapsed_seconds: since the job's submission.
-        worker_seconds: by `goodput.SlotState`, summed over the wanted workers since the job's beginning.
-        ps_seconds: by `goodput.PsState`, the same of the parameter servers.
-        event_counts: how many events there were of each kind.
-        pods_lost: how many have ended unasked, by role and reason.
-        checkpoint_at: when the newest checkpoint was complete, since the Unix epoch; 0: there is none.
-    """
-
-    phase: str
-    message: str
-    generation: int
-    epoch: int
-    num_epochs: int
-    records_done: int
-    records: Mapping[str, int]
-    records_processed: int
-    records_total: int
-    records_per_second: float
-    eta_seconds: float | None
-    workers_alive: int
-    workers_wanted: int
-    ps_alive: int
-    ps_wanted: int
-    model_version: int
-    loss: float | None
-    learning_rate: float | None
-    metrics: Mapping[str, float]
-    metrics_step: int
-    coverage: tuple[EpochCoverage, ...]
-    tasks_done: int
-    tasks_total: int
-    records_skipped: int
-    ps: tuple[PsStatus, ...]
-    world: tuple[int, ...]
-    num_worlds: int
-    world_seconds: float
-    staleness: tuple[int, ...]
-    gradients_refused: int
-    elapsed_seconds: float
-    worker_seconds: Mapping[str, float]
-    ps_seconds: Mapping[str, float]
-    event_counts: Mapping[str, int]
-    pods_lost: Mapping[str, Mapping[str, int]]
-    checkpoint_at: float
