@@ -189,6 +189,8 @@ class JobStatus:
 
 
 def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise ValueError(f"not a {kind.__name__}: {values!r}")
     names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in values.items() if name in names}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,8 @@ from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.jobs.places import Places
 from elasticdl_client.jobs.store import JobStore
 from elasticdl_client.pod_times import PodTimes
+
+logger = logging.getLogger("elasticdl.dashboard")
 
 _INTERVALS_S = {Runtime.LOCAL: 1.0, Runtime.KUBERNETES: 2.0}  # a master writes its status once a second
 _SHARE = 5  # of the time between two looks, a look takes at most one part in this number
@@ -167,7 +170,15 @@ class Observer:
         for job_id in shown & found.keys():
             store, job = self._places.store(found[job_id]), found[job_id]
             found[job_id] = job = _nearer(store, job)
-            details[job_id] = self._seen.setdefault(job_id, _Seen(self._offers_actions)).look(store, job, now)
+            seen = self._seen.get(job_id)
+            if seen is None or seen.created_at != job.created_at:  # another job may have taken its place
+                seen = self._seen[job_id] = _Seen(self._offers_actions, job.created_at)
+            try:
+                details[job_id] = seen.look(store, job, now)
+            except Exception as error:  # a bug, or a journal of values that no master writes: the pages of others go on
+                logger.exception("Job %s cannot be shown", job.name)
+                problem = f"The dashboard cannot show the history of this job; its output says more: {error!r}."
+                details[job_id] = JobDetail(problem=problem)
         newest = sorted(found.items(), key=lambda item: (item[1].created_at, item[1].name), reverse=True)
         return View(self._view.number + 1, now, dict(newest), details, tuple(problems))
 
@@ -194,7 +205,8 @@ def _possible(job: Job, store: JobStore) -> frozenset[Action]:
 class _Seen:
     """The observations of a job since its page was first shown."""
 
-    def __init__(self, offers_actions: bool) -> None:
+    def __init__(self, offers_actions: bool, created_at: float) -> None:
+        self.created_at = created_at
         self._offers_actions = offers_actions
         self._actions: frozenset[Action] = frozenset()
         self._series = JobSeries(limit=_OWN_POINTS)

@@ -4,6 +4,7 @@ import { el } from "./dom.js";
 import { clock, day } from "./format.js";
 
 const STEP = 150; // shown at a time
+const MOST = 20_000; // kept of a job that is watched for days; a master keeps fewer
 
 export class History {
   constructor() {
@@ -22,11 +23,20 @@ export class History {
     for (const [number, at, kind, subject, text, cause, trouble] of rows) {
       if (this.byNumber.has(number)) continue;
       const event = { number, at, kind, subject, text, cause, trouble: Boolean(trouble) };
-      this.byNumber.set(number, event);
-      this.list.push(event);
-      if (!this.bySubject.has(subject)) this.bySubject.set(subject, []);
-      this.bySubject.get(subject).push(event);
+      this.keep(event);
     }
+    if (this.list.length > MOST) {
+      const newest = this.list.slice(-MOST / 2);
+      this.clear();
+      newest.forEach((event) => this.keep(event));
+    }
+  }
+
+  keep(event) {
+    this.byNumber.set(event.number, event);
+    this.list.push(event);
+    if (!this.bySubject.has(event.subject)) this.bySubject.set(event.subject, []);
+    this.bySubject.get(event.subject).push(event);
   }
 
   // The events that led to one, the nearest first; of its own subject only troubles: that a pod was created explains

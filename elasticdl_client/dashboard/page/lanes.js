@@ -72,10 +72,18 @@ export class Lanes {
       row.element.remove();
       this.rows.delete(name);
     }
+    if (!this.rows.has(this.reached?.name)) this.reach(this.rows.get("job"));
     this.measure();
     this.drawKeys();
     const ticks = innerWidth < 760 ? 3 : 6;
     this.axis.replaceChildren(...Array.from({ length: ticks }, (_, i) => el("span", null, clock(begin + (this.length * i) / (ticks - 1)))));
+  }
+
+  // Tab stops at one lane, the last that had the focus; the arrows lead to the others.
+  reach(row) {
+    if (this.reached && this.reached !== row) this.reached.element.tabIndex = -1;
+    this.reached = row;
+    row.element.tabIndex = 0;
   }
 
   part(at) {
@@ -138,7 +146,8 @@ class Row {
     this.chosen = -1;
     this.cells = [];
     this.strip = svg("svg", { "aria-hidden": "true" });
-    this.element = el("div", { class: "lane", role: "listitem", tabindex: 0, "data-pod": name }, el("b", null, name), this.strip);
+    this.element = el("div", { class: "lane", role: "listitem", tabindex: -1, "data-pod": name }, el("b", null, name), this.strip);
+    this.element.addEventListener("focus", () => this.lanes.reach(this));
     this.element.addEventListener("pointermove", (event) => this.point(event));
     this.element.addEventListener("pointerleave", hideTip);
     this.element.addEventListener("blur", () => {

@@ -3,6 +3,7 @@
 import { el } from "./dom.js";
 
 const MAX_LINES = 5000;
+const RETRY_MS = 5000;
 const BAD = /\b(ERROR|CRITICAL|FATAL|Traceback|Error:)/;
 const UNSURE = /\bWARN(ING)?\b/;
 
@@ -23,7 +24,9 @@ export class Logs {
     this.element = el("section", { class: "card" }, el("header", null, el("h2", null, "Logs"), tools), this.out);
   }
 
-  show(pods) {
+  show(pods, phase) {
+    if (this.isOver && phase !== this.phase) this.open(); // of a job that was resumed, or has begun
+    this.phase = phase;
     const names = ["master", ...new Set(pods.filter((name) => name !== "master"))];
     if (JSON.stringify(names) !== this.names) {
       this.names = JSON.stringify(names);
@@ -37,6 +40,7 @@ export class Logs {
   open() {
     this.close();
     this.lines = [];
+    this.isOver = false;
     this.out.replaceChildren();
     this.state.replaceChildren("reading …");
     this.source = new EventSource(`api/jobs/${this.id}/logs?pod=${encodeURIComponent(this.pod.value)}`);
@@ -44,11 +48,14 @@ export class Logs {
     this.source.addEventListener("end", (event) => {
       const { error } = JSON.parse(event.data);
       this.state.replaceChildren(error ? error.replace(/^error: /, "").split("\n")[0] : "that is all");
+      this.isOver = true;
       this.source.close();
     });
-    this.source.addEventListener("error", () => {
-      this.state.replaceChildren("the log cannot be read");
-      this.source.close();
+    const current = this.source;
+    current.addEventListener("error", () => {
+      this.state.replaceChildren("the log cannot be read now");
+      current.close();
+      setTimeout(() => this.source === current && this.open(), RETRY_MS);
     });
   }
 
