@@ -1,4 +1,4 @@
-"""Actions of the page on jobs: delete and resume, as the commands of these names.
+"""Actions of the page on jobs: delete, resume and scale, as the commands of these names.
 
 A local job that is resumed gets a client of its own, which the dashboard's end does not end.
 """
@@ -13,8 +13,9 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
+from elasticdl_client import scaling
 from elasticdl_client.choices import Runtime
-from elasticdl_client.errors import JobError
+from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.jobs import holders
 from elasticdl_client.jobs.job import Job, Phase
 from elasticdl_client.jobs.options import Options
@@ -30,6 +31,7 @@ class Action(StrEnum):
 
     DELETE = "delete"
     RESUME = "resume"
+    SCALE = "scale"
 
 
 def possible(job: Job, store: JobStore) -> frozenset[Action]:
@@ -38,15 +40,27 @@ def possible(job: Job, store: JobStore) -> frozenset[Action]:
     Raises:
         ElasticDLError: the cluster does not say what its user may do.
     """
-    wanted = {Action.DELETE} | ({Action.RESUME} if job.phase is Phase.STOPPED else set())
+    wanted = {Action.DELETE}
+    if job.phase is Phase.STOPPED:
+        wanted.add(Action.RESUME)
+    if not job.has_ended and _can_be_scaled(job):
+        wanted.add(Action.SCALE)
     return frozenset(action for action in wanted if store.may(job, action))
 
 
-def perform(action: Action, job: Job, store: JobStore, options: Options) -> str:
+def _can_be_scaled(job: Job) -> bool:
+    try:
+        return job.spec is not None and scaling.parse(str(job.spec.num_workers), job.spec) >= 0
+    except FlagError:
+        return False
+
+
+def perform(action: Action, job: Job, store: JobStore, options: Options, num_workers: str = "") -> str:
     """Does it; what was done, for people.
 
     Args:
         options: of the dashboard, for the command that resumes a local job.
+        num_workers: of the job that is scaled, as the user has written it.
 
     Raises:
         ElasticDLError: it cannot be done.
@@ -54,6 +68,11 @@ def perform(action: Action, job: Job, store: JobStore, options: Options) -> str:
     if action is Action.DELETE:
         store.delete(job, _DELETE_TIMEOUT_S)
         return f"Job {job.name} is deleted."
+    if action is Action.SCALE:
+        if job.has_ended or job.spec is None:
+            raise JobError(f"Job {job.name} is {job.phase.lower()}: it cannot be scaled.")
+        number = scaling.parse(num_workers, job.spec)
+        return f"Job {job.name} is scaled: workers {store.scale(job, number)} → {number}."
     if job.phase is not Phase.STOPPED:
         raise JobError(f"Job {job.name} is {job.phase.lower()}: there is nothing to resume.")
     if job.runtime is Runtime.LOCAL:

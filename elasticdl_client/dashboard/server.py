@@ -4,7 +4,7 @@
     GET  /api/stream?job=ID       server-sent events: `jobs`, and of one job `job` and `events`, whenever they change
     GET  /api/jobs, /api/jobs/ID  the same once, as JSON
     GET  /api/jobs/ID/logs        server-sent events: `lines`, to the job's end
-    POST /api/jobs/ID/ACTION      delete, resume
+    POST /api/jobs/ID/ACTION      delete, resume, scale?num_workers=N
 
 A job is named by its id among the jobs that were found, and a file by its name among those of the package: no text of
 a request becomes a path.  Access is `access.Gate`'s affair.
@@ -43,6 +43,8 @@ _KEEP_ALIVE_S = 15.0  # proxies close a silent connection after a minute or so
 _MAX_LOGS = 16  # at once: each is a process
 _TAIL = 1000  # lines of each pod that a page begins with
 _BLOCK_BYTES = 1 << 16
+_MAX_LINE = 10_000  # characters of a line that the page shows
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _POD = re.compile(r"master|(worker|ps)(-[0-9]+)?|")
 _SSE = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -196,9 +198,8 @@ class Dashboard:
                 stderr=asyncio.subprocess.PIPE,
             )
             async for lines in _blocks(process):
-                yield _message(
-                    "lines", [[line["pod"].removeprefix(f"elasticdl-{job.name}-"), line["line"]] for line in lines]
-                )
+                prefix = f"elasticdl-{job.name}-"
+                yield _message("lines", [[one["pod"].removeprefix(prefix), _shown(one["line"])] for one in lines])
             assert process.stderr is not None
             said = (await process.stderr.read()).decode(errors="replace").strip()
             yield _message("end", {"error": said if await process.wait() else ""})
@@ -222,7 +223,8 @@ class Dashboard:
             return JSONResponse({"error": "There is no such action."}, 404)
         try:
             store = self._observer.store(job)
-            done = await asyncio.to_thread(actions.perform, action, job, store, self._options)
+            number = request.query_params.get("num_workers", "")
+            done = await asyncio.to_thread(actions.perform, action, job, store, self._options, number)
         except ElasticDLError as error:
             return JSONResponse({"error": error.what, "hint": error.hint}, 409)
         finally:
@@ -233,11 +235,20 @@ class Dashboard:
 async def _blocks(process: asyncio.subprocess.Process) -> AsyncIterator[list[dict[str, str]]]:
     """The objects that a process prints, one a line, as many at a time as have come."""
     assert process.stdout is not None
-    rest = b""
+    rest: list[bytes] = []  # of a line whose end has not come
     while block := await process.stdout.read(_BLOCK_BYTES):
-        *whole, rest = (rest + block).split(b"\n")
-        if whole:
+        first, *others = block.split(b"\n")
+        rest.append(first)
+        if others:
+            whole = [b"".join(rest), *others[:-1]]
+            rest = [others[-1]]
             yield [json.loads(line) for line in whole if line]
+
+
+def _shown(line: str) -> str:
+    """Return a line as a terminal leaves it: without escape sequences, a progress bar in its last state; cut off."""
+    line = _ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2])
+    return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]} … ({len(line):,} characters)"
 
 
 def _message(event: str, value: object) -> bytes:

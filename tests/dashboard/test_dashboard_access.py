@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from elasticdl_client.dashboard.access import ACTION_HEADER, Keys
 from elasticdl_client.job_status import JobPhase, JobStatus
 from tests.dashboard.dashboards import ROOT, RunningDashboard
-from tests.dashboard.written_jobs import write_job
+from tests.dashboard.written_jobs import BEGAN, write_job
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,9 @@ def test_an_action_needs_the_header_of_the_page_and_its_origin(dashboard: Runnin
     refused = dashboard.ask(f"/api/jobs/{ids['kept']}/resume", "POST", Cookie=cookie, **{ACTION_HEADER: action})
     assert refused.status == 409
     assert "there is nothing to resume" in refused.json()["error"]
+    scaled = f"/api/jobs/{ids['kept']}/scale?num_workers=3"
+    assert dashboard.ask(scaled, "POST", Cookie=cookie).status == 403
+    assert dashboard.ask(scaled, "POST", Cookie=cookie, **{ACTION_HEADER: action}).status == 409
     assert (
         dashboard.ask(f"/api/jobs/{ids['kept']}/rename", "POST", Cookie=cookie, **{ACTION_HEADER: action}).status == 404
     )
@@ -150,6 +154,44 @@ def test_the_log_of_a_job_that_has_ended_comes_whole_and_ends(
     stream = dashboard.ask(f"/api/jobs/{kept}/logs?pod=master", **bearer).body.decode()
     assert 'event: lines\ndata: [["master","hello"]]' in stream
     assert 'event: end\ndata: {"error":""}' in stream
+
+
+def test_lines_of_a_log_come_as_a_terminal_leaves_them_and_no_line_is_endless(tmp_path: Path) -> None:
+    said = ["\x1b[1;31mERROR\x1b[0m \x1b]0;title\x07red", "10%\r 60%\r100% done\r", "x" * 3_000_000, "<b>last</b>"]
+    status = JobStatus("job", JobPhase.SUCCEEDED, exit_code=0)
+    write_job(tmp_path / ".elasticdl" / "jobs" / "job", status, logs={"master": "\n".join(said) + "\n"})
+    running = RunningDashboard(tmp_path)
+    try:
+        (row,) = running.get("/api/jobs")["jobs"]
+        stream = running.ask(f"/api/jobs/{row['id']}/logs?pod=master", Authorization=f"Bearer {running.token}").body
+    finally:
+        running.stop()
+    blocks = [json.loads(line[6:]) for line in stream.decode().splitlines() if line.startswith("data: [")]
+    lines = [line for block in blocks for _, line in block]
+    assert (lines[0], lines[1], lines[3]) == ("ERROR red", "100% done", "<b>last</b>")
+    assert len(lines[2]) < 11_000
+
+
+def test_a_damaged_job_hides_no_other(tmp_path: Path) -> None:
+    jobs = tmp_path / ".elasticdl" / "jobs"
+    for name in ("well", "status", "numbers", "journal"):
+        write_job(jobs / name, JobStatus(name, JobPhase.SUCCEEDED, exit_code=0, updated_at=BEGAN))
+    (jobs / "status" / "status.json").write_text('{"job_name": "status", "pods": [1]}')
+    numbers = json.loads((jobs / "numbers" / "status.json").read_text())
+    (jobs / "numbers" / "status.json").write_text(json.dumps({**numbers, "updated_at": "yesterday"}))
+    (jobs / "journal" / "journal.json").write_text("{")
+    running = RunningDashboard(tmp_path)
+    try:
+        ids = {row["name"]: row["id"] for row in running.get("/api/jobs")["jobs"]}
+        assert ids.keys() == {"well", "status", "numbers", "journal"}
+        problems = {name: running.get(f"/api/jobs/{job_id}")["problem"] for name, job_id in ids.items()}
+        assert problems["well"] == ""
+        assert "cannot be read" in problems["journal"]
+        assert "cannot show the history" in problems["numbers"]
+        assert running.get(f"/api/jobs/{ids['well']}")["name"] == "well"
+    finally:
+        running.process.terminate()  # the bug has left its traceback
+        running.process.communicate(timeout=30)
 
 
 def test_one_that_only_shows_offers_no_action_and_takes_the_token_that_it_is_given(tmp_path: Path) -> None:

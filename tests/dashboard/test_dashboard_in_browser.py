@@ -20,7 +20,7 @@ from elasticdl_client.job_status import JobPhase, JobStatus, LostPod, PodStatus
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.dashboard.browsers import browser, chromium
 from tests.dashboard.dashboards import RunningDashboard
-from tests.dashboard.written_jobs import BEGAN, Story, large_job, shown_job, write_job
+from tests.dashboard.written_jobs import BEGAN, Story, a_life, large_job, shown_job, write_job
 
 WAIT_MS = 60_000  # a busy machine
 EVIL = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
@@ -221,8 +221,9 @@ def test_on_a_phone_nothing_is_wider_than_the_screen_and_text_is_readable(
             page.get_by_role("navigation", name="Parts").get_by_role("link", name=tab).click()
             expect(page.locator(".tabs a[aria-current]")).to_have_text(tab)
             assert page.evaluate("window.widest") <= 360, tab
-        for name in ("text", "soft", "red", "blue"):
-            assert page.evaluate(_CONTRAST, name) >= 4.5, name
+        for name in ("text", "soft", "red", "blue", "green", "amber"):
+            for behind in ("card", "bg"):
+                assert page.evaluate(_CONTRAST, [name, behind]) >= 4.5, (name, behind)
         before = page.evaluate("getComputedStyle(document.body).backgroundColor")
         page.get_by_role("button", name="Change between").click()
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
@@ -239,7 +240,7 @@ _WATCH_WIDTH = """() => {
   measure();
 }"""
 
-_CONTRAST = """(name) => {
+_CONTRAST = """([name, behind]) => {
   const paint = (colour) => {
     const context = new OffscreenCanvas(1, 1).getContext("2d");
     context.fillStyle = colour;
@@ -251,7 +252,7 @@ _CONTRAST = """(name) => {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const value = (name) => paint(getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
-  const [low, high] = [value(name), value("card")].sort((a, b) => a - b);
+  const [low, high] = [value(name), value(behind)].sort((a, b) => a - b);
   return (high + 0.05) / (low + 0.05);
 }"""
 
@@ -275,6 +276,13 @@ def test_the_keyboard_alone_reaches_everything(page: Page) -> None:
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowRight")
     expect(page.locator("#tip")).to_contain_text("worker-9")
+    assert page.locator(".lane[tabindex='0']").count() == 1
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.lanes')") is None
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.dataset.pod") == "worker-9"
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tip")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#tip")).to_be_hidden()
 
@@ -288,10 +296,10 @@ def reach(page: Page, what: str) -> None:
     raise AssertionError(f"Tab does not reach {what}")
 
 
-def test_a_stopped_job_is_resumed_and_ends(chrome: Browser, tmp_path: Path) -> None:
+def test_a_job_is_scaled_and_a_stopped_one_is_resumed_and_ends(chrome: Browser, tmp_path: Path) -> None:
     job_dir = tmp_path / "home" / ".elasticdl" / "jobs" / "digits"
     job_dir.parent.mkdir(parents=True)
-    job = NUMPY_DIGITS.local_job(job_dir, NUMPY_DIGITS.make_data(tmp_path), num_epochs=4, checkpoint_steps=20).start()
+    job = NUMPY_DIGITS.local_job(job_dir, NUMPY_DIGITS.make_data(tmp_path), num_epochs=12, checkpoint_steps=20).start()
     pace = {"PACE_FILE": str(job_dir.with_name("digits.pace"))}
     dashboard = RunningDashboard(tmp_path / "home", **pace)
     try:
@@ -300,6 +308,12 @@ def test_a_stopped_job_is_resumed_and_ends(chrome: Browser, tmp_path: Path) -> N
             open_job(page, "digits")
             expect(page.locator(".head .badge")).to_have_text("Running")
             assert page.get_by_role("button", name="Resume").count() == 0
+            page.get_by_role("button", name="Scale").click()
+            scale = page.get_by_role("dialog", name="Scale digits?")
+            scale.get_by_label("Workers").fill("3")
+            scale.get_by_role("button", name="Scale").click()
+            expect(page.get_by_role("dialog")).to_be_hidden()
+            expect(page.locator(".lane[data-pod=worker-2]")).to_be_visible()
             job.hurry()
             job.end()
             page.get_by_role("button", name="Resume").click()
@@ -310,6 +324,25 @@ def test_a_stopped_job_is_resumed_and_ends(chrome: Browser, tmp_path: Path) -> N
     finally:
         dashboard.stop()
         job.end()
+
+
+def test_a_job_that_takes_the_place_of_another_has_its_own_life_alone(chrome: Browser, tmp_path: Path) -> None:
+    jobs = tmp_path / ".elasticdl" / "jobs"
+    for place, began in ((jobs / "job", BEGAN), (tmp_path / "later", BEGAN + 1000)):
+        status = JobStatus("job", JobPhase.SUCCEEDED, exit_code=0, started_at=began, updated_at=began + 60)
+        write_job(place, status, series=a_life(60, 2, 600, 60, began))
+        os.utime(place / "spec.json", (began, began))
+    dashboard = RunningDashboard(tmp_path)
+    try:
+        with opened(chrome, dashboard) as page:
+            open_job(page, "job")
+            job_id = page.url.partition("#/job/")[2].partition("/")[0]
+            assert dashboard.get(f"/api/jobs/{job_id}")["series"]["at"][0] == BEGAN
+            (jobs / "job").rename(tmp_path / "before")
+            (tmp_path / "later").rename(jobs / "job")
+            assert dashboard.get(f"/api/jobs/{job_id}")["series"]["at"][0] == BEGAN + 1000
+    finally:
+        dashboard.stop()
 
 
 def test_a_job_is_deleted_only_after_a_confirmation(chrome: Browser, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ export class JobView {
 
   draw() {
     const job = this.job;
-    if (!job) return;
+    if (!job || document.hidden) return; // a page that is not seen is drawn when it is
     document.title = `${job.name} · ElasticDL`;
     update(this.title, [job.name, job.phase, job.runtime, job.namespace, job.generation, job.actions, this.act.allowed], () => this.heading(job));
     update(this.figures, figuresOf(job), () => figures(job));
@@ -83,7 +83,7 @@ export class JobView {
     if (this.tab === "explain") update(this.explain, job.diagnoses, () => explainCard(job.diagnoses));
     if (this.tab === "pods") update(this.pods, [job.pods, job.servers, job.staleness, job.group, job.ps_seconds], () => podCards(job));
     if (this.tab === "events") this.events.show(job.summed_up);
-    if (this.tab === "logs") this.logs.show(job.lanes.map((lane) => lane.name));
+    if (this.tab === "logs") this.logs.show(job.lanes.map((lane) => lane.name), job.phase);
   }
 
   drawOverview(job) {
@@ -109,6 +109,7 @@ export class JobView {
   heading(job) {
     const buttons = [];
     if (this.act.allowed && job.actions.includes("resume")) buttons.push(el("button", { type: "button", class: "primary", onclick: () => this.act.confirm("resume", job) }, "Resume"));
+    if (this.act.allowed && job.actions.includes("scale")) buttons.push(el("button", { type: "button", onclick: () => this.act.confirm("scale", this.job) }, "Scale"));
     if (this.act.allowed && job.actions.includes("delete")) buttons.push(el("button", { type: "button", class: "danger", onclick: () => this.act.confirm("delete", job) }, "Delete"));
     const where = [job.runtime, job.namespace, job.generation > 1 ? `master restarted ${job.generation - 1} ×` : ""];
     return [el("h1", null, job.name), badge(job.phase), el("span", { class: "soft" }, where.filter(Boolean).join(" · ")), el("div", { class: "tools" }, buttons)];

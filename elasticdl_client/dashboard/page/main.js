@@ -1,6 +1,6 @@
 // The address selects the view: #/ all jobs, #/job/ID/TAB one.  One stream of events feeds it.
 
-import { el, hideTip } from "./dom.js";
+import { el, hideTip, update } from "./dom.js";
 import { JobView } from "./job.js";
 import { JobsView } from "./jobs.js";
 
@@ -8,6 +8,7 @@ const main = document.getElementById("main");
 const path = document.querySelector(".path");
 const link = document.querySelector(".link");
 const dialog = document.getElementById("confirm");
+const notices = el("div", { role: "status" }); // places that do not answer
 const PATIENCE_MS = 15_000; // a stream that brings nothing for so long is opened again
 const session = { action: "", read_only: true };
 let source = null, view = null, shown = null, newest = null;
@@ -20,16 +21,19 @@ const act = {
     const what = {
       delete: `Job ${job.name} is ended, and all that there is of it is removed${job.directory ? `: also ${job.directory} with its logs and checkpoints` : ""}. This cannot be undone.`,
       resume: `Job ${job.name} gets a new master and continues where it was.`,
+      scale: `Job ${job.name} wants ${job.workers[1]} workers. New ones start as soon as there is room; those that are not wanted any more hand back their work first.`,
     }[action];
-    const word = { delete: "Delete", resume: "Resume" }[action];
+    const word = { delete: "Delete", resume: "Resume", scale: "Scale" }[action];
+    const number = action === "scale" ? el("input", { type: "number", min: 0, step: 1, value: job.workers[1], id: "num_workers" }) : null;
     const problem = el("p", { class: "note", role: "alert" });
     const go = el("button", { type: "button", class: action === "delete" ? "danger" : "primary" }, word);
     go.addEventListener("click", async () => {
       go.disabled = true;
       problem.replaceChildren("…");
-      const response = await fetch(`api/jobs/${job.id}/${action}`, { method: "POST", headers: { "x-elasticdl-action": session.action } });
-      const answer = await response.json().catch(() => ({ error: "The dashboard does not answer as it should." }));
-      if (response.ok) {
+      const query = number ? `?num_workers=${encodeURIComponent(number.value)}` : "";
+      const response = await fetch(`api/jobs/${job.id}/${action}${query}`, { method: "POST", headers: { "x-elasticdl-action": session.action } }).catch(() => null);
+      const answer = (await response?.json().catch(() => null)) ?? { error: "The dashboard does not answer." };
+      if (response?.ok) {
         dialog.close();
         if (action === "delete") location.hash = "#/";
       } else {
@@ -38,9 +42,11 @@ const act = {
       }
     });
     const keep = el("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
-    dialog.replaceChildren(el("h2", null, `${word} ${job.name}?`), el("p", null, what), problem, el("div", { class: "tools" }, keep, go));
+    const asked = number ? el("label", { for: "num_workers" }, "Workers ", number) : null;
+    dialog.setAttribute("aria-label", `${word} ${job.name}?`);
+    dialog.replaceChildren(el("h2", null, `${word} ${job.name}?`), el("p", null, what), ...(asked ? [asked] : []), problem, el("div", { class: "tools" }, keep, go));
     dialog.showModal();
-    keep.focus();
+    (number ?? keep).focus();
   },
 };
 
@@ -67,8 +73,7 @@ function go() {
 }
 
 function show() {
-  const problems = (newest?.problems ?? []).map((text) => el("p", { class: "problem" }, text));
-  main.replaceChildren(...problems, view.element);
+  main.replaceChildren(notices, view.element);
   main.setAttribute("aria-busy", "false");
 }
 
@@ -85,10 +90,10 @@ function connect(id) {
   });
   on("jobs", (value) => {
     arrived ||= !id;
-    const told = JSON.stringify(newest?.problems) !== JSON.stringify(value.problems);
     newest = value;
+    update(notices, value.problems, (problems) => problems.map((text) => el("p", { class: "problem" }, text)));
     if (!id) view.show(value);
-    if (!id && (told || view.element.parentNode !== main)) show();
+    if (!id && view.element.parentNode !== main) show();
   });
   on("job", (value) => {
     arrived = true;
@@ -127,5 +132,6 @@ document.querySelector(".theme").addEventListener("click", () => {
   localStorage.setItem("elasticdl-theme", next);
   theme(next);
 });
+document.addEventListener("visibilitychange", () => document.hidden || view?.draw?.());
 addEventListener("hashchange", go);
 go();
