@@ -3,7 +3,7 @@
     python -m tests.again OPTION_OF_PYTEST …
 
 A cluster has faults that are not ours: a daemon that is slow to come back, a pod that the kubelet forgets.  A test that
-fails and then passes alone is printed as flaky, with the output of both runs above, and fails nobody's change.  Unit
+fails and then passes alone is printed as flaky, with the output of both runs above, and fails no change.  Unit
 tests get no second chance: theirs is a fault of ours.
 """
 

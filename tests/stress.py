@@ -2,8 +2,8 @@
 
     python -m tests.stress TEST … [-n 20] [--cpus 0.5]
 
-The processors are kept busy by one process each.  With --cpus the tests get no more than so many processors as well,
-which needs root and the cgroup controller "cpu" (of either version).
+The processors are kept busy by one process each.  With --cpus the tests are limited to that
+number of processors as well, which needs root and the cgroup controller "cpu" (of either version).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def busy_processors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def limited_to(cpus: float) -> Iterator[Path | None]:
-    """A cgroup that gets so many processors, as the file that takes the id of a process; 0: None.
+    """A cgroup with a limit of processors, as the file that takes the id of a process; 0: None.
 
     Raises:
         OSError: it cannot be made.

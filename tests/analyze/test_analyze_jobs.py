@@ -53,7 +53,7 @@ def check(directory: Path, rows: list[tuple[int, str, str]]) -> dict[str, Any]:
 
 
 def kill_a_worker(running: LocalJob, num_parts: int) -> None:
-    """Once so many tasks are done, while one works.  The status is a second late, too late for a fast machine."""
+    """Once this number of tasks is done, while one works.  The status is a second late, too late for a fast machine."""
     parts = Path(f"{running.flags['output']}.parts")
 
     def is_time() -> bool:

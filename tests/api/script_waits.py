@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def hold(notes: Path) -> None:
-    """Says that it is `held`, and stays so until somebody writes to the pipe `go`."""
+    """Says that it is `held`, and stays so until the test writes to the pipe `go`."""
     os.mkfifo(notes / "go")
     (notes / "held").touch()
     (notes / "go").read_text()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run_for(script: Script, directory: Path, num_batches: int, **changes: Any) -> list[int]:
-    """Trains so many batches, then is gone; the numbers of the records."""
+    """Trains a number of batches, then is gone; the numbers of the records."""
     arguments = {"batch_size": BATCH, "num_epochs": EPOCHS, "checkpoint_steps": 3, **changes}
     controller = create_elastic_controller(state=script.state, checkpoint_dir=str(directory), **arguments)
     loader = controller.loader(dataset(), num_workers=1)
@@ -43,7 +43,7 @@ def finish_checkpoints() -> None:
             thread.join()
 
 
-def test_a_script_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+def test_a_script_continues_from_its_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     first = run_for(Script(Script.scaled), tmp_path, 8)
     script = Script(Script.scaled)
     rest = run_for(script, tmp_path, 100)

@@ -41,7 +41,7 @@ def steps_of(tmp_path: Path) -> dict[str, dict[int, str]]:
 
 
 def check(tmp_path: Path, job: LocalJob) -> dict[str, dict[int, str]]:
-    """Every record of every epoch was trained once, and whoever made the same step has the same model."""
+    """Every record of every epoch was trained once, and all makers of a step have the same model."""
     assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(RECORDS, RECORDS, 0, 0)] * 2
     steps = steps_of(tmp_path)
     for number in {number for made in steps.values() for number in made}:
@@ -82,7 +82,7 @@ def test_a_worker_is_killed_in_its_step_and_a_successor_joins(tmp_path: Path) ->
 
 @pytest.mark.parametrize("num_workers", [3, 1])
 def test_a_script_that_is_told_to_end_leaves_between_two_steps(num_workers: int, tmp_path: Path) -> None:
-    flags = {"num_workers": num_workers, "min_workers": num_workers}  # nobody trains all before worker 0 comes
+    flags = {"num_workers": num_workers, "min_workers": num_workers}  # no worker trains all before worker 0 comes
     flags |= {"max_task_failures": 1, "checkpoint_steps": 1_000_000}
     job = job_of(tmp_path, "--hold-worker 0 --hold-at 9 --slow 0.02", **flags).start()
     notes = tmp_path / "notes"

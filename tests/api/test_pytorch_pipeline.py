@@ -73,7 +73,7 @@ class Torn(TensorDataset):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_error_of_the_data_set_names_the_record_whoever_makes_the_batch(num_workers: int) -> None:
+def test_an_error_of_the_data_set_names_the_record_with_and_without_worker_processes(num_workers: int) -> None:
     pipeline = LoaderPipeline(Torn(torch.arange(8)), None, 0, num_workers=num_workers)
     with pytest.raises(OSError, match="the file is torn") as raised:
         pipeline.get(Minibatch(1, 0, 0, 0, "", [2, 3]))

@@ -1,4 +1,4 @@
-"""Minibatches of a script's world with a fixed global batch: each is told of, under whatever lease it comes."""
+"""Minibatches of a script's world with a fixed global batch: each is reported, under whatever lease it comes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticdl.worker.ledger import Ledger, RestoredModel
 
 
 class Data:
-    """What has been told of."""
+    """The reports so far."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []
@@ -68,7 +68,7 @@ def drawn(lease: int, n: int) -> Minibatch:
 
 
 def test_what_the_model_holds_of_a_lease_that_comes_later_is_told_and_not_made_again() -> None:
-    """The lease before was lost, and what was told of it last was refused."""
+    """The lease before was lost, and the last report on it was refused."""
     state: Any = Start()
     data: Any = Data()
     drawer: Any = Drawer()

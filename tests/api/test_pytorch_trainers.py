@@ -48,7 +48,7 @@ def rows_of(tmp_path: Path, kind: str) -> dict[str, list[list[Any]]]:
 
 
 def check(tmp_path: Path, job: LocalJob, num_records: int = 600) -> dict[str, dict[int, str]]:
-    """Every record of every epoch was trained once, and whoever has made the same step has the same model.
+    """Every record of every epoch was trained once, and all makers of a step have the same model.
 
     Returns:
         By worker and step: the model's digest.
@@ -119,7 +119,7 @@ def test_manual_optimization_trains_in_several_workers_of_which_one_is_killed(tm
 
 
 @pytest.mark.full
-def test_a_loop_that_is_cut_by_its_count_goes_on_with_its_epoch(tmp_path: Path) -> None:
+def test_a_loop_that_is_cut_by_its_count_continues_with_its_epoch(tmp_path: Path) -> None:
     """Of one minibatch of an epoch there are three: the rehearsal, the step that is lost, and its repetition."""
     job = job_of(tmp_path, LIGHTNING, "--hold-worker 1 --hold-at 0 --records 16")
     kill_and_wait(job, tmp_path)

@@ -79,7 +79,7 @@ def test_early_stopping_shortens_the_plan_and_the_job_succeeds() -> None:
     assert (status.epoch, status.records_done, status.records_total) == (2, 80, 80)
 
 
-def test_what_somebody_has_begun_is_finished_and_the_rest_is_not_planned_any_more() -> None:
+def test_begun_tasks_are_finished_and_the_rest_is_not_planned_any_more() -> None:
     rules = {"stopping": [{**STOP, "patience": 0}]}
     script = running(rules, records=80, num_epochs=9, evaluation_steps=2, num_workers=2)
     held = script.lease(1)
@@ -96,7 +96,7 @@ def test_what_somebody_has_begun_is_finished_and_the_rest_is_not_planned_any_mor
     assert (script.job.status().phase, script.job.status().records_total) == ("Succeeded", 60)
 
 
-def test_a_new_life_of_the_master_goes_on_with_what_was_decided() -> None:
+def test_a_new_life_of_the_master_continues_with_what_was_decided() -> None:
     script = running({"stopping": [STOP]}, num_epochs=9)
     losses = [2.0, 2.5]
     while losses:
@@ -165,7 +165,7 @@ def test_an_occasion_that_is_open_outlives_the_master() -> None:
     assert [lease.type for lease in work_off(script, [])] == [TaskType.CALLBACK]
 
 
-def test_models_are_saved_every_so_many_steps() -> None:
+def test_models_are_saved_every_n_steps() -> None:
     often = {**SAVE, "path": "step-{step}", "every_steps": 2}
     script = running({"saving": [often]}, num_epochs=1, has_validation_data=False)
     assert [one.occasion and one.occasion.save_to for one in work_off(script, [])] == ["step-2", "step-4"]

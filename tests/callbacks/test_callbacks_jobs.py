@@ -159,7 +159,7 @@ def test_a_job_of_pytorch_does_the_same(tmp_path: Path, strategy: str) -> None:
         ("keras.callbacks.TensorBoard()", "--tensorboard_log_dir"),
     ],
 )
-def test_what_nobody_could_do_is_refused_by_name_before_the_first_update(made: str, complaint: str) -> None:
+def test_impossible_callbacks_are_refused_by_name_before_the_first_update(made: str, complaint: str) -> None:
     definition = load(str(REPOSITORY / "model_zoo"), DIGITS.model_def)
     callback = eval(made)  # text of this file
     framework = KerasFramework(replace(definition, callbacks=lambda: [callback]), 32, 0, Metadata(), False)
@@ -185,7 +185,7 @@ KILLED = """
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_a_killed_master_goes_on_with_what_was_decided_and_shown(tmp_path: Path) -> None:
+def test_a_killed_master_continues_with_what_was_decided_and_shown(tmp_path: Path) -> None:
     notes, logs, go_on = tmp_path / "notes", tmp_path / "logs", tmp_path / "go_on"
     job = job_with(tmp_path, "", **STRATEGIES["Local"], tensorboard_log_dir=logs)
     source = Path(__file__).with_name("torch_digits.py").read_text()

@@ -1,4 +1,4 @@
-"""Faults as data: who, what, when.  `run_life` makes them happen to a job, in order of progress."""
+"""Faults as data: victim, fault, time.  `run_life` makes them happen to a job, in order of progress."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ _LONGEST_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """There is room for so many workers from `at_version` on; the job creeps until their world has formed."""
+    """There is room for this number of workers from `at_version` on; the job creeps until their world has formed."""
 
     num_workers: int
     at_version: int
@@ -102,14 +102,14 @@ class Trace:
 
 
 def _write(pace: Path, seconds: float) -> None:
-    """At once: somebody reads it at any time."""
+    """At once: it may be read at any time."""
     new = pace.with_suffix(".new")
     new.write_text(str(seconds))
     new.replace(pace)
 
 
 def wait_for_world(job: LocalJob, size: int, after: int = 0) -> None:
-    """Until there has been one of that size after so many others."""
+    """Wait until there has been one of that size after a number of others."""
     job.wait_until(f"a world of {size}", lambda: size in sizes_of_worlds(job)[after:], _LONGEST_S)
 
 
@@ -118,7 +118,7 @@ def sizes_of_worlds(job: LocalJob) -> list[int]:
 
 
 def trace(framework: str, directory: Path, data: Path, num_workers: int, life: Sequence[Fault] = ()) -> Trace:
-    """Runs a job of so many workers, with a life, to its end; all members must agree on the loss of each step."""
+    """Runs a job of a number of workers, with a life, to its end; all members must agree on the loss of each step."""
     directory.mkdir()
     pace = directory / _PACE
     _write(pace, _CREEP_S if life else 0)

@@ -1,4 +1,4 @@
-"""Everything dies at once, or a parameter server hangs: the job goes on by itself."""
+"""Everything dies at once, or a parameter server hangs: the job continues by itself."""
 
 from __future__ import annotations
 

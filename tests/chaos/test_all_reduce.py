@@ -126,7 +126,7 @@ def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
 
 
 @pytest.mark.timeout(300)
-def test_when_all_die_at_once_the_last_checkpoint_goes_on(tmp_path: Path) -> None:
+def test_when_all_die_at_once_training_continues_from_the_last_checkpoint(tmp_path: Path) -> None:
     running = killed_all(tmp_path, checkpoint_steps=50)
     assert_exact(running, NUMPY_JOB)
     assert re.search(r"Restored the model at step \d+ from", worker_logs(running)), running.story()

@@ -32,7 +32,7 @@ ABSENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RoomFor:
-    """There is room for so many workers: the youngest beyond it are told to end, those that wait are started."""
+    """There is room for this number of workers: the youngest beyond it are told to end, those that wait are started."""
 
     num_workers: int
     at_version: int
@@ -56,7 +56,7 @@ def worlds(job: LocalJob) -> list[int]:
 
 
 def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
-    """Runs a job to its end, through a life that begins when a world of all for whom there is room has formed."""
+    """Runs a job to its end, through a life that begins when a world of all workers with room has formed."""
     size = min(job.num_workers, int(str(running.flags.get("local_slots", job.num_workers))))
     try:
         running.wait_until(f"a world of {size}", lambda: size in worlds(running), START_S)

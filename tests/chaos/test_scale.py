@@ -38,7 +38,7 @@ def workers(running: LocalJob) -> dict[int, int]:
 
 
 def scaled(running: LocalJob, num_workers: int) -> dict[int, int]:
-    """Waits until so many train; those that were there before are the same processes."""
+    """Waits until this number of workers trains; earlier ones are the same processes."""
     running.wait_until(f"{num_workers} workers", lambda: _train(running, num_workers))
     status = running.status()
     assert status is not None

@@ -36,7 +36,7 @@ def has_workers(running: LocalJob, number: int) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_a_round_of_three_goes_on_when_workers_and_a_server_are_killed(tmp_path: Path) -> None:
+def test_a_round_of_three_continues_when_workers_and_a_server_are_killed(tmp_path: Path) -> None:
     job = replace(NUMPY_DIGITS, num_epochs=60, num_workers=3, num_ps_pods=2)
     life = [
         Kill(Role.WORKER, 100),

@@ -42,7 +42,7 @@ def main() -> None:
     if scenario in ("wait", "deaf"):
         signal.signal(signal.SIGUSR1, lambda number, frame: (scenario == "wait" and save(job_dir)) or None)
         (job_dir / "pid").write_text(str(os.getpid()))
-    write(job_dir, running)  # whoever is told of it by the client finds the line and the pid
+    write(job_dir, running)  # a reader of the client's output finds the line and the pid
     while scenario in ("wait", "deaf"):
         signal.pause()
     if scenario == "die_once" and first_life:

@@ -110,7 +110,7 @@ class Told(Display):
         """Nothing is open."""
 
 
-def test_who_waits_for_a_job_is_told_why_its_master_is_not_made(cluster: ApiServer) -> None:
+def test_a_waiting_client_sees_why_the_master_is_not_created(cluster: ApiServer) -> None:
     creating(cluster, "master")
     cluster.add_event("master", "00:02:00", "FailedMount", NOT_FOUND)
     flags = {"job_name": "job", "namespace": NAMESPACE, "image_name": "i", "model_def": "m.m", "training_data": "/d"}

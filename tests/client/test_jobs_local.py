@@ -311,8 +311,8 @@ def test_damaged_files_do_not_hide_a_job(flags: dict[str, str], run: Run) -> Non
     assert not job_dir.exists()
 
 
-def test_a_killed_client_s_job_goes_on_from_its_journal(flags: dict[str, str], run: Run) -> None:
-    """The scripted master writes no journal, so one is put there: what counts is who is started with what."""
+def test_a_killed_client_s_job_continues_from_its_journal(flags: dict[str, str], run: Run) -> None:
+    """The scripted master writes no journal, so one is put there: the started processes and their arguments count."""
     process = start(flags, "wait")
     wait_for_line(process, "records 50/100")
     job_dir = Path(flags["job_dir"])

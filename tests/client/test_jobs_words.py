@@ -131,7 +131,7 @@ def test_of_many_epochs_the_older_ones_are_summed() -> None:
     assert "  epochs 1 to 4: records 400, committed 399, repeated 0, lost 1\n  epoch 5: records 100" in page
 
 
-def test_repeats_that_nobody_can_count_are_told_as_a_bound() -> None:
+def test_repeats_that_cannot_be_counted_are_shown_as_a_bound() -> None:
     coverage = tuple(EpochCoverage(epoch, 100, 100, repeated=64, is_bound=True) for epoch in range(1, 10))
     page = words.page(dataclasses.replace(JOB, status=dataclasses.replace(STATUS, coverage=coverage)), NOW)
     assert "repeated at most 256, lost 0\n  epoch 5: records 100, committed 100, repeated at most 64, lost 0" in page
@@ -143,7 +143,7 @@ def test_a_job_without_room_for_a_worker_says_why() -> None:
     assert "Unschedulable" in words.job_table([waiting], with_namespace=False, wide=True)
 
 
-def test_a_stopped_job_says_how_it_goes_on_and_a_failed_one_why_it_failed() -> None:
+def test_a_stopped_job_says_how_it_continues_and_a_failed_one_why_it_failed() -> None:
     stopped = dataclasses.replace(JOB, phase=Phase.STOPPED, note="Its master's pod is gone.")
     page = words.page(stopped, NOW)
     assert "elasticdl resume digits --namespace=team" in page

@@ -61,7 +61,7 @@ def server() -> Iterator[Recorder]:
     recorder.server.server_close()
 
 
-def test_a_patch_says_its_kind_what_it_takes_and_who_sends_it(server: Recorder) -> None:
+def test_a_patch_has_content_type_accept_and_user_agent(server: Recorder) -> None:
     answer = server.connection().patch("/api/v1/namespaces/x/pods/y", {"a": "ü"}, MERGE, accept="application/x")
     assert answer["metadata"]["resourceVersion"] == "7"
     headers = server.request["headers"]

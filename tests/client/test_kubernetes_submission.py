@@ -60,7 +60,7 @@ def kubeconfig(path: Path, server: str, context: str = "far-away", chosen: str =
 
 @pytest.fixture
 def closed_server() -> Iterator[str]:
-    """The URL of a port that nobody listens on, nor can."""
+    """The URL of a port without a listener, kept for this test."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         yield f"https://127.0.0.1:{found.getsockname()[1]}"
@@ -318,7 +318,7 @@ def test_a_master_has_these_rights_and_no_others() -> None:
     assert binding["roleRef"]["kind"] == "Role"
 
 
-def test_the_rights_of_a_user_are_printed_for_the_one_who_is_named() -> None:
+def test_the_rights_of_a_user_are_printed_for_the_named_one() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "elasticdl_client.main", "rbac", "--for=user", "--group=team", "-n", "here"],
         cwd=ROOT,
@@ -346,7 +346,7 @@ def test_the_rights_of_a_user_are_printed_for_the_one_who_is_named() -> None:
         (["--for=guest"], "--for is master or user"),
     ],
 )
-def test_rights_for_nobody_are_refused(arguments: list[str], said: str) -> None:
+def test_rights_without_a_user_are_refused(arguments: list[str], said: str) -> None:
     with pytest.raises(FlagError) as caught:
         rbac_command.run(["--print", *arguments])
     assert said in str(caught.value)
@@ -361,7 +361,7 @@ def test_the_manifests_are_yaml_and_name_the_priorities_that_jobs_use() -> None:
 
 
 class Silent(BaseHTTPRequestHandler):
-    """Answers for a namespace that is called a number so many seconds later, for another one never."""
+    """Answers for a namespace that is called a number after that number of seconds, for another one never."""
 
     def do_GET(self) -> None:
         namespace = self.path.split("/")[4]
@@ -387,7 +387,7 @@ def silent_server() -> Iterator[str]:
 
 
 @pytest.mark.timeout(25)
-def test_a_cluster_nobody_asked_for_that_takes_requests_and_answers_none_is_given_up(
+def test_a_cluster_that_was_not_asked_for_and_does_not_answer_is_given_up(
     tmp_path: Path, silent_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As one is behind a proxy that waits for a machine that is off."""

@@ -109,7 +109,7 @@ def test_a_job_that_fails_exits_with_its_code_and_its_message(flags: dict[str, s
     assert "succeeded" not in output
 
 
-def test_a_master_that_dies_is_started_again_and_the_job_goes_on(flags: dict[str, str]) -> None:
+def test_a_master_that_dies_is_started_again_and_the_job_continues(flags: dict[str, str]) -> None:
     code, output, errors = finish(flags, "die_once")
     assert code == 0, errors
     assert "started again" in output

@@ -171,7 +171,7 @@ def test_on_a_cluster_the_number_is_an_annotation_and_the_newest_counts(
     assert server.annotations == {names.NUM_WORKERS_ANNOTATION: "3"}
 
 
-def test_of_two_who_scale_at_once_one_is_refused(server: ApiServer) -> None:
+def test_of_two_scalings_at_once_one_is_refused(server: ApiServer) -> None:
     store = KubernetesJobs(connect(), NAMESPACE)
     job = store.find("job")
     assert job is not None

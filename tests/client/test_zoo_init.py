@@ -44,7 +44,7 @@ def test_the_image_holds_the_runtime_of_the_clients_own_version(folder: Path) ->
     assert f"elasticdl2[tensorflow,allreduce]=={VERSION}" in (folder / ".elasticdl" / "runtime.txt").read_text()
 
 
-def test_the_models_come_last_and_belong_to_a_user_who_is_not_root(folder: Path) -> None:
+def test_the_models_come_last_and_belong_to_a_user_without_root(folder: Path) -> None:
     zoo.run(["init", str(folder)])
     *earlier, last = instructions(folder)
     assert last == "COPY --chown=1000:1000 . /model_zoo/"
@@ -235,11 +235,11 @@ def test_a_cluster_spec_goes_into_the_image_until_it_is_left_out(folder: Path, t
     assert "cluster_spec" not in (folder / "Dockerfile").read_text()
 
 
-def test_a_dockerfile_that_somebody_edited_is_kept_unless_forced(folder: Path) -> None:
+def test_an_edited_dockerfile_is_kept_unless_forced(folder: Path) -> None:
     zoo.run(["init", str(folder)])
     path = folder / "Dockerfile"
     written = path.read_text()
-    assert zoo.run(["init", str(folder)]) == 0  # it is the same: nobody is asked
+    assert zoo.run(["init", str(folder)]) == 0  # it is the same: no question
     path.write_text(written + "RUN echo mine\n")
     assert "--force overwrites it" in refusal(str(folder))
     assert "mine" in path.read_text()

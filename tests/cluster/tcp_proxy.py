@@ -49,7 +49,7 @@ class TcpProxy:
         self.cut()
 
     def repair(self) -> None:
-        """New connections work again; those that were stalled stay silent for ever."""
+        """New connections work again; those that were stalled stay silent."""
         with self._lock:
             self._pairs.clear()
         self._passing, self._answering = threading.Event(), threading.Event()

@@ -142,7 +142,7 @@ def test_a_signal_from_outside_is_told_from_a_crash(
     assert (ended.phase, ended.reason, ended.exit_code) == (PodPhase.FAILED, reason, 128 + number)
 
 
-def test_who_heeds_sigterm_and_exits_by_it_is_not_at_fault(runtime: Runtime, observer: Observer, wire: Wire) -> None:
+def test_a_process_that_exits_by_sigterm_is_not_at_fault(runtime: Runtime, observer: Observer, wire: Wire) -> None:
     runtime.cluster.create(
         worker("w-0", f"trap 'exit 143' TERM; echo ready > {wire.path}; while :; do sleep 0.05; done")
     )
@@ -200,8 +200,8 @@ def test_deleting_what_does_not_exist_is_no_error(cluster: Cluster) -> None:
 
 
 def test_logs_of_what_does_not_exist_are_an_error(cluster: Cluster) -> None:
-    with pytest.raises(ElasticDLError, match="no pod nobody"):
-        cluster.logs("nobody")
+    with pytest.raises(ElasticDLError, match="no pod unknown"):
+        cluster.logs("unknown")
 
 
 def test_a_failed_pod_is_restarted_in_place(runtime: Runtime, observer: Observer) -> None:

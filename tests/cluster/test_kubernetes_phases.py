@@ -80,7 +80,7 @@ def test_an_evicted_pod_has_not_ended_by_its_own_fault(
     assert diagnosis_of(observer.seen, "w-0").trouble is (Trouble.EVICTED if tells else Trouble.DELETED)
 
 
-def test_the_users_line_is_told_of_an_error_that_is_longer_than_what_a_pod_keeps_of_its_log(
+def test_the_users_line_is_shown_for_an_error_longer_than_a_pods_kept_log(
     cluster: KubernetesCluster, observer: Observer
 ) -> None:
     nested = "for _ in range(30): nested = [nested]\n"
@@ -141,7 +141,7 @@ def test_a_pod_between_two_lives_can_be_deleted(cluster: KubernetesCluster, obse
     assert observer.deleted("m").reason is EndReason.DELETED
 
 
-def test_a_pod_that_somebody_else_deletes_is_told_before_it_is_gone(
+def test_a_pod_that_another_client_deletes_is_reported_before_it_is_gone(
     cluster: KubernetesCluster, observer: Observer, namespace: Namespace
 ) -> None:
     cluster.create(worker("w-0"))
@@ -210,7 +210,7 @@ def test_a_pod_that_fits_nowhere_says_so_and_can_be_deleted(
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_pod_that_cannot_start_until_somebody_acts_is_blocked(
+def test_a_pod_that_cannot_start_without_intervention_is_blocked(
     cluster: KubernetesCluster,
     observer: Observer,
     manifests: Manifests,

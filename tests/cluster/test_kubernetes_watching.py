@@ -55,7 +55,7 @@ def test_what_happens_while_a_watch_is_down_is_told_afterwards(
     assert sorted(added) == ["changes", "comes", "goes", "stays"]
 
 
-def test_a_pod_that_ended_while_nobody_watched_has_its_reason(
+def test_a_pod_that_ended_unwatched_has_its_reason(
     distant: KubernetesCluster, cluster: KubernetesCluster, observer: Observer, proxy: TcpProxy
 ) -> None:
     late = Observer(distant)

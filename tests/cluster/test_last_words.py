@@ -1,4 +1,4 @@
-"""What is said of a process that failed: its own error with the user's lines, read from real tracebacks."""
+"""The error of a process that failed: its own error with the user's lines, read from real tracebacks."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_logs_lie_in_the_job_directory(agent: LocalAgent) -> None:
 @pytest.mark.parametrize(
     "line", [b"nonsense\n", b"[]\n", b"{}\n", b'{"verb":"dance"}\n', b'{"verb":"create","spec":{"name":"w"}}\n']
 )
-def test_a_malformed_request_is_answered_and_harms_nobody(agent: LocalAgent, line: bytes) -> None:
+def test_a_malformed_request_is_answered_and_harms_no_other(agent: LocalAgent, line: bytes) -> None:
     assert "does not understand" in ask(agent, line)["error"]["what"]
     assert agent.cluster.list() == []
 

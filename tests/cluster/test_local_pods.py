@@ -85,7 +85,7 @@ def test_a_pod_whose_log_cannot_be_written_ends_and_the_others_go_on(
     assert cluster.create(worker("w-0")).phase is PodPhase.FAILED
     cluster.create(worker("w-1"))
     cluster.create(worker("w-2"))
-    observer.phase("w-2", PodPhase.RUNNING)  # nobody keeps a slot for w-0
+    observer.phase("w-2", PodPhase.RUNNING)  # no slot is kept for w-0
 
 
 def test_a_pod_between_two_lives_can_be_deleted(cluster: ProcessCluster, observer: Observer) -> None:

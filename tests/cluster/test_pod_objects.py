@@ -1,4 +1,4 @@
-"""What a pod's object tells: words of servers and kubelets that the cluster at hand does not use."""
+"""Readings of a pod's object: words of servers and kubelets that the tests' cluster does not use."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_pod_that_was_deleted_between_two_lives_was_deleted() -> None:
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, PodPhase.SUCCEEDED), (1, PodPhase.FAILED)])
-def test_a_pod_ends_with_its_own_container_whatever_goes_on_beside_it(code: int, phase: PodPhase) -> None:
+def test_a_pod_ends_with_its_own_container_whatever_runs_beside_it(code: int, phase: PodPhase) -> None:
     pod = shown("Running", terminated(code))
     pod["spec"]["restartPolicy"] = "Never"
     read = read_pod(pod)

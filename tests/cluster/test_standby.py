@@ -105,7 +105,7 @@ class Forks:
         return name
 
     def create_staying(self, **more: Any) -> Pod:
-        """A pod that has reported progress and goes on for ever."""
+        """A pod that has reported progress and runs without end."""
         name = self.create("stay", self._wire.path, **more)
         assert self._wire.read() == ["staying"]
         return self.observer.phase(name, PodPhase.RUNNING)

@@ -129,7 +129,7 @@ def form(world: Sequence[Member], version: int, timeout_s: float = ANSWER_S) -> 
 def begin_to_form(
     world: Sequence[Member], version: int, timeout_s: float = ANSWER_S, absent: Sequence[Member] = ()
 ) -> list[Told]:
-    """Of those who come."""
+    """Addresses of the members that come."""
     peers = [member.peer for member in world]
     return [
         member.tell(ElasticGroup.form, version, peers, rank, timeout_s)
@@ -172,6 +172,6 @@ def _obey(group: ElasticGroup, orders: Connection) -> None:
             answer = verb(group, *args), None
         except GroupLost as error:
             answer = None, GroupLost(error.what, error.rank)
-        except Exception as error:  # noqa: BLE001  raised again by who gave the order
+        except Exception as error:  # noqa: BLE001  raised again by the caller
             answer = None, error
         orders.send(answer)

@@ -68,7 +68,7 @@ def test_sums_that_overlap_may_be_waited_for_in_any_order(four: list[Member]) ->
             np.testing.assert_array_equal(found, sum(verbs.pattern(200_000 + n, rank) for rank in range(4)))
 
 
-def test_memory_of_anybody_is_summed_in_place(four: list[Member]) -> None:
+def test_memory_of_any_library_is_summed_in_place(four: list[Member]) -> None:
     world = four[:2]
     form(world, 10_000_001)
     told = [member.tell(verbs.sum_of_many_kinds, rank) for rank, member in enumerate(world)]
@@ -127,7 +127,7 @@ def test_several_groups_may_live_in_one_process(host: str) -> None:
                 waiting.result(5.0)
 
 
-def test_who_is_not_at_its_rank_is_refused() -> None:
+def test_a_peer_at_a_wrong_rank_is_refused() -> None:
     with ElasticGroup(HOST, TOKEN) as alone, pytest.raises(ValueError, match="is not this process"):
         alone.form(1, [Peer(0, "127.0.0.1:1"), Peer(1, alone.address)], 0, 1.0)
 

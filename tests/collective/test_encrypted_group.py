@@ -1,4 +1,4 @@
-"""Collectives with --encrypt: the same sums, nothing on the wire, and an error that names who has spoilt a record."""
+"""Collectives with --encrypt: the same sums, nothing on the wire, and an error that names its sender."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def is_sound(world: list[Member]) -> bool:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_who_survives_a_kill_sees_it_at_once_and_goes_on(four: list[Member], victim: int) -> None:
+def test_survivors_of_a_kill_see_it_at_once_and_continue(four: list[Member], victim: int) -> None:
     form(four, 1)
     told = busy(four)
     before = time.time()
@@ -57,7 +57,7 @@ def test_who_survives_a_kill_sees_it_at_once_and_goes_on(four: list[Member], vic
     assert is_sound(survivors)
 
 
-def test_abandon_frees_those_who_wait_for_a_stopped_member(four: list[Member]) -> None:
+def test_abandon_frees_members_that_wait_for_a_stopped_one(four: list[Member]) -> None:
     form(four, 1)
     told = busy(four)
     four[2].stop()
@@ -69,7 +69,7 @@ def test_abandon_frees_those_who_wait_for_a_stopped_member(four: list[Member]) -
         before = member.meanwhile(verbs.abandon, "member 2 is silent")
         when, what = told[member.number].result()
         assert when - before < LOST_WITHIN_S, what
-    when, what = told[3].result()  # nobody has told this one, and its neighbour is the stopped one
+    when, what = told[3].result()  # this one has no message, and its neighbour is the stopped one
     assert when - before < LOST_WITHIN_S
     assert "rank 0" in what or "rank 1" in what, what
     assert survivors[0].call(verbs.waiting_seconds) == 0.0
@@ -114,7 +114,7 @@ def test_one_that_dies_in_the_middle_of_forming_is_missed_without_being_told(fou
         assert (error.what, error.rank) == ("world 2 cannot be formed: rank 1 has gone", 1)
 
 
-def test_one_that_stops_while_all_connect_holds_nobody(four: list[Member]) -> None:
+def test_one_that_stops_while_all_connect_blocks_no_other(four: list[Member]) -> None:
     """It has linked itself, has come to the meeting, and does nothing more."""
     peers = [four[0].peer, four[1].peer]
     told = four[0].tell(ElasticGroup.form, 1, peers, 0, 30.0)
@@ -140,7 +140,7 @@ def test_forming_can_be_abandoned_and_takes_no_longer_than_allowed(four: list[Me
     four[1].meanwhile(verbs.abandon, "enough")
     assert told.error(LOST_WITHIN_S).what == "enough"
     told = four[1].tell(ElasticGroup.form, 2, peers, 1, 0.3)
-    what = told.error(0.3 + LOST_WITHIN_S).what  # of whoever sees first that the time is over
+    what = told.error(0.3 + LOST_WITHIN_S).what  # of the first that sees that the time is over
     assert re.fullmatch(r"world 2 cannot be formed: (not all came within 0\.3 s|it took .*)", what), what
     four[1].meanwhile(verbs.abandon, "a newer world is planned", 5)
     assert "given up" in four[1].tell(ElasticGroup.form, 4, peers, 1, 30.0).error(LOST_WITHIN_S).what
@@ -169,7 +169,7 @@ def test_nothing_works_without_a_world() -> None:
 
 
 def test_a_world_that_ends_between_two_sums_writes_to_neither_any_more() -> None:
-    """Another thread ends it after the first has begun: who would begin the second may use the memory again."""
+    """Another thread ends it after the first has begun: the beginner of the second may use the memory again."""
 
     class Sum:
         is_on_its_way = True

@@ -49,7 +49,7 @@ def test_two_hundred_changes_leave_nothing_behind() -> None:
             assert held["rss_kb"] - once["rss_kb"] < 2_000
 
 
-def test_who_leaves_first_takes_nothing_from_the_others() -> None:
+def test_the_first_to_leave_takes_nothing_from_the_others() -> None:
     """Members leave at their own time; what they had sent still arrives."""
     with members(3) as three:
         peers = [member.peer for member in three]

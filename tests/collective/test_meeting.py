@@ -195,7 +195,7 @@ def test_a_rank_that_is_there_is_not_taken_by_a_second(place: RendezvousServer) 
     member.close(farewell=True)
 
 
-def test_one_that_takes_no_answers_holds_nobody_up(place: RendezvousServer) -> None:
+def test_one_that_takes_no_answers_blocks_no_other(place: RendezvousServer) -> None:
     """It asks for more than its connection holds, again and again, and reads nothing."""
     told = Rendezvous(place.address, TOKEN, 6, 0, 5.0)
     for number in range(20):
@@ -261,7 +261,7 @@ def test_an_idle_stranger_is_ended_by_its_deadline(monkeypatch: pytest.MonkeyPat
     place.close()
 
 
-def test_a_closed_place_lets_everybody_go(place: RendezvousServer) -> None:
+def test_a_closed_server_frees_all_peers(place: RendezvousServer) -> None:
     meeting = Rendezvous(place.address, TOKEN, 1, 1, 5.0)
     place.close()
     with pytest.raises(OSError):

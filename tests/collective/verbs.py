@@ -106,7 +106,7 @@ def sum_behind_other_work(group: ElasticGroup, rank: int) -> list[NDArray[np.flo
 
 
 class OnlyCapsule:
-    """Somebody's array, known by `__dlpack__` alone."""
+    """An array of another library, known by `__dlpack__` alone."""
 
     def __init__(self, array: NDArray[np.float32]) -> None:
         self._array = array

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, sync_playwright
 
-_QUIET = (  # it calls nobody, and needs neither a display nor the rights of a sandbox
+_QUIET = (  # it calls no server, and needs neither a display nor the rights of a sandbox
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip

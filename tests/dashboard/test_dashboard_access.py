@@ -1,4 +1,4 @@
-"""Who gets in and who does not: a real dashboard, and requests without a browser's manners."""
+"""Access: a real dashboard, and requests with and without its token, without a browser's manners."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_one_that_only_shows_offers_no_action_and_takes_the_token_that_it_is_giv
     write_job(tmp_path / ".elasticdl" / "jobs" / "job", JobStatus("job", JobPhase.SUCCEEDED, exit_code=0))
     running = RunningDashboard(tmp_path, "--read_only", "job", ELASTICDL_DASHBOARD_TOKEN="f" * 40)
     try:
-        assert "token" not in running.address  # whoever has set it knows it
+        assert "token" not in running.address  # the user has set it and knows it
         running.token = "f" * 40
         (row,) = running.get("/api/jobs")["jobs"]
         assert running.address.endswith(f"#/job/{row['id']}")

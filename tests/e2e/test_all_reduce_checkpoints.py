@@ -145,7 +145,7 @@ def test_checkpoints_come_back_when_the_volume_does(
             running.wait_until("the failed checkpoint", lambda: message in worker_logs(running))
             status = running.status()
             assert status is not None
-            running.wait_for_version(status.model_version + 50)  # the job goes on
+            running.wait_for_version(status.model_version + 50)  # the job continues
             subprocess.run(["mount", "-o", f"remount,{mended}", str(disk)], check=True)
             before = versions(place)[-1:]
             running.wait_until("another checkpoint", lambda: versions(place)[-1:] != before)

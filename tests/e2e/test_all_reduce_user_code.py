@@ -1,4 +1,4 @@
-"""User code that misbehaves in one member of an AllReduce job: each with its message, and nobody is left waiting."""
+"""User code that misbehaves in one member of an AllReduce job: each with its message, and no member is left waiting."""
 
 from __future__ import annotations
 

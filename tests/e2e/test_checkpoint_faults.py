@@ -68,7 +68,7 @@ def test_checkpoints_come_back_when_the_volume_does(
             running.wait_until("the failed checkpoint", lambda: message in running.master_log())
             status = running.status()
             assert status is not None
-            running.wait_for_version(status.model_version + 50)  # the job goes on
+            running.wait_for_version(status.model_version + 50)  # the job continues
             remount(disk, mended)
             before = versions(place)[-1:]
             running.wait_until("another checkpoint", lambda: versions(place)[-1:] != before)

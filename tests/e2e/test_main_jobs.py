@@ -87,7 +87,7 @@ def test_callbacks_end_the_training_once_with_the_trained_model(tmp_path: Path) 
 
 
 @pytest.mark.timeout(180)
-def test_a_callback_that_nobody_would_call_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_callback_that_is_never_called_is_refused_by_name(tmp_path: Path) -> None:
     zoo = zoo_with(
         tmp_path,
         """

@@ -179,7 +179,7 @@ class KubernetesJob:
         return self.wait_until(f"{name} to run", lambda: name in self.running(""), timeout_s)
 
     def wait_for_progress(self, minibatches: int = 8, timeout_s: float = 180.0) -> float:
-        """Until so many more minibatches are committed than now."""
+        """Wait until this number of further minibatches is committed."""
         goal = self.version() + minibatches
         return self.wait_until(f"model version {goal}", lambda: self.version() >= goal, timeout_s)
 

@@ -1,4 +1,4 @@
-"""Room on a node that only these tests use: an extended resource, so that who fits does not hang on the machine."""
+"""Room on a node that only these tests use: an extended resource, independent of the machine's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOM = "example.com/gpu"
 
 
 def make_room(places: int, node: str = "") -> None:
-    """So many pods that ask for one `ROOM` fit on a node; returns when its kubelet has taken notice."""
+    """This number of pods with one `ROOM` each fits on a node; returns when its kubelet has taken notice."""
     name = node or the_node()
     path = "/status/capacity/" + ROOM.replace("/", "~1")
     core().patch_node_status(name, [{"op": "add", "path": path, "value": str(places)}])

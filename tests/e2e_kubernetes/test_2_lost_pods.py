@@ -1,4 +1,4 @@
-"""Pods are deleted, evicted and killed under a running job: it goes on, and each sample is in the model once."""
+"""Pods are deleted, evicted and killed under a running job: it continues, and each sample is in the model once."""
 
 from __future__ import annotations
 

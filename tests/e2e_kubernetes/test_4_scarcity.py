@@ -1,4 +1,4 @@
-"""Too little room, quota or memory: a job waits, says why, and goes on as soon as it can."""
+"""Too little room, quota or memory: a job waits, says why, and continues as soon as it can."""
 
 from __future__ import annotations
 

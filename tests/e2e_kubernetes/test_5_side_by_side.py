@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 def assert_is_restricted(pod: dict[str, Any]) -> None:
-    """The restricted Pod Security profile field by field, and a root file system that nobody writes to."""
+    """The restricted Pod Security profile field by field, and a read-only root file system."""
     name, of_pod = pod["metadata"]["name"], pod["spec"]["securityContext"]
     assert of_pod["runAsNonRoot"] is True, name
     assert (of_pod["runAsUser"], of_pod["runAsGroup"], of_pod["fsGroup"]) == (1000, 1000, 1000), name

@@ -64,7 +64,7 @@ def test_a_member_that_hangs_or_is_cut_off_is_left_behind(open_space: OpenSpace)
     job.assert_ends_exactly()
 
 
-def test_all_members_and_the_master_are_lost_and_the_checkpoint_goes_on(open_space: OpenSpace) -> None:
+def test_when_all_members_and_the_master_are_lost_training_continues_from_the_checkpoint(open_space: OpenSpace) -> None:
     job = all_reduce_job(open_space("all"), model_def=KERAS, num_workers=2, num_epochs=12).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     for worker in (pod for pod in job.pods("worker") if pod.running):

@@ -83,7 +83,7 @@ def test_a_pytorch_script_loses_nothing_with_a_worker(open_space: OpenSpace) -> 
 
 
 @pytest.mark.full  # it builds an image of TensorFlow 2.15
-def test_an_estimator_goes_on_without_a_worker_a_server_and_its_chief(open_space: OpenSpace) -> None:
+def test_an_estimator_continues_without_a_worker_a_server_and_its_chief(open_space: OpenSpace) -> None:
     space = open_space("estimator")
     space.image = ready_image("estimator")
     command = "python -m paced.iris_estimator --model_dir=/job/model --num_epochs=60 --save_steps=10"

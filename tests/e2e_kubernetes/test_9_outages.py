@@ -26,7 +26,7 @@ def trains_on_for(job: KubernetesJob, seconds: float) -> None:
     wait_until("newer checkpoints", lambda: len([v for v in job.checkpoints() if v > newest]) >= 2, 30, job.story)
 
 
-def test_training_goes_on_while_the_api_server_is_away_for_20_seconds(open_space: OpenSpace) -> None:
+def test_training_continues_while_the_api_server_is_away_for_20_seconds(open_space: OpenSpace) -> None:
     job = open_space("apiserver").job("digits", **CHECKPOINTS).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     with stopped("kube-apiserver"):
@@ -36,7 +36,7 @@ def test_training_goes_on_while_the_api_server_is_away_for_20_seconds(open_space
     job.assert_ends_exactly()
 
 
-def test_training_goes_on_while_the_kubelet_is_away_for_60_seconds(open_space: OpenSpace) -> None:
+def test_training_continues_while_the_kubelet_is_away_for_60_seconds(open_space: OpenSpace) -> None:
     job = open_space("kubelet").job("digits", **CHECKPOINTS).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     with stopped("kubelet"):

@@ -1,4 +1,4 @@
-"""The evaluator of an Estimator, in this process, while the chief goes on and keeps few checkpoints.
+"""The evaluator of an Estimator, in this process, while the chief continues and keeps few checkpoints.
 
 Runs where TensorFlow has Estimators: `make test-estimator`.
 """

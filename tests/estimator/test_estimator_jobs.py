@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.estimator, pytest.mark.timeout(240)]
 
 IRIS = TEST_DATA / "iris" / "iris.csv"
 CRITEO = TEST_DATA / "criteo" / "criteo_sample.txt"
-OPTIONAL = {"pyarrow"}  # the extra of Parquet files; who needs it is told so
+OPTIONAL = {"pyarrow"}  # the extra of Parquet files; jobs that need it say so
 ROOMS = (
     "api.data",
     "api.tensorflow",

@@ -1,4 +1,4 @@
-"""A model zoo over the digits whose `feed` stops at a gate, so that a test can kill who stands there."""
+"""A model zoo over the digits whose `feed` stops at a gate, so that a test can kill the worker there."""
 
 from __future__ import annotations
 

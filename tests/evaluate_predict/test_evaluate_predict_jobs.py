@@ -101,7 +101,7 @@ def test_predictions_of_an_export_are_whole_and_in_order_though_a_worker_and_the
 
 @pytest.mark.full
 @pytest.mark.parametrize("role", [Role.WORKER, Role.PS, Role.MASTER])
-def test_predictions_from_servers_are_whole_whoever_is_killed(
+def test_predictions_from_servers_are_whole_after_any_kill(
     role: Role, tmp_path: Path, trained: Path, data: Path, logits: Floats
 ) -> None:
     outputs = tmp_path / "predictions"

@@ -100,7 +100,7 @@ def test_an_export_gives_the_same_outputs_and_metrics_as_the_model(
     assert auc_of(evaluated) == pytest.approx(auc_of(framework_of(definition, Mode.EVALUATION)), abs=1e-6)
 
 
-def test_a_saved_model_of_somebody_else_is_called_by_its_signature(tmp_path: Path, definition: ModelDefinition) -> None:
+def test_a_saved_model_from_elsewhere_is_called_by_its_signature(tmp_path: Path, definition: ModelDefinition) -> None:
     class Doubled(tf.Module):  # type: ignore[misc]
         @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, "anything")])  # type: ignore[untyped-decorator]
         def run(self, anything: object) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Parts: one file a task, whole and once, whoever wrote it."""
+"""Parts: one file a task, whole and once, by any worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What --checkpoint_dir_for_init names is told apart by content, and refused where nobody could load it."""
+"""The model of --checkpoint_dir_for_init is recognized by content, and refused where no job could load it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_is_no_model_is_refused_with_what_would_be_one(name: str, tmp_path:
     assert ".keras file" in str(refused.value)
 
 
-def test_who_cannot_load_it_is_told_who_can() -> None:
+def test_the_error_of_a_wrong_model_names_the_jobs_that_can_load_it() -> None:
     own, servers = TrainedModel(Kind.SAVED_MODEL, Path("m")), TrainedModel(Kind.SERVERS, Path("c"))
     own.check_strategy(DistributionStrategy.LOCAL)
     own.check_strategy(DistributionStrategy.ALL_REDUCE)

@@ -43,7 +43,7 @@ def any_call(random: Random, liar: ScriptedWorker) -> tuple[Any, bytes]:
     elif isinstance(message, pb.HeartbeatRequest):
         message.leaving = False
     elif isinstance(message, pb.LeaseRequest | pb.StopTrainingRequest):
-        message.incarnation = 5  # of nobody
+        message.incarnation = 5  # of no process
     return method, message.SerializeToString()
 
 

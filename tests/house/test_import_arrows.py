@@ -1,4 +1,4 @@
-"""Who may know whom (docs/architecture.md): every import of ours is read and held against the table below."""
+"""The allowed imports (docs/architecture.md): every import of ours is compared with the table below."""
 
 from __future__ import annotations
 

@@ -7,11 +7,9 @@ import io
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 0.3  # offenders per 1,000 words
@@ -37,12 +35,14 @@ class Text(NamedTuple):
 
 
 def texts_of(file: str, content: str) -> Iterator[Text]:
-    """The texts for people in a file: docstrings, comments and messages of code, all of a page but its code."""
+    """The texts for people in a file: docstrings, comments, messages and names of tests; all of a page but its code."""
     suffix = Path(file).suffix
     if suffix == ".py":
         for node in ast.walk(ast.parse(content)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
                 yield Text(file, node.lineno, node.value)
+            elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield Text(file, node.lineno, node.name.replace("_", " "))
         for token in tokenize.generate_tokens(io.StringIO(content).readline):
             if token.type == tokenize.COMMENT:
                 yield Text(file, token.start[0], token.string.lstrip("# "))
@@ -53,11 +53,11 @@ def texts_of(file: str, content: str) -> Iterator[Text]:
             yield Text(file, 1 + content.count("\n", 0, match.start()), match[0].lstrip("/# "))
 
 
-def offenders(texts: Iterable[Text]) -> list[str]:
+def offenders(texts: Iterable[Text], patterns: Sequence[re.Pattern[str]] = (_PRONOUN, _PHRASE, _FUSED)) -> list[str]:
     return [
         f"{file}:{line + text.count(chr(10), 0, match.start())}: {match[0].splitlines()[0][:90]}"
         for file, line, text in texts
-        for pattern in (_PRONOUN, _FUSED, _PHRASE)
+        for pattern in patterns
         for match in pattern.finditer(text)
     ]
 
@@ -74,18 +74,26 @@ def tracked(*patterns: str) -> list[Text]:
     ]
 
 
-@pytest.mark.parametrize("patterns", [("*", ":!tests")], ids=["product"])
-def test_texts_name_the_thing(patterns: tuple[str, ...]) -> None:
-    texts = tracked(*patterns)
+def assert_few(texts: list[Text], found: list[str]) -> None:
     num_words = sum(len(re.findall(r"[A-Za-z']+", text.text)) for text in texts)
-    found = offenders(texts)
     assert num_words > 40_000
     assert 1000 * len(found) / num_words <= LIMIT, "\n".join(found)
+
+
+def test_texts_of_the_product_name_the_thing() -> None:
+    texts = tracked("*", ":!tests")
+    assert_few(texts, offenders(texts))
+
+
+def test_texts_and_names_of_tests_use_the_fields_terms() -> None:
+    texts = tracked("tests", f":!{Path(__file__).relative_to(ROOT)}")
+    assert_few(texts, offenders(texts, (_PRONOUN, _PHRASE)))
 
 
 def test_offenders_are_found_in_every_kind_of_text() -> None:
     code = '"""What it knows."""\nx = 1  # nobody reads it\nlog("Line\\n", "the pod whoever made it")\n'
     assert offenders(texts_of("a.py", code)) == ["a.py:1: What it knows.", "a.py:3: whoever", "a.py:2: nobody"]
+    assert offenders(texts_of("a.py", "def test_who_waits() -> None: ...\n")) == ["a.py:1: who"]
     page = "# Who\n\nAll is well. What is lost\nreturns. What is it? What to do: nothing.\n\n```\nwho\n```\nanybody\n"
     assert offenders(texts_of("a.md", page)) == ["a.md:9: anybody", "a.md:3: What is lost"]
     assert offenders(texts_of("a.py", "x = 1  # it goes on for ever\n")) == ["a.py:1: goes on", "a.py:1: for ever"]

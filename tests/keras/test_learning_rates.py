@@ -1,4 +1,4 @@
-"""The learning rate of a minibatch is what the user's scheduler says, whoever asks and in whatever order."""
+"""The learning rate of a minibatch is the user's scheduler's, for any caller and order of calls."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def _train(tested: Any, records: list[bytes], seeds: int) -> list[float]:
 
 
 @pytest.mark.parametrize("symbol", ["custom_model", "CustomModel"])
-def test_a_restored_state_goes_on_bit_by_bit(framework: Any, rows_of: Any, digits: Any, symbol: str) -> None:
+def test_a_restored_state_continues_bit_by_bit(framework: Any, rows_of: Any, digits: Any, symbol: str) -> None:
     records = rows_of(digits)
     straight = framework(f"conv.{symbol}", on_parameter_server=False, optimizer="adam")
     _train(straight, records, 0)

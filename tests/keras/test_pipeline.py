@@ -78,7 +78,7 @@ def test_a_record_may_end_in_zero_bytes(framework: Any, rows_of: Any) -> None:
     assert _labels(batch) == [0.0, 1.0, 0.0]
 
 
-def test_a_shuffle_is_the_same_whoever_runs_the_task(framework: Any, rows_of: Any) -> None:
+def test_a_shuffle_is_the_same_in_every_worker(framework: Any, rows_of: Any) -> None:
     def shuffled(feed: str, tasks: list[TaskRecords]) -> dict[int, list[list[float]]]:
         found: dict[int, list[list[float]]] = {}
         for batch in framework("feeds.custom_model", feed=feed).batches(Mode.TRAINING, iter(tasks)):
@@ -115,7 +115,7 @@ def test_nothing_is_retraced_over_fifty_tasks(framework: Any, rows_of: Any) -> N
 
 
 @pytest.mark.parametrize("feed", ["raising", "python_raising"])
-def test_a_feed_that_raises_names_the_minibatch_and_the_pipeline_goes_on(
+def test_a_feed_that_raises_names_the_minibatch_and_the_pipeline_continues(
     framework: Any, rows_of: Any, feed: str
 ) -> None:
     tested = framework("feeds.custom_model", minibatch_size=4, feed=feed)

@@ -213,7 +213,7 @@ def test_constraints_along_a_row_go_to_the_parameter_servers(framework: Any) -> 
         ("loop", "inside a loop"),
     ],
 )
-def test_ids_that_nobody_knows_before_the_step_are_refused_by_layer(framework: Any, kind: str, cause: str) -> None:
+def test_ids_that_are_unknown_before_the_step_are_refused_by_layer(framework: Any, kind: str, cause: str) -> None:
     with pytest.raises(ModelDefinitionError, match=f"(?s)'second'.*{cause}"):
         framework("swapped.Dependent", {"kind": kind}, embedding_threshold=0).report()
 

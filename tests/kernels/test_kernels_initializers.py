@@ -1,4 +1,4 @@
-"""Initial rows have the same bits as their oracle in NumPy, and for ever."""
+"""Initial rows have the same bits as their oracle in NumPy, in every version."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Scene:
         raise TimeoutError("the quota is not in force")
 
     def user(self, rights: Sequence[Right], name: str = "user") -> Path:
-        """The kubeconfig of a user who has these rights in the namespace and no others."""
+        """The kubeconfig of a user with these rights in the namespace and no others."""
         self.apply(*rbac.manifests(self.namespace, name))
         rules = [{"apiGroups": [r.group], "resources": [r.resource], "verbs": list(r.verbs)} for r in rights]
         self.apply(

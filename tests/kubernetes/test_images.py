@@ -68,7 +68,7 @@ def zoo(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_image_runs_as_a_user_who_is_not_root_on_a_read_only_file_system(
+def test_the_image_runs_without_root_on_a_read_only_file_system(
     zoo: Path, image: str, runtime: str, tmp_path: Path
 ) -> None:
     spec = tmp_path / "cluster.py"

@@ -184,7 +184,7 @@ def test_a_user_with_just_these_rights_submits_and_is_told_what_was_not_checked(
     assert sorted(scene.left()) == sorted(ALL)
 
 
-def test_a_user_who_may_ask_for_others_is_told_what_they_lack(scene: Scene) -> None:
+def test_a_user_with_the_right_to_review_others_sees_their_missing_rights(scene: Scene) -> None:
     done = scene.train(scene.user([*USER_RIGHTS, *REVIEWS]), service_account="default")
     assert done.returncode == 2
     assert "Missing: create, delete, get, list, watch, patch pods" in done.stderr

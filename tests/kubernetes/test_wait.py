@@ -147,7 +147,7 @@ def test_a_deleted_master_can_be_resumed(scene: Scene, start: Start) -> None:
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_a_master_that_should_be_gone_and_is_not_is_told_of(scene: Scene, lost_node: str, is_held: bool) -> None:
+def test_a_master_that_should_be_gone_and_is_not_is_reported(scene: Scene, lost_node: str, is_held: bool) -> None:
     place = scene.directory / "place.py"
     place.write_text(ON_A_NODE.format(node=lost_node))
     submitted = scene.train(cluster_spec=str(place), master_resource_request=TINY)

@@ -38,7 +38,7 @@ def feed(dataset, mode, metadata): ...
 
 
 def held_port() -> socket.socket:
-    """Bound to a port that nobody else is given while it is open; who asks for this very port can listen on it."""
+    """A socket bound to a port that no other process is given while it is open; it can listen on this very port."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))

@@ -66,7 +66,7 @@ class ConfigMapJournals:
         self.patch({"binaryData": {names.JOURNAL_KEY: text}})
 
     def patch(self, body: dict[str, object]) -> None:
-        """Somebody else changes the object."""
+        """Another client changes the object."""
         path = f"/api/v1/namespaces/{self.namespace.name}/configmaps/{self.name}"
         self.namespace.connection.patch(path, body, "application/merge-patch+json")
 

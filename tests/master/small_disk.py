@@ -13,7 +13,7 @@ BREAKS = pytest.mark.parametrize(
     ("broken", "mended", "message"),
     [("size=64k", "size=64m", "No space left on device"), ("ro", "rw,size=64m", "Read-only file system")],
     ids=["full", "read-only"],
-)  # how such a file system is mounted anew, and what is said of it in between
+)  # how such a file system is mounted anew, and its state in between
 
 
 @contextlib.contextmanager

@@ -122,7 +122,7 @@ def test_what_never_became_a_checkpoint_is_removed_once_there_is_a_newer_one(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-2", "version-4", "version-5"]
 
 
-def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_the_job_continues(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_kib=64) as disk:
         flags = {"num_ps_pods": 1, "checkpoint_steps": 2, "checkpoint_dir": str(disk / "checkpoints")}
         with running(MasterJob(tmp_path, **flags)) as job:

@@ -153,7 +153,7 @@ def test_a_restarted_master_counts_from_its_first_failure(server: ObjectServer, 
 
 @pytest.mark.parametrize("lives", [1, 2])
 def test_a_master_deletes_its_job_after_the_end(lives: int, server: ObjectServer, tmp_path: Path) -> None:
-    """The job fails at once: there is no model. A life that comes after the end goes on with the wait."""
+    """The job fails at once: there is no model. A life that comes after the end continues the wait."""
     for life in range(lives):
         if life < lives - 1:
             server.failures = [500] * 1000  # it does not get to the deletion

@@ -1,4 +1,4 @@
-"""The journal in a ConfigMap: who may write it, and what becomes of it when the way to the API server breaks."""
+"""The journal in a ConfigMap: its writers, and what becomes of it when the way to the API server breaks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_master_finds_its_successor_by_what_it_writes_later_too(journals: Conf
     second.close()
 
 
-def test_a_change_by_somebody_who_is_no_master_costs_nothing(journals: ConfigMapJournals) -> None:
+def test_a_change_by_another_client_costs_nothing(journals: ConfigMapJournals) -> None:
     journal = journals.open()
     journal.save({"n": 1})
     journals.patch({"metadata": {"labels": {"checked-by": "somebody"}}})
@@ -140,7 +140,7 @@ def test_an_api_server_that_is_away_costs_time_and_nothing_else(journals: Config
     journal.close()
 
 
-def test_an_api_server_that_hangs_holds_up_only_who_waits_for_it(journals: ConfigMapJournals, proxy: ApiProxy) -> None:
+def test_an_api_server_that_hangs_blocks_only_its_callers(journals: ConfigMapJournals, proxy: ApiProxy) -> None:
     journal = behind_proxy(journals)
     proxy.fault = Fault.HANGS
     began = time.monotonic()

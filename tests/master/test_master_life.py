@@ -124,7 +124,7 @@ def test_a_metrics_port_that_is_taken_ends_a_new_job_before_it_has_a_pod(tmp_pat
             assert job.cluster.list() == []
 
 
-def test_a_killed_master_goes_on_where_it_was_without_a_new_pod(tmp_path: Path) -> None:
+def test_a_killed_master_continues_where_it_was_without_a_new_pod(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, **LOCAL)) as job:
         worker = job.worker()
         worker.register()

@@ -91,7 +91,7 @@ def _check_environment(job: KubernetesJob) -> None:
     assert shown.spec.termination_grace_period_seconds == 10
 
 
-def test_a_job_goes_on_after_sigterm_and_kill_and_ends_once(tmp_path: Path) -> None:
+def test_a_job_continues_after_sigterm_and_kill_and_ends_once(tmp_path: Path) -> None:
     with running(KubernetesJob(tmp_path, **LOCAL)) as job:
         assert isinstance(job, KubernetesJob)
         worker = job.worker()

@@ -1,4 +1,4 @@
-"""What lives of a master have in common, and what the core is told of a job."""
+"""The settings that lives of a master share, and those of the core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPEC = JobSpec.from_flags(
 )
 
 
-def test_a_job_goes_on_with_what_may_change() -> None:
+def test_a_job_continues_with_what_may_change() -> None:
     check_fixed_flags(fixed_flags(SPEC), dataclasses.replace(SPEC, num_workers=9, num_epochs=5, step_timeout=1.0))
 
 

@@ -51,7 +51,7 @@ def test_rules_that_can_are_taken() -> None:
         Callbacks({"saving": [SAVING | {"path": f"m-{{step:{width}}}"}]})
 
 
-def test_a_master_answers_them_with_the_field_and_goes_on(tmp_path: Path) -> None:
+def test_a_master_answers_them_with_the_field_and_continues(tmp_path: Path) -> None:
     with running(MasterJob(tmp_path, num_ps_pods=0, num_workers=1, distribution_strategy="Local")) as job:
         worker = job.worker()
         assert worker.register().accepted

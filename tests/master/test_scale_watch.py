@@ -23,7 +23,7 @@ LIMIT_S = 30.0
 
 
 class OneConfigMap:
-    """An API server that has one ConfigMap, and tells those who watch it what `say` says.
+    """An API server that has one ConfigMap, and sends its watches what `say` says.
 
     Attributes:
         text: of the annotation; empty: there is none.
@@ -74,7 +74,7 @@ class OneConfigMap:
         return {"metadata": {"resourceVersion": "7", "annotations": annotations | {"other": "9"}}}
 
     def say(self, kind: str) -> None:
-        """Tells who watches of the object as it is."""
+        """Send the object as it is to a watch."""
         self._lines.put({"type": kind, "object": self.found()})
 
     def end_stream(self) -> None:

@@ -14,7 +14,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 
 
 class SlowInbox(Inbox):
-    """Answers in two steps: between them a call is neither waiting nor answered, until somebody gives it up."""
+    """Answers in two steps: between them a call is neither waiting nor answered, until it is given up."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -221,7 +221,7 @@ def test_that_a_job_has_ended_is_written_with_all_that_has_happened(life: Life) 
     assert life.journal.saved[-1]["ended"][0] == 1
 
 
-def test_a_superseded_master_answers_nobody(life: Life) -> None:
+def test_a_superseded_master_answers_no_call(life: Life) -> None:
     life.start()
     wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
     life.journal.fault = Superseded("another master has taken over")

@@ -241,7 +241,7 @@ class SimJob(SimShell):
             self.register(worker)
 
     def leave(self, worker: SimWorker) -> None:
-        """Somebody tells a worker to end: it gives up what it has, says so once, and ends some time later."""
+        """A worker is told to end: it gives up what it has, says so once, and ends some time later."""
         worker.is_stopped, worker.is_leaving = True, True
         worker.held.clear()
 
@@ -256,7 +256,7 @@ class SimJob(SimShell):
         )
 
     def leave_ps(self, server: SimPs) -> None:
-        """Somebody tells a PS to end."""
+        """A PS is told to end."""
         if server.is_ready and server.leaving is None:
             ledger = self.job._work.tasks.ledger() if self.job._is_open else AppliedSet()
             server.leaving = Leaving(ledger, self._mischief())

@@ -19,7 +19,7 @@ UNHURRIED = settings(
 
 
 def schedules_of(actions: Sequence[str]) -> st.SearchStrategy[Schedule]:
-    """Of actions, each with a number that says whom it meets, and how."""
+    """Actions, each with a number that chooses its target and its kind."""
     return st.lists(st.tuples(st.sampled_from(actions), st.integers(0, 1000)), min_size=60, max_size=400)
 
 

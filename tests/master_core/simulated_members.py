@@ -45,7 +45,7 @@ class Where(Enum):
 
     OUTSIDE = auto()  # until it has said that it is ready, and is called
     FORMING = auto()
-    STANDINGS = auto()  # gathers who holds what
+    STANDINGS = auto()  # gathers the members' steps
     STATE = auto()  # gives or receives the model
     TELLING = auto()  # rank 0: the master must hear of the world
     HEADER = auto()

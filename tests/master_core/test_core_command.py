@@ -1,4 +1,4 @@
-"""Jobs of a user's own command: who is done, when the data are, and what TensorFlow's servers surely hold."""
+"""Jobs of a user's own command: finished workers, the end of the data, and what TensorFlow's servers surely hold."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_checkpoint_that_is_not_whole_does_not_count() -> None:
     assert script.job.status().records_done == 0
 
 
-def test_a_lost_worker_other_than_the_chief_stops_nobody() -> None:
+def test_a_lost_worker_other_than_the_chief_stops_no_other() -> None:
     script = estimator()
     session(script, SessionEvent.RESTORED)
     lease = script.lease(1)
@@ -224,7 +224,7 @@ def test_a_lost_worker_other_than_the_chief_stops_nobody() -> None:
     assert script.request(2) is None
 
 
-def test_a_chief_that_was_given_up_and_ends_after_its_successor_has_begun_stops_nobody() -> None:
+def test_the_late_end_of_a_chief_that_has_a_successor_stops_no_worker() -> None:
     script = estimator()
     session(script, SessionEvent.RESTORED)
     script.pass_time(80, alive=(1,))
@@ -237,18 +237,18 @@ def test_a_chief_that_was_given_up_and_ends_after_its_successor_has_begun_stops_
     assert script.lease(2)
 
 
-def test_a_worker_is_told_of_the_end_although_a_server_is_lost_after_the_chief_has_ended() -> None:
+def test_a_worker_learns_the_end_although_a_server_is_lost_after_the_chief_has_ended() -> None:
     script = estimator()
     session(script, SessionEvent.RESTORED)
     while (lease := script.request(1)) is not None:
         script.finish(lease, 1)
     assert script.ask(e.LeaseRequested, 0, 7) == c.JobOver()
     ends_well(script, 0)
-    script.pod(Role.PS, 0, Phase.FAILED, "Killed")  # nobody restores the model any more
+    script.pod(Role.PS, 0, Phase.FAILED, "Killed")  # no process restores the model any more
     assert script.ask(e.LeaseRequested, 1, 7) == c.JobOver()
 
 
-def test_an_evaluator_is_told_of_the_end_after_all_that_train() -> None:
+def test_an_evaluator_learns_the_end_after_all_that_train() -> None:
     script = estimator(num_workers=1, has_evaluator=True)
     script.worker_starts(1)
     session(script, SessionEvent.RESTORED)

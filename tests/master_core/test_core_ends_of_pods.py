@@ -167,7 +167,7 @@ def test_a_ps_near_its_limit_gets_more_memory_while_it_runs() -> None:
 # Pods that cannot start ---------------------------------------------------------------------------------------------
 
 
-def test_an_image_that_nobody_can_pull_fails_the_job_at_once() -> None:
+def test_an_image_that_cannot_be_pulled_fails_the_job_at_once() -> None:
     script = Script(num_workers=2)
     blocked(script, Role.WORKER, 1, "ImagePullBackOff: no image foo:1")
     status = script.job.status()
@@ -260,7 +260,7 @@ def test_what_is_left_of_a_pod_on_a_lost_node_is_deleted_before_its_successor_is
     assert script.told(c.CreatePod) == []
 
 
-def test_what_a_lost_node_still_holds_is_deleted_whoever_began_it() -> None:
+def test_pods_on_a_lost_node_are_deleted_in_any_life_of_the_master() -> None:
     script = running(2)
     script.restart_master()
     lost = e.PodChanged(f"{WORKER}-9", Role.WORKER, 9, "u", Phase.FAILED, "NodeLost")

@@ -76,7 +76,7 @@ def test_the_results_are_computed_again_when_their_worker_dies() -> None:
     assert again.id > lease.id
 
 
-def test_an_evaluation_is_made_every_so_many_steps_before_other_work() -> None:
+def test_an_evaluation_is_made_every_n_steps_before_other_work() -> None:
     script = running(has_validation_data=True, evaluation_steps=2, records=80)
     script.finish(script.lease())
     lease = evaluate_all(script)
@@ -128,7 +128,7 @@ def test_an_export_that_fails_again_and_again_fails_the_job() -> None:
     assert "No space left on device" in script.job.status().message
 
 
-def test_a_checkpoint_is_saved_every_so_many_versions_and_at_the_end() -> None:
+def test_a_checkpoint_is_saved_every_n_versions_and_at_the_end() -> None:
     script = running(checkpoint_dir="/c", checkpoint_steps=3, records=80)
     first = script.lease()
     script.progress(first, 0, 1)

@@ -44,7 +44,7 @@ def test_a_replaced_worker_is_refused() -> None:
     assert not script.heartbeat(0).known
 
 
-def test_pending_pods_hold_nobody_up() -> None:
+def test_pending_pods_block_no_worker() -> None:
     script = Script(num_workers=3)
     script.ps_starts()
     script.pod(Role.WORKER, 1, Phase.PENDING)

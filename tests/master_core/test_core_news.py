@@ -20,7 +20,7 @@ STATUS = JobStatus("job", JobPhase.RUNNING, epoch=1, num_epochs=3)
 
 
 class Reader:
-    """Whoever follows the job."""
+    """The client that follows the job."""
 
     def __init__(self, script: Script, news: News | None = None) -> None:
         self._script = script
@@ -164,7 +164,7 @@ def test_a_server_that_is_lost_and_back_and_a_master_that_restarts_are_lines() -
     assert reader.read() == ["the master has restarted (restart 1)"]
 
 
-def test_what_was_told_before_is_not_told_again_to_who_resumes_the_job() -> None:
+def test_a_resumed_job_does_not_repeat_earlier_news() -> None:
     script = running(2)
     script.kill(1)
     before = dataclasses.replace(STATUS, coverage=(EpochCoverage(1, 10, 10),), metrics={"auc": 0.5}, metrics_step=3)

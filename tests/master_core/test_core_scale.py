@@ -130,7 +130,7 @@ def test_slots_have_time_exactly_while_they_are_wanted() -> None:
     assert slot_seconds(script) == 22.5
 
 
-def test_the_next_life_of_the_master_wants_as_many_and_deletes_again_who_was_to_leave() -> None:
+def test_the_next_life_of_the_master_wants_as_many_and_deletes_leaving_workers_again() -> None:
     script = running(3)
     script.tell(e.ScaleRequested(1))
     script.restart_master()
@@ -241,7 +241,7 @@ def leaves(script: WorldScript, worker_id: int) -> None:
     script.kill(worker_id, "Killed")
 
 
-def test_a_group_grows_with_the_users_number_and_waits_for_all_who_are_wanted() -> None:
+def test_a_group_grows_with_the_users_number_and_waits_for_all_wanted_workers() -> None:
     script = standing(2)
     script.tell(e.ScaleRequested(4))
     assert created(script) == [(2, 2), (3, 3)]

@@ -235,7 +235,7 @@ def test_a_model_that_falls_back_moves_the_average_of_its_lost_minibatches() -> 
     }
 
 
-def test_who_has_no_task_while_servers_are_missing_waits_for_them() -> None:
+def test_a_worker_without_a_task_while_servers_are_missing_waits_for_them() -> None:
     script = Script()
     script.worker_starts()
     beat(script, 2.0, idle=2.0)
@@ -413,7 +413,7 @@ def test_to_evaluate_is_the_work_of_a_job_that_does_nothing_else() -> None:
     assert split(script) == {SlotState.STARTING: 1.0, SlotState.USEFUL: 2.0}
 
 
-def test_who_waits_for_a_group_after_a_loss_recovers() -> None:
+def test_a_worker_that_waits_for_a_group_after_a_loss_recovers() -> None:
     script: WorldScript = standing(2)
     beat(script, 1.0, 0, join=1.0)
     beat(script, 1.0, 1, join=1.0)

@@ -70,7 +70,7 @@ def test_a_worker_holds_two_leases_and_waits_for_a_third() -> None:
     assert Like(c.LeaseGranted) in [reply.answer for reply in script.told(c.Reply)]
 
 
-def test_who_holds_nothing_is_served_before_who_prefetches() -> None:
+def test_a_worker_without_a_lease_is_served_before_one_that_prefetches() -> None:
     script = running(2)
     script.lease(0)
     lease = script.lease(1)
@@ -170,7 +170,7 @@ def test_an_endless_job_ends_at_max_step() -> None:
     assert status.tasks_done == status.tasks_total > 0
 
 
-def test_an_endless_job_without_max_step_goes_on() -> None:
+def test_an_endless_job_without_max_step_continues() -> None:
     tasks = Tasks(JobSettings("j", num_epochs=0, minibatch_size=10), [Shard("a", 0, 40)])
     for _ in range(20):
         assert tasks.can_begin
@@ -282,14 +282,14 @@ def test_what_the_parameter_servers_lack_at_the_end_is_handed_out_again() -> Non
     assert any("Epoch 1 is open again" in line for line in script.log())
 
 
-def test_a_worker_that_does_not_leave_is_not_waited_for_for_ever() -> None:
+def test_a_worker_that_does_not_leave_is_given_up() -> None:
     script = running()
     train_all(script)
     script.pass_time(31, alive=(0,))
     assert script.last(c.EndJob) == c.EndJob(0)
 
 
-def test_a_stopped_job_says_why_and_tells_everybody_to_leave() -> None:
+def test_a_stopped_job_says_why_and_sends_all_processes_away() -> None:
     script = running()
     script.tell(e.StopRequested("interrupted by the user"))
     assert script.heartbeat(0).stop

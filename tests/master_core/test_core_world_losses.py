@@ -1,4 +1,4 @@
-"""Who is lost to a world: by death, silence, a farewell, a lost lease; who is waited for, and who is left out."""
+"""Members that a world loses: by death, silence, a farewell, a lost lease; awaited ones, and excluded ones."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_world_in_which_all_wait_is_called_anew() -> None:
     assert broken.details == {"waited": 5.5}
 
 
-def test_who_waits_for_one_that_computes_goes_on_waiting() -> None:
+def test_a_member_keeps_waiting_for_one_that_computes() -> None:
     script = standing(2)
     script.beat(0, waiting=50.0)
     script.beat(1)

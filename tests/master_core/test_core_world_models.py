@@ -45,7 +45,7 @@ def test_what_the_source_holds_is_committed_and_the_rest_is_not() -> None:
     assert script.lease(1).task == first.task
 
 
-def test_a_model_that_nobody_has_any_more_is_trained_again_from_the_checkpoint() -> None:
+def test_a_model_that_no_worker_has_any_more_is_trained_again_from_the_checkpoint() -> None:
     script = standing(1)
     lease = script.lease(0)
     script.finish(lease)
@@ -69,7 +69,7 @@ def test_a_new_model_ends_every_lease() -> None:
     assert any("its model is that of checkpoints/version-7" in line for line in script.log())
 
 
-def test_leases_of_those_who_are_not_in_the_new_world_are_handed_on() -> None:
+def test_leases_of_workers_outside_the_new_world_are_handed_on() -> None:
     script = standing(2)
     lease = script.lease(1)
     script.silence(6, 1)

@@ -25,7 +25,7 @@ ACTIONS = [
     *["step"] * 10,
     *["deliver"] * 14,
     "deliver again",
-    *["everybody acts"] * 8,
+    *["all act"] * 8,
     *["shell"] * 2,
     *["second"] * 4,
     "some seconds",
@@ -58,7 +58,7 @@ def act(job: WorldJob, action: str, pick: int) -> None:
             job.act(member, pick)
         case "node lost":
             job.end_pod(member.pod, "NodeLost")
-        case "everybody acts":
+        case "all act":
             for one in living:
                 job.request(one)
                 job.act(one, pick)
@@ -87,7 +87,7 @@ def check(job_settings: JobSettings, schedule: Schedule, filtered: bool) -> None
 
 
 def who_survived(job: WorldJob) -> list[SimMember]:
-    """Who is in the last world at the end of the job."""
+    """The members of the last world at the end of the job."""
     formed = job.job._worlds.formed
     members = [one for one in job.workers if isinstance(one, SimMember) and one.world == formed]
     members = [one for one in members if not one.is_gone or one.pod.reason == "Completed"]

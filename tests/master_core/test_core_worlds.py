@@ -1,4 +1,4 @@
-"""Who is in a world, in which order, and when a new one is called."""
+"""The members of a world, their order, and when a new one is called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.values import Member
 
 
-def test_the_first_world_has_all_who_are_ready_in_order_of_their_ids() -> None:
+def test_the_first_world_has_all_ready_workers_in_order_of_their_ids() -> None:
     script = WorldScript(num_workers=2)
     for worker_id in (0, 1):
         script.worker_starts(worker_id)
@@ -33,7 +33,7 @@ def test_whoever_is_alone_waits_a_moment_for_others_and_no_longer() -> None:
     assert script.members == (0,)
 
 
-def test_nobody_waits_for_long_for_those_who_come_one_after_another() -> None:
+def test_joiners_that_come_one_after_another_delay_a_world_only_briefly() -> None:
     script = WorldScript(num_workers=20)
     for worker_id in range(12):
         script.worker_starts(worker_id)
@@ -99,7 +99,7 @@ def test_rank_is_age() -> None:
     assert script.members == (5, 1)
 
 
-def test_who_comes_while_a_world_is_being_formed_joins_the_next_one() -> None:
+def test_a_worker_that_comes_while_a_world_is_being_formed_joins_the_next_one() -> None:
     script = standing(1, wanted=3)
     script.successor_starts(1)
     script.moment()
@@ -112,7 +112,7 @@ def test_who_comes_while_a_world_is_being_formed_joins_the_next_one() -> None:
     assert script.members == (0, 1, 2)
 
 
-def test_a_joiner_that_gives_up_waiting_is_called_again_with_those_who_were_slow() -> None:
+def test_a_joiner_that_gives_up_waiting_is_called_again_with_the_slow_ones() -> None:
     script = standing(2, wanted=3)
     script.successor_starts(2)
     script.moment()
@@ -182,7 +182,7 @@ def test_only_rank_0_says_that_a_world_has_formed() -> None:
     assert script.ask(e.WorldFormed, 1, 7, script.version, applied({}), 0) == Like(c.Refused)
 
 
-def test_the_end_is_told_to_all_who_watch() -> None:
+def test_all_watches_see_the_end() -> None:
     script = standing(2)
     call = script.watch(1, script.version)
     for worker_id in (0, 1):
@@ -199,17 +199,17 @@ def test_the_status_shows_the_world() -> None:
     assert script.job.status().world == ()
 
 
-def test_a_joiner_whose_world_broke_before_it_heard_of_it_is_in_the_next_one() -> None:
+def test_a_joiner_whose_world_broke_before_it_knew_it_is_in_the_next_one() -> None:
     script = standing(2, wanted=3)
     script.successor_starts(2)
     script.moment()
     assert script.members == (0, 1, 2)
-    script.kill(1)  # nobody has heard of the new world
+    script.kill(1)  # no member knows the new world
     script.all_leave(0)
     assert script.members == (0, 2)
 
 
-def test_a_joiner_that_was_told_of_a_world_is_ready_again_when_it_has_left_it() -> None:
+def test_a_joiner_that_knows_a_world_is_ready_again_when_it_has_left_it() -> None:
     script = standing(2, wanted=3)
     script.successor_starts(2)
     call = script.watch(2)

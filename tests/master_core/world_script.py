@@ -21,7 +21,7 @@ class WorldScript(Script):
         super().__init__(records, **(values | settings))
 
     def moment(self, seconds: float = 0.25) -> None:
-        """A short time passes, in which everybody is heard."""
+        """A short time passes, in which all send heartbeats."""
         self.now += seconds
         for worker in self.job._workers.all():
             self.beat(worker.id)

@@ -116,7 +116,7 @@ class WorldJob(SimJob):
         self.call(lambda call: e.WorldWatched(call, member.id, member.incarnation, known), answered)
 
     def _must_leave(self, member: SimMember) -> bool:
-        """A newer world is without somebody whom this one waits for, or this one is still being formed."""
+        """A newer world is without a member that this one waits for, or this one is still being formed."""
         world, newest = member.world, member.newest
         assert world is not None
         if newest is None or newest.version <= world.version:
@@ -175,7 +175,7 @@ class WorldJob(SimJob):
         return self.groups[member.world.version]
 
     def _collective(self, member: SimMember, pick: int) -> None:
-        """Brings its part, and later goes on with the parts of all; or sees that somebody is gone."""
+        """Brings its part, and later continues with the parts of all; or sees that a member is gone."""
         group = self._group(member)
         mine = group.brought[member.id]
         if len(mine) == member.position:
@@ -289,7 +289,7 @@ class WorldJob(SimJob):
         )
 
     def _step(self, member: SimMember, headers: list[Any]) -> None:
-        """All headers came: so everybody holds the step before."""
+        """All headers came: so all members hold the step before."""
         assert member.world is not None
         member.pending = []
         if max(newest for newest, _ in headers) > member.world.version:

@@ -1,4 +1,4 @@
-"""Several PS without a network, a model for them, and the same model held by nobody but NumPy."""
+"""Several PS without a network, a model for them, and the same model in NumPy."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def initial_parameters() -> Parameters:
 
 
 def make_push(minibatch: int, lease: int = 1, task: int = 0, epoch: int = 0) -> Push:
-    """The push of a minibatch: the same whoever computes it."""
+    """The push of a minibatch: the same in every worker."""
     random = np.random.default_rng([epoch, task, minibatch])
     ids = random.choice(60, 20, replace=False).astype(np.int64) - 30
     return Push(

@@ -1,4 +1,4 @@
-"""Checkpoints of parameter servers at work: training goes on from them, on any number of servers, exactly once."""
+"""Checkpoints of parameter servers at work: training continues from them, on any number of servers, exactly once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def begin_with_parameters_of(cluster: Cluster, directory: Path) -> None:
         restore_other(directory, own, lambda snapshot, it=service: it.state.restore(snapshot, parameters_only=True))
 
 
-def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_training_continues_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
     with ps_cluster(2) as one, ps_cluster(2, initialize=False) as other:
         push_all(one.client, [0, 1, 2, 5])
         save(one, tmp_path / "version-4")
@@ -89,7 +89,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2), (2, 4)])
-def test_training_goes_on_with_any_number_of_servers(tmp_path: Path, before: int, after: int) -> None:
+def test_training_continues_with_any_number_of_servers(tmp_path: Path, before: int, after: int) -> None:
     """Each part holds one minibatch more than the one before it; what is pushed again counts where it lacked."""
     with ps_cluster(before) as one, ps_cluster(after, initialize=False) as other, ps_cluster(1) as undisturbed:
         push_all(one.client, [0, 1, 4])

@@ -74,7 +74,7 @@ def size_limit(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def read_only(directory: Path) -> Iterator[None]:
-    """Permissions keep everybody but root out; root needs a mount."""
+    """Permissions keep all users but root out; root needs a mount."""
     directory.chmod(0o500)
     bind = [["mount", "--bind", str(directory), str(directory)], ["mount", "-o", "remount,bind,ro", str(directory)]]
     mounted = os.geteuid() == 0 and all(

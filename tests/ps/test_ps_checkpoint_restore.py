@@ -1,4 +1,4 @@
-"""Restoring: into any number of PS, from the newest checkpoint that is whole, and what is said of the others."""
+"""Restoring: into any number of PS, from the newest checkpoint that is whole, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_each_checkpoint_that_is_passed_over_is_said(tmp_path: Path) -> None:
     damage_rows(tmp_path / "version-20")
     remove_part(tmp_path / "version-9")
     restored = restore(tmp_path / "version-20", ALL_BUCKETS, lambda _: None)
-    assert restored.directory == tmp_path / "version-20"  # nobody has looked at its rows
+    assert restored.directory == tmp_path / "version-20"  # its rows have not been read
     _, take_it = take(ALL_BUCKETS)
     restored = restore(tmp_path / "version-20", ALL_BUCKETS, take_it)
     assert restored.directory == tmp_path / "version-8"

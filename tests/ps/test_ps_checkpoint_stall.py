@@ -85,7 +85,7 @@ def test_pushes_do_not_wait_for_a_checkpoint(state: ServerState, tmp_path: Path)
     }
     assert written[0].size_bytes > 1e9
     assert frozen[0] < STALL_S, figures
-    # The longest of all is a matter of who else wants these cores: benchmarks/large_table.py tells it.
+    # The longest of all is a matter of other load on these cores: benchmarks/large_table.py tells it.
     assert float(np.percentile(meanwhile, 99)) < STALL_S, figures
     commit(tmp_path, 1, written)
     restored = ServerState()

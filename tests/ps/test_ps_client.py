@@ -200,7 +200,7 @@ def test_a_ps_that_is_not_there_is_unavailable() -> None:
 
 
 def test_a_client_that_another_thread_has_closed_is_unavailable() -> None:
-    """As when that thread has heard of a newer partition, and this one was about to call."""
+    """As when that thread knows a newer partition, and this one was about to call."""
     with ps_cluster(2) as cluster:
         cluster.client.close()
         for call in (lambda: cluster.client.exchange(make_push(0), None), lambda: cluster.client.standing(1, 0, 0)):

@@ -1,4 +1,4 @@
-"""Tensors between workers and parameter servers with --encrypt: what stands on the wire, and who spoils it."""
+"""Tensors between workers and parameter servers with --encrypt: the bytes on the wire, and a peer that spoils them."""
 
 from __future__ import annotations
 

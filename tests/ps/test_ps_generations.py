@@ -31,7 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_NAMED_WITHIN_S", 0.2)
 
 
-def test_a_generation_that_the_master_has_not_named_is_refused_and_shuts_nobody_out(
+def test_a_generation_that_the_master_has_not_named_is_refused_and_excludes_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with ps_cluster(1) as cluster, caplog.at_level(logging.INFO):
@@ -49,7 +49,7 @@ def test_a_generation_that_the_master_has_not_named_is_refused_and_shuts_nobody_
         assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_lease_of_a_generation_to_come_fences_nobody() -> None:
+def test_a_lease_of_a_future_generation_fences_no_worker() -> None:
     with ps_cluster(1) as cluster:
         (service,) = cluster.services
         service.accept_lease(3 << 32)
@@ -77,7 +77,7 @@ def test_a_call_of_the_next_master_waits_until_that_has_named_itself(monkeypatch
         assert not service.is_master_awaited
 
 
-def test_a_lease_far_beyond_the_newest_that_the_master_has_granted_fences_nobody() -> None:
+def test_a_lease_far_beyond_the_newest_that_the_master_has_granted_fences_no_worker() -> None:
     with ps_cluster(1) as cluster:
         (service,) = cluster.services
         newest = (3 << 32) + 70

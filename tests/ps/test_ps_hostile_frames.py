@@ -38,7 +38,7 @@ def test_a_frame_larger_than_any_memory_ends_its_connection_alone(size: int) -> 
         assert is_served(server.address)
 
 
-def test_a_frame_larger_than_the_server_takes_is_refused_with_a_reason_and_the_connection_goes_on() -> None:
+def test_a_frame_larger_than_the_server_takes_is_refused_with_a_reason_and_the_connection_continues() -> None:
     with server_of(echo, max_bytes=1 << 20) as server:
         client = TensorClient(HOST, server.address, TOKEN, 30)
         with pytest.raises(CallFailed, match=r"4,000,\d+ bytes is more than the 1,048,576") as failed:
@@ -49,7 +49,7 @@ def test_a_frame_larger_than_the_server_takes_is_refused_with_a_reason_and_the_c
         client.close()
 
 
-def test_half_sent_frames_keep_nobody_from_being_served() -> None:
+def test_half_sent_frames_block_no_other_client() -> None:
     with server_of(echo, max_calls=1, limits=NEVER) as server, ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(member(server)).sendall(head(100_000) + bytes(50_000))

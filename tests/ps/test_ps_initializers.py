@@ -74,7 +74,7 @@ def test_rows_differ_by_seed_table_id_and_column() -> None:
     assert not (rows == build_initializer(table_of(initializer, name="u"), 1).rows(ids, 16)).any()
 
 
-def test_the_values_are_the_same_bits_for_ever() -> None:
+def test_the_bits_of_the_values_never_change() -> None:
     """Checkpoints hold only rows that exist: the others must come back the same with every version of this code."""
     rows = build_initializer(Table("t", 2, '{"class_name": "RandomNormal", "config": {}}'), 7).rows(
         np.array([1, -1]), 2

@@ -1,4 +1,4 @@
-"""Who holds what: every element and every id has one owner, and all carry about the same."""
+"""Ownership: every element and every id has one owner, and all carry about the same."""
 
 from __future__ import annotations
 

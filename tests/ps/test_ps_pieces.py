@@ -25,7 +25,7 @@ def taken(fleet: Fleet, ps_id: int) -> PartSnapshot:
 
 
 def pushed_and_taken(fleet: Fleet, pushes: list[tuple[int, set[int]]], moments: list[int]) -> list[PartSnapshot]:
-    """What each PS had after so many of the pushes, each of which went to some PS only."""
+    """The state of each PS after a number of pushes, each of which went to some PS only."""
     parts: dict[int, PartSnapshot] = {}
     for moment in range(len(pushes) + 1):
         parts |= {ps_id: taken(fleet, ps_id) for ps_id, its in enumerate(moments) if its == moment}
@@ -69,7 +69,7 @@ def test_after_any_restore_the_names_pushed_again_make_the_undisturbed_model(
 
 
 def test_every_piece_has_its_own_step_count(tmp_path: Path) -> None:
-    """PS 0's part is older than PS 1's: one PS with both goes on as each would have."""
+    """PS 0's part is older than PS 1's: one PS with both continues as each would have."""
     adam = config("Adam", learning_rate=0.05)
     fleet, oracle = Fleet.begin(2, adam), Oracle(adam)
     for n in range(3):

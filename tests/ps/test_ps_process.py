@@ -38,13 +38,13 @@ def stack() -> Iterator[ExitStack]:
 
 
 def silent_port(stack: ExitStack) -> int:
-    """Where nobody listens, and nobody else will meanwhile."""
+    """An address without a listener, for as long as the test runs."""
     held = stack.enter_context(socket.socket())
     held.bind(("127.0.0.1", 0))
     return int(held.getsockname()[1])
 
 
-def test_a_killed_ps_goes_on_from_its_checkpoint(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_killed_ps_continues_from_its_checkpoint(stack: ExitStack, tmp_path: Path) -> None:
     master = OnePsMaster(tmp_path)
     port = stack.enter_context(serving(master))
     process = start(stack, port, tmp_path)
@@ -179,7 +179,7 @@ def test_a_ps_that_is_told_to_end_does_not_wait_for_a_master_that_is_away(stack:
     assert "leaving without a checkpoint" in output
 
 
-def test_a_ps_that_nobody_works_with_yet_ends_at_once(stack: ExitStack, tmp_path: Path) -> None:
+def test_an_unused_ps_ends_at_once(stack: ExitStack, tmp_path: Path) -> None:
     process = start(stack, silent_port(stack), tmp_path)
     assert process.stdout is not None
     assert any("Waiting for the master" in line for line in process.stdout)

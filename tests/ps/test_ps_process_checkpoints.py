@@ -139,7 +139,7 @@ def test_a_stuck_volume_holds_up_neither_heartbeats_nor_pushes(stack: ExitStack,
     assert process.poll() is None
 
 
-def test_a_ps_that_is_killed_while_it_writes_goes_on_from_the_checkpoint_before(
+def test_a_ps_that_is_killed_while_it_writes_continues_from_the_checkpoint_before(
     stack: ExitStack, tmp_path: Path
 ) -> None:
     master = OnePsMaster(tmp_path)

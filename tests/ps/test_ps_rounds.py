@@ -1,4 +1,4 @@
-"""Synchronous mode: rounds are means, and every name enters every PS once, whoever leaves in the middle."""
+"""Synchronous mode: rounds are means, and every name enters every PS once, also when a worker leaves in the middle."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_all_workers_of_a_round_hear_of_it_at_once() -> None:
 
 
 def test_a_round_closes_when_fewer_workers_push() -> None:
-    """A worker leaves in the middle of a round: the other goes on as soon as the master says so."""
+    """A worker leaves in the middle of a round: the other continues as soon as the master says so."""
     service = PsService(0, Fleet.begin(1, updates=PAIRS).states[0])
     service.incarnation = 10
     fleet = Fleet([service.state], Fleet.begin(1).partition, versions=[0])
@@ -234,7 +234,7 @@ def test_a_name_that_ps_0_has_goes_to_those_that_lack_it(tmp_path: Path) -> None
     assert [len(later.names(ps_id)) for ps_id in (0, 1)] == [1, 1]
 
 
-def test_a_ps_that_heard_of_a_round_before_it_held_the_name_applies_it_all_the_same() -> None:
+def test_a_ps_that_received_a_round_before_the_name_applies_it_all_the_same() -> None:
     """The lease has a successor that PS 1 knows of first; so it has dropped the gradient when the round comes."""
     fleet = Fleet.begin(2, updates=ALONE)
     fleet.push(integers(0), lease=1)

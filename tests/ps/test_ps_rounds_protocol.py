@@ -44,7 +44,7 @@ class Rounds(RuleBasedStateMachine):
         self.saved: list[PartSnapshot | None] = [None] * NUM_PS
         self.states = [self.fresh() for _ in range(NUM_PS)]
         self.held: dict[tuple[int, int], set[int]] = {}  # lease and minibatch to the PS that said OK in this life
-        self.carried: dict[tuple[int, int], set[int]] = {}  # … and that have been told of its round since
+        self.carried: dict[tuple[int, int], set[int]] = {}  # … and that have received its round since
 
     def fresh(self) -> ServerState:
         state = ServerState(UPDATES)

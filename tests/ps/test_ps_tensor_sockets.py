@@ -1,4 +1,4 @@
-"""The road beside gRPC: who is let in, what a call brings back, and what happens when an end goes away."""
+"""The connections beside gRPC: admission, answers of a call, and what happens when an end goes away."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_another_user_of_the_machine_is_not_served_at_the_unix_socket() -> None:
 
 
 @only_root
-def test_a_client_says_nothing_to_another_user_who_has_the_servers_name() -> None:
+def test_a_client_sends_nothing_to_another_user_with_the_servers_name() -> None:
     name = f"elasticdl-test-{os.getpid()}"
     code = "s.bind(name); s.listen(); print('listens', flush=True); print(s.accept()[0].recv(99), flush=True)"
     with server_of(echo) as server, other_user(code, name) as stranger:
@@ -217,7 +217,7 @@ def test_the_deadline_of_one_call_is_not_that_of_the_next() -> None:
         client.close()
 
 
-def test_refusals_and_bugs_of_the_server_reach_the_caller_and_the_connection_goes_on() -> None:
+def test_refusals_and_bugs_of_the_server_reach_the_caller_and_the_connection_continues() -> None:
     errors: list[Exception] = [CallFailed(grpc.StatusCode.DATA_LOSS, "bits"), KeyError("a bug")]
 
     def failing(request: Arrived) -> Frame:

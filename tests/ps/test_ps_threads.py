@@ -97,7 +97,7 @@ def test_a_repetition_waits_for_the_name_under_way(monkeypatch: pytest.MonkeyPat
         assert entered.wait(30)
         second = threads.submit(fleet.push, integers(0))
         snapshot = threads.submit(fleet.states[0].snapshot)
-        assert not fleet.read().trainable.any()  # whoever reads is not held up
+        assert not fleet.read().trainable.any()  # a reader is not blocked
         standing = fleet.states[0].standing(1, 0, 0)
         assert standing is not None
         assert standing.watermark == 0
@@ -173,7 +173,7 @@ def test_a_push_that_a_checkpoint_holds_up_is_refused_if_its_lease_has_a_success
 
     @contextmanager
     def freezing(self: InFlightUpdates) -> Iterator[None]:
-        is_freezing.set()  # with the lock, so whoever gets it next finds it frozen
+        is_freezing.set()  # with the lock, so the next holder finds it frozen
         with frozen(self):
             yield
 

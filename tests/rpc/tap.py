@@ -1,4 +1,4 @@
-"""A wire between two ends that somebody holds: it sees all that goes through, and may spoil the records."""
+"""A tapped wire between two ends: it sees all that goes through, and may spoil the records."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_output_and_errors_are_in_the_log_and_in_the_file(tmp_path: Path) -> Non
     assert file.read_bytes() == output
 
 
-def test_the_next_life_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_the_next_life_continues_in_the_same_file(tmp_path: Path) -> None:
     for word in ("first", "second"):
         start(tmp_path / "log", "echo", word).communicate(timeout=30)
     first, between, second = (tmp_path / "log").read_text().splitlines()

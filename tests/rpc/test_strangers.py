@@ -1,4 +1,4 @@
-"""Callers without the token, and members that stop in the middle: they keep nobody out and cost next to nothing."""
+"""Callers without the token, and members that stop in the middle: they block no other and cost next to nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of a job with a certificate: who gets in, and what stands on the wire."""
+"""Calls of a job with a certificate: admission, and the bytes on the wire."""
 
 from __future__ import annotations
 

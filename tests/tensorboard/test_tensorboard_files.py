@@ -26,7 +26,7 @@ def status(**changes: object) -> JobStatus:
     return dataclasses.replace(Job(JobSettings("j")).status(), **changes)  # type: ignore[arg-type]
 
 
-def test_a_job_is_written_as_it_goes_on_and_nothing_is_written_twice(tmp_path: Path) -> None:
+def test_a_job_is_written_as_it_continues_and_nothing_is_written_twice(tmp_path: Path) -> None:
     log = TensorBoardLog(str(tmp_path), 1, 0)
     log.look(status(workers_alive=2))
     for step, loss in ((10, 2.0), (10, 2.0), (20, 1.0)):
@@ -86,9 +86,7 @@ def test_a_directory_that_cannot_be_written_is_refused_and_no_directory_is_no_wa
     nobody.close()
 
 
-def test_a_disk_that_is_full_for_a_while_does_not_stop_anybody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_is_full_for_a_while_stops_no_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = TensorBoardLog(str(tmp_path / "logs"), 1, 0)
 
     class Full:

@@ -168,7 +168,7 @@ def test_an_error_of_the_tasks_comes_through_and_a_left_pipeline_ends(framework:
     assert not thread.is_alive()
 
 
-def test_a_reader_that_exits_leaves_nobody_waiting(framework: Make) -> None:
+def test_a_reader_that_exits_leaves_no_thread_waiting(framework: Make) -> None:
     """In a thread an exit ends nothing but that thread."""
 
     def tasks() -> Iterator[TaskRecords]:

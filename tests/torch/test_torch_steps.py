@@ -182,7 +182,7 @@ def test_with_overlap_a_bad_gradient_is_named(framework: Make, digits: Any, mini
 
 
 @pytest.mark.parametrize("optimizer", ["optimizer", "adam"])
-def test_a_restored_state_goes_on_bit_by_bit(framework: Make, digits: Any, minibatches: Make, optimizer: str) -> None:
+def test_a_restored_state_continues_bit_by_bit(framework: Make, digits: Any, minibatches: Make, optimizer: str) -> None:
     straight = framework(optimizer=optimizer)
     batches = minibatches(straight, digits)
     blank = straight.state()

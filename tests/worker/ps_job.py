@@ -89,7 +89,7 @@ class Counting:
 
 @dataclass
 class PsJob:
-    """Servers, by PS id, and what everybody knows of them."""
+    """Servers, by PS id, and their addresses and counts."""
 
     num_ps: int
     updates: UpdateSettings

@@ -7,7 +7,7 @@ import pytest
 from elasticdl.worker.activity import Activity, ActivityClock
 
 
-def test_who_waits_for_input_while_there_is_no_task_is_idle() -> None:
+def test_a_worker_that_waits_for_input_without_a_task_is_idle() -> None:
     clock = ActivityClock()
     with clock.during(Activity.INPUT):
         assert clock.read()[0] is Activity.INPUT

@@ -112,7 +112,7 @@ def test_a_task_of_another_kind_is_handed_over_and_waited_for(fed: Any) -> None:
     assert one.batches(2) == [(1002, 0, [200, 201]), (1002, 1, None)]
 
 
-def test_user_code_that_raises_is_told_and_the_next_task_goes_on(fed: Any) -> None:
+def test_user_code_that_raises_is_told_and_the_next_task_continues(fed: Any) -> None:
     one = fed(lease(0), lease(1, length=2))
     one.framework.bad = {2}
     one.feeder.start()
@@ -161,7 +161,7 @@ def test_begun_anew_everything_taken_is_given_again(fed: Any) -> None:
     assert one.batches(3) == [(1001, 0, [100, 101]), (1001, 1, [102, 103]), (1001, 2, None)]
 
 
-def test_begun_anew_a_task_of_another_kind_that_nobody_took_is_handed_over_again(fed: Any) -> None:
+def test_after_a_restart_an_untaken_task_of_another_kind_is_handed_over_again(fed: Any) -> None:
     one = fed(lease(0, length=2), lease(1, task_type=pb.EVALUATION))
     one.feeder.start()
     assert one.batches(1) == [(1000, 0, [0, 1])]
@@ -186,7 +186,7 @@ def test_begun_anew_it_does_not_wait_for_what_it_waits_for(fed: Any) -> None:
 
 
 class Quick(LocalLeases):
-    """Whoever interrupts sees the request end at once, and the feeder come to its new beginning."""
+    """The interrupting thread sees the request end at once, and the prefetcher come to its new beginning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def test_begun_anew_it_does_not_wait_for_a_thread_that_was_quicker() -> None:
 
 
 class Unhurried(TaskStream):
-    """Whoever takes an item has dealt with it before the feeder gets to its pause."""
+    """A taker has dealt with its item before the prefetcher gets to its pause."""
 
     def __init__(self, requests: LocalLeases) -> None:
         super().__init__(requests, lambda kind: Numbers(), lambda held: None, 1, False, ActivityClock())
@@ -248,7 +248,7 @@ def test_a_lease_that_was_taken_back_is_not_given_again(fed: Any) -> None:
     assert one.batches(2) == [(1001, 0, [100, 101]), (1001, 1, None)]
 
 
-def test_a_mistake_of_ours_is_handed_to_who_takes_it(fed: Any) -> None:
+def test_a_mistake_of_ours_is_raised_in_the_taker(fed: Any) -> None:
     one = fed(lease(0))
     one.framework.breaks_at = 2
     one.feeder.start()
@@ -256,10 +256,10 @@ def test_a_mistake_of_ours_is_handed_to_who_takes_it(fed: Any) -> None:
     broke = one.take()
     assert isinstance(broke, Broke)
     assert isinstance(broke.error, AssertionError)
-    one.feeder.restart([])  # its thread is no more: nobody waits for it
+    one.feeder.restart([])  # its thread is no more: no thread waits for it
 
 
-def test_a_mistake_of_ours_that_nobody_has_taken_is_not_thrown_away_with_what_is_made(fed: Any) -> None:
+def test_a_mistake_of_ours_that_was_not_taken_outlives_a_restart(fed: Any) -> None:
     one = fed(lease(0))
     one.framework.breaks_at = 0
     one.feeder.start()
@@ -269,7 +269,7 @@ def test_a_mistake_of_ours_that_nobody_has_taken_is_not_thrown_away_with_what_is
 
 
 def test_a_lease_that_is_drawn_ahead_is_held_at_once(fed: Any) -> None:
-    """So heartbeats renew it, however long it is before somebody takes it."""
+    """So heartbeats renew it, however long it is before it is taken."""
     one = fed(lease(0))
     drawer = LeasePrefetcher(one.requests)
     drawer.start()
@@ -277,7 +277,7 @@ def test_a_lease_that_is_drawn_ahead_is_held_at_once(fed: Any) -> None:
     assert [held.id for held in one.leases.held()] == [1000]
 
 
-def test_who_draws_is_told_why_nothing_comes_any_more() -> None:
+def test_a_reader_sees_why_nothing_comes_any_more() -> None:
     class Gone:
         def request_lease(self) -> HeldLease | None:
             raise MasterGone("127.0.0.1:1", 20.0)

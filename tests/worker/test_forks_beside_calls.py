@@ -1,4 +1,4 @@
-"""A process that forks while a thread of it is in a call to the master, as PyTorch's loaders do, goes on."""
+"""A process that forks while a thread of it is in a call to the master, as PyTorch's loaders do, keeps running."""
 
 from __future__ import annotations
 

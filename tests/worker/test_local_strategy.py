@@ -110,7 +110,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-6", "version-8"]
 
 
-def test_a_full_disk_is_said_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_said_and_training_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)], capture_output=True)
     if mounted.returncode != 0:
         pytest.skip("only root can mount a small file system")

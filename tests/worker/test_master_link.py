@@ -46,7 +46,7 @@ def stream(to: MasterLink, begun: list[int], shuffle: bool = False) -> TaskStrea
 
 @contextmanager
 def nobody_at(port: int) -> Iterator[None]:
-    """Who connects to the port of a master that is away is refused, and no other server gets it meanwhile."""
+    """A client of the port of a master that is away is refused, and no other server gets it meanwhile."""
     with socket.socket() as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind(("127.0.0.1", port))

@@ -107,7 +107,7 @@ def test_a_gradient_that_is_too_stale_is_computed_again_with_the_same_seed() -> 
         check_exactly_once(job, {*range(5), *(name_of(1, n) for n in range(4))})
 
 
-def test_between_dense_pulls_a_worker_goes_on_with_its_own_updates() -> None:
+def test_between_dense_pulls_a_worker_continues_with_its_own_updates() -> None:
     with ps_job(2) as job:
         worker, other = Worker(job, get_model_steps=4), job.client()
 
@@ -259,7 +259,7 @@ class Said(logging.Handler):
         self._logger.removeHandler(self)
 
 
-def test_a_stopped_ps_gets_its_push_again_when_it_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stopped_ps_gets_its_push_again_when_it_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     master = OnePsMaster()
     with serving(master) as port, ps_job(1) as job:

@@ -1,4 +1,4 @@
-"""Where a worker saves a model on the way: where its own module says, or in --checkpoint_dir, whoever asks for it."""
+"""Where a worker saves a model on the way: where its own module says, or in --checkpoint_dir, for any caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--fixed_global_batch: a step is the next G minibatches of the epoch's order, whoever computes them."""
+"""--fixed_global_batch: a step is the next G minibatches of the epoch's order, for any number of workers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Sharing(SessionMember):
             self.supply.applied(plan, 0.5)
 
     def fail_in_the_update(self) -> None:
-        """Of the next step; the master takes its leases back, as nobody holds the model any more."""
+        """Of the next step; the master takes its leases back, as no member holds the model any more."""
         while self.planned() is None:
             pass
         self.session.abandon("user code raised", is_model_whole=False)
@@ -105,7 +105,7 @@ class Sharing(SessionMember):
         return self.supply.settle(plan, flaws)
 
     def steps(self, count: int) -> Steps:
-        """Rounds until so many steps are made."""
+        """Rounds until this number of steps is made."""
         self.made = []
         while len(self.made) < count:
             self.round()
@@ -131,7 +131,7 @@ class Life:
             one.result(ANSWER_S)
 
     def cut_to(self, number: int) -> None:
-        """Of two members one is cut off; the other goes on alone."""
+        """Of two members one is cut off; the other continues alone."""
         stays, leaves = self.members[number], self.members[1 - number]
         self.members = [stays]
         leaves.does(lambda member: member.session.abandon("it was cut off")).result()
@@ -214,7 +214,7 @@ def test_what_the_model_holds_of_a_lease_that_comes_later_is_reported_and_not_ma
     assert one.told() == {1000: ({0, 1}, 2), 1001: ({0, 1}, 2), 1002: ({0, 1}, 2)}
 
 
-def test_who_stays_goes_on_where_all_were(life: Make) -> None:
+def test_remaining_members_continue_where_all_were(life: Make) -> None:
     one = life(lease(0), lease(1), lease(2), num_per_epoch=6)
     one.begin()
     assert one.steps(1) == [[[0, 1], [2, 3], [100, 101]]]
@@ -223,7 +223,7 @@ def test_who_stays_goes_on_where_all_were(life: Make) -> None:
     assert one.told() == {1000: ({0, 1}, 2), 1001: ({0, 1}, 2), 1002: ({0, 1}, 2)}
 
 
-def test_who_stays_makes_the_rest_of_the_epoch(life: Make) -> None:
+def test_remaining_members_make_the_rest_of_the_epoch(life: Make) -> None:
     one = life(lease(0, length=8), num_per_epoch=4)
     one.begin()
     assert one.steps(1) == [[[0, 1], [2, 3], [4, 5]]]
@@ -234,7 +234,7 @@ def test_who_stays_makes_the_rest_of_the_epoch(life: Make) -> None:
 
 def test_a_task_of_which_two_leases_are_held_is_made_once(life: Make) -> None:
     one = life(size=1, num_per_epoch=6)
-    taken_back = (lease(0), lease(1))  # the worker has not heard of it
+    taken_back = (lease(0), lease(1))  # the worker does not know it
     for held in (*taken_back, lease(0, life=1), lease(1, life=1), lease(2)):
         one.members[0].link.leases.add(held)
     one.begin()
@@ -251,7 +251,7 @@ def test_leases_that_are_worked_off_are_forgotten(life: Make) -> None:
     assert [member.local.leases.held() for member in one.members] == [[], []]
 
 
-def test_the_next_rank_0_goes_on_with_leases_of_its_own(life: Make) -> None:
+def test_the_next_rank_0_continues_with_leases_of_its_own(life: Make) -> None:
     one = life(lease(0), lease(1), lease(2), num_per_epoch=6)
     one.begin()
     assert one.steps(1) == [[[0, 1], [2, 3], [100, 101]]]
@@ -282,7 +282,7 @@ def test_a_task_whose_code_raises_anywhere_is_told_by_rank_0_and_made_again_late
     assert steps == [[[0, 1], [2, 3], [200, 201]], [[202, 203], [100, 101], [102, 103]]]
 
 
-def test_a_failure_waits_for_its_task_where_training_goes_on_from_an_older_model(life: Make) -> None:
+def test_a_failure_waits_for_its_task_where_training_continues_from_an_older_model(life: Make) -> None:
     one = life(lease(0, length=6), lease(1, length=6), size=1, num_per_epoch=6)
     one.begin()
     assert one.steps(1) == [[[0, 1], [2, 3], [4, 5]]]
@@ -372,7 +372,9 @@ def test_tasks_of_another_kind_are_for_the_loop(life: Make) -> None:
 
 
 @pytest.mark.parametrize("skips", [True, False])
-def test_what_is_not_finite_is_told_by_rank_0_before_anybody_applies_it(life: Make, skips: bool) -> None:
+def test_minibatches_that_are_not_finite_are_reported_by_rank_0_before_the_step_is_applied(
+    life: Make, skips: bool
+) -> None:
     one = life(lease(0), lease(1), num_per_epoch=4, skips=skips)
     one.begin()
     begun = [

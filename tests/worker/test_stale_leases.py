@@ -1,4 +1,4 @@
-"""A lease that is not this worker's any more is not drawn again, whoever ended it."""
+"""A lease that is not this worker's any more is not drawn again, however it ended."""
 
 from __future__ import annotations
 

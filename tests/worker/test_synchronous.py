@@ -124,7 +124,7 @@ def test_a_tolerated_late_gradient_is_taken() -> None:
         check_all_applied(job, {0, 1, 2, name_of(1, 0)})
 
 
-def test_a_worker_that_leaves_in_the_middle_of_a_round_holds_nobody_up() -> None:
+def test_a_worker_that_leaves_in_the_middle_of_a_round_blocks_no_other() -> None:
     with ps_job(2, rounds_of(2)) as job:
         job.set_pushing(2)
         staying, leaving = Worker(job), Worker(job)

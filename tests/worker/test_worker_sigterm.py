@@ -176,7 +176,7 @@ def test_a_worker_that_still_imports_ends_at_once(stack: ExitStack, tmp_path: Pa
     life = Life(tmp_path, master, "elasticdl.worker")
     status = Path(f"/proc/{life.process.pid}/status")
     deadline = time.monotonic() + 60
-    while not _catches_sigterm(status.read_text()):  # nobody tells
+    while not _catches_sigterm(status.read_text()):  # there is no event
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
     assert life.leave() < 4

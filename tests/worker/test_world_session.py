@@ -50,7 +50,7 @@ def step_together(first: SessionMember, second: SessionMember, one: int, other: 
         each.result(ANSWER_S)
 
 
-def test_where_nobody_has_the_model_all_begin_with_what_rank_0_restores(
+def test_without_a_model_all_begin_with_the_one_that_rank_0_restores(
     master: WorldMaster, three: list[SessionMember]
 ) -> None:
     restored = Ledger(steps=7, num_records=70)
@@ -81,9 +81,7 @@ def test_a_step_is_proven_by_the_headers_of_the_next(master: WorldMaster, three:
     assert [member.session.ledger.num_records for member in three] == [30] * 3
 
 
-def test_one_that_joins_gets_model_and_ledger_from_those_who_made_them(
-    master: WorldMaster, three: list[SessionMember]
-) -> None:
+def test_a_joiner_gets_model_and_ledger_from_the_members(master: WorldMaster, three: list[SessionMember]) -> None:
     entered(master, three[:2])
     step_together(three[0], three[1], 3, 4)
     joins = three[2].does(enter)
@@ -98,7 +96,7 @@ def test_one_that_joins_gets_model_and_ledger_from_those_who_made_them(
     assert all(name_of(number) in three[2].session.ledger.applied for number in (3, 4))
 
 
-def test_who_is_a_step_ahead_gives_its_model_to_who_lost_that_step(
+def test_a_member_that_is_a_step_ahead_gives_its_model_to_the_others(
     master: WorldMaster, three: list[SessionMember]
 ) -> None:
     entered(master, three[:2])
@@ -139,7 +137,7 @@ def test_what_is_of_an_older_world_never_comes_back(master: WorldMaster, three: 
     assert three[2].session.take_confirmed() == []
 
 
-def test_a_model_that_is_not_whole_is_given_to_nobody(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_an_incomplete_model_is_given_to_no_member(master: WorldMaster, three: list[SessionMember]) -> None:
     entered(master, three[:2])
     step_together(three[0], three[1], 1, 2)
     three[0].state.value += np.float32(100)  # the half of an update
@@ -164,7 +162,7 @@ def test_a_member_that_leaves_is_named_and_costs_no_step(master: WorldMaster, th
     assert reasons == {"worker 1 leaves"}
 
 
-def test_who_waits_for_one_that_is_no_member_any_more_is_freed(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_a_member_that_waits_for_a_former_one_is_freed(master: WorldMaster, three: list[SessionMember]) -> None:
     version = entered(master, three[:2])
     master.deaf.add(1)  # it would leave, and worker 0 could see that before it hears of the plan
     waits = three[0].does(ended)  # worker 1 does not come
@@ -208,7 +206,7 @@ def test_all_hear_numbers_and_words_of_each_other(master: WorldMaster, three: li
     assert words == [b"of rank 2"] * 3
 
 
-def test_when_the_job_is_over_nobody_waits_for_a_world(master: WorldMaster, three: list[SessionMember]) -> None:
+def test_when_the_job_is_over_no_member_waits_for_a_world(master: WorldMaster, three: list[SessionMember]) -> None:
     entered(master, three[:2])
     outside, inside = three[2].does(enter), three[0].does(ended)
     master.hears("ReadyForWorld", 3)

@@ -92,7 +92,7 @@ class WorldMaster(ScriptedMaster):
         return pb.HeartbeatReply(known=True, whole_epochs=self.whole_epochs, newest_lease=self.newest_lease)
 
     def ReadyForWorld(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
-        ack = self._note("ReadyForWorld", request)  # before: who waits for what follows looks it up
+        ack = self._note("ReadyForWorld", request)  # before the answer: tests that wait for it look it up
         with self.changed:
             self._ready[request.worker_id] = request
             self._outside.add(request.worker_id)

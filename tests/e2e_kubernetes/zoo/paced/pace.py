@@ -13,7 +13,7 @@ _LOOK_S = 0.1
 
 
 def pause(num_records: int = 1) -> None:
-    """Waits for as long as so many records take by the file's newest word."""
+    """Waits for as long as this number of records takes by the file's newest word."""
     began = time.monotonic()
     while (left := began + _pace() * num_records - time.monotonic()) > 0:
         threading.Event().wait(min(left, _LOOK_S))

@@ -1,7 +1,7 @@
 """The digits in NumPy with a part of the user's own that fails, as the variable TROUBLE says: model, feed, loss,
 callback, metrics, nan, or memory, which the first process to come so far takes without end; it makes the file MARK.
 
-For tests that ask what is said of it.
+For tests of its explanation.
 """
 
 from __future__ import annotations
