@@ -85,6 +85,18 @@ def test_stress_counts_what_fails_in_many_runs(tmp_path: Path) -> None:
     assert not list(group.glob("elasticdl-stress-*"))
 
 
+def test_the_load_ends_with_a_stress_run_that_is_killed() -> None:
+    code = (
+        "from tests.stress import busy_processors\nwith busy_processors():\n    print('busy', flush=True)\n    input()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stress:
+        assert stress.stdout is not None
+        assert stress.stdout.readline() == "busy\n"
+        stress.kill()
+        assert stress.stdout.read() == ""  # the end of file: none of its processes has the pipe any more
+
+
 @pytest.mark.full
 def test_coverage_is_counted_for_each_package_subprocesses_included(tmp_path: Path) -> None:
     """A run of one test that only starts a process: what that process runs is counted."""
