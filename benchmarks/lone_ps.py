@@ -77,7 +77,7 @@ class LonePs:
         reply = stub.SaveCheckpoint(request, timeout=START_S)
         if reply.error or reply.status != pb.OK:
             raise BenchmarkError(f"the checkpoint failed: {reply.error or pb.PsStatus.Name(reply.status)}")
-        part = checkpoints.Part(0, reply.file, reply.size_bytes, reply.crc32, 1, ((0, 1024),))
+        part = checkpoints.PsPart(0, reply.file, reply.size_bytes, reply.crc32, 1, ((0, 1024),))
         checkpoints.commit(directory, checkpoints.Manifest("benchmark", "", version, 0, 1, (part,)))
         return directory
 

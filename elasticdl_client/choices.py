@@ -29,7 +29,7 @@ class DistributionStrategy(StrEnum):
     LOCAL = "Local"
 
 
-class Framework(StrEnum):
+class FrameworkName(StrEnum):
     """The framework of a model definition."""
 
     AUTO = "auto"

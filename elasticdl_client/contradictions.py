@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticdl_client.choices import DistributionStrategy, Framework, JobType, Runtime
+from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding, gpus
@@ -81,10 +81,10 @@ def _check_encryption(spec: JobSpec) -> None:
             "--encrypt with --need_tf_config: TensorFlow's own servers, which carry the model, do not encrypt.",
             "Leave --encrypt out, and use a network that encrypts between nodes.",
         )
-    check_sums_are_encrypted(spec, Framework.TORCH if spec.job_command else spec.framework)
+    check_sums_are_encrypted(spec, FrameworkName.TORCH if spec.job_command else spec.framework)
 
 
-def check_sums_are_encrypted(spec: JobSpec, framework: Framework) -> None:
+def check_sums_are_encrypted(spec: JobSpec, framework: FrameworkName) -> None:
     """Checks that no NCCL, which cannot encrypt, sums what a job with --encrypt trains.
 
     NCCL sums PyTorch's models on GPUs, under AllReduceStrategy alone; a Keras model comes to main memory for its sums.
@@ -96,7 +96,7 @@ def check_sums_are_encrypted(spec: JobSpec, framework: Framework) -> None:
         FlagError: the job's workers ask for GPUs and would sum there.
     """
     sums = spec.job_type is JobType.TRAIN and spec.distribution_strategy is DistributionStrategy.ALL_REDUCE
-    if not (spec.encrypt and sums and framework is Framework.TORCH and spec.runtime is Runtime.KUBERNETES):
+    if not (spec.encrypt and sums and framework is FrameworkName.TORCH and spec.runtime is Runtime.KUBERNETES):
         return
     if spec.envs_dict().get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return

@@ -101,13 +101,13 @@ def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str
 
 
 def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News) -> int:
-    from elasticdl_client.local_job import Follower, start_master
+    from elasticdl_client.local_job import LocalFollower, start_master
 
     agent = AgentProcess.start(spec, job_dir)
     display = progress.open_display(sys.stdout, news)
     try:
         cluster = start_master(spec, job_dir, agent.socket, master_command)
-        ended = Follower(spec, job_dir, cluster, display).follow()
+        ended = LocalFollower(spec, job_dir, cluster, display).follow()
     except Interrupted as interruption:
         _leave(spec, job_dir, agent, display, interruption.number)
         raise

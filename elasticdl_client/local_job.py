@@ -86,7 +86,7 @@ def find_master(spec: JobSpec, socket: str) -> int:
     return next((pod.pid for pod in pods if pod.name == master_name(spec)), 0)
 
 
-class Follower:
+class LocalFollower:
     """Watches a job's master and status until one of them says that the job has ended."""
 
     def __init__(self, spec: JobSpec, job_dir: JobDir, cluster: ProcessCluster, display: Display) -> None:

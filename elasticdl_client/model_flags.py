@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from elasticdl_client.checks import check_model_def, check_path, check_symbol
-from elasticdl_client.choices import Framework, JobType
+from elasticdl_client.choices import FrameworkName, JobType
 from elasticdl_client.flags import WITH_MODEL, Group, flag, parses
 from elasticdl_client.params import parse_params
 
@@ -37,8 +37,8 @@ class ModelFlags:
         check=parses(partial(parse_params, "model_params")),
         jobs=WITH_MODEL,
     )
-    framework: Framework = flag(
-        Framework.AUTO,
+    framework: FrameworkName = flag(
+        FrameworkName.AUTO,
         "tensorflow, torch, or custom: the module's own adapter; auto: what the model definition imports.",
         Group.MODEL,
         jobs=WITH_MODEL,

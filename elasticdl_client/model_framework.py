@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elasticdl_client.choices import DistributionStrategy, Framework
+from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.zoo_modules import sources, within
@@ -16,37 +16,37 @@ from elasticdl_client.zoo_modules import sources, within
 PORT = "elasticdl.frameworks.framework"
 ADAPTER = "framework"  # the symbol of a module that brings an adapter of its own
 _TELLING = {
-    "tensorflow": Framework.TENSORFLOW,
-    "keras": Framework.TENSORFLOW,
-    "tf_keras": Framework.TENSORFLOW,
-    "elasticdl.layers": Framework.TENSORFLOW,
-    "elasticdl.api.tensorflow": Framework.TENSORFLOW,
-    "elasticdl_preprocessing": Framework.TENSORFLOW,
-    "elasticai_api.tensorflow": Framework.TENSORFLOW,
-    "elasticai_api.pytorch": Framework.TORCH,
-    "torch": Framework.TORCH,
-    "torchvision": Framework.TORCH,
-    "elasticdl.api.pytorch": Framework.TORCH,
+    "tensorflow": FrameworkName.TENSORFLOW,
+    "keras": FrameworkName.TENSORFLOW,
+    "tf_keras": FrameworkName.TENSORFLOW,
+    "elasticdl.layers": FrameworkName.TENSORFLOW,
+    "elasticdl.api.tensorflow": FrameworkName.TENSORFLOW,
+    "elasticdl_preprocessing": FrameworkName.TENSORFLOW,
+    "elasticai_api.tensorflow": FrameworkName.TENSORFLOW,
+    "elasticai_api.pytorch": FrameworkName.TORCH,
+    "torch": FrameworkName.TORCH,
+    "torchvision": FrameworkName.TORCH,
+    "elasticdl.api.pytorch": FrameworkName.TORCH,
 }
 
 
-def framework_of(spec: JobSpec) -> Framework:
+def framework_of(spec: JobSpec) -> FrameworkName:
     """The framework of a job: `--framework`, or what the model definition imports.
 
     The module that `--model_def` names counts first, then those of the zoo that it imports, nearest first.  The first
     one that imports a framework decides; one that imports both means TensorFlow.  Where none does, the port for an
     adapter of its own (`PORT`) means that; else it is TensorFlow.
     """
-    if spec.framework is not Framework.AUTO:
+    if spec.framework is not FrameworkName.AUTO:
         return spec.framework
-    otherwise = Framework.TENSORFLOW
+    otherwise = FrameworkName.TENSORFLOW
     for source in sources(Path(spec.model_zoo or "."), spec.model_def.rpartition(".")[0]):
         imported = {root for one in source.imported for root in within(one)}
         told = {_TELLING[root] for root in imported if root in _TELLING}
         if told:
-            return Framework.TORCH if told == {Framework.TORCH} else Framework.TENSORFLOW
+            return FrameworkName.TORCH if told == {FrameworkName.TORCH} else FrameworkName.TENSORFLOW
         if PORT in imported:
-            otherwise = Framework.CUSTOM
+            otherwise = FrameworkName.CUSTOM
     return otherwise
 
 
@@ -58,7 +58,7 @@ def check_framework(spec: JobSpec) -> None:
     """
     if spec.distribution_strategy is not DistributionStrategy.PARAMETER_SERVER:
         return
-    if framework_of(spec) is Framework.TORCH:
+    if framework_of(spec) is FrameworkName.TORCH:
         raise ModelDefinitionError(
             f"--model_def={spec.model_def} is written for PyTorch, and parameter servers train Keras models alone.",
             "Give --distribution_strategy=AllReduceStrategy, or Local for one worker.",

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from elasticdl_client.choices import Framework, JobType
+from elasticdl_client.choices import FrameworkName, JobType
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.model_framework import ADAPTER, check_framework, framework_of
@@ -53,7 +53,7 @@ def check_model_source(spec: JobSpec, zoo: Path) -> None:
     check_source(zoo, module)
     spec = dataclasses.replace(spec, model_zoo=str(zoo))
     check_framework(spec)
-    if framework_of(spec) is Framework.CUSTOM:
+    if framework_of(spec) is FrameworkName.CUSTOM:
         if not _defines(file, ADAPTER):
             raise ModelDefinitionError(f"{file} has no {ADAPTER}, and --framework is custom.", ADAPTER_HINT)
         return

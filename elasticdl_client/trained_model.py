@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
-from elasticdl_client.choices import DistributionStrategy, Framework
+from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import CheckpointError, FlagError
 
 _FLAG = "--checkpoint_dir_for_init"
@@ -24,7 +24,7 @@ _HINT = (
 )
 
 
-class Kind(StrEnum):
+class ModelKind(StrEnum):
     """The form of a trained model; the value is its name for people."""
 
     SERVERS = "a checkpoint of parameter servers"
@@ -43,7 +43,7 @@ class TrainedModel:
         version: of the model when it was written; 0: not known.
     """
 
-    kind: Kind
+    kind: ModelKind
     path: Path
     version: int = 0
 
@@ -54,28 +54,28 @@ class TrainedModel:
             FlagError: naming what works.
         """
         on_servers = strategy is DistributionStrategy.PARAMETER_SERVER
-        if self.kind is Kind.SERVERS and not on_servers:
+        if self.kind is ModelKind.SERVERS and not on_servers:
             raise FlagError(
                 f"{_FLAG}={self.path} is {self.kind}, and --distribution_strategy={strategy} has none.",
                 "Give --distribution_strategy=ParameterServerStrategy; any --num_ps_pods will do.",
             )
-        if self.kind is not Kind.SERVERS and on_servers:
+        if self.kind is not ModelKind.SERVERS and on_servers:
             raise FlagError(
                 f"{_FLAG}={self.path} is {self.kind}: workers load it themselves, without parameter servers.",
                 "Give --distribution_strategy=AllReduceStrategy, or Local for one worker.",
             )
 
-    def check_framework(self, framework: Framework) -> None:
+    def check_framework(self, framework: FrameworkName) -> None:
         """Refuses a model of the other framework than the job's.
 
         Raises:
             FlagError: naming both.
         """
         takes = {
-            Kind.SERVERS: (Framework.TENSORFLOW, Framework.CUSTOM),
-            Kind.SAVED_MODEL: (Framework.TENSORFLOW,),
-            Kind.KERAS_FILE: (Framework.TENSORFLOW,),
-            Kind.TORCH_STATE: (Framework.TORCH,),
+            ModelKind.SERVERS: (FrameworkName.TENSORFLOW, FrameworkName.CUSTOM),
+            ModelKind.SAVED_MODEL: (FrameworkName.TENSORFLOW,),
+            ModelKind.KERAS_FILE: (FrameworkName.TENSORFLOW,),
+            ModelKind.TORCH_STATE: (FrameworkName.TORCH,),
         }.get(self.kind, (framework,))
         if framework not in takes:
             raise FlagError(
@@ -95,8 +95,8 @@ def look_at(path: Path) -> TrainedModel:
     if not path.is_dir():
         raise CheckpointError(f"{_FLAG}={path} does not exist.", _HINT)
     if (path / "saved_model.pb").is_file():
-        return TrainedModel(Kind.SAVED_MODEL, path)
-    for name, kind in (("model.pt", Kind.TORCH_STATE), ("model.keras", Kind.KERAS_FILE)):
+        return TrainedModel(ModelKind.SAVED_MODEL, path)
+    for name, kind in (("model.pt", ModelKind.TORCH_STATE), ("model.keras", ModelKind.KERAS_FILE)):
         if (path / name).is_file():
             return TrainedModel(kind, path / name)
     if (path / MANIFEST).is_file():
@@ -147,8 +147,8 @@ def state_file(directory: Path) -> Path:
     return files[0]
 
 
-def _kind_of_file(path: Path) -> Kind:
-    kinds = {".keras": Kind.KERAS_FILE, ".pt": Kind.TORCH_STATE, ".pth": Kind.TORCH_STATE}
+def _kind_of_file(path: Path) -> ModelKind:
+    kinds = {".keras": ModelKind.KERAS_FILE, ".pt": ModelKind.TORCH_STATE, ".pth": ModelKind.TORCH_STATE}
     if path.suffix not in kinds:
         raise CheckpointError(f"{_FLAG}={path} is a file of no known kind.", _HINT)
     return kinds[path.suffix]
@@ -164,7 +164,7 @@ def _version(directory: Path) -> TrainedModel:
     try:
         if "parts" not in manifest:
             state_file(directory)
-            return TrainedModel(Kind.STATE, directory, int(manifest.get("steps", 0)))
+            return TrainedModel(ModelKind.STATE, directory, int(manifest.get("steps", 0)))
         sizes = {str(part["file"]): part["size_bytes"] for part in manifest["parts"]}
         version = int(manifest.get("model_version", 0))
     except (KeyError, TypeError, ValueError) as error:
@@ -173,7 +173,7 @@ def _version(directory: Path) -> TrainedModel:
         file = directory / name
         if not file.is_file() or file.stat().st_size != size_bytes:
             raise CheckpointError(f"the checkpoint in {directory} is not whole: {name} is missing or cut short")
-    return TrainedModel(Kind.SERVERS, directory, version)
+    return TrainedModel(ModelKind.SERVERS, directory, version)
 
 
 def _manifest(directory: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from elasticdl.collective.errors import GroupLost
 from elasticdl.collective.rendezvous import RendezvousServer
 from elasticdl.collective.slices import Piece, pieces_of
 from elasticdl.collective.torch_store import check_can_encrypt, check_device
-from elasticdl.collective.world import World
+from elasticdl.collective.world import FormedGroup
 
 _FREED_WITHIN_S = 5.0
 _FIRST_MESSAGE_BYTES = 4096  # of bytes sent to all: their number and the first of them
@@ -45,7 +45,7 @@ class Peer:
 class Reduction:
     """A sum on its way (`ElasticGroup.begin_reduce`)."""
 
-    def __init__(self, world: World, work: PendingCollective | None, tensor: Tensor) -> None:
+    def __init__(self, world: FormedGroup, work: PendingCollective | None, tensor: Tensor) -> None:
         self._world = world
         self._work = work
         self._tensor = tensor  # and with it the caller's memory
@@ -88,8 +88,8 @@ class ElasticGroup:
         self._place = RendezvousServer(host, token, encrypts)
         self._lock = Lock()
         self._oldest = 0
-        self._world: World | None = None
-        self._ended: list[World] = []  # those that are perhaps not freed yet
+        self._world: FormedGroup | None = None
+        self._ended: list[FormedGroup] = []  # those that are perhaps not freed yet
         self.address = self._place.address
 
     def __enter__(self) -> Self:
@@ -126,7 +126,7 @@ class ElasticGroup:
             if version < self._oldest:
                 raise GroupLost(f"world {version} has been given up before it was formed")
             self._oldest = version + 1
-            world = self._world = World(
+            world = self._world = FormedGroup(
                 version, [peer.address for peer in peers], rank, self._token, self._place, self._encrypts
             )
             self._ended = [one for one in self._ended if not one.wait_until_freed(0.0)]
@@ -267,14 +267,14 @@ class ElasticGroup:
             world.wait_until_freed(max(0.0, end - time.monotonic()))
         self._place.close()
 
-    def _current(self) -> World:
+    def _current(self) -> FormedGroup:
         world = self._world
         if world is None:
             raise GroupLost("this process is in no world")
         world.check()
         return world
 
-    def _send(self, world: World, piece: Piece, flat: Sequence[NDArray[np.uint8]], source: int) -> None:
+    def _send(self, world: FormedGroup, piece: Piece, flat: Sequence[NDArray[np.uint8]], source: int) -> None:
         """Copy one piece of the source's bytes to every member."""
         parts = [flat[part.array][part.start : part.end] for part in piece]
         if len(parts) == 1:
@@ -287,6 +287,6 @@ class ElasticGroup:
                 part[:] = together[: len(part)]
                 together = together[len(part) :]
 
-    def _copy(self, world: World, data: NDArray[np.uint8], source: int) -> None:
+    def _copy(self, world: FormedGroup, data: NDArray[np.uint8], source: int) -> None:
         tensor = memory.tensor_of_bytes(data)
         world.finish(world.begin(tensor, lambda links: links.broadcast(tensor, source)))

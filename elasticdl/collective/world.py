@@ -27,7 +27,7 @@ _log = logging.getLogger("elasticdl.collective")
 _RANK = re.compile(r"rank (\d+) (?:has|cannot|does)")
 
 
-class World:
+class FormedGroup:
     """The world of one version, as the member of one rank sees it.
 
     Attributes:

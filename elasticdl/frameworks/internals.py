@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from operator import attrgetter
 
-from elasticdl_client.choices import Framework
+from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ElasticDLError
 
 Name = tuple[str, str]  # a module, and an attribute of it with dots
@@ -59,9 +59,9 @@ def check_names(package: str, names: Iterable[Name], known_to_work: str) -> None
         )
 
 
-def check_internals(framework: Framework) -> None:
+def check_internals(framework: FrameworkName) -> None:
     """Raise ElasticDLError if the installed version of a framework lacks what its adapter uses."""
-    if framework is not Framework.TENSORFLOW or find_spec("tensorflow") is None or find_spec("keras") is None:
+    if framework is not FrameworkName.TENSORFLOW or find_spec("tensorflow") is None or find_spec("keras") is None:
         return  # what is not installed, the adapter reports
     check_names("tensorflow", TENSORFLOW, "tensorflow>=2.17,<3")
     check_names("keras", KERAS, "keras>=3.5,<4")

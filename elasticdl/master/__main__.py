@@ -12,10 +12,10 @@ import sys
 import threading
 
 from elasticdl.cluster.local.process_title import name_process
-from elasticdl.master import local_place
+from elasticdl.master import local_environment
+from elasticdl.master.environment import RuntimeEnvironment
 from elasticdl.master.journal import Superseded
 from elasticdl.master.master import Master, crash, fail
-from elasticdl.master.place import Place
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.signals import on_signals
 from elasticdl_client.errors import ElasticDLError
@@ -34,7 +34,7 @@ class MasterProcess:
     def run(self) -> int:
         """The exit code."""
         try:
-            place = _open_place()
+            environment = _open_environment()
         except Superseded as error:
             logger.error("%s", error)
             return _EXIT_SUPERSEDED
@@ -42,9 +42,9 @@ class MasterProcess:
             logger.error("%s", error)
             return 1
         try:
-            return self._run(place)
+            return self._run(environment)
         finally:
-            place.close()
+            environment.close()
 
     def on_signal(self, number: int) -> None:
         """SIGUSR1 asks for a checkpoint, the others end the job, or this life of its master."""
@@ -57,20 +57,20 @@ class MasterProcess:
             os._exit(128 + number)
         self._master.request_stop(signal.Signals(number).name)
 
-    def _run(self, place: Place) -> int:
+    def _run(self, environment: RuntimeEnvironment) -> int:
         try:
-            logging.getLogger().setLevel(str(place.spec.log_level))
-            self._master = Master(place)
+            logging.getLogger().setLevel(str(environment.spec.log_level))
+            self._master = Master(environment)
             return self._master.run()
         except Superseded as error:
             logger.error("%s", error)
             return _EXIT_SUPERSEDED
         except ElasticDLError as error:
             logger.error("%s", error)
-            fail(place, error, self._master.stopped if self._master is not None else threading.Event())
+            fail(environment, error, self._master.stopped if self._master is not None else threading.Event())
             return 1
         except Exception:
-            crash(place, "the master's log")
+            crash(environment, "the master's log")
             logger.exception("Internal error of the master")
             return 70
 
@@ -83,12 +83,12 @@ def main() -> int:
     return process.run()
 
 
-def _open_place() -> Place:
+def _open_environment() -> RuntimeEnvironment:
     if os.environ.get("ELASTICDL_NAMESPACE") and os.environ.get("ELASTICDL_JOB_NAME"):
-        from elasticdl.master.kubernetes import place
+        from elasticdl.master.kubernetes import environment
 
-        return place.open_place()
-    return local_place.open_place()
+        return environment.open_environment()
+    return local_environment.open_environment()
 
 
 if __name__ == "__main__":

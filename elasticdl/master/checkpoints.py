@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PsPart:
     """The part of a checkpoint that one PS wrote.
 
     Attributes:
@@ -64,7 +64,7 @@ class Manifest:
     model_version: int
     seed: int
     num_ps: int
-    parts: tuple[Part, ...]
+    parts: tuple[PsPart, ...]
     variables: tuple[dict[str, Any], ...] = ()
     tables: tuple[dict[str, Any], ...] = ()
     optimizer: str = ""
@@ -229,7 +229,7 @@ def prune(checkpoint_dir: Path, keep_max: int) -> None:
         _remove(path)
 
 
-def _look_at(file: Path, part: Part) -> None:
+def _look_at(file: Path, part: PsPart) -> None:
     """That a part is there, of the right size, and ends in the index that the manifest knows; the rest is not read.
 
     Raises:
@@ -256,9 +256,9 @@ def _look_at(file: Path, part: Part) -> None:
         raise CheckpointError(f"{file} is damaged: the checksum of its index is not the one in the manifest")
 
 
-def _part(values: dict[str, Any]) -> Part:
+def _part(values: dict[str, Any]) -> PsPart:
     buckets = tuple((int(start), int(end)) for start, end in values["buckets"])
-    return Part(**(values | {"buckets": buckets}))
+    return PsPart(**(values | {"buckets": buckets}))
 
 
 def _versions(checkpoint_dir: Path) -> Iterator[tuple[int, Path]]:

@@ -15,7 +15,7 @@ from elasticdl.cluster.cluster import CannotResize, Cluster, EventType, Pod, Pod
 from elasticdl.data.factory import open_source
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.core import commands, events
-from elasticdl.master.core.values import DataKind, Phase, PsAddress
+from elasticdl.master.core.values import DataKind, PodState, PsAddress
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.pod_threads import PodThreads
@@ -232,17 +232,19 @@ class Effects:
 
 def pods_listed(pods: list[Pod]) -> events.PodsListed:
     """The event of a listing; the master's own pod is left out."""
-    return events.PodsListed(tuple(_pod_changed(pod, Phase(pod.phase)) for pod in pods if pod.role is not Role.MASTER))
+    return events.PodsListed(
+        tuple(_pod_changed(pod, PodState(pod.phase)) for pod in pods if pod.role is not Role.MASTER)
+    )
 
 
 def pod_changed(event: PodEvent) -> events.PodChanged | None:
     """The event of a change; None for the master's own pod."""
     if event.pod.role is Role.MASTER:
         return None
-    return _pod_changed(event.pod, Phase.DELETED if event.type is EventType.DELETED else Phase(event.pod.phase))
+    return _pod_changed(event.pod, PodState.DELETED if event.type is EventType.DELETED else PodState(event.pod.phase))
 
 
-def _pod_changed(pod: Pod, phase: Phase) -> events.PodChanged:
+def _pod_changed(pod: Pod, phase: PodState) -> events.PodChanged:
     return events.PodChanged(
         name=pod.name,
         role=CoreRole(pod.role),

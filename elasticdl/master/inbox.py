@@ -16,7 +16,7 @@ from elasticdl.master.core.commands import Answer
 from elasticdl.master.core.events import Event
 
 
-class Closed(Exception):
+class InboxClosed(Exception):
     """The master ends; there will be no answer."""
 
 
@@ -58,7 +58,7 @@ class Inbox:
         event = make_event(call)
         with self._lock:
             if self._is_closed:
-                raise Closed
+                raise InboxClosed
             self._calls[call] = future
         self.post(event)
         return call, future
@@ -75,12 +75,12 @@ class Inbox:
         return future is not None and future.cancel()
 
     def close(self) -> None:
-        """Every call in flight and every later one ends with `Closed`."""
+        """Every call in flight and every later one ends with `InboxClosed`."""
         with self._lock:
             self._is_closed = True
             calls, self._calls = self._calls, {}
         for future in calls.values():
-            future.set_exception(Closed())
+            future.set_exception(InboxClosed())
 
     def _forget(self, call: int) -> Future[Answer] | None:
         with self._lock:

@@ -21,9 +21,9 @@ from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import DataKind
 from elasticdl.master.effects import Crashed, Effects
+from elasticdl.master.environment import RuntimeEnvironment
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, Superseded, save_patiently
-from elasticdl.master.place import Place
 from elasticdl.master.ports import free_ports
 from elasticdl.master.ps_calls import PsCalls
 from elasticdl.master.servicer import MasterServicer
@@ -43,7 +43,7 @@ from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import reads_data_itself
 from elasticdl_client.secret_values import hide
-from elasticdl_client.trained_model import Kind, check_unused, look_at
+from elasticdl_client.trained_model import ModelKind, check_unused, look_at
 
 if TYPE_CHECKING:
     from elasticdl.master.metrics_server import MetricsServer
@@ -64,11 +64,11 @@ class Master:
         ElasticDLError: it cannot be run.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._spec = place.spec
-        self._place = place
-        self._settings = settings_of(place.spec)
-        self._journal = place.journal
+    def __init__(self, environment: RuntimeEnvironment) -> None:
+        self._spec = environment.spec
+        self._environment = environment
+        self._settings = settings_of(environment.spec)
+        self._journal = environment.journal
         self._shell: Shell | None = None
         self._metrics: MetricsServer | None = None
         self._stopped_by = ""
@@ -89,7 +89,7 @@ class Master:
             self._shell.request_checkpoint()
 
     def _stop_shell(self, shell: Shell) -> None:
-        if self._place.sigterm_ends_job:
+        if self._environment.sigterm_ends_job:
             shell.request_stop(f"the job was ended by {self._stopped_by}")
         else:
             shell.request_leave()
@@ -101,7 +101,7 @@ class Master:
 
     @property
     def _is_leaving(self) -> bool:
-        return self._stop.is_set() and not self._place.sigterm_ends_job
+        return self._stop.is_set() and not self._environment.sigterm_ends_job
 
     def run(self) -> int:
         """Runs the job to its end; the exit code."""
@@ -111,7 +111,7 @@ class Master:
         try:
             return self._run(saved)
         except ElasticDLError as error:
-            if self._is_leaving and (isinstance(error, JournalWriteError) or self._place.is_transient(error)):
+            if self._is_leaving and (isinstance(error, JournalWriteError) or self._environment.is_transient(error)):
                 return self._left()
             raise
         finally:
@@ -122,7 +122,7 @@ class Master:
         if self._spec.encrypt:
             check_encryption()  # the image is that of all pods
             check_sums_are_encrypted(self._spec, framework_of(self._spec))
-        state = _next_state(self._place, saved)
+        state = _next_state(self._environment, saved)
         if saved is None:
             state |= _initial_model(self._spec, self._settings)
         chosen: dict[str, Any] = {"checkpoint_dir_for_init": state["initial_checkpoint"]}
@@ -138,12 +138,14 @@ class Master:
         job = self._make_job(state)
         # Before the first answer, so that no two lives ever have the same generation.
         first = {**state, "core": job.snapshot()}
-        save_patiently(self._journal, first, None, self._place.patience_s, self._stop)
+        save_patiently(self._journal, first, None, self._environment.patience_s, self._stop)
         inbox = Inbox()
         effects = self._make_effects(inbox, generation, state["port"])
         watching = watcher(self._spec.tensorboard_log_dir, generation, job.status().model_version)
-        shell = Shell(job, inbox, effects, self._journal, self._place.cluster, state, self._place.patience_s, watching)
-        self._place.publish(lambda: shell.history)
+        shell = Shell(
+            job, inbox, effects, self._journal, self._environment.cluster, state, self._environment.patience_s, watching
+        )
+        self._environment.publish(lambda: shell.history)
         server = self._serve(inbox, generation, shell, state["port"])
         with self._stop_lock:
             self._shell = shell
@@ -163,7 +165,7 @@ class Master:
             return self._left()
         effects.close()
         message = outcome.message
-        last_words = end_of_log(self._place.cluster, outcome.pod)
+        last_words = end_of_log(self._environment.cluster, outcome.pod)
         if last_words:
             message = f"{message}\n--- the end of the log of {outcome.pod}\n{last_words}"
         message = hide(message)  # what a pod has printed itself went past our logs
@@ -171,7 +173,7 @@ class Master:
         shell.write_end(end)
         log = logger.info if outcome.exit_code == 0 else logger.error
         log("The job has ended with exit code %d%s", outcome.exit_code, f": {message}" if message else "")
-        self._place.end(outcome.exit_code, end.updated_at, self._stop)
+        self._environment.end(outcome.exit_code, end.updated_at, self._stop)
         return outcome.exit_code
 
     def _left(self) -> int:
@@ -183,7 +185,7 @@ class Master:
         status = self._journal.read_status() or JobStatus(self._spec.job_name)
         self._journal.write_status(dataclasses.replace(_ended(status, exit_code, message), updated_at=ended_at))
         logger.info("The job has ended before with exit code %d%s", exit_code, f": {message}" if message else "")
-        self._place.end(exit_code, ended_at, self._stop)
+        self._environment.end(exit_code, ended_at, self._stop)
         return exit_code
 
     def _make_job(self, state: dict[str, Any]) -> Job:
@@ -197,18 +199,20 @@ class Master:
         logger.info("Life %d of the master takes over from the journal", state["generation"])
         written = snapshot["checkpoints"]
         written["newest"] = checkpoints.still_there(written["newest"])
-        resumed_at = self._place.resumed_at
+        resumed_at = self._environment.resumed_at
         return Job.restore(self._settings, snapshot, state["generation"], now, unix_offset, resumed_at)
 
     def _make_effects(self, inbox: Inbox, generation: int, port: int) -> Effects:
-        place = self._place
-        ps_calls = PsCalls(place.token, generation)
-        return Effects(self._spec, place.cluster, place.pod_specs(port), ps_calls, inbox, place.num_pod_threads)
+        environment = self._environment
+        ps_calls = PsCalls(environment.token, generation)
+        return Effects(
+            self._spec, environment.cluster, environment.pod_specs(port), ps_calls, inbox, environment.num_pod_threads
+        )
 
     def _follow_user(self, inbox: Inbox, stop: threading.Event) -> None:
         """Tells the core how many workers the user wants; runs in a thread of its own."""
         try:
-            for text in self._place.scale_requests(stop):
+            for text in self._environment.scale_requests(stop):
                 try:
                     inbox.post(ScaleRequested(scaling.parse(text, self._spec)))
                 except FlagError as error:
@@ -233,7 +237,7 @@ class Master:
         deadline = time.monotonic() + (_PORT_RETRY_S if generation > 1 else 0.0)
         while True:
             try:
-                server, bound = serve(register, self._place.host, port, self._place.token, max_threads)
+                server, bound = serve(register, self._environment.host, port, self._environment.token, max_threads)
             except JobError as error:
                 # Pods know this port from the life before; whatever has taken it may let it go.
                 if time.monotonic() > deadline:
@@ -262,9 +266,9 @@ class Master:
                 "build the image again with this version, or leave --metrics_port out",
             ) from error
 
-        place = self._place
-        collector = JobCollector(place.spec, self._journal.read_status, place.api_calls)
-        return MetricsServer(place.host, place.spec.metrics_port, collector, is_patient=is_patient)
+        environment = self._environment
+        collector = JobCollector(environment.spec, self._journal.read_status, environment.api_calls)
+        return MetricsServer(environment.host, environment.spec.metrics_port, collector, is_patient=is_patient)
 
     def _list_data(self, effects: Effects, saved: Mapping[str, Any] | None) -> None:
         """Begins to list what the master can list itself, and to check what an earlier life has listed."""
@@ -285,29 +289,29 @@ def _ended(status: JobStatus, exit_code: int, message: str) -> JobStatus:
     return dataclasses.replace(status, phase=phase, message=message, exit_code=exit_code)
 
 
-def fail(place: Place, error: ElasticDLError, stop: threading.Event) -> None:
+def fail(environment: RuntimeEnvironment, error: ElasticDLError, stop: threading.Event) -> None:
     """Ends a job that cannot be run; one that the next life may run is left to it.
 
     Args:
-        stop: see `Place.end`.
+        stop: see `RuntimeEnvironment.end`.
     """
-    if place.is_transient(error):
+    if environment.is_transient(error):
         return
-    before = place.journal.read_status()
+    before = environment.journal.read_status()
     ended_at = time.time() if before is None or before.exit_code is None else before.updated_at  # of an earlier life
-    _change_status(place, phase=JobPhase.FAILED, message=str(error), exit_code=1, updated_at=ended_at)
-    place.end(1, ended_at, stop)
+    _change_status(environment, phase=JobPhase.FAILED, message=str(error), exit_code=1, updated_at=ended_at)
+    environment.end(1, ended_at, stop)
 
 
-def crash(place: Place, log: str) -> None:
+def crash(environment: RuntimeEnvironment, log: str) -> None:
     """Says in the status that this life of the master met a bug; the next one may fare better."""
-    _change_status(place, message=f"internal error, see {log}", updated_at=time.time())
+    _change_status(environment, message=f"internal error, see {log}", updated_at=time.time())
 
 
-def _change_status(place: Place, **changes: Any) -> None:
-    before = place.journal.read_status() or JobStatus(place.spec.job_name)
+def _change_status(environment: RuntimeEnvironment, **changes: Any) -> None:
+    before = environment.journal.read_status() or JobStatus(environment.spec.job_name)
     try:
-        place.journal.write_status(dataclasses.replace(before, **changes))
+        environment.journal.write_status(dataclasses.replace(before, **changes))
     except Superseded as error:
         logger.error("%s", error)
 
@@ -325,7 +329,7 @@ def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     found.check_strategy(spec.distribution_strategy)
     found.check_framework(framework_of(spec))
     logger.info("The model is %s: %s, version %d", found.kind, found.path, found.version)
-    path = checkpoints.initial(found.path) if found.kind is Kind.SERVERS else found.path
+    path = checkpoints.initial(found.path) if found.kind is ModelKind.SERVERS else found.path
     return {"initial_checkpoint": str(path), "initial_version": found.version}
 
 
@@ -341,19 +345,19 @@ def _initial_checkpoint(settings: JobSettings) -> str:
     return settings.checkpoint_dir_for_init
 
 
-def _next_state(place: Place, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+def _next_state(environment: RuntimeEnvironment, saved: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the shell's part of the journal, for the life that begins."""
-    spec = place.spec
+    spec = environment.spec
     if saved is None:
         now = time.time()
         return {
             "job_name": spec.job_name,
             "fixed_flags": fixed_flags(spec),
             "generation": 1,
-            "port": place.port or free_ports(place.host, 1)[0],
+            "port": environment.port or free_ports(environment.host, 1)[0],
             "started_at": now,
-            "submitted_at": min(place.submitted_at or now, now),
+            "submitted_at": min(environment.submitted_at or now, now),
             "model": None,
         }
     check_fixed_flags(saved["fixed_flags"], spec)
-    return {**saved, "generation": saved["generation"] + 1, "port": place.port or saved["port"]}
+    return {**saved, "generation": saved["generation"] + 1, "port": environment.port or saved["port"]}

@@ -9,19 +9,19 @@ import json
 from collections.abc import Mapping
 
 from elasticdl.master.core import events
-from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.callbacks import Callbacks
 from elasticdl.master.core.values import (
     Array,
     CpuUse,
     DataKind,
-    HeldLease,
     Lease,
-    MetricState,
+    MetricArrays,
     Occasion,
-    Plan,
     Position,
-    PsLoad,
+    PsUsage,
+    ReportedLease,
+    ScriptPlan,
     SessionEvent,
     Stacks,
     TaskType,
@@ -33,17 +33,17 @@ from elasticdl.rpc.validation import InvalidMessage
 _ROLES = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 
 
-def applied_set(message: pb.AppliedSet) -> AppliedSet:
-    return AppliedSet.of(((t.epoch, t.task, t.watermark, t.extras) for t in message.tasks), message.num_applies)
+def applied_set(message: pb.AppliedSet) -> CommittedSet:
+    return CommittedSet.of(((t.epoch, t.task, t.watermark, t.extras) for t in message.tasks), message.num_applies)
 
 
 def shard(message: pb.ShardMessage) -> Shard:
     return Shard(message.name, message.start, message.end)
 
 
-def metric_state(message: pb.MetricState) -> MetricState:
+def metric_state(message: pb.MetricState) -> MetricArrays:
     arrays = tuple(Array(tuple(array.shape), array.data) for array in message.arrays)
-    return MetricState(message.name, arrays, message.additive, message.num_states or 1)
+    return MetricArrays(message.name, arrays, message.additive, message.num_states or 1)
 
 
 def lease(message: pb.Lease) -> Lease:
@@ -71,7 +71,7 @@ def worker_joined(call: int, message: pb.RegisterWorkerRequest) -> events.Worker
         message.worker_id,
         message.incarnation,
         message.pod_name,
-        tuple(HeldLease(lease(held.lease), tuple(held.committed)) for held in message.held),
+        tuple(ReportedLease(lease(held.lease), tuple(held.committed)) for held in message.held),
         applied_set(message.applied),
     )
 
@@ -114,9 +114,9 @@ def session_reported(call: int, message: pb.SessionReport) -> events.SessionRepo
     return events.SessionReported(call, message.worker_id, message.incarnation, what)
 
 
-def plan(message: pb.Plan) -> Plan:
+def plan(message: pb.Plan) -> ScriptPlan:
     num_epochs = message.num_epochs if message.has_num_epochs else None
-    return Plan(message.minibatch_size, message.num_minibatches_per_task, num_epochs, message.num_records)
+    return ScriptPlan(message.minibatch_size, message.num_minibatches_per_task, num_epochs, message.num_records)
 
 
 def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.HeartbeatReceived:
@@ -166,8 +166,8 @@ def world_formed(call: int, message: pb.WorldFormedRequest) -> events.WorldForme
     )
 
 
-def ps_load(message: pb.PsLoad, cpu: pb.CpuUse) -> PsLoad:
-    return PsLoad(
+def ps_load(message: pb.PsLoad, cpu: pb.CpuUse) -> PsUsage:
+    return PsUsage(
         pushes=message.pushes,
         pulls=message.pulls,
         bytes_received=message.bytes_received,

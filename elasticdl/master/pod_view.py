@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Callable
 
 from elasticdl.master.core.events import PodChanged, PodsListed
-from elasticdl.master.core.values import Phase
+from elasticdl.master.core.values import PodState
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_status import LostPod, PodStatus
 
 MAX_LOST = 20
 MAX_ENDED = 50  # the newest of those that have ended; the others are in the log
 _ROLES = (Role.PS, Role.WORKER)
-_GONE = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED})
-_LOST = frozenset({Phase.FAILED, Phase.DELETED})
-_EXPLAINED = frozenset({Phase.PENDING, Phase.FAILED})  # phases whose message says something
+_GONE = frozenset({PodState.SUCCEEDED, PodState.FAILED, PodState.DELETED})
+_LOST = frozenset({PodState.FAILED, PodState.DELETED})
+_EXPLAINED = frozenset({PodState.PENDING, PodState.FAILED})  # phases whose message says something
 
 logger = logging.getLogger("elasticdl.master")
 
@@ -51,7 +51,7 @@ class PodView:
             self._log(event, "new")
         elif before.phase is not event.phase:
             self._log(event, before.phase)
-        elif event.phase is Phase.PENDING and (why := _why(event)) and why != _why(before):
+        elif event.phase is PodState.PENDING and (why := _why(event)) and why != _why(before):
             logger.info("Pod %s: still %s (%s)", event.name, event.phase, why)
         self._forget()
 
@@ -71,7 +71,7 @@ class PodView:
 
     def statuses(self) -> tuple[PodStatus, ...]:
         """Of servers, then of workers, each by number; pods that are gone from the cluster are left out."""
-        shown = [pod for pod in self._pods.values() if pod.phase is not Phase.DELETED and pod.role in _ROLES]
+        shown = [pod for pod in self._pods.values() if pod.phase is not PodState.DELETED and pod.role in _ROLES]
         shown.sort(key=lambda pod: (_ROLES.index(pod.role), pod.index))
         return tuple(PodStatus(pod.name, pod.role, pod.phase, _why(pod)) for pod in shown)
 

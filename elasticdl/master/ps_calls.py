@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import grpc
 
 from elasticdl.master import messages
-from elasticdl.master.checkpoints import Part
-from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.checkpoints import PsPart
+from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.values import PsAddress
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -42,21 +42,21 @@ class PsCalls:
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
 
-    def read_applied_sets(self, ps: Sequence[PsAddress]) -> dict[int, AppliedSet]:
+    def read_applied_sets(self, ps: Sequence[PsAddress]) -> dict[int, CommittedSet]:
         """By PS id.
 
         Raises:
             PsUnreachable: of some PS.
         """
 
-        def read(address: PsAddress) -> AppliedSet:
+        def read(address: PsAddress) -> CommittedSet:
             question = pb.PsQuestion(generation=self._generation, incarnation=address.incarnation)
             reply = self._call(address, "ReadAppliedSet", question, _QUESTION_TIMEOUT_S)
             return messages.applied_set(reply.applied)
 
         return dict(zip((address.ps_id for address in ps), self._all(read, ps), strict=True))
 
-    def save_parts(self, ps: Sequence[PsAddress], directory: Path) -> tuple[Part, ...]:
+    def save_parts(self, ps: Sequence[PsAddress], directory: Path) -> tuple[PsPart, ...]:
         """Lets every PS write its part of a checkpoint into a directory that exists.
 
         Raises:
@@ -64,7 +64,7 @@ class PsCalls:
             PsUnreachable: of some PS.
         """
 
-        def save(address: PsAddress) -> Part:
+        def save(address: PsAddress) -> PsPart:
             request = pb.SaveCheckpointRequest(
                 generation=self._generation,
                 incarnation=address.incarnation,
@@ -75,7 +75,7 @@ class PsCalls:
             if reply.error:
                 raise CheckpointError(f"PS {address.ps_id} could not write its part: {reply.error}")
             buckets = tuple((owned.start, owned.end) for owned in address.buckets)
-            return Part(address.ps_id, reply.file, reply.size_bytes, reply.crc32, address.incarnation, buckets)
+            return PsPart(address.ps_id, reply.file, reply.size_bytes, reply.crc32, address.incarnation, buckets)
 
         return tuple(self._all(save, ps))
 

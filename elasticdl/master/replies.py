@@ -6,12 +6,12 @@ Nothing here decides anything; ids, names and numbers pass unchanged.
 from __future__ import annotations
 
 from elasticdl.master.core import commands
-from elasticdl.master.core.values import Lease, MetricState, Occasion, Partition, Plan, World
+from elasticdl.master.core.values import Lease, MetricArrays, Occasion, PsPartition, ScriptPlan, WorkerGroup
 from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 
-def plan_message(value: Plan | None) -> pb.Plan | None:
+def plan_message(value: ScriptPlan | None) -> pb.Plan | None:
     if value is None:
         return None
     return pb.Plan(
@@ -47,7 +47,7 @@ def shard_message(value: Shard) -> pb.ShardMessage:
     return pb.ShardMessage(name=value.name, start=value.start, end=value.end)
 
 
-def world_message(value: World) -> pb.World:
+def world_message(value: WorkerGroup) -> pb.World:
     members = [
         pb.WorldMember(
             worker_id=member.worker_id,
@@ -60,12 +60,12 @@ def world_message(value: World) -> pb.World:
     return pb.World(version=value.version, members=members)
 
 
-def metric_state_message(value: MetricState) -> pb.MetricState:
+def metric_state_message(value: MetricArrays) -> pb.MetricState:
     arrays = [pb.Array(shape=array.shape, data=array.data) for array in value.arrays]
     return pb.MetricState(name=value.name, arrays=arrays, additive=value.additive, num_states=value.num_states)
 
 
-def partition_message(value: Partition | None) -> pb.Partition | None:
+def partition_message(value: PsPartition | None) -> pb.Partition | None:
     if value is None:
         return None
     addresses = [

@@ -15,7 +15,7 @@ import grpc
 from elasticdl.master import messages, replies
 from elasticdl.master.core.commands import Answer, LeaseGranted, NoLeaseNow
 from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, SampleRequested, WorldWatched
-from elasticdl.master.inbox import Closed, Inbox
+from elasticdl.master.inbox import Inbox, InboxClosed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.validation import InvalidMessage
@@ -91,7 +91,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
             answer = future.result()
         except concurrent.futures.CancelledError:
             answer = NoLeaseNow()  # its time is over, or the caller has gone
-        except Closed:
+        except InboxClosed:
             _refuse_closed(context)
         return call, answer
 
@@ -142,7 +142,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         except TimeoutError:
             self._inbox.abandon(call)
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the master is busy or cannot write its journal")
-        except Closed:
+        except InboxClosed:
             _refuse_closed(context)
         raise AssertionError("abort returns")
 
@@ -151,7 +151,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     ) -> tuple[int, concurrent.futures.Future[Answer]]:
         try:
             return self._inbox.ask(make_event)
-        except Closed:
+        except InboxClosed:
             _refuse_closed(context)
 
     def _abandon(self, call: int) -> bool:

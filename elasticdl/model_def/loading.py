@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from elasticdl.model_def.definition import ModelDefinition
-from elasticdl_client.choices import Framework
+from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.model_framework import ADAPTER, framework_of
@@ -72,7 +72,7 @@ def load_model_definition(spec: JobSpec) -> ModelDefinition:
 
 
 def _required(spec: JobSpec) -> list[str]:
-    if framework_of(spec) is Framework.CUSTOM:
+    if framework_of(spec) is FrameworkName.CUSTOM:
         return [ADAPTER]
     return [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
 

@@ -13,8 +13,7 @@ from elasticdl.frameworks.internals import check_internals
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition, framework_of
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
-from elasticdl_client.choices import Framework as FrameworkChoice
+from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, NanPolicy
 from elasticdl_client.job_spec import JobSpec
 
 TASK_TYPES = {JobType.TRAIN: pb.TRAINING, JobType.EVALUATE: pb.EVALUATION, JobType.PREDICT: pb.PREDICTION}
@@ -65,12 +64,12 @@ def first_op(framework: str) -> None:
         ElasticDLError: the installed version of the framework cannot be used.
     """
     if framework:
-        check_internals(FrameworkChoice(framework))
-    if framework == FrameworkChoice.TORCH:
+        check_internals(FrameworkName(framework))
+    if framework == FrameworkName.TORCH:
         from elasticdl.frameworks.torch import first_op as first_torch_op
 
         first_torch_op()
-    elif framework == FrameworkChoice.TENSORFLOW:
+    elif framework == FrameworkName.TENSORFLOW:
         from elasticdl.frameworks.keras import first_op as first_keras_op
 
         first_keras_op()
@@ -82,7 +81,7 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
     No job imports two frameworks.
     """
     metadata = readers.of(TASK_TYPES[spec.job_type]).metadata()
-    if framework_of(spec) is FrameworkChoice.TORCH:
+    if framework_of(spec) is FrameworkName.TORCH:
         from elasticdl.frameworks.torch import TorchFramework
 
         return TorchFramework(

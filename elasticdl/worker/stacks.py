@@ -50,7 +50,7 @@ class Origin(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     """A line that is being executed."""
 
     file: str
@@ -74,10 +74,10 @@ class ThreadStack:
 
     name: str
     is_main: bool
-    frames: Sequence[Frame]
+    frames: Sequence[StackFrame]
 
     @property
-    def user_line(self) -> Frame | None:
+    def user_line(self) -> StackFrame | None:
         """The innermost line of user code."""
         return next((frame for frame in self.frames if frame.origin is Origin.USER), None)
 
@@ -95,7 +95,7 @@ class ThreadStack:
 def take(activity: Activity, children: Iterable[ChildThread] = ()) -> pb.Stacks:
     """The stacks of all threads but the calling one; a few milliseconds, or some seconds where py-spy is installed."""
     of_children = [
-        ThreadStack(f"of process {child.process}", False, [Frame(*frame) for frame in child.frames])
+        ThreadStack(f"of process {child.process}", False, [StackFrame(*frame) for frame in child.frames])
         for child in children
     ]
     described = describe([*_threads(), *of_children], activity)
@@ -140,11 +140,11 @@ def _threads() -> list[ThreadStack]:
     ]
 
 
-def _frames_of(frame: FrameType | None) -> list[Frame]:
+def _frames_of(frame: FrameType | None) -> list[StackFrame]:
     frames = []
     while frame is not None:
         code = frame.f_code
-        frames.append(Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname))
+        frames.append(StackFrame(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname))
         frame = frame.f_back
     return frames
 

@@ -1,6 +1,6 @@
 """Access to the dashboard: a token, a host, and for actions a second token.
 
-Every request passes `Gate`, that for a picture, too.  The token of the address is exchanged for a cookie that the
+Every request passes `AccessGate`, that for a picture, too.  The token of the address is exchanged for a cookie that the
 page's scripts cannot read; both are compared in constant time.  The Host header must name this server, or a page of
 another site could reach it under that site's name (DNS rebinding).  Actions need a header that only the page itself
 can set.  Nothing here knows what is behind.
@@ -81,7 +81,7 @@ class Keys:
         return self.is_public or address.is_loopback
 
 
-class Gate:
+class AccessGate:
     """Lets requests with the token through, and sets the headers of every answer."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:

@@ -17,7 +17,7 @@ from elasticdl_client import scaling
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.jobs import holders
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobStore
 
@@ -34,7 +34,7 @@ class Action(StrEnum):
     SCALE = "scale"
 
 
-def possible(job: Job, store: JobStore) -> frozenset[Action]:
+def possible(job: JobInfo, store: JobStore) -> frozenset[Action]:
     """Return the actions that a job's state and the client's own rights allow.
 
     Raises:
@@ -48,14 +48,14 @@ def possible(job: Job, store: JobStore) -> frozenset[Action]:
     return frozenset(action for action in wanted if store.may(job, action))
 
 
-def _can_be_scaled(job: Job) -> bool:
+def _can_be_scaled(job: JobInfo) -> bool:
     try:
         return job.spec is not None and scaling.parse(str(job.spec.num_workers), job.spec) >= 0
     except FlagError:
         return False
 
 
-def perform(action: Action, job: Job, store: JobStore, options: Options, num_workers: str = "") -> str:
+def perform(action: Action, job: JobInfo, store: JobStore, options: Options, num_workers: str = "") -> str:
     """Does it; what was done, for people.
 
     Args:
@@ -82,7 +82,7 @@ def perform(action: Action, job: Job, store: JobStore, options: Options, num_wor
     return f"Job {job.name} is resumed."
 
 
-def command(verb: str, job: Job, options: Options, *more: str) -> Sequence[str]:
+def command(verb: str, job: JobInfo, options: Options, *more: str) -> Sequence[str]:
     """`elasticdl VERB JOB` for this job and no other, as arguments of a process."""
     where = [f"--runtime={job.runtime.value}"]
     if job.runtime is Runtime.LOCAL:
@@ -94,7 +94,7 @@ def command(verb: str, job: Job, options: Options, *more: str) -> Sequence[str]:
     return [sys.executable, "-m", "elasticdl_client.main", verb, job.name, *where, *more]
 
 
-def _resume_here(job: Job, options: Options) -> None:
+def _resume_here(job: JobInfo, options: Options) -> None:
     directory = Path(job.directory)
     said = directory / "logs" / "resume.txt"
     with said.open("wb") as file:

@@ -12,7 +12,7 @@ import webbrowser
 
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.jobs.options import Options
-from elasticdl_client.jobs.places import Places
+from elasticdl_client.jobs.stores import JobStores
 
 TOKEN_VARIABLE = "ELASTICDL_DASHBOARD_TOKEN"
 FIRST_PORT = 8265
@@ -21,7 +21,7 @@ _MIN_TOKEN = 32  # characters: 128 bits of hex
 _GRACE_S = 1  # for open streams, which never end by themselves
 
 
-def run(options: Options, places: Places) -> int:
+def run(options: Options, places: JobStores) -> int:
     """Serves until Ctrl-C; the exit code.
 
     Raises:

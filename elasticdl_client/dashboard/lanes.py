@@ -39,7 +39,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class LaneEnding:
     """The end of one life of a pod.
 
     Attributes:
@@ -63,7 +63,7 @@ class Lane:
 
     name: str
     spans: tuple[Span, ...]
-    endings: tuple[Ending, ...]
+    endings: tuple[LaneEnding, ...]
 
 
 _BEGINS = {
@@ -113,14 +113,14 @@ def lanes_of(status: JobStatus, history: EventHistory, until: float) -> tuple[La
 
 def _of_events(name: str, events: Iterable[JobEvent], pod: PodStatus | None, until: float) -> Lane:
     spans: list[Span] = []
-    endings: list[Ending] = []
+    endings: list[LaneEnding] = []
     state: LaneState | None = None
     began = 0.0
     for event in events:
         if (how := _ENDS.get(event.kind)) is not None:
             if state is not None:
                 spans.append(Span(state, began, event.at))
-            endings.append(Ending(how, event.at, describe(event), event.number))
+            endings.append(LaneEnding(how, event.at, describe(event), event.number))
             state = None
             continue
         following = _BEGINS[event.kind]
@@ -135,22 +135,22 @@ def _of_events(name: str, events: Iterable[JobEvent], pod: PodStatus | None, unt
         spans.append(Span(state, began, max(began, until)))
         if pod is not None and pod.phase in ("Succeeded", "Failed"):
             how = LaneEnd.DONE if pod.phase == "Succeeded" else LaneEnd.LOST
-            endings.append(Ending(how, until, pod.message))
+            endings.append(LaneEnding(how, until, pod.message))
     return Lane(name, tuple(span for span in spans if span.end > span.begin), tuple(endings))
 
 
 def _of_status(name: str, pod: PodStatus | None, lost: Iterable[LostPod], begin: float, until: float) -> Lane:
     spans: list[Span] = []
-    endings: list[Ending] = []
+    endings: list[LaneEnding] = []
     for one in lost:
         spans.append(Span(LaneState.WORKING, begin, max(begin, one.at)))
-        endings.append(Ending(LaneEnd.LOST, one.at, one.message))
+        endings.append(LaneEnding(LaneEnd.LOST, one.at, one.message))
         begin = one.at
     if pod is not None:
         if pod.phase in ("Succeeded", "Failed"):
             how = LaneEnd.DONE if pod.phase == "Succeeded" else LaneEnd.LOST
             spans.append(Span(LaneState.WORKING, begin, until))
-            endings.append(Ending(how, until, pod.message))
+            endings.append(LaneEnding(how, until, pod.message))
         else:
             spans.append(Span(_PHASES.get(pod.phase, LaneState.WAITING), begin, until))
     return Lane(name, tuple(span for span in spans if span.end > span.begin), tuple(endings))

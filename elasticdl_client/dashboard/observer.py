@@ -23,9 +23,9 @@ from elasticdl_client.explain.diagnosis import Diagnosis, Facts
 from elasticdl_client.explain.explanation import explain
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_series import JobSeries, SeriesPoint, joined
-from elasticdl_client.jobs.job import Job, Phase
-from elasticdl_client.jobs.places import Places
+from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.store import JobStore
+from elasticdl_client.jobs.stores import JobStores
 from elasticdl_client.pod_times import PodTimes
 
 logger = logging.getLogger("elasticdl.dashboard")
@@ -71,12 +71,12 @@ class View:
 
     number: int = 0
     at: float = 0.0
-    jobs: Mapping[str, Job] = field(default_factory=dict)
+    jobs: Mapping[str, JobInfo] = field(default_factory=dict)
     details: Mapping[str, JobDetail] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
-def id_of(job: Job) -> str:
+def id_of(job: JobInfo) -> str:
     """Return the name of a job in addresses: of fixed form, for any name and directory."""
     place = "\0".join((job.runtime.value, job.namespace, job.directory, job.name))
     return hashlib.sha256(place.encode()).hexdigest()[:16]
@@ -91,7 +91,7 @@ class Observer:
         offers_actions: pages may offer what the client could do.
     """
 
-    def __init__(self, places: Places, only: str = "", *, offers_actions: bool = True) -> None:
+    def __init__(self, places: JobStores, only: str = "", *, offers_actions: bool = True) -> None:
         self._places = places
         self._offers_actions = offers_actions
         self._only = only
@@ -99,7 +99,7 @@ class Observer:
         self._looked = asyncio.Condition()
         self._wake = asyncio.Event()
         self._pages: Counter[str] = Counter()  # by the id of the job that they show; "": of no job
-        self._known: dict[Runtime, list[Job]] = {}
+        self._known: dict[Runtime, list[JobInfo]] = {}
         self._seen: dict[str, _Seen] = {}
 
     @property
@@ -107,7 +107,7 @@ class Observer:
         """The newest."""
         return self._view
 
-    def store(self, job: Job) -> JobStore:
+    def store(self, job: JobInfo) -> JobStore:
         """Where a job was found."""
         return self._places.store(job)
 
@@ -153,7 +153,7 @@ class Observer:
     # In a thread, one at a time ---------------------------------------------------------------------------------
 
     def _look(self, shown: frozenset[str]) -> View:
-        found: dict[str, Job] = {}
+        found: dict[str, JobInfo] = {}
         problems = [self._places.unreachable] if self._places.unreachable else []
         for runtime, store in self._places.stores.items():
             try:
@@ -183,7 +183,7 @@ class Observer:
         return View(self._view.number + 1, now, dict(newest), details, tuple(problems))
 
 
-def _nearer(store: JobStore, job: Job) -> Job:
+def _nearer(store: JobStore, job: JobInfo) -> JobInfo:
     """A job of a cluster with why its pods are pending, for which a list does not ask."""
     if job.runtime is Runtime.LOCAL or all(pod.phase != "Pending" for pod in job.status.pods):
         return job
@@ -194,7 +194,7 @@ def _nearer(store: JobStore, job: Job) -> Job:
     return again if again is not None and id_of(again) == id_of(job) else job
 
 
-def _possible(job: Job, store: JobStore) -> frozenset[Action]:
+def _possible(job: JobInfo, store: JobStore) -> frozenset[Action]:
     """None where the cluster does not say what its user may do."""
     try:
         return possible(job, store)
@@ -218,7 +218,7 @@ class _Seen:
         self._explained: object = None
         self._diagnoses: tuple[Diagnosis, ...] = ()
 
-    def look(self, store: JobStore, job: Job, now: float) -> JobDetail:
+    def look(self, store: JobStore, job: JobInfo, now: float) -> JobDetail:
         state = (job.status.updated_at, job.phase)
         if self._offers_actions and (self._read_at is None or self._read_at[1] is not job.phase):
             self._actions = _possible(job, store)
@@ -239,7 +239,7 @@ class _Seen:
             self._actions, self._diagnoses, self._problem,
         )  # fmt: skip
 
-    def _explain(self, job: Job, now: float) -> None:
+    def _explain(self, job: JobInfo, now: float) -> None:
         """Anew only if there is something new to explain."""
         newest = self._history.events[-1].number if self._history.events else 0
         what = (newest, job.phase, tuple((pod.name, pod.phase, pod.message) for pod in job.status.pods))
@@ -249,7 +249,7 @@ class _Seen:
         history = replace(self._history, events=self._history.events[-_EXPLAINED_EVENTS:])
         self._diagnoses = explain(Facts(job, history, now)).diagnoses
 
-    def _read(self, store: JobStore, job: Job) -> None:
+    def _read(self, store: JobStore, job: JobInfo) -> None:
         try:
             journal = store.journal(job)
             self._history = journal.history

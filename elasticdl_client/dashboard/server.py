@@ -30,13 +30,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from elasticdl_client.dashboard import actions, views
-from elasticdl_client.dashboard.access import Gate, Keys
+from elasticdl_client.dashboard.access import AccessGate, Keys
 from elasticdl_client.dashboard.actions import Action
 from elasticdl_client.dashboard.observer import JobDetail, Observer
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_events import since
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.jobs.options import Options
 
 _KEEP_ALIVE_S = 15.0  # proxies close a silent connection after a minute or so
@@ -76,7 +76,7 @@ class Dashboard:
             Route("/api/jobs/{id}/logs", self._logs),
             Route("/api/jobs/{id}/{action}", self._act, methods=["POST"]),
         ]
-        return Starlette(routes=routes, lifespan=self._lifespan, middleware=[Middleware(Gate, keys=self._keys)])
+        return Starlette(routes=routes, lifespan=self._lifespan, middleware=[Middleware(AccessGate, keys=self._keys)])
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -167,7 +167,7 @@ class Dashboard:
         rows = [views.job_row(job_id, job) for job_id, job in view.jobs.items()]
         return {"jobs": rows, "problems": view.problems}
 
-    def _page(self, job_id: str, job: Job, detail: JobDetail) -> views.Plain:
+    def _page(self, job_id: str, job: JobInfo, detail: JobDetail) -> views.Plain:
         return views.job_page(job_id, job, detail)
 
     # Logs -------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Dashboard:
             return JSONResponse({"error": f"{_MAX_LOGS} logs are followed already: close one."}, 429)
         return StreamingResponse(self._lines(job, pod), headers=_SSE)
 
-    async def _lines(self, job: Job, pod: str) -> AsyncIterator[bytes]:
+    async def _lines(self, job: JobInfo, pod: str) -> AsyncIterator[bytes]:
         """Yield the output of the command `logs`: a process can be ended while it waits for a line, a thread cannot."""
         whose = f"--role={pod}" if pod else "--all"
         follow = [] if job.has_ended else ["--follow"]

@@ -12,12 +12,12 @@ from elasticdl_client.dashboard.observer import JobDetail
 from elasticdl_client.job_events import JobEvent, describe
 from elasticdl_client.job_series import SeriesPoint
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 
 Plain = dict[str, Any]
 
 
-def job_row(job_id: str, job: Job) -> Plain:
+def job_row(job_id: str, job: JobInfo) -> Plain:
     """A job in the list of all."""
     status = job.status
     return {
@@ -45,7 +45,7 @@ def job_row(job_id: str, job: Job) -> Plain:
     }
 
 
-def job_page(job_id: str, job: Job, detail: JobDetail) -> Plain:
+def job_page(job_id: str, job: JobInfo, detail: JobDetail) -> Plain:
     """A job's page but for its events, which are sent once each."""
     status = job.status
     prefix = f"elasticdl-{job.name}-"

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 
 
 class Trouble(StrEnum):
@@ -215,7 +215,7 @@ class Facts:
         master_log: the end of the log of a master that ends again and again; empty: it does not, or its log is gone.
     """
 
-    job: Job
+    job: JobInfo
     history: EventHistory
     now: float
     master_log: str = ""

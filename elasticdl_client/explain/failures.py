@@ -49,7 +49,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ErrorFrame:
     """A frame of a traceback that is in a file of the user's."""
 
     path: str
@@ -61,10 +61,12 @@ class Frame:
         return f'File "{self.path}", line {self.line}, in {self.function}' + (f"\n  {self.code}" if self.code else "")
 
 
-def frames_of_user(traceback: str) -> list[Frame]:
+def frames_of_user(traceback: str) -> list[ErrorFrame]:
     """Return the frames in the user's own files of the exception that was raised first, the innermost last."""
     root = _CHAINED.split(traceback)[0]
-    found = (Frame(one["path"], int(one["line"]), one["function"], one["code"] or "") for one in _FRAME.finditer(root))
+    found = (
+        ErrorFrame(one["path"], int(one["line"]), one["function"], one["code"] or "") for one in _FRAME.finditer(root)
+    )
     return [frame for frame in found if not is_library(frame.path)]
 
 
@@ -156,7 +158,7 @@ def failed_tasks(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
-def _place(frames: list[Frame]) -> dict[str, Detail]:
+def _place(frames: list[ErrorFrame]) -> dict[str, Detail]:
     """Where the innermost frame is, as evidence."""
     return {"at": f"{frames[-1].path}:{frames[-1].line}", "function": frames[-1].function} if frames else {}
 

@@ -9,7 +9,7 @@ from elasticdl_client import goodput
 from elasticdl_client.durations import age
 from elasticdl_client.explain.diagnosis import Diagnosis, Facts, listed, plural
 from elasticdl_client.explain.explanation import Explanation, Question
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 
 _HEAD_WIDTH = 9
 _MAX_LINES = 16  # of one piece of evidence; the others are in --output=json
@@ -62,7 +62,7 @@ def _asked(question: Question) -> str:
     return "".join(parts)
 
 
-def _spent(job: Job) -> list[str]:
+def _spent(job: JobInfo) -> list[str]:
     """Where the time went."""
     pairs = (("workers", job.status.worker_seconds), ("parameter servers", job.status.ps_seconds))
     return [f"Time of the {name}: {goodput.summary(seconds)}." for name, seconds in pairs if seconds]

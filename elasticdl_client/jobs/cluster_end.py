@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.jobs.cluster_objects import KINDS, Object, delete_object, list_objects
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 
@@ -16,7 +16,7 @@ _LOOK_S = 0.5
 _FORBIDDEN = 403
 
 
-def delete(connection: Connection, job: Job, wait_s: float | None) -> None:
+def delete(connection: Connection, job: JobInfo, wait_s: float | None) -> None:
     """Deletes a job and, unless `wait_s` is None, waits until nothing of it is left.
 
     Raises:
@@ -51,7 +51,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def _delete_orphans(connection: Connection, job: Job) -> list[str]:
+def _delete_orphans(connection: Connection, job: JobInfo) -> list[str]:
     """Delete the objects of a job that the garbage collector keeps; return all that are left, as kind/name."""
     left = []
     for kind in KINDS:
@@ -63,7 +63,7 @@ def _delete_orphans(connection: Connection, job: Job) -> list[str]:
     return left
 
 
-def _visible(connection: Connection, kind: str, job: Job) -> list[Object]:
+def _visible(connection: Connection, kind: str, job: JobInfo) -> list[Object]:
     """The objects of a kind; none where the user may not list them, and the garbage collector has to do."""
     try:
         return list_objects(connection, kind, job.namespace, job.name)

@@ -16,7 +16,7 @@ from typing import Any
 from elasticdl_client.errors import JobError
 from elasticdl_client.jobs import pods
 from elasticdl_client.jobs.cluster_objects import Object, list_objects, read_pod
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.store import LogLine, LogRequest
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import CONNECT_TIMEOUT_S, ClusterError, Connection, checked
@@ -27,7 +27,9 @@ _LAST_LINES_S = 10.0  # after the job's end its pods' streams get so long to end
 _OVERLAP_S = 30.0  # of a stream that is opened again, beyond the time since its last line
 
 
-def lines(connection: Connection, job: Job, request: LogRequest, find: Callable[[], Job | None]) -> Iterator[LogLine]:
+def lines(
+    connection: Connection, job: JobInfo, request: LogRequest, find: Callable[[], JobInfo | None]
+) -> Iterator[LogLine]:
     """The lines that are wanted.
 
     Args:
@@ -46,7 +48,7 @@ def lines(connection: Connection, job: Job, request: LogRequest, find: Callable[
     return _printed(connection, job, request)
 
 
-def _printed(connection: Connection, job: Job, request: LogRequest) -> Iterator[LogLine]:
+def _printed(connection: Connection, job: JobInfo, request: LogRequest) -> Iterator[LogLine]:
     everything = _pods(connection, job)
     found = [pod for pod in everything if request.takes(_role(pod))]
     if request.role and not found:
@@ -103,7 +105,7 @@ def _part(tail: int, since_s: float) -> dict[str, Any]:
     return options | ({"since_seconds": max(1, round(since_s))} if since_s else {})
 
 
-def _pods(connection: Connection, job: Job) -> list[Object]:
+def _pods(connection: Connection, job: JobInfo) -> list[Object]:
     return sorted(list_objects(connection, "pod", job.namespace, job.name), key=pods.sort_key)
 
 
@@ -238,7 +240,9 @@ class _PodReader:
 
 
 class _Follower:
-    def __init__(self, connection: Connection, job: Job, request: LogRequest, find: Callable[[], Job | None]) -> None:
+    def __init__(
+        self, connection: Connection, job: JobInfo, request: LogRequest, find: Callable[[], JobInfo | None]
+    ) -> None:
         self._connection = connection
         self._job = job
         self._request = request

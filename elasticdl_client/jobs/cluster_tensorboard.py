@@ -22,7 +22,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs import pods
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, read_pod
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.jobs.tensorboard import HOST, MODULE, log_dir_of
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
@@ -68,7 +68,7 @@ def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
     return owned(manifest, spec.job_name, owner_uid)
 
 
-def show(connection: Connection, job: Job, owner: Object, port: int) -> int:
+def show(connection: Connection, job: JobInfo, owner: Object, port: int) -> int:
     """Shows the job's event files until Ctrl-C.
 
     Args:

@@ -18,10 +18,10 @@ from elasticdl_client.explain.diagnosis import Facts
 from elasticdl_client.explain.explanation import Question, explain
 from elasticdl_client.job_dir import is_elsewhere
 from elasticdl_client.jobs import event_list, top, words
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.options import Options, parse, role_of, seconds_of
-from elasticdl_client.jobs.places import Places
 from elasticdl_client.jobs.store import JobStore, LogRequest
+from elasticdl_client.jobs.stores import JobStores
 from elasticdl_client.jobs.watch import watch
 
 _LOG_LINES = 10  # of a master that does not start
@@ -36,7 +36,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         ElasticDLError: the job is not found, or the runtime cannot be reached or refuses.
     """
     options = parse(command, arguments, os.environ)
-    actions: dict[str, Callable[[Options, Places], int]] = {
+    actions: dict[str, Callable[[Options, JobStores], int]] = {
         "list": _list,
         "top": _top,
         "status": _status,
@@ -50,14 +50,14 @@ def run(command: str, arguments: Sequence[str]) -> int:
         "tensorboard": _tensorboard,
         "dashboard": _dashboard,
     }
-    return actions[command](options, Places.of(options))
+    return actions[command](options, JobStores.of(options))
 
 
-def _top(options: Options, places: Places) -> int:
+def _top(options: Options, places: JobStores) -> int:
     return top.top(places.list_again, options.output)
 
 
-def _list(options: Options, places: Places) -> int:
+def _list(options: Options, places: JobStores) -> int:
     if options.watch:
         wide = options.output == "wide"
         table = lambda jobs: words.job_table(jobs, with_namespace=options.all_namespaces, wide=wide)  # noqa: E731
@@ -76,7 +76,7 @@ def _list(options: Options, places: Places) -> int:
     return 0
 
 
-def _status(options: Options, places: Places) -> int:
+def _status(options: Options, places: JobStores) -> int:
     job = places.find(options.jobs[0])
     if options.watch:
         store = places.store(job)
@@ -88,7 +88,7 @@ def _status(options: Options, places: Places) -> int:
     return 0
 
 
-def _logs(options: Options, places: Places) -> int:
+def _logs(options: Options, places: JobStores) -> int:
     job = places.find(options.jobs[0])
     since_s = seconds_of(options.since) or 0.0
     role, timestamps = role_of(options), options.timestamps
@@ -105,13 +105,13 @@ def _logs(options: Options, places: Places) -> int:
     return 0
 
 
-def _events(options: Options, places: Places) -> int:
+def _events(options: Options, places: JobStores) -> int:
     job = places.find(options.jobs[0])
     event_list.show(job, places.store(job), options)
     return 0
 
 
-def _explain(options: Options, places: Places) -> int:
+def _explain(options: Options, places: JobStores) -> int:
     job = places.find(options.jobs[0])
     store = places.store(job)
     facts = Facts(job, store.journal(job).history, time.time(), _log_of_crashing_master(job, store))
@@ -124,7 +124,7 @@ def _explain(options: Options, places: Places) -> int:
     return 0
 
 
-def _log_of_crashing_master(job: Job, store: JobStore) -> str:
+def _log_of_crashing_master(job: JobInfo, store: JobStore) -> str:
     """The end of the log of a master that ends again and again, which may say why nothing else is known."""
     master = next((pod for pod in job.status.pods if pod.role == "master"), None)
     if master is None or job.has_ended or not master.message.startswith(("CrashLoopBackOff", "Error")):
@@ -135,7 +135,7 @@ def _log_of_crashing_master(job: Job, store: JobStore) -> str:
         return ""
 
 
-def _scale(options: Options, places: Places) -> int:
+def _scale(options: Options, places: JobStores) -> int:
     job = places.find(options.jobs[0])
     if job.has_ended:
         raise JobError(f'job "{job.name}" {job.where} has ended ({job.phase}): it cannot be scaled.', _see(job))
@@ -159,7 +159,7 @@ def _scale(options: Options, places: Places) -> int:
     return 0
 
 
-def _delete(options: Options, places: Places) -> int:
+def _delete(options: Options, places: JobStores) -> int:
     deleted, code = [], 0
     for name in dict.fromkeys(options.jobs):
         try:
@@ -173,7 +173,7 @@ def _delete(options: Options, places: Places) -> int:
     return code
 
 
-def _clean(options: Options, places: Places) -> int:
+def _clean(options: Options, places: JobStores) -> int:
     jobs = places.list()
     _say_unreachable(places)
     ended = []
@@ -191,14 +191,14 @@ def _clean(options: Options, places: Places) -> int:
     return 0
 
 
-def _has_still_ended(job: Job, places: Places) -> bool:
+def _has_still_ended(job: JobInfo, places: JobStores) -> bool:
     """It may take minutes to delete others, and by then a new job may have its name."""
     place = (job.name, job.namespace, job.directory)
     jobs = places.store(job).list()
     return any(one.has_ended and (one.name, one.namespace, one.directory) == place for one in jobs)
 
 
-def _delete_one(job: Job, options: Options, places: Places) -> dict[str, Any]:
+def _delete_one(job: JobInfo, options: Options, places: JobStores) -> dict[str, Any]:
     """Deletes a job and says so; the object of --output=json."""
     if not options.dry_run:
         places.store(job).delete(job, options.timeout if options.wait else None)
@@ -217,7 +217,7 @@ def _print_deleted(deleted: list[dict[str, Any]], options: Options) -> None:
         _print_lines(f"job/{one['name']}" for one in deleted)
 
 
-def _resume(options: Options, places: Places) -> int:
+def _resume(options: Options, places: JobStores) -> int:
     job = places.find(options.jobs[0])
     if job.has_ended:
         raise JobError(f'job "{job.name}" {job.where} has ended ({job.phase}): there is nothing to resume.', _see(job))
@@ -233,22 +233,22 @@ def _resume(options: Options, places: Places) -> int:
     return code
 
 
-def _tensorboard(options: Options, places: Places) -> int:
+def _tensorboard(options: Options, places: JobStores) -> int:
     job = places.find(options.jobs[0])
     return places.store(job).tensorboard(job, options.port)
 
 
-def _dashboard(options: Options, places: Places) -> int:
+def _dashboard(options: Options, places: JobStores) -> int:
     from elasticdl_client.dashboard import command
 
     return command.run(options, places)
 
 
-def _see(job: Job) -> str:
+def _see(job: JobInfo) -> str:
     return f"See `elasticdl status {job.name}`."
 
 
-def _say_unreachable(places: Places) -> None:
+def _say_unreachable(places: JobStores) -> None:
     if places.unreachable:
         print(f"note: only jobs of this machine: {places.unreachable}", file=sys.stderr)
 

@@ -13,7 +13,7 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import nearest
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, describe, since
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.jobs.options import Options, seconds_of
 from elasticdl_client.jobs.store import JobStore
 
@@ -22,7 +22,7 @@ _LOOK_S = 0.5
 _KIND_WIDTH = max(len(kind) for kind in EventKind)
 
 
-def show(job: Job, store: JobStore, options: Options) -> None:
+def show(job: JobInfo, store: JobStore, options: Options) -> None:
     """Print the events of a job that the options ask for; with --follow those to come, too, until the job has ended.
 
     Raises:
@@ -79,7 +79,7 @@ def _filter(options: Options) -> Callable[[JobEvent], bool]:
     return lambda event: event.at >= oldest and (not kinds or event.kind in kinds)
 
 
-def _follow(job: Job, store: JobStore) -> Iterator[JobEvent]:
+def _follow(job: JobInfo, store: JobStore) -> Iterator[JobEvent]:
     """The events of a job, and those to come until it has ended or was deleted; each once."""
     newest, pause = 0, threading.Event()
     while True:

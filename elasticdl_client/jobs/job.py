@@ -26,7 +26,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobInfo:
     """A job as it was found.
 
     Attributes:

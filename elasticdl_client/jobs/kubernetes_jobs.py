@@ -19,7 +19,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus, PodStatus
 from elasticdl_client.jobs import cluster_end, cluster_logs, cluster_tensorboard, pods
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, list_objects, read_pod
-from elasticdl_client.jobs.job import Job, Phase, phase_of
+from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
 from elasticdl_client.kubernetes import access, api, events, names
 from elasticdl_client.kubernetes.rbac import Right
@@ -47,19 +47,19 @@ class KubernetesJobs:
         self._namespace = namespace
         self._context = context
 
-    def list(self) -> list[Job]:
+    def list(self) -> list[JobInfo]:
         """See `JobStore`."""
         return _jobs(self._connection, self._namespace, "", self._context)
 
-    def find(self, name: str) -> Job | None:
+    def find(self, name: str) -> JobInfo | None:
         """See `JobStore`."""
         return next(iter(_jobs(self._connection, self._namespace, name, self._context)), None)
 
-    def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
+    def logs(self, job: JobInfo, request: LogRequest) -> Iterator[LogLine]:
         """See `JobStore`."""
         return cluster_logs.lines(self._connection, job, request, lambda: self.find(job.name))
 
-    def journal(self, job: Job) -> JobJournal:
+    def journal(self, job: JobInfo) -> JobJournal:
         """See `JobStore`.
 
         Raises:
@@ -74,7 +74,7 @@ class KubernetesJobs:
             where = f"the ConfigMap {names.state_object(job.name)}"
             raise JobError(f"The events of job {job.name} in {where} cannot be read: {error}.") from error
 
-    def may(self, job: Job, verb: str) -> bool:
+    def may(self, job: JobInfo, verb: str) -> bool:
         """See `JobStore`; asks the API server.
 
         Raises:
@@ -82,11 +82,11 @@ class KubernetesJobs:
         """
         return not access.missing_of_user(self._connection, job.namespace, _RIGHTS[verb])
 
-    def delete(self, job: Job, wait_s: float | None) -> None:
+    def delete(self, job: JobInfo, wait_s: float | None) -> None:
         """See `JobStore`."""
         cluster_end.delete(self._connection, job, wait_s)
 
-    def resume(self, job: Job) -> int:
+    def resume(self, job: JobInfo) -> int:
         """See `JobStore`; returns when the pod of the new master is made.
 
         Raises:
@@ -107,7 +107,7 @@ class KubernetesJobs:
             self._connection.core.create_namespaced_pod(job.namespace, manifest)
         return 0
 
-    def scale(self, job: Job, num_workers: int, current: int | None = None) -> int:
+    def scale(self, job: JobInfo, num_workers: int, current: int | None = None) -> int:
         """See `JobStore`.
 
         Raises:
@@ -131,7 +131,7 @@ class KubernetesJobs:
             )
         return before
 
-    def tensorboard(self, job: Job, port: int) -> int:
+    def tensorboard(self, job: JobInfo, port: int) -> int:
         """See `JobStore`.
 
         Raises:
@@ -143,11 +143,11 @@ class KubernetesJobs:
             raise JobError(f"Job {job.name} has no ConfigMap {names.job_object(job.name)} any more.")
         return cluster_tensorboard.show(self._connection, job, owner, port)
 
-    def _owner(self, job: Job) -> Object | None:
+    def _owner(self, job: JobInfo) -> Object | None:
         found = list_objects(self._connection, "config_map", job.namespace, job.name)
         return next((one for one in found if one["metadata"]["name"] == names.job_object(job.name)), None)
 
-    def _remove_old_master(self, job: Job) -> None:
+    def _remove_old_master(self, job: JobInfo) -> None:
         name = names.pod_name(job.name, "master", 0)
         pod = read_pod(self._connection, job.namespace, name)
         if pod is None:
@@ -163,7 +163,7 @@ class KubernetesJobs:
             )
 
 
-def _jobs(connection: api.Connection, namespace: str, name: str, context: str) -> list[Job]:
+def _jobs(connection: api.Connection, namespace: str, name: str, context: str) -> list[JobInfo]:
     objects: dict[tuple[str, str], _Found] = defaultdict(_Found)
     for pod in list_objects(connection, "pod", namespace, name):
         objects[_key(pod)].pods.append(pod)
@@ -189,7 +189,7 @@ def _key(thing: Object) -> tuple[str, str]:
     return str(thing["metadata"]["namespace"]), pods.label(thing, names.JOB_LABEL)
 
 
-def _job(namespace: str, name: str, found: _Found, context: str) -> Job:
+def _job(namespace: str, name: str, found: _Found, context: str) -> JobInfo:
     owner = found.config_maps.get(names.job_object(name))
     everything = [*found.config_maps.values(), *found.pods]
     created_at = min(_created_at(thing) for thing in ([owner] if owner else everything))
@@ -197,7 +197,7 @@ def _job(namespace: str, name: str, found: _Found, context: str) -> Job:
     status = _with_pods(written or JobStatus(name), sorted(found.pods, key=pods.sort_key), found.told, spec)
     master = next((pod for pod in found.pods if pods.label(pod, names.ROLE_LABEL) == "master"), None)
     phase, note = _phase(name, status, owner, master, time.time() - created_at)
-    return Job(name, Runtime.KUBERNETES, phase, status, note, namespace, context, created_at=created_at, spec=spec)
+    return JobInfo(name, Runtime.KUBERNETES, phase, status, note, namespace, context, created_at=created_at, spec=spec)
 
 
 def _phase(

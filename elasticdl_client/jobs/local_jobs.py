@@ -22,7 +22,7 @@ from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import holders, log_files, tensorboard
-from elasticdl_client.jobs.job import Job, Phase, phase_of
+from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
 
 _END_TIMEOUT_S = 30.0  # for a client to end a job; then it is killed, and the agent with it
@@ -40,13 +40,13 @@ class LocalJobs:
     def __init__(self, job_dir: Path | None = None) -> None:
         self._job_dir = Path(os.path.abspath(job_dir.expanduser())) if job_dir is not None else None
 
-    def list(self) -> list[Job]:
+    def list(self) -> list[JobInfo]:
         """See `JobStore`."""
         directories = _directories() if self._job_dir is None else [self._job_dir]
         jobs = [job for directory in directories if (job := _read(directory)) is not None]
         return sorted(jobs, key=lambda job: (job.created_at, job.name))
 
-    def find(self, name: str) -> Job | None:
+    def find(self, name: str) -> JobInfo | None:
         """See `JobStore`.
 
         Raises:
@@ -58,20 +58,20 @@ class LocalJobs:
             raise FlagError(f'There are {len(found)} jobs "{name}": in {listed}.', "Say which with --job_dir.")
         return found[0] if found else None
 
-    def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
+    def logs(self, job: JobInfo, request: LogRequest) -> Iterator[LogLine]:
         """See `JobStore`."""
         return log_files.lines(job, request)
 
-    def journal(self, job: Job) -> JobJournal:
+    def journal(self, job: JobInfo) -> JobJournal:
         """See `JobStore`."""
         return read_journal(Path(job.directory))
 
-    def may(self, job: Job, verb: str) -> bool:
+    def may(self, job: JobInfo, verb: str) -> bool:
         """See `JobStore`; write permission for the job's directory allows both."""
         directory = Path(job.directory)
         return os.access(directory, os.W_OK | os.X_OK) and (verb != "resume" or (directory / "journal.json").exists())
 
-    def delete(self, job: Job, wait_s: float | None) -> None:
+    def delete(self, job: JobInfo, wait_s: float | None) -> None:
         """See `JobStore`; the end of a local job is always waited for, it is a matter of seconds.
 
         Raises:
@@ -89,7 +89,7 @@ class LocalJobs:
         finally:
             os.close(job_dir.lock_fd)
 
-    def scale(self, job: Job, num_workers: int, current: int | None = None) -> int:
+    def scale(self, job: JobInfo, num_workers: int, current: int | None = None) -> int:
         """See `JobStore`."""
         path = Path(job.directory) / scaling.FILE
         if job.spec is None:
@@ -104,7 +104,7 @@ class LocalJobs:
             raise JobError(f"{path} cannot be written: {error.strerror}.") from error
         return before
 
-    def tensorboard(self, job: Job, port: int) -> int:
+    def tensorboard(self, job: JobInfo, port: int) -> int:
         """See `JobStore`.
 
         Raises:
@@ -112,7 +112,7 @@ class LocalJobs:
         """
         return tensorboard.show_local(job, port)
 
-    def resume(self, job: Job) -> int:
+    def resume(self, job: JobInfo) -> int:
         """See `JobStore`; the job runs in the foreground, as it did before.
 
         Raises:
@@ -135,7 +135,7 @@ def _directories() -> list[Path]:
     return own + registered()
 
 
-def _read(directory: Path) -> Job | None:
+def _read(directory: Path) -> JobInfo | None:
     """The job of a directory; None if there is none."""
     path = directory / "spec.json"
     try:
@@ -156,7 +156,7 @@ def _read(directory: Path) -> Job | None:
     phase = phase_of(status, runs=runs)
     if phase is Phase.STOPPED:
         note = note or "It was cut off before its end, and nothing of it runs."
-    return Job(
+    return JobInfo(
         name, Runtime.LOCAL, phase, status, note, directory=str(directory), created_at=created_at, spec=_spec(text)
     )
 
@@ -178,7 +178,7 @@ def _status(directory: Path, name: str) -> tuple[JobStatus, str]:
         return JobStatus(name), f"Its status {path} cannot be read: {error}."
 
 
-def _end(job: Job, directory: Path) -> None:
+def _end(job: JobInfo, directory: Path) -> None:
     processes = holders.holders(directory)
     for process in holders.first_of(processes):
         holders.send(process, signal.SIGTERM)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.jobs import holders
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.jobs.store import LogLine, LogRequest
 
 _LOOK_S = 0.2
@@ -63,7 +63,7 @@ class GrowingFile:
         return os.fstat(self._file.fileno()).st_mtime
 
 
-def lines(job: Job, request: LogRequest) -> Iterator[LogLine]:
+def lines(job: JobInfo, request: LogRequest) -> Iterator[LogLine]:
     """The lines that are wanted.
 
     Raises:
@@ -93,7 +93,7 @@ def _with_times(lines: Iterator[LogLine]) -> Iterator[LogLine]:
         yield LogLine(line.pod, line.text, times.get(line.pod, ""))
 
 
-def _lines(job: Job, request: LogRequest, logs: Path, pattern: str) -> Iterator[LogLine]:
+def _lines(job: JobInfo, request: LogRequest, logs: Path, pattern: str) -> Iterator[LogLine]:
     processes = holders.holders(Path(job.directory)) if request.follow else []
     files: dict[Path, GrowingFile] = {}
     is_first_look = True
@@ -112,7 +112,7 @@ def _lines(job: Job, request: LogRequest, logs: Path, pattern: str) -> Iterator[
         last = holders.wait_for_end(processes, _LOOK_S)  # then once more, for what they printed last
 
 
-def _lives_before(job: Job, request: LogRequest, paths: Sequence[Path]) -> Iterator[LogLine]:
+def _lives_before(job: JobInfo, request: LogRequest, paths: Sequence[Path]) -> Iterator[LogLine]:
     """
     Raises:
         JobError: none of these pods was started again.
@@ -169,5 +169,5 @@ def _new_files(logs: Path, pattern: str, known: Container[Path]) -> dict[Path, G
     return found
 
 
-def _role(job: Job, path: Path) -> str:
+def _role(job: JobInfo, path: Path) -> str:
     return path.stem.removeprefix(f"elasticdl-{job.name}-")

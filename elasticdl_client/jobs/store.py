@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elasticdl_client.job_journal import JobJournal
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import JobInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,19 @@ class LogRequest:
 class JobStore(Protocol):
     """Nine verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
-    def list(self) -> list[Job]:
+    def list(self) -> list[JobInfo]:
         """Every job, ended ones too, the oldest first."""
         ...
 
-    def find(self, name: str) -> Job | None:
+    def find(self, name: str) -> JobInfo | None:
         """A job by its name."""
         ...
 
-    def logs(self, job: Job, request: LogRequest) -> Iterator[LogLine]:
+    def logs(self, job: JobInfo, request: LogRequest) -> Iterator[LogLine]:
         """Yield the output of the job's pods."""
         ...
 
-    def journal(self, job: Job) -> JobJournal:
+    def journal(self, job: JobInfo) -> JobJournal:
         """Return the events of the job and its numbers since its start, as far as its master has written them.
 
         Raises:
@@ -76,15 +76,15 @@ class JobStore(Protocol):
         """
         ...
 
-    def may(self, job: Job, verb: str) -> bool:
+    def may(self, job: JobInfo, verb: str) -> bool:
         """Whether this user has the rights to `delete`, to `resume` or to `scale` the job."""
         ...
 
-    def delete(self, job: Job, wait_s: float | None) -> None:
+    def delete(self, job: JobInfo, wait_s: float | None) -> None:
         """Ends the job and removes all that there is of it; waits so long for that, or not at all."""
         ...
 
-    def scale(self, job: Job, num_workers: int, current: int | None = None) -> int:
+    def scale(self, job: JobInfo, num_workers: int, current: int | None = None) -> int:
         """Write down how many workers the job is to have; its master follows at once, or when there is one again.
 
         Args:
@@ -99,10 +99,10 @@ class JobStore(Protocol):
         """
         ...
 
-    def tensorboard(self, job: Job, port: int) -> int:
+    def tensorboard(self, job: JobInfo, port: int) -> int:
         """Shows the job's event files on a port of this machine (0: a free one), until Ctrl-C; the exit code."""
         ...
 
-    def resume(self, job: Job) -> int:
+    def resume(self, job: JobInfo) -> int:
         """Starts a master for a job that lacks one; the exit code for the shell."""
         ...

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import JobInfo
 
 HOST = "127.0.0.1"
 MODULE = "tensorboard.main"
@@ -33,7 +33,7 @@ def log_dir_of(spec: JobSpec) -> str:
     return spec.tensorboard_log_dir
 
 
-def show_local(job: Job, port: int) -> int:
+def show_local(job: JobInfo, port: int) -> int:
     """Becomes TensorBoard, which prints its address and ends with Ctrl-C.
 
     Args:

@@ -18,7 +18,7 @@ from elasticdl_client import colors, goodput
 from elasticdl_client.durations import age
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 
 LOOK_S = 1.0
@@ -26,10 +26,10 @@ _NONE = "-"
 _ORDER = (Phase.RUNNING, Phase.PENDING, Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED)
 _MAX_MESSAGE = 80
 
-Table = Callable[[Sequence[Job]], str]
+Table = Callable[[Sequence[JobInfo]], str]
 
 
-def top(list_jobs: Callable[[], Sequence[Job]], form: str) -> int:
+def top(list_jobs: Callable[[], Sequence[JobInfo]], form: str) -> int:
     """Show all jobs, and the pods of those that have not ended, until Ctrl-C; the exit code.
 
     Args:
@@ -48,7 +48,7 @@ def top(list_jobs: Callable[[], Sequence[Job]], form: str) -> int:
     return 0
 
 
-def watch_list(list_jobs: Callable[[], Sequence[Job]], table: Table, form: str) -> int:
+def watch_list(list_jobs: Callable[[], Sequence[JobInfo]], table: Table, form: str) -> int:
     """Show the table of `elasticdl list` until Ctrl-C; the exit code.
 
     Args:
@@ -77,7 +77,7 @@ def watch_list(list_jobs: Callable[[], Sequence[Job]], table: Table, form: str) 
         pause.wait(LOOK_S)
 
 
-def screen(jobs: Sequence[Job], now: float) -> str:
+def screen(jobs: Sequence[JobInfo], now: float) -> str:
     """Return the tables of `elasticdl top`: the jobs, those that run first, and the pods of those that have not ended.
 
     Args:
@@ -95,7 +95,7 @@ def screen(jobs: Sequence[Job], now: float) -> str:
     return "\n".join(lines)
 
 
-def _job_row(job: Job, now: float) -> list[str]:
+def _job_row(job: JobInfo, now: float) -> list[str]:
     status, runs = job.status, job.phase is Phase.RUNNING
     share = f"{status.records_done / status.records_total:.0%}" if status.records_total else f"{status.records_done:,}"
     eta = status.eta_seconds if runs else None
@@ -115,7 +115,7 @@ def _job_row(job: Job, now: float) -> list[str]:
     ]
 
 
-def _pod_rows(job: Job) -> list[list[str]]:
+def _pod_rows(job: JobInfo) -> list[list[str]]:
     prefix = f"elasticdl-{job.name}-"
     return [
         [
@@ -130,11 +130,11 @@ def _pod_rows(job: Job) -> list[list[str]]:
     ]
 
 
-def _objects(jobs: Sequence[Job]) -> str:
+def _objects(jobs: Sequence[JobInfo]) -> str:
     return words.json_text([job.to_plain() for job in jobs])
 
 
-def _try(list_jobs: Callable[[], Sequence[Job]]) -> Sequence[Job] | None:
+def _try(list_jobs: Callable[[], Sequence[JobInfo]]) -> Sequence[JobInfo] | None:
     """The jobs; None while a cluster is out of reach.
 
     Raises:
@@ -148,7 +148,7 @@ def _try(list_jobs: Callable[[], Sequence[Job]]) -> Sequence[Job] | None:
         return None
 
 
-def _redraw(list_jobs: Callable[[], Sequence[Job]], table: Table, stream: TextIO) -> None:
+def _redraw(list_jobs: Callable[[], Sequence[JobInfo]], table: Table, stream: TextIO) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -15,7 +15,7 @@ from elasticdl_client import colors, progress
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.jobs import words
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.news import MAX_UNTHINNED, News
 
@@ -25,7 +25,7 @@ _LOOK_S = 1.0
 class _View(Protocol):
     """Three verbs."""
 
-    def show(self, job: Job, history: EventHistory | None) -> None:
+    def show(self, job: JobInfo, history: EventHistory | None) -> None:
         """A job as it is now, with its events as far as they could be read."""
         ...
 
@@ -36,7 +36,9 @@ class _View(Protocol):
     def close(self) -> None: ...
 
 
-def watch(job: Job, find: Callable[[], Job | None], read_events: Callable[[Job], EventHistory], form: str) -> int:
+def watch(
+    job: JobInfo, find: Callable[[], JobInfo | None], read_events: Callable[[JobInfo], EventHistory], form: str
+) -> int:
     """Shows a job until it has ended; the exit code is the job's.
 
     Args:
@@ -79,7 +81,7 @@ def watch(job: Job, find: Callable[[], Job | None], read_events: Callable[[Job],
         view.close()
 
 
-def _events(job: Job, read_events: Callable[[Job], EventHistory]) -> EventHistory | None:
+def _events(job: JobInfo, read_events: Callable[[JobInfo], EventHistory]) -> EventHistory | None:
     """Return the events of a job; None where they cannot be read now."""
     try:
         return read_events(job)
@@ -101,7 +103,7 @@ class _Lines:
         self._display = progress.PlainDisplay(stream, news)
         self._shown: tuple[str, ...] = ()
 
-    def show(self, job: Job, history: EventHistory | None) -> None:
+    def show(self, job: JobInfo, history: EventHistory | None) -> None:
         said = (f"{job.name}: {job.phase}", *words.messages(job), words.waiting_for(job), words.what_to_do(job))
         for line in said:
             if line and line not in self._shown:
@@ -134,7 +136,7 @@ class _Page:
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
 
-    def show(self, job: Job, history: EventHistory | None) -> None:
+    def show(self, job: JobInfo, history: EventHistory | None) -> None:
         from rich.text import Text
 
         for headline in self._news.lines(job.status, history):
@@ -157,7 +159,7 @@ class _Structured:
         self._form = form
         self._shown = ""
 
-    def show(self, job: Job, history: EventHistory | None) -> None:
+    def show(self, job: JobInfo, history: EventHistory | None) -> None:
         text = words.structured(job.to_plain(), self._form)
         if text != self._shown:
             self._shown = text

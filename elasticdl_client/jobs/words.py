@@ -14,7 +14,7 @@ from elasticdl_client import progress, report
 from elasticdl_client.durations import age
 from elasticdl_client.goodput import summary
 from elasticdl_client.job_status import JobStatus, PsStatus
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.news import metrics_text
 
 _HEAD_WIDTH = 14
@@ -57,7 +57,7 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def job_table(jobs: Sequence[Job], *, with_namespace: bool, wide: bool) -> str:
+def job_table(jobs: Sequence[JobInfo], *, with_namespace: bool, wide: bool) -> str:
     """The table of `elasticdl list`."""
     heads = ["NAME", "RUNTIME", "PHASE", "WORKERS", "PS", "RECORDS", "AGE"]
     rows = [heads + (["EPOCH", "STEP", "LOSS", "RATE", "MESSAGE"] if wide else [])]
@@ -70,7 +70,7 @@ def job_table(jobs: Sequence[Job], *, with_namespace: bool, wide: bool) -> str:
     return table(rows)
 
 
-def _row(job: Job) -> list[str]:
+def _row(job: JobInfo) -> list[str]:
     status = job.status
     return [
         job.name,
@@ -83,7 +83,7 @@ def _row(job: Job) -> list[str]:
     ]
 
 
-def _wide(job: Job) -> list[str]:
+def _wide(job: JobInfo) -> list[str]:
     status = job.status
     epochs = f"/{status.num_epochs}" if status.num_epochs > 0 else ""
     message = " ".join([*messages(job), waiting_for(job)]).strip()
@@ -96,13 +96,13 @@ def _wide(job: Job) -> list[str]:
     ]
 
 
-def messages(job: Job) -> list[str]:
+def messages(job: JobInfo) -> list[str]:
     """Return the messages on a job's phase: the client's findings and the master's reasons, each once."""
     said = report.without_frames(job.status.message)
     return [text for text in dict.fromkeys((job.note, said)) if text]
 
 
-def waiting_for(job: Job) -> str:
+def waiting_for(job: JobInfo) -> str:
     """Why a job that could run has no worker, in the words of its pending pods; empty if it has one."""
     if job.has_ended or job.status.workers_alive or job.phase is Phase.STOPPED:
         return ""
@@ -114,14 +114,14 @@ def waiting_for(job: Job) -> str:
     return ""
 
 
-def what_to_do(job: Job) -> str:
+def what_to_do(job: JobInfo) -> str:
     """Return the command that continues a stopped job; empty for others."""
     if job.phase is not Phase.STOPPED:
         return ""
     return f"`{job.command('resume')}` continues it, `{job.command('delete')}` ends it."
 
 
-def page(job: Job, now: float) -> str:
+def page(job: JobInfo, now: float) -> str:
     """Return the output of `elasticdl status`.
 
     Args:

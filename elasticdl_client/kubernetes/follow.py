@@ -42,7 +42,7 @@ def wait(connection: Connection, spec: JobSpec) -> int:
     logs = commands.elasticdl("logs -f", spec)
     display = progress.open_display(sys.stdout)
     try:
-        follower = Follower(connection, spec, display)
+        follower = ClusterFollower(connection, spec, display)
         ended = follower.follow()
     except KeyboardInterrupt:
         display.close()
@@ -60,7 +60,7 @@ def wait(connection: Connection, spec: JobSpec) -> int:
     return ended.exit_code
 
 
-class Follower:
+class ClusterFollower:
     """Looks at a job's master and status until they say that the job has ended, or cannot continue as it is.
 
     Args:

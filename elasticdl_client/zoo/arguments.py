@@ -13,7 +13,7 @@ from elasticdl_client.flags import nearest, split_arguments
 from elasticdl_client.kubernetes import names
 
 
-class Framework(StrEnum):
+class ImageFramework(StrEnum):
     """The framework in an image, besides the runtime: an extra of the distribution `elasticdl`."""
 
     TENSORFLOW = "tensorflow"
@@ -57,7 +57,7 @@ COMMANDS: dict[str, ZooCommand] = {
         {
             "model_zoo": ZooFlag(".", "The folder of your models, if it is not given as PATH."),
             "framework": ZooFlag(
-                Framework.TENSORFLOW.value,
+                ImageFramework.TENSORFLOW.value,
                 "tensorflow, torch, or estimator: TensorFlow 2.15, the last one with Estimator.",
             ),
             "without": ZooFlag(

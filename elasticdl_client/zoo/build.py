@@ -57,7 +57,7 @@ def build(folder: Path, repository: str, tag: str, out: TextIO) -> Image:
 
 
 def _run(engine: Any, folder: Path, name: str, out: TextIO) -> None:
-    step: messages.Step | None = None
+    step: messages.BuildStep | None = None
     said: list[str] = []
     with shown(out) as display:
         for message in messages.read(engine.api.build(path=str(folder), tag=name, rm=True, forcerm=True, decode=True)):
@@ -91,7 +91,7 @@ def prepared_folder(folder: Path) -> Path:
     return below[0]
 
 
-def failure(step: messages.Step | None, text: str, said: list[str]) -> ImageError:
+def failure(step: messages.BuildStep | None, text: str, said: list[str]) -> ImageError:
     """A failed build.
 
     Args:

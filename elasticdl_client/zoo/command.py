@@ -13,7 +13,7 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.version import RUNTIME, VERSION
 from elasticdl_client.zoo import arguments as command_line
 from elasticdl_client.zoo import folder
-from elasticdl_client.zoo.arguments import COMMANDS, Arguments, Framework
+from elasticdl_client.zoo.arguments import COMMANDS, Arguments, ImageFramework
 from elasticdl_client.zoo.display import size_text
 from elasticdl_client.zoo.errors import ImageError
 
@@ -82,7 +82,7 @@ def _wishes(given: Arguments) -> folder.Wishes:
         raise FlagError(f"Two folders are given: {given.place} and --model_zoo={named}.", "Give one.")
     return folder.Wishes(
         folder=Path(given.place or given.text("init", "model_zoo")),
-        framework=flags.parse("framework", given.text("init", "framework"), Framework.TENSORFLOW),
+        framework=flags.parse("framework", given.text("init", "framework"), ImageFramework.TENSORFLOW),
         without=given.text("init", "without"),
         base_image=given.text("init", "base_image"),
         local_pkg_dir=given.text("init", "local_pkg_dir"),

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
-from elasticdl_client.zoo.messages import Line, Message, Step, Transfer, is_bookkeeping, is_cache_note, step_of
+from elasticdl_client.zoo.messages import BuildStep, Line, Message, Transfer, is_bookkeeping, is_cache_note, step_of
 
 _TAIL = 6  # lines shown of the current step
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-class Display(Protocol):
+class BuildDisplay(Protocol):
     """Three verbs."""
 
     def show(self, message: Message) -> None:
@@ -30,9 +30,9 @@ class Display(Protocol):
 
 
 @contextmanager
-def shown(stream: TextIO) -> Iterator[Display]:
+def shown(stream: TextIO) -> Iterator[BuildDisplay]:
     """The display for a stream, steps on a terminal, the engine's own lines elsewhere; an exception is a failure."""
-    display: Display = StepDisplay(stream) if stream.isatty() else LineDisplay(stream)
+    display: BuildDisplay = StepDisplay(stream) if stream.isatty() else LineDisplay(stream)
     try:
         yield display
     except BaseException:
@@ -106,7 +106,7 @@ class StepDisplay:
         from rich.spinner import Spinner
 
         self._console = Console(file=stream, highlight=False, emoji=False)
-        self._step: Step | None = None
+        self._step: BuildStep | None = None
         self._is_cached = False
         self._began_at = time.monotonic()
         self._said: list[str] = []
@@ -169,5 +169,5 @@ class StepDisplay:
         return Group(self._spinner, *tail)
 
 
-def _text(step: Step) -> str:
+def _text(step: BuildStep) -> str:
     return f"{step.number:>2}/{step.total} {step.instruction}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from elasticdl_client.errors import FlagError
 from elasticdl_client.version import RUNTIME
 from elasticdl_client.zoo import dockerfile, wheels
-from elasticdl_client.zoo.arguments import ALLREDUCE, Framework
+from elasticdl_client.zoo.arguments import ALLREDUCE, ImageFramework
 from elasticdl_client.zoo.dockerfile import FOLDER, Recipe
 from elasticdl_client.zoo.errors import ImageError
 
@@ -35,7 +35,7 @@ class Wishes:
     """
 
     folder: Path
-    framework: Framework
+    framework: ImageFramework
     without: str
     base_image: str
     local_pkg_dir: str
@@ -152,7 +152,7 @@ def _extras(wishes: Wishes) -> tuple[str, ...]:
     """Of the runtime, for the image.  PyTorch brings its collectives along."""
     if wishes.without not in ("", ALLREDUCE):
         raise FlagError(f"--without={wishes.without}: nothing of that name can be left out.", f"--without={ALLREDUCE}")
-    if wishes.framework is not Framework.TENSORFLOW:
+    if wishes.framework is not ImageFramework.TENSORFLOW:
         if wishes.without:
             raise FlagError(
                 f"--without={ALLREDUCE} is for TensorFlow images, and --framework={wishes.framework}.",
@@ -169,7 +169,7 @@ def _check_base_image(wishes: Wishes) -> None:
     minor = _python_minor(name) or 11
     if minor < 11:
         raise FlagError(f"--base_image={name}: ElasticDL needs Python 3.11 or later.", "For example python:3.11-slim.")
-    if wishes.framework is Framework.ESTIMATOR and minor > 11:
+    if wishes.framework is ImageFramework.ESTIMATOR and minor > 11:
         raise FlagError(
             f"--base_image={name}: TensorFlow 2.15, the last one with Estimator, does not support Python after 3.11.",
             "Take python:3.11-slim.",

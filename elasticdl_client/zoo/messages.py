@@ -72,7 +72,7 @@ def _line(text: str) -> Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BuildStep:
     """A line of the Dockerfile, as the builder announces it."""
 
     number: int
@@ -83,10 +83,10 @@ class Step:
 _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 
 
-def step_of(text: str) -> Step | None:
+def step_of(text: str) -> BuildStep | None:
     """The step that a line announces."""
     found = _STEP.fullmatch(text)
-    return Step(int(found[1]), int(found[2]), re.sub(r"\s+", " ", found[3])) if found else None
+    return BuildStep(int(found[1]), int(found[2]), re.sub(r"\s+", " ", found[3])) if found else None
 
 
 def is_cache_note(text: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Lease, Phase, TaskType
+from elasticdl.master.core.values import Lease, PodState, TaskType
 from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
 
@@ -49,7 +49,7 @@ def work_off(script: Script, values: list[float]) -> list[Lease]:
 def new_life(script: Script) -> None:
     """The next master finds the worker, which holds no lease and all that was committed."""
     script.restart_master()
-    pod = e.PodChanged("elasticdl-j-worker-0", Role.WORKER, 0, "elasticdl-j-worker-0/1", Phase.RUNNING)
+    pod = e.PodChanged("elasticdl-j-worker-0", Role.WORKER, 0, "elasticdl-j-worker-0/1", PodState.RUNNING)
     script.tell(e.PodsListed((pod,)))
     script.worker_joins(0, applied=script.job._work.tasks.ledger())
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.master.core.stopping import EarlyStopping, SaveRule, Saving, StopRule, Watched
+from elasticdl.master.core.stopping import EarlyStop, SaveRule, Saving, StopRule, Watched
 
 
 def stopped_at(values: list[float], **rule: Any) -> int | None:
     """The number of the evaluation that ends training."""
     watched = Watched("loss", rule.pop("maximize", False), rule.pop("min_delta", 0.0))
-    stopping = EarlyStopping(StopRule(watched, **rule))
+    stopping = EarlyStop(StopRule(watched, **rule))
     return next((n for n, value in enumerate(values) if stopping.evaluated({"loss": value})), None)
 
 
@@ -56,7 +56,7 @@ def test_a_metric_that_is_not_a_number_never_improves() -> None:
 def test_keras_stops_at_the_same_epoch(
     values: list[float], patience: int, maximize: bool, min_delta: float, baseline: float | None, start: int
 ) -> None:
-    callback = keras.callbacks.EarlyStopping("loss", min_delta, patience, 0, "max" if maximize else "min", baseline)
+    callback = keras.callbacks.EarlyStop("loss", min_delta, patience, 0, "max" if maximize else "min", baseline)
     callback.start_from_epoch = start
     callback.set_model(keras.Sequential())
     callback.on_train_begin()
@@ -74,7 +74,7 @@ def test_keras_stops_at_the_same_epoch(
 
 def test_what_has_become_of_a_rule_outlives_the_master() -> None:
     rule = StopRule(Watched("loss", False), patience=2)
-    before, after = EarlyStopping(rule), EarlyStopping(rule)
+    before, after = EarlyStop(rule), EarlyStop(rule)
     for value in (3.0, 4.0):
         assert not before.evaluated({"loss": value})
     after.restore(before.snapshot())
@@ -89,4 +89,4 @@ def test_only_the_best_model_is_saved_and_only_if_it_is_good_enough() -> None:
 
 def test_a_metric_that_the_evaluation_does_not_have_is_named() -> None:
     with pytest.raises(ValueError, match="monitors 'auc', and the evaluation's metrics are: accuracy"):
-        EarlyStopping(StopRule(Watched("auc", True))).evaluated({"accuracy": 1.0})
+        EarlyStop(StopRule(Watched("auc", True))).evaluated({"accuracy": 1.0})

@@ -14,7 +14,7 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes.api import ClusterError, connect
-from elasticdl_client.kubernetes.follow import Follower
+from elasticdl_client.kubernetes.follow import ClusterFollower
 from elasticdl_client.progress import Display
 from tests.client.api_server import NAMESPACE, ApiServer
 from tests.client.test_jobs_local import Run, run  # noqa: F401
@@ -115,7 +115,7 @@ def test_a_waiting_client_sees_why_the_master_is_not_created(cluster: ApiServer)
     cluster.add_event("master", "00:02:00", "FailedMount", NOT_FOUND)
     flags = {"job_name": "job", "namespace": NAMESPACE, "image_name": "i", "model_def": "m.m", "training_data": "/d"}
     with pytest.raises(EOFError) as said:
-        Follower(connect(), JobSpec.from_flags("train", flags), Told()).follow()
+        ClusterFollower(connect(), JobSpec.from_flags("train", flags), Told()).follow()
     assert str(said.value) == f"The master's pod is pending: FailedMount: {NOT_FOUND}"
 
 

@@ -16,7 +16,7 @@ from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import commands, holders, log_files
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.store import LogRequest
 from elasticdl_client.kubernetes.api import ClusterError
@@ -156,7 +156,7 @@ def test_follow_prints_the_last_words_of_a_job_that_is_deleted_meanwhile(tmp_pat
     (tmp_path / "lock").touch()
     with (tmp_path / "lock").open() as lock:
         holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock.fileno(),))
-    job = Job("job", Runtime.LOCAL, Phase.RUNNING, JobStatus("job"), directory=str(tmp_path))
+    job = JobInfo("job", Runtime.LOCAL, Phase.RUNNING, JobStatus("job"), directory=str(tmp_path))
     lines = log_files.lines(job, LogRequest("", follow=True, tail=-1))
     assert next(lines).text == "first"
     with (logs / "elasticdl-job-master.log").open("a") as log:
@@ -225,7 +225,7 @@ def test_clean_leaves_a_job_that_was_started_again_meanwhile(
     finish(flags_of(home, "other"), "succeed")
     delete = LocalJobs.delete
 
-    def delete_slowly(store: LocalJobs, job: Job, wait_s: float | None) -> None:
+    def delete_slowly(store: LocalJobs, job: JobInfo, wait_s: float | None) -> None:
         delete(store, job, wait_s)
         again = JobStatus("other", JobPhase.RUNNING).to_json()
         (home / ".elasticdl" / "jobs" / "other" / "status.json").write_text(again)

@@ -13,7 +13,7 @@ from elasticdl_client.choices import Runtime
 from elasticdl_client.durations import age
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
 from elasticdl_client.jobs import pods, words
-from elasticdl_client.jobs.job import Job, Phase, phase_of
+from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 
 NOW = 1_700_000_000.0
 STATUS = JobStatus(
@@ -43,7 +43,7 @@ STATUS = JobStatus(
     started_at=NOW - 300,
     updated_at=NOW - 1,
 )
-JOB = Job("digits", Runtime.KUBERNETES, Phase.RUNNING, STATUS, namespace="team", created_at=NOW - 310)
+JOB = JobInfo("digits", Runtime.KUBERNETES, Phase.RUNNING, STATUS, namespace="team", created_at=NOW - 310)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_stopped_job_says_how_it_continues_and_a_failed_one_why_it_failed() ->
 
 
 def test_a_job_of_which_nothing_is_known_has_a_page_and_a_row() -> None:
-    job = Job("new", Runtime.LOCAL, Phase.PENDING, JobStatus("new"), directory="/tmp/jobs/new")
+    job = JobInfo("new", Runtime.LOCAL, Phase.PENDING, JobStatus("new"), directory="/tmp/jobs/new")
     assert "Logs:         /tmp/jobs/new/logs" in words.page(job, NOW)
     assert words.job_table([job], with_namespace=True, wide=True).splitlines()[1].startswith("<none>")
 

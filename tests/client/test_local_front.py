@@ -121,7 +121,7 @@ def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: P
     from elasticdl_client.job_dir import JobDir
     from elasticdl_client.job_spec import JobSpec
     from elasticdl_client.job_status import JobPhase, JobStatus
-    from elasticdl_client.local_job import Follower
+    from elasticdl_client.local_job import LocalFollower
     from elasticdl_client.progress import PlainDisplay
 
     class Restarted:
@@ -134,7 +134,7 @@ def test_a_restart_is_told_where_the_job_has_ended_before_it_is_seen(tmp_path: P
 
     (tmp_path / "status.json").write_text(JobStatus("job", JobPhase.SUCCEEDED, exit_code=0).to_json())
     said = io.StringIO()
-    follower = Follower(JobSpec(), JobDir(tmp_path, -1), Restarted(), PlainDisplay(said))  # type: ignore[arg-type]
+    follower = LocalFollower(JobSpec(), JobDir(tmp_path, -1), Restarted(), PlainDisplay(said))  # type: ignore[arg-type]
     assert follower.follow().exit_code == 0
     assert "started again (restart 1)" in said.getvalue()
 
@@ -148,7 +148,7 @@ def test_the_last_events_are_told_where_file_and_time_of_the_journal_are_those_o
     from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, to_journal
     from elasticdl_client.job_spec import JobSpec
     from elasticdl_client.job_status import JobPhase, JobStatus
-    from elasticdl_client.local_job import Follower
+    from elasticdl_client.local_job import LocalFollower
     from elasticdl_client.progress import PlainDisplay
     from tests.client.status_writer import write
 
@@ -177,7 +177,7 @@ def test_the_last_events_are_told_where_file_and_time_of_the_journal_are_those_o
 
         def close(self) -> None: ...
 
-    follower = Follower(JobSpec(), JobDir(tmp_path, -1), Ending(), PlainDisplay(said))  # type: ignore[arg-type]
+    follower = LocalFollower(JobSpec(), JobDir(tmp_path, -1), Ending(), PlainDisplay(said))  # type: ignore[arg-type]
     assert follower.follow().exit_code == 0
     assert [said.getvalue().count(f"{event.subject} lost") for event in lost] == [1, 1]
 

@@ -19,7 +19,7 @@ from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus
 from elasticdl_client.jobs import commands, top, words
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.kubernetes.api import ClusterError
 from tests.client.test_jobs_local import Run, home, run  # noqa: F401
 
@@ -42,8 +42,8 @@ STATUS = JobStatus(
         PodStatus("elasticdl-digits-worker-1", "worker", "Succeeded"),
     ),
 )
-RUNNING = Job("digits", Runtime.KUBERNETES, Phase.RUNNING, STATUS, namespace="team", created_at=NOW - 60)
-ENDED = Job("old", Runtime.LOCAL, Phase.FAILED, dataclasses.replace(STATUS, job_name="old"), created_at=NOW - 10)
+RUNNING = JobInfo("digits", Runtime.KUBERNETES, Phase.RUNNING, STATUS, namespace="team", created_at=NOW - 60)
+ENDED = JobInfo("old", Runtime.LOCAL, Phase.FAILED, dataclasses.replace(STATUS, job_name="old"), created_at=NOW - 10)
 
 
 def test_the_screen_has_all_jobs_the_running_first_and_the_pods_of_those() -> None:
@@ -60,12 +60,12 @@ class Ending(Exception):
     """The user has seen enough."""
 
 
-def seen(*looks: Sequence[Job] | ClusterError, monkeypatch: pytest.MonkeyPatch, form: str = "") -> None:
+def seen(*looks: Sequence[JobInfo] | ClusterError, monkeypatch: pytest.MonkeyPatch, form: str = "") -> None:
     """Watches until the looks are used up."""
     monkeypatch.setattr(top, "LOOK_S", 0)
-    left: Iterator[Sequence[Job] | ClusterError] = iter(looks)
+    left: Iterator[Sequence[JobInfo] | ClusterError] = iter(looks)
 
-    def list_jobs() -> Sequence[Job]:
+    def list_jobs() -> Sequence[JobInfo]:
         look = next(left, None)
         if look is None:
             raise Ending

@@ -17,7 +17,7 @@ from elasticdl_client.zoo import messages
 from elasticdl_client.zoo.arguments import registry_of, split_image_name
 from elasticdl_client.zoo.build import context_sizes, failure, prepared_folder
 from elasticdl_client.zoo.display import LineDisplay, StepDisplay, size_text
-from elasticdl_client.zoo.messages import Failure, Line, Step, Transfer
+from elasticdl_client.zoo.messages import BuildStep, Failure, Line, Transfer
 
 # As Docker Engine 20.10 says it.
 CACHED_STEP: list[dict[str, Any]] = [
@@ -278,7 +278,7 @@ def test_on_a_terminal_what_a_step_says_stays_as_it_is() -> None:
     ],
 )  # fmt: skip
 def test_a_failed_build_names_its_step_and_what_to_do(text: str, said: list[str], hint: str) -> None:
-    error = failure(Step(4, 17, "RUN python"), text, said)
+    error = failure(BuildStep(4, 17, "RUN python"), text, said)
     assert error.what.startswith("Step 4 of 17 failed: RUN python")
     assert text in error.what
     assert hint in error.hint

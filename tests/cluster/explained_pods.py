@@ -7,27 +7,27 @@ from collections.abc import Iterable
 
 from elasticdl.cluster.cluster import PodEvent
 from elasticdl.master.core.events import PodNotCreated, PodsListed
-from elasticdl.master.core.job import Job as Core
+from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.effects import pod_changed
 from elasticdl_client.choices import DistributionStrategy, Runtime
 from elasticdl_client.explain.diagnosis import Diagnosis, Facts
 from elasticdl_client.explain.explanation import explain
 from elasticdl_client.job_status import JobStatus
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 
 _WORKER = "elasticdl-j-worker-0"
-_JOB = Job("j", Runtime.KUBERNETES, Phase.RUNNING, JobStatus("j"))
+_JOB = JobInfo("j", Runtime.KUBERNETES, Phase.RUNNING, JobStatus("j"))
 
 
-def _core() -> Core:
+def _core() -> Job:
     """Of a job that wants one worker and has asked for it."""
-    core = Core(JobSettings("j", DistributionStrategy.LOCAL, num_ps=0, max_task_failures=1), 1, 0.0)
+    core = Job(JobSettings("j", DistributionStrategy.LOCAL, num_ps=0, max_task_failures=1), 1, 0.0)
     core.handle(PodsListed(()), 0.0)
     return core
 
 
-def _diagnoses(core: Core) -> list[Diagnosis]:
+def _diagnoses(core: Job) -> list[Diagnosis]:
     return list(explain(Facts(_JOB, core.events, 100.0)).diagnoses)
 
 

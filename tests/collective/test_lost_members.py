@@ -15,7 +15,7 @@ import pytest
 
 from elasticdl.collective import ElasticGroup, GroupLost
 from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
-from elasticdl.collective.world import World, _in_short
+from elasticdl.collective.world import FormedGroup, _in_short
 from tests.collective import verbs
 from tests.collective.members import ANSWER_S, HOST, TOKEN, Member, Told, all_do, begin_to_form, form, members, until
 
@@ -181,7 +181,7 @@ def test_a_world_that_ends_between_two_sums_writes_to_neither_any_more() -> None
     first, memory = Sum(), SimpleNamespace(device=SimpleNamespace(type="cpu"))
     links: Any = SimpleNamespace(interrupt=lambda: None)
     with ElasticGroup("127.0.0.1", TOKEN) as group:
-        world = World(1, ["127.0.0.1:1", "127.0.0.1:2"], 0, TOKEN, group._place)
+        world = FormedGroup(1, ["127.0.0.1:1", "127.0.0.1:2"], 0, TOKEN, group._place)
     world._by_device = {"cpu": links}
     world.begin(memory, lambda links: first)
     world.end("a newer world is planned")
@@ -195,7 +195,7 @@ def test_an_engine_that_fails_in_any_way_ends_the_world_and_no_process(monkeypat
     monkeypatch.setattr(threading, "excepthook", raised.append)
     places = [RendezvousServer(HOST, TOKEN) for _ in range(2)]
     addresses = [place.address for place in places]
-    worlds = [World(1, addresses, rank, TOKEN, place) for rank, place in enumerate(places)]
+    worlds = [FormedGroup(1, addresses, rank, TOKEN, place) for rank, place in enumerate(places)]
     with ThreadPoolExecutor(2) as pool:  # here is no such device, so NCCL cannot be made
         forming = [pool.submit(world.form, "cuda:0", 30.0) for world in worlds]
         for one in forming:

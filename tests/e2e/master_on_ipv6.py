@@ -6,15 +6,15 @@ import dataclasses
 import os
 
 from elasticdl.master import __main__ as master
-from elasticdl.master import local_place
+from elasticdl.master import local_environment
 
-_open_place = local_place.open_place
+_open_environment = local_environment.open_environment
 
 
-def open_place() -> local_place.LocalPlace:
-    return dataclasses.replace(_open_place(), host="::1")
+def open_environment() -> local_environment.LocalEnvironment:
+    return dataclasses.replace(_open_environment(), host="::1")
 
 
 if __name__ == "__main__":
-    local_place.open_place = open_place
+    local_environment.open_environment = open_environment
     os._exit(master.main())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elasticdl.model_def import load
-from elasticdl_client.choices import Framework
+from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.model_framework import framework_of
@@ -53,7 +53,7 @@ def test_a_module_that_imports_the_port_must_define_framework(tmp_path: Path) ->
         "from elasticdl.frameworks.framework import Framework\n\ndef custom_model(): ...\n"
     )
     spec = JobSpec(model_zoo=str(tmp_path), model_def="own.custom_model")
-    assert framework_of(spec) is Framework.CUSTOM
+    assert framework_of(spec) is FrameworkName.CUSTOM
     with pytest.raises(ModelDefinitionError, match="has no framework"):
         check_model_source(spec, tmp_path)
     with (tmp_path / "own.py").open("a") as file:
@@ -64,13 +64,15 @@ def test_a_module_that_imports_the_port_must_define_framework(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("import torch\nfrom elasticdl.frameworks.framework import Mode\n", Framework.TORCH),
-        ("import keras\nfrom elasticdl.frameworks.framework import Mode\n", Framework.TENSORFLOW),
-        ("from elasticdl.frameworks.framework import Mode\nfrom other import net\n", Framework.TORCH),
-        ("from elasticdl.frameworks.framework import Framework\n", Framework.CUSTOM),
+        ("import torch\nfrom elasticdl.frameworks.framework import Mode\n", FrameworkName.TORCH),
+        ("import keras\nfrom elasticdl.frameworks.framework import Mode\n", FrameworkName.TENSORFLOW),
+        ("from elasticdl.frameworks.framework import Mode\nfrom other import net\n", FrameworkName.TORCH),
+        ("from elasticdl.frameworks.framework import Framework\n", FrameworkName.CUSTOM),
     ],
 )
-def test_the_port_counts_only_where_no_framework_is_imported(tmp_path: Path, text: str, expected: Framework) -> None:
+def test_the_port_counts_only_where_no_framework_is_imported(
+    tmp_path: Path, text: str, expected: FrameworkName
+) -> None:
     (tmp_path / "other.py").write_text("import torch\n\ndef net(): ...\n")
     (tmp_path / "own.py").write_text(text + "\ndef custom_model(): ...\n")
     assert framework_of(JobSpec(model_zoo=str(tmp_path), model_def="own.custom_model")) is expected

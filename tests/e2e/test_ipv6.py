@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from elasticdl.collective.nccl import use_family_of
-from elasticdl.master.kubernetes.place import _PS_ENV
+from elasticdl.master.kubernetes.environment import _PS_ENV
 from elasticdl.master.ports import free_ports
 from elasticdl.ps.transport.tensor_sockets import TensorClient, TensorServer
 from elasticdl.rpc import addresses

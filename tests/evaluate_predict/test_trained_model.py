@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
-from elasticdl_client.choices import DistributionStrategy, Framework
+from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import CheckpointError, FlagError
-from elasticdl_client.trained_model import Kind, TrainedModel, check_unused, look_at
+from elasticdl_client.trained_model import ModelKind, TrainedModel, check_unused, look_at
 
 
 def write_state(directory: Path, step: int) -> Path:
@@ -37,21 +37,21 @@ def touched(path: Path) -> Path:
 
 def test_each_kind_is_known_by_what_lies_there(tmp_path: Path) -> None:
     state, servers = write_state(tmp_path / "a", 7), write_servers(tmp_path / "b", 9)
-    assert look_at(state) == look_at(tmp_path / "a") == TrainedModel(Kind.STATE, state, 7)
-    assert look_at(servers) == look_at(tmp_path / "b") == TrainedModel(Kind.SERVERS, servers, 9)
+    assert look_at(state) == look_at(tmp_path / "a") == TrainedModel(ModelKind.STATE, state, 7)
+    assert look_at(servers) == look_at(tmp_path / "b") == TrainedModel(ModelKind.SERVERS, servers, 9)
     saved = touched(tmp_path / "c" / "saved_model.pb").parent
     touched(saved / "model.keras")
-    assert look_at(saved) == TrainedModel(Kind.SAVED_MODEL, saved)
-    assert look_at(saved / "model.keras").kind is Kind.KERAS_FILE
+    assert look_at(saved) == TrainedModel(ModelKind.SAVED_MODEL, saved)
+    assert look_at(saved / "model.keras").kind is ModelKind.KERAS_FILE
     torch = touched(tmp_path / "d" / "model.pt")
-    assert look_at(torch.parent) == look_at(torch) == TrainedModel(Kind.TORCH_STATE, torch)
+    assert look_at(torch.parent) == look_at(torch) == TrainedModel(ModelKind.TORCH_STATE, torch)
 
 
 def test_the_newest_whole_version_is_taken(tmp_path: Path) -> None:
     whole = write_state(tmp_path, 8)
     damaged = write_state(tmp_path, 10)
     (damaged / "model.npz").write_bytes(b"cut")
-    assert look_at(tmp_path) == TrainedModel(Kind.STATE, whole, 8)
+    assert look_at(tmp_path) == TrainedModel(ModelKind.STATE, whole, 8)
     with pytest.raises(CheckpointError, match="is damaged"):
         look_at(damaged)
     (write_servers(tmp_path, 12) / "ps-0").unlink()
@@ -69,7 +69,7 @@ def test_what_is_no_model_is_refused_with_what_would_be_one(name: str, tmp_path:
 
 
 def test_the_error_of_a_wrong_model_names_the_jobs_that_can_load_it() -> None:
-    own, servers = TrainedModel(Kind.SAVED_MODEL, Path("m")), TrainedModel(Kind.SERVERS, Path("c"))
+    own, servers = TrainedModel(ModelKind.SAVED_MODEL, Path("m")), TrainedModel(ModelKind.SERVERS, Path("c"))
     own.check_strategy(DistributionStrategy.LOCAL)
     own.check_strategy(DistributionStrategy.ALL_REDUCE)
     servers.check_strategy(DistributionStrategy.PARAMETER_SERVER)
@@ -77,11 +77,11 @@ def test_the_error_of_a_wrong_model_names_the_jobs_that_can_load_it() -> None:
         own.check_strategy(DistributionStrategy.PARAMETER_SERVER)
     with pytest.raises(FlagError, match="--distribution_strategy=ParameterServerStrategy"):
         servers.check_strategy(DistributionStrategy.LOCAL)
-    own.check_framework(Framework.TENSORFLOW)
+    own.check_framework(FrameworkName.TENSORFLOW)
     with pytest.raises(FlagError, match="written for torch"):
-        own.check_framework(Framework.TORCH)
+        own.check_framework(FrameworkName.TORCH)
     with pytest.raises(FlagError, match="written for tensorflow"):
-        TrainedModel(Kind.TORCH_STATE, Path("m")).check_framework(Framework.TENSORFLOW)
+        TrainedModel(ModelKind.TORCH_STATE, Path("m")).check_framework(FrameworkName.TENSORFLOW)
 
 
 def test_predictions_of_two_jobs_are_never_mixed(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from elasticdl_client.explain.slowness import HangPart, PsLoad, hang_part
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus
-from elasticdl_client.jobs.job import Job, Phase
+from elasticdl_client.jobs.job import JobInfo, Phase
 
 NOW = 1_000_000.0
-RUNNING = Job(
+RUNNING = JobInfo(
     "digits",
     Runtime.KUBERNETES,
     Phase.RUNNING,
@@ -47,11 +47,11 @@ class Log:
         runs = self.add(EventKind.POD_RUNNING, subject, "", created)
         self.add(EventKind.WORKER_REGISTERED, subject, "", runs)
 
-    def facts(self, job: Job = RUNNING) -> Facts:
+    def facts(self, job: JobInfo = RUNNING) -> Facts:
         return Facts(job, EventHistory(tuple(self.events)), NOW)
 
 
-def diagnosed(log: Log, job: Job = RUNNING, question: Question | None = None) -> list[Diagnosis]:
+def diagnosed(log: Log, job: JobInfo = RUNNING, question: Question | None = None) -> list[Diagnosis]:
     return list(explain(log.facts(job), question).diagnoses)
 
 

@@ -34,7 +34,7 @@ def directory(tmp_path: Path) -> Path:
     for ps_id in range(2):
         content = _INDEX + struct.pack("<QII8s", len(_INDEX), zlib.crc32(_INDEX), 2, b"ELDLPS02")
         (found / f"ps-{ps_id}").write_bytes(content)
-        parts.append(checkpoints.Part(ps_id, f"ps-{ps_id}", len(content), zlib.crc32(_INDEX), 1, ((0, 512),)))
+        parts.append(checkpoints.PsPart(ps_id, f"ps-{ps_id}", len(content), zlib.crc32(_INDEX), 1, ((0, 512),)))
     variable = {"name": "w/kernel", "shape": [3, 4], "trainable": True}
     checkpoints.commit(found, checkpoints.Manifest("job", "f" * 64, 70, 5, 2, tuple(parts), (variable,)))
     return found

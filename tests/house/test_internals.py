@@ -12,7 +12,7 @@ import pytest
 
 from elasticdl.collective.torch_store import STORE, check_engines
 from elasticdl.frameworks.internals import KERAS, TENSORFLOW, check_internals, check_names, missing
-from elasticdl_client.choices import Framework
+from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ElasticDLError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +40,8 @@ def test_every_internal_name_that_is_imported_is_checked() -> None:
 
 def test_the_installed_frameworks_have_them() -> None:
     assert missing((*KERAS, *TENSORFLOW)) == []
-    check_internals(Framework.TENSORFLOW)
-    check_internals(Framework.TORCH)
+    check_internals(FrameworkName.TENSORFLOW)
+    check_internals(FrameworkName.TORCH)
 
 
 def test_a_version_without_one_is_refused_with_its_number_and_the_name(

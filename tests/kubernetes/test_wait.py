@@ -20,7 +20,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
-from elasticdl_client.kubernetes.follow import Follower
+from elasticdl_client.kubernetes.follow import ClusterFollower
 
 pytestmark = pytest.mark.cluster
 TINY = "cpu=10m,memory=64Mi"
@@ -157,7 +157,7 @@ def test_a_master_that_should_be_gone_and_is_not_is_reported(scene: Scene, lost_
         core.patch_namespaced_pod(*pod, {"metadata": {"finalizers": ["example.com/hold"]}})
     told = Told()
     with ThreadPoolExecutor() as threads:
-        end = threads.submit(Follower(scene.connection, scene.spec(), told, overdue_s=2.0).follow)
+        end = threads.submit(ClusterFollower(scene.connection, scene.spec(), told, overdue_s=2.0).follow)
         scene.kubectl("delete", "pod", pod[0], "--grace-period=1", "--wait=false")
         assert told.next_line("deleted") == "The master's pod is being deleted."
         line = told.next_line("deleted")

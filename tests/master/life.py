@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elasticdl.master.file_journal import FileJournal
 from elasticdl.master.journal import Superseded
-from elasticdl.master.local_place import LocalPlace, read_spec
+from elasticdl.master.local_environment import LocalEnvironment, read_spec
 from elasticdl.master.master import Master, fail
 from elasticdl_client.errors import ElasticDLError
 from tests.master.directory_cluster import DirectoryCluster
@@ -18,8 +18,8 @@ from tests.master.directory_cluster import DirectoryCluster
 TOKEN = "a-token-of-tests"
 
 
-def open_place(job_dir: Path, port: int) -> LocalPlace:
-    return LocalPlace(
+def open_environment(job_dir: Path, port: int) -> LocalEnvironment:
+    return LocalEnvironment(
         spec=read_spec(job_dir),
         cluster=DirectoryCluster(job_dir / "pods"),
         journal=FileJournal(job_dir),
@@ -32,7 +32,7 @@ def open_place(job_dir: Path, port: int) -> LocalPlace:
 def main() -> int:
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        place = open_place(Path(sys.argv[1]), int(sys.argv[2]))
+        place = open_environment(Path(sys.argv[1]), int(sys.argv[2]))
     except Superseded as error:
         print(error)
         return 3

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from elasticdl.master import checkpoints
-from elasticdl.master.checkpoints import Manifest, Part
+from elasticdl.master.checkpoints import Manifest, PsPart
 from elasticdl_client.errors import CheckpointError
 from tests.master.actors import END_OF_PART, MasterJob, running, wait_until
 from tests.master.small_disk import small_disk
 
-PART = Part(0, "ps-0", 12 + len(END_OF_PART), 0, 1, ((0, 1024),))
+PART = PsPart(0, "ps-0", 12 + len(END_OF_PART), 0, 1, ((0, 1024),))
 
 
 def write(checkpoint_dir: Path, version: int) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.master.kubernetes.place import KubernetesPlace
+from elasticdl.master.kubernetes.environment import KubernetesEnvironment
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import connect
@@ -32,7 +32,7 @@ def test_submission_and_resume_are_by_this_machines_clock_and_never_in_the_futur
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
     monkeypatch.setenv("ELASTICDL_TOKEN_FILE", str(tmp_path / "token"))
     try:
-        place = KubernetesPlace(connect(), "team", "j", 0)
+        place = KubernetesEnvironment(connect(), "team", "j", 0)
         now = time.time()
         for moment in (place.submitted_at, place.resumed_at):
             assert before - 2 <= moment <= now  # the server tells whole seconds

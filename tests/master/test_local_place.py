@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from elasticdl.master.local_place import shares_of_machine
-from elasticdl_client.choices import Framework
+from elasticdl.master.local_environment import shares_of_machine
+from elasticdl_client.choices import FrameworkName
 from elasticdl_client.job_spec import JobSpec
 
 VARIABLE = "TF_NUM_INTRAOP_THREADS"
@@ -27,7 +27,7 @@ def test_the_users_own_number_is_left_alone() -> None:
 
 def test_what_is_shared_is_that_of_the_jobs_framework() -> None:
     cores = str(len(os.sched_getaffinity(0)))
-    torch = JobSpec(model_def=MODEL, num_workers=1, num_ps_pods=0, framework=Framework.TORCH)
+    torch = JobSpec(model_def=MODEL, num_workers=1, num_ps_pods=0, framework=FrameworkName.TORCH)
     command = JobSpec(num_workers=1, num_ps_pods=0, job_command="python train.py")
     assert shares_of_machine(torch, {}) == {"OMP_NUM_THREADS": cores}
     assert shares_of_machine(command, {}) == {VARIABLE: cores, "OMP_NUM_THREADS": cores}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from elasticdl.master import messages, replies
 from elasticdl.master.core import commands as c
 from elasticdl.master.core.servers import owned
-from elasticdl.master.core.values import Partition, PsAddress, PsLoad
+from elasticdl.master.core.values import PsAddress, PsPartition, PsUsage
 from elasticdl.rpc import elasticdl_pb2 as pb
 
-PARTITION = Partition(7, tuple(PsAddress(k, f"host-{k}:1", k + 1, owned(k, 3)) for k in range(3)))
+PARTITION = PsPartition(7, tuple(PsAddress(k, f"host-{k}:1", k + 1, owned(k, 3)) for k in range(3)))
 
 
 def test_a_partition_names_address_life_and_buckets_of_every_server() -> None:
@@ -46,7 +46,7 @@ def test_a_heartbeat_of_a_server_brings_its_load_and_that_of_a_worker_none() -> 
         table_bytes=12,
     )
     event = messages.heartbeat_received(1, pb.HeartbeatRequest(role=pb.PS, id=2, load=load))
-    assert event.load == PsLoad(1, 2, 5, 6, 7.5, (8, 9), 10, 11, 12)
+    assert event.load == PsUsage(1, 2, 5, 6, 7.5, (8, 9), 10, 11, 12)
     assert messages.heartbeat_received(1, pb.HeartbeatRequest(role=pb.WORKER)).load is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticdl.master.core.events import PodChanged, PodsListed
-from elasticdl.master.core.values import Phase
+from elasticdl.master.core.values import PodState
 from elasticdl.master.pod_view import MAX_LOST, PodView
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_status import LostPod
@@ -21,23 +21,23 @@ from elasticdl_client.job_status import LostPod
 )
 def test_why_a_pod_has_failed_is_one_line(message: str, told: str) -> None:
     view = PodView()
-    view.changed(PodChanged("w", Role.WORKER, 0, "u", Phase.FAILED, "Error", 1, message))
+    view.changed(PodChanged("w", Role.WORKER, 0, "u", PodState.FAILED, "Error", 1, message))
     assert [pod.message for pod in view.statuses()] == [told]
 
 
-def pod(index: int, phase: Phase, reason: str = "", uid: str = "") -> PodChanged:
+def pod(index: int, phase: PodState, reason: str = "", uid: str = "") -> PodChanged:
     return PodChanged(f"w-{index}", Role.WORKER, index, uid or f"uid-{index}", phase, reason)
 
 
 def test_pods_that_were_alive_and_failed_or_went_away_are_lost_once() -> None:
     view = PodView(clock=lambda: 7.0)
     for index in range(4):
-        view.changed(pod(index, Phase.RUNNING))
-    view.changed(pod(0, Phase.FAILED, "OOMKilled"))
-    view.changed(pod(0, Phase.DELETED))
-    view.changed(pod(1, Phase.DELETED, "Preempted"))
-    view.changed(pod(2, Phase.SUCCEEDED))
-    view.changed(pod(2, Phase.DELETED))
+        view.changed(pod(index, PodState.RUNNING))
+    view.changed(pod(0, PodState.FAILED, "OOMKilled"))
+    view.changed(pod(0, PodState.DELETED))
+    view.changed(pod(1, PodState.DELETED, "Preempted"))
+    view.changed(pod(2, PodState.SUCCEEDED))
+    view.changed(pod(2, PodState.DELETED))
     assert view.lost() == (
         LostPod("w-0", "worker", 7.0, "OOMKilled"),
         LostPod("w-1", "worker", 7.0, "Preempted"),
@@ -51,8 +51,8 @@ def test_what_a_program_said_is_left_to_the_error_of_the_job() -> None:
     view = PodView(clock=lambda: 7.0)
     ends = ("exit code 1: TypeError: no", "exit code 1; its last lines:\nno", "killed by SIGKILL")
     for index, message in enumerate(ends):
-        view.changed(pod(index, Phase.RUNNING))
-        view.changed(PodChanged(f"w-{index}", Role.WORKER, index, f"uid-{index}", Phase.FAILED, "Error", 1, message))
+        view.changed(pod(index, PodState.RUNNING))
+        view.changed(PodChanged(f"w-{index}", Role.WORKER, index, f"uid-{index}", PodState.FAILED, "Error", 1, message))
     assert [one.message for one in view.lost()] == [
         "Error, exit code 1",
         "Error, exit code 1",
@@ -62,13 +62,13 @@ def test_what_a_program_said_is_left_to_the_error_of_the_job() -> None:
 
 def test_a_master_that_starts_does_not_tell_old_losses_again() -> None:
     view = PodView()
-    view.listed(PodsListed((pod(0, Phase.FAILED), pod(1, Phase.RUNNING))))
+    view.listed(PodsListed((pod(0, PodState.FAILED), pod(1, PodState.RUNNING))))
     assert view.lost() == ()
 
 
 def test_only_the_newest_losses_are_kept() -> None:
     view = PodView()
     for index in range(MAX_LOST + 1):
-        view.changed(pod(index, Phase.RUNNING))
-        view.changed(pod(index, Phase.FAILED))
+        view.changed(pod(index, PodState.RUNNING))
+        view.changed(pod(index, PodState.FAILED))
     assert [one.name for one in view.lost()] == [f"w-{index}" for index in range(1, MAX_LOST + 1)]

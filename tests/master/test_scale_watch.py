@@ -17,7 +17,7 @@ from elasticdl.cluster.kubernetes.api import ApiCalls
 from elasticdl.master.kubernetes.scale_watch import ScaleWatch
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
-from tests.master.life import open_place
+from tests.master.life import open_environment
 
 LIMIT_S = 30.0
 
@@ -156,7 +156,7 @@ def test_what_changes_between_two_streams_is_read_with_the_object(server: OneCon
 
 def test_the_file_of_a_local_job_is_read_and_each_change_of_it(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(JobSpec(job_name="j").to_json())
-    place, stop = open_place(tmp_path, 0), threading.Event()
+    place, stop = open_environment(tmp_path, 0), threading.Event()
     reader = Reader(place.scale_requests(stop))
     path = tmp_path / "num_workers"
     for text in ("4", "many", "2"):

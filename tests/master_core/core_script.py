@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import HeldLease, Lease, MetricState, Phase, Position
+from elasticdl.master.core.values import Lease, MetricArrays, PodState, Position, ReportedLease
 from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
 
@@ -34,9 +34,9 @@ class Like:
         return f"{self._kind.__name__}(… {self._fields})"
 
 
-def applied(names: Sets, num_applies: int | None = None) -> AppliedSet:
-    made = AppliedSet.of([(epoch, task, 0, tuple(n)) for (epoch, task), n in names.items()], 0)
-    return AppliedSet(made.tasks, made.num_names if num_applies is None else num_applies)
+def applied(names: Sets, num_applies: int | None = None) -> CommittedSet:
+    made = CommittedSet.of([(epoch, task, 0, tuple(n)) for (epoch, task), n in names.items()], 0)
+    return CommittedSet(made.tasks, made.num_names if num_applies is None else num_applies)
 
 
 class Script:
@@ -89,12 +89,12 @@ class Script:
 
     # Pods -----------------------------------------------------------------------------------------------------------
 
-    def pod(self, role: Role, index: int, phase: Phase, reason: str = "", life: int = 1, message: str = "") -> None:
+    def pod(self, role: Role, index: int, phase: PodState, reason: str = "", life: int = 1, message: str = "") -> None:
         name = self.settings.pod_name(role, index)
         self.tell(e.PodChanged(name, role, index, f"{name}/{life}", phase, reason, message=message))
 
     def kill(self, worker_id: int, reason: str = "Killed") -> None:
-        self.pod(Role.WORKER, worker_id, Phase.FAILED, reason)
+        self.pod(Role.WORKER, worker_id, PodState.FAILED, reason)
 
     def pass_time(
         self, seconds: float, alive: tuple[int, ...] = (), holding: dict[int, tuple[int, ...]] | None = None
@@ -116,7 +116,7 @@ class Script:
 
     def ps_starts(self, ps_id: int = 0, life: int = 1, sets: Sets | None = None, **restored: Any) -> Any:
         """A PS process starts and becomes ready; the answer to its registration."""
-        self.pod(Role.PS, ps_id, Phase.RUNNING, life=life)
+        self.pod(Role.PS, ps_id, PodState.RUNNING, life=life)
         answer = self.ps_joins(ps_id, life)
         if isinstance(answer, c.PsAdmitted):
             self.ask(e.PsReady, ps_id, answer.incarnation, applied(sets or {}), **restored)
@@ -127,7 +127,7 @@ class Script:
         return self.ask(e.PsJoined, ps_id, name, f"address-{ps_id}", 100 * ps_id + life, held)
 
     def ps_dies(self, ps_id: int = 0, life: int = 1, reason: str = "Killed") -> None:
-        self.pod(Role.PS, ps_id, Phase.FAILED, reason, life)
+        self.pod(Role.PS, ps_id, PodState.FAILED, reason, life)
 
     def sets_are_read(self, sets: Sets, num_applies: int | None = None) -> list[c.Command]:
         """Every PS holds the same."""
@@ -138,12 +138,12 @@ class Script:
 
     # Workers --------------------------------------------------------------------------------------------------------
 
-    def worker_starts(self, worker_id: int = 0, held: tuple[HeldLease, ...] = (), **fields: Any) -> Any:
-        self.pod(Role.WORKER, worker_id, Phase.RUNNING)
+    def worker_starts(self, worker_id: int = 0, held: tuple[ReportedLease, ...] = (), **fields: Any) -> Any:
+        self.pod(Role.WORKER, worker_id, PodState.RUNNING)
         return self.worker_joins(worker_id, held, **fields)
 
     def worker_joins(
-        self, worker_id: int, held: tuple[HeldLease, ...] = (), incarnation: int = 7, **fields: Any
+        self, worker_id: int, held: tuple[ReportedLease, ...] = (), incarnation: int = 7, **fields: Any
     ) -> Any:
         name = self.settings.pod_name(Role.WORKER, worker_id)
         return self.ask(e.WorkerJoined, worker_id, incarnation, name, held, **fields)
@@ -191,7 +191,7 @@ class Script:
         return self.ask(e.TaskFailed, worker_id, 7, lease.id, 0, error, "Traceback …", bad)
 
     def evaluated(
-        self, lease: Lease, *states: MetricState, worker_id: int = 0, surplus: int = 0, **results: float
+        self, lease: Lease, *states: MetricArrays, worker_id: int = 0, surplus: int = 0, **results: float
     ) -> Any:
         return self.ask(e.EvaluationReported, worker_id, 7, lease.id, states, results, surplus, "filter")
 

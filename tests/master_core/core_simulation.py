@@ -15,8 +15,8 @@ from simulated_shell import SimShell
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.applied import AppliedSet
-from elasticdl.master.core.values import Array, HeldLease, Lease, MetricState, Phase, Position, TaskType
+from elasticdl.master.core.applied import CommittedSet
+from elasticdl.master.core.values import Array, Lease, MetricArrays, PodState, Position, ReportedLease, TaskType
 from elasticdl.protocol.values import Role
 
 
@@ -72,7 +72,7 @@ class SimJob(SimShell):
             else:
                 worker.is_gone = True
 
-        held = tuple(HeldLease(one.lease, tuple(one.committed)) for one in worker.held.values())
+        held = tuple(ReportedLease(one.lease, tuple(one.committed)) for one in worker.held.values())
         self.call(lambda call: e.WorkerJoined(call, worker.id, worker.incarnation, worker.pod.name, held), joined)
         if worker.is_registered and not worker.is_gone:
             self.call(
@@ -124,7 +124,7 @@ class SimJob(SimShell):
             case TaskType.EVALUATION:
                 held.is_told = True
                 data = Array((1,), b"\0" * 8)
-                state = () if held.lease.merged else (MetricState("accuracy", (data,)),)
+                state = () if held.lease.merged else (MetricArrays("accuracy", (data,)),)
                 results = {"accuracy": 0.5} if held.lease.merged else {}
                 self.post(
                     worker,
@@ -258,7 +258,7 @@ class SimJob(SimShell):
     def leave_ps(self, server: SimPs) -> None:
         """A PS is told to end."""
         if server.is_ready and server.leaving is None:
-            ledger = self.job._work.tasks.ledger() if self.job._is_open else AppliedSet()
+            ledger = self.job._work.tasks.ledger() if self.job._is_open else CommittedSet()
             server.leaving = Leaving(ledger, self._mischief())
 
     def _mischief(self) -> tuple[int, int, int]:
@@ -326,7 +326,7 @@ class SimJob(SimShell):
         for _ in range(rounds):
             if self.end is not None:
                 return
-            while any(pod.phase is Phase.PENDING for pod in self.pods.values()):
+            while any(pod.phase is PodState.PENDING for pod in self.pods.values()):
                 self.start_pod()
             while self.jobs_for_shell:
                 self.shell_work()
@@ -335,7 +335,7 @@ class SimJob(SimShell):
             if self.job.status().phase == "Succeeded":
                 for worker in self.living():
                     if worker.is_stopped:
-                        self.end_pod(worker.pod, "Completed", Phase.SUCCEEDED)
+                        self.end_pod(worker.pod, "Completed", PodState.SUCCEEDED)
         raise AssertionError(f"the job does not end: {self.job.status()} {self.log[-8:]}")
 
     def everybody_works(self) -> None:

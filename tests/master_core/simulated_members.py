@@ -11,8 +11,8 @@ from typing import Any
 
 from simulated_processes import SimWorker
 
-from elasticdl.master.core.applied import AppliedSet
-from elasticdl.master.core.values import World
+from elasticdl.master.core.applied import CommittedSet
+from elasticdl.master.core.values import WorkerGroup
 
 Name = tuple[int, int, int]  # epoch, task, minibatch
 
@@ -32,12 +32,12 @@ class Model:
         assert len(set(step)) == len(step)
         self.steps.append(step)
 
-    def applied(self) -> AppliedSet:
+    def applied(self) -> CommittedSet:
         tasks: dict[tuple[int, int], list[int]] = {}
         for epoch, task, n in self.names:
             tasks.setdefault((epoch, task), []).append(n)
         found = [(epoch, task, 0, tuple(ns)) for (epoch, task), ns in tasks.items()]
-        return AppliedSet.of(found, len(self.names))
+        return CommittedSet.of(found, len(self.names))
 
 
 class Where(Enum):
@@ -56,7 +56,7 @@ class Where(Enum):
 class Group:
     """The processes of one world, and what each has brought to each collective."""
 
-    world: World
+    world: WorkerGroup
     brought: dict[int, list[Any]] = field(default_factory=dict)  # by worker
     gone: set[int] = field(default_factory=set)  # died, left or gave up
     history: dict[int, tuple[tuple[Name, ...], ...]] = field(default_factory=dict)  # models by number of steps
@@ -67,8 +67,8 @@ class SimMember(SimWorker):
     model: Model = field(default_factory=Model)
     holds: bool = False
     where: Where = Where.OUTSIDE
-    world: World | None = None
-    newest: World | None = None  # heard by its watch
+    world: WorkerGroup | None = None
+    newest: WorkerGroup | None = None  # heard by its watch
     has_watch: bool = False
     left: int = 0
     reason: str = ""

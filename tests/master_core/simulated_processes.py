@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elasticdl.master.core.applied import AppliedSet
-from elasticdl.master.core.values import Lease, Partition, Phase
+from elasticdl.master.core.applied import CommittedSet
+from elasticdl.master.core.values import Lease, PodState, PsPartition
 from elasticdl.protocol.values import Role
 
 Names = dict[tuple[int, int], set[int]]
@@ -22,7 +22,7 @@ class SimPod:
     index: int
     uid: str
     slot: int = 0
-    phase: Phase = Phase.PENDING
+    phase: PodState = PodState.PENDING
     reason: str = ""
     is_stuck: bool = False  # its node is lost: the object stays until it is deleted without grace
 
@@ -31,7 +31,7 @@ class SimPod:
 class Leaving:
     """What was so when a PS was told to end."""
 
-    committed: AppliedSet
+    committed: CommittedSet
     mischief: tuple[int, int, int]
 
 
@@ -65,9 +65,9 @@ class SimPs:
             self.num_applies += 1
         return True
 
-    def applied(self) -> AppliedSet:
+    def applied(self) -> CommittedSet:
         tasks = [(epoch, task, 0, tuple(names)) for (epoch, task), names in self.names.items()]
-        return AppliedSet.of(tasks, self.num_applies)
+        return CommittedSet.of(tasks, self.num_applies)
 
 
 @dataclass
@@ -90,7 +90,7 @@ class SimWorker:
     is_gone: bool = False
     has_request: bool = False
     held: dict[int, SimLease] = field(default_factory=dict)
-    partition: Partition | None = None
+    partition: PsPartition | None = None
     began: float = 0.0
 
     def seconds(self, now: float) -> dict[str, float]:

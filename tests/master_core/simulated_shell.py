@@ -15,7 +15,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import Lease, Phase
+from elasticdl.master.core.values import Lease, PodState
 from elasticdl.protocol.values import Role, Shard
 
 
@@ -207,7 +207,7 @@ class SimShell(ABC):
         if old is not None and old.is_stuck:
             self.jobs_for_shell.append(e.PodNotCreated(command.name, "it exists already"))
             return
-        assert old is None or old.phase not in (Phase.PENDING, Phase.RUNNING), command
+        assert old is None or old.phase not in (PodState.PENDING, PodState.RUNNING), command
         self.num_uids += 1
         self.pods[command.name] = SimPod(
             command.name, command.role, command.index, f"uid-{self.num_uids}", command.slot
@@ -221,38 +221,38 @@ class SimShell(ABC):
                     self.leave(worker)
             self.end_pod(pod, "Deleted")
         elif grace_s == 0:
-            pod.phase = Phase.DELETED
+            pod.phase = PodState.DELETED
             del self.pods[pod.name]
             self.tell(self._pod_event(pod))
 
     def block(self, pick: int) -> None:
         """The image of a pending pod cannot be pulled, although it could before."""
-        pending = [pod for pod in self.pods.values() if pod.phase is Phase.PENDING]
+        pending = [pod for pod in self.pods.values() if pod.phase is PodState.PENDING]
         if pending and self.job._fleet.pods.has_run(pending[pick % len(pending)].role):
             event = self._pod_event(pending[pick % len(pending)])
             self.tell(replace(event, blocked="ImagePullBackOff"))
 
     def start_pod(self, pick: int = 0) -> None:
-        pending = [pod for pod in self.pods.values() if pod.phase is Phase.PENDING]
+        pending = [pod for pod in self.pods.values() if pod.phase is PodState.PENDING]
         if not pending:
             return
         pod = pending[pick % len(pending)]
-        pod.phase = Phase.RUNNING
+        pod.phase = PodState.RUNNING
         self.tell(self._pod_event(pod))
         if self.end is not None:
             return
         self.num_uids += 1
         self.begin_process(pod, self.num_uids)
 
-    def end_pod(self, pod: SimPod, reason: str, phase: Phase = Phase.FAILED) -> None:
-        if pod.phase not in (Phase.PENDING, Phase.RUNNING):
+    def end_pod(self, pod: SimPod, reason: str, phase: PodState = PodState.FAILED) -> None:
+        if pod.phase not in (PodState.PENDING, PodState.RUNNING):
             return
         pod.phase, pod.reason = phase, reason
         pod.is_stuck = reason == "NodeLost"
-        num_faults = self.job._charges.num_faults
+        num_faults = self.job._retry_budget.num_faults
         forgiven = False
         if reason == "Deleted":
-            pod.phase = Phase.DELETED
+            pod.phase = PodState.DELETED
             del self.pods[pod.name]
         for worker in self.workers:
             if worker.pod is pod:
@@ -264,7 +264,7 @@ class SimShell(ABC):
             del self.ps[pod.index]
             self.losses += 1
         self.tell(self._pod_event(pod))
-        assert not forgiven or self.job._charges.num_faults <= num_faults, pod
+        assert not forgiven or self.job._retry_budget.num_faults <= num_faults, pod
 
     # Mail -------------------------------------------------------------------------------------------------------------
 

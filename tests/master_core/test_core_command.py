@@ -9,7 +9,7 @@ import pytest
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.status import coverage_line
-from elasticdl.master.core.values import DataKind, Phase, Plan, SessionEvent
+from elasticdl.master.core.values import DataKind, PodState, ScriptPlan, SessionEvent
 from elasticdl.protocol.values import Role, Shard
 from tests.master_core.core_script import Like, Script
 
@@ -25,11 +25,11 @@ def running(num_workers: int = 2, own_epochs: int | None = 1, **settings: Any) -
 
 def report(script: Script, worker_id: int, num_records: int = 40, size: int = 10, num_epochs: int | None = 1) -> None:
     shards = {DataKind.TRAINING: (Shard("", 0, num_records),)}
-    script.ask(e.ModelReported, worker_id, 7, shards=shards, plan=Plan(size, 2, num_epochs))
+    script.ask(e.ModelReported, worker_id, 7, shards=shards, plan=ScriptPlan(size, 2, num_epochs))
 
 
 def ends_well(script: Script, worker_id: int) -> None:
-    script.pod(Role.WORKER, worker_id, Phase.SUCCEEDED, "Completed")
+    script.pod(Role.WORKER, worker_id, PodState.SUCCEEDED, "Completed")
 
 
 def session(script: Script, what: SessionEvent, worker_id: int = 0) -> Any:
@@ -40,14 +40,14 @@ def test_the_first_report_of_the_data_counts() -> None:
     script = running(num_epochs=5)
     report(script, 1, num_records=1000, size=3)
     plan = script.worker_joins(1).plan
-    assert plan == Plan(10, 2, 1, num_records=40, num_minibatches=4)
+    assert plan == ScriptPlan(10, 2, 1, num_records=40, num_minibatches=4)
     assert script.job.status().num_epochs == 1
 
 
 def test_without_a_report_the_jobs_data_are_listed_when_a_script_asks() -> None:
     script = Script(num_ps=0, runs_command=True, num_workers=1)
     script.worker_starts(0)
-    script.ask(e.ModelReported, 0, 7, plan=Plan(10, 2))
+    script.ask(e.ModelReported, 0, 7, plan=ScriptPlan(10, 2))
     assert script.told(c.ListShards) == [c.ListShards(DataKind.TRAINING)]
 
 
@@ -135,14 +135,14 @@ def test_training_is_stopped_by_a_known_worker_once_the_data_are_known() -> None
 def test_commands_that_take_no_data_have_failed_where_the_flags_name_some() -> None:
     for expects_data in (False, True):
         script = Script(num_ps=0, runs_command=True, num_workers=1, expects_data=expects_data)
-        script.pod(Role.WORKER, 0, Phase.RUNNING)
+        script.pod(Role.WORKER, 0, PodState.RUNNING)
         ends_well(script, 0)
         assert script.last(c.EndJob).exit_code == int(expects_data)
 
 
 def test_a_command_that_never_registers_is_left_alone() -> None:
     script = Script(num_ps=0, runs_command=True, num_workers=1)
-    script.pod(Role.WORKER, 0, Phase.RUNNING)
+    script.pod(Role.WORKER, 0, PodState.RUNNING)
     script.pass_time(2000)
     assert not [one for one in script.history if isinstance(one, c.DeletePod)]
 
@@ -158,7 +158,7 @@ def test_a_failing_command_is_charged() -> None:
 def estimator(**settings: Any) -> Script:
     """On TensorFlow's own server; worker 0 is the chief."""
     script = running(num_ps=1, has_tensorflow_servers=True, **settings)
-    script.pod(Role.PS, 0, Phase.RUNNING)
+    script.pod(Role.PS, 0, PodState.RUNNING)
     return script
 
 
@@ -167,7 +167,7 @@ def test_the_status_counts_tensorflows_servers_that_run_and_the_evaluator() -> N
     status = script.job.status()
     assert (status.ps_alive, status.ps_wanted) == (1, 1)
     assert (status.workers_alive, status.workers_wanted) == (2, 3)  # two of three have registered
-    script.pod(Role.PS, 0, Phase.FAILED, "Killed")
+    script.pod(Role.PS, 0, PodState.FAILED, "Killed")
     assert script.job.status().ps_alive == 0
 
 
@@ -192,7 +192,7 @@ def test_what_was_committed_after_the_last_checkpoint_began_is_handed_out_again(
     script.tell(e.PodsListed(tuple(_pods(script))))
     for worker_id in (0, 1):
         script.worker_joins(worker_id)
-    script.pod(Role.PS, 0, Phase.FAILED, "Killed")
+    script.pod(Role.PS, 0, PodState.FAILED, "Killed")
     assert script.request(1) is None  # until the chief has restored the model
     session(script, SessionEvent.RESTORED)
     again = script.lease(1)
@@ -244,7 +244,7 @@ def test_a_worker_learns_the_end_although_a_server_is_lost_after_the_chief_has_e
         script.finish(lease, 1)
     assert script.ask(e.LeaseRequested, 0, 7) == c.JobOver()
     ends_well(script, 0)
-    script.pod(Role.PS, 0, Phase.FAILED, "Killed")  # no process restores the model any more
+    script.pod(Role.PS, 0, PodState.FAILED, "Killed")  # no process restores the model any more
     assert script.ask(e.LeaseRequested, 1, 7) == c.JobOver()
 
 
@@ -267,7 +267,7 @@ def _pods(script: Script) -> list[e.PodChanged]:
     found = []
     for role, index in ((Role.PS, 0), (Role.WORKER, 0), (Role.WORKER, 1)):
         name = script.settings.pod_name(role, index)
-        found.append(e.PodChanged(name, role, index, f"{name}/1", Phase.RUNNING))
+        found.append(e.PodChanged(name, role, index, f"{name}/1", PodState.RUNNING))
     return found
 
 
@@ -277,7 +277,7 @@ ERROR = 'exit code 1: AttributeError: no zero_gradd\n  File "train.py", line 3, 
 
 
 def fails(script: Script, worker_id: int, message: str) -> None:
-    script.pod(Role.WORKER, worker_id, Phase.FAILED, "Error", message=message)
+    script.pod(Role.WORKER, worker_id, PodState.FAILED, "Error", message=message)
 
 
 def successor(script: Script) -> int:

@@ -7,7 +7,7 @@ from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Phase
+from elasticdl.master.core.values import PodState
 from elasticdl.protocol.values import Role
 
 WORKER, PS = "elasticdl-j-worker", "elasticdl-j-ps"
@@ -20,7 +20,7 @@ def ps_heartbeat(script: Script, ps_id: int = 0, incarnation: int = 1, leaving: 
 
 def blocked(script: Script, role: Role, index: int, why: str) -> None:
     name = script.settings.pod_name(role, index)
-    script.tell(e.PodChanged(name, role, index, f"{name}/1", Phase.PENDING, blocked=why))
+    script.tell(e.PodChanged(name, role, index, f"{name}/1", PodState.PENDING, blocked=why))
 
 
 # Slots --------------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def test_slots_outlive_the_master() -> None:
     script = running(3)
     script.kill(1)
     script.restart_master()
-    script.tell(e.PodsListed((e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", Phase.RUNNING),)))
+    script.tell(e.PodsListed((e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", PodState.RUNNING),)))
     slots = {one.index: one.slot for one in script.told(c.CreatePod) if one.role is Role.WORKER}
     assert slots == {4: 2, 5: 1}
 
@@ -49,7 +49,7 @@ def test_slots_outlive_the_master() -> None:
 def test_many_workers_lost_at_once_all_have_successors_at_once() -> None:
     script = Script(num_workers=100)
     for worker_id in range(30):
-        script.pod(Role.WORKER, worker_id, Phase.DELETED, "Deleted")
+        script.pod(Role.WORKER, worker_id, PodState.DELETED, "Deleted")
         assert script.told(c.CreatePod) == [
             c.CreatePod(f"{WORKER}-{100 + worker_id}", Role.WORKER, 100 + worker_id, slot=worker_id)
         ]
@@ -132,7 +132,7 @@ def test_a_resize_under_way_outlives_the_master() -> None:
     script = running(1)
     script.heartbeat(0, memory_share=0.95)
     script.restart_master()
-    script.tell(e.PodsListed((e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", Phase.RUNNING),)))
+    script.tell(e.PodsListed((e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", PodState.RUNNING),)))
     script.worker_joins(0)
     script.heartbeat(0, memory_share=0.95)
     assert script.told(c.ResizePod) == [resize(f"{WORKER}-0", Role.WORKER, 1.5)]
@@ -190,7 +190,7 @@ def test_that_a_role_has_run_outlives_the_master() -> None:
     script = running()
     script.kill(0)
     script.restart_master()
-    script.tell(e.PodsListed((e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", Phase.RUNNING),)))
+    script.tell(e.PodsListed((e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", PodState.RUNNING),)))
     blocked(script, Role.WORKER, script.last(c.CreatePod).index, "ImagePullBackOff")
     assert script.job.status().phase != "Failed"
 
@@ -236,12 +236,12 @@ def test_a_pod_whose_creation_seemed_to_fail_is_taken_for_what_it_is(is_seen_fir
     script = Script()
     for _ in range(2):
         if is_seen_first:
-            script.pod(Role.WORKER, 0, Phase.RUNNING)
+            script.pod(Role.WORKER, 0, PodState.RUNNING)
         script.tell(e.PodNotCreated(f"{WORKER}-0", "time-out"))
         if not is_seen_first:
-            script.pod(Role.WORKER, 0, Phase.RUNNING)
+            script.pod(Role.WORKER, 0, PodState.RUNNING)
     assert script.worker_joins(0) == c.Registered(None)
-    listed = e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", Phase.RUNNING)
+    listed = e.PodChanged(f"{WORKER}-0", Role.WORKER, 0, f"{WORKER}-0/1", PodState.RUNNING)
     script.tell(e.PodsListed((listed,)))
     assert script.told(c.DeletePod) == []
 
@@ -256,16 +256,16 @@ def test_what_is_left_of_a_pod_on_a_lost_node_is_deleted_before_its_successor_is
     script.ps_dies(reason="NodeLost")
     order = [one for one in script.commands if isinstance(one, c.DeletePod | c.CreatePod)]
     assert order == [c.DeletePod(f"{PS}-0", 0.0), c.CreatePod(f"{PS}-0", Role.PS, 0)]
-    script.pod(Role.PS, 0, Phase.DELETED, "NodeLost")
+    script.pod(Role.PS, 0, PodState.DELETED, "NodeLost")
     assert script.told(c.CreatePod) == []
 
 
 def test_pods_on_a_lost_node_are_deleted_in_any_life_of_the_master() -> None:
     script = running(2)
     script.restart_master()
-    lost = e.PodChanged(f"{WORKER}-9", Role.WORKER, 9, "u", Phase.FAILED, "NodeLost")
-    kept = e.PodChanged(f"{WORKER}-8", Role.WORKER, 8, "v", Phase.FAILED, "Error")
-    stray = e.PodChanged(f"{WORKER}-7", Role.WORKER, 7, "w", Phase.RUNNING)
+    lost = e.PodChanged(f"{WORKER}-9", Role.WORKER, 9, "u", PodState.FAILED, "NodeLost")
+    kept = e.PodChanged(f"{WORKER}-8", Role.WORKER, 8, "v", PodState.FAILED, "Error")
+    stray = e.PodChanged(f"{WORKER}-7", Role.WORKER, 7, "w", PodState.RUNNING)
     script.tell(e.PodsListed((lost, kept, stray)))
     assert script.told(c.DeletePod) == [c.DeletePod(f"{WORKER}-9", 0.0), c.DeletePod(f"{WORKER}-7")]
 
@@ -291,9 +291,9 @@ def test_the_end_of_a_worker_that_said_farewell_is_nobodys_fault(reason: str) ->
         script.worker_starts(worker_id)
         script.heartbeat(worker_id, leaving=True)
         script.restart_master()
-        pods = [e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", Phase.RUNNING)]
+        pods = [e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", PodState.RUNNING)]
         pods.append(
-            e.PodChanged(f"{WORKER}-{worker_id}", Role.WORKER, worker_id, f"{WORKER}-{worker_id}/1", Phase.RUNNING)
+            e.PodChanged(f"{WORKER}-{worker_id}", Role.WORKER, worker_id, f"{WORKER}-{worker_id}/1", PodState.RUNNING)
         )
         script.tell(e.PodsListed(tuple(pods)))
         script.kill(worker_id, reason)
@@ -304,8 +304,8 @@ def test_a_restarted_master_does_not_wait_for_a_worker_that_said_farewell() -> N
     script = running(2)
     lease = script.lease(0)
     script.restart_master()
-    pods = [e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", Phase.RUNNING)]
-    pods += [e.PodChanged(f"{WORKER}-{k}", Role.WORKER, k, f"{WORKER}-{k}/1", Phase.RUNNING) for k in (0, 1)]
+    pods = [e.PodChanged(f"{PS}-0", Role.PS, 0, f"{PS}-0/1", PodState.RUNNING)]
+    pods += [e.PodChanged(f"{WORKER}-{k}", Role.WORKER, k, f"{WORKER}-{k}/1", PodState.RUNNING) for k in (0, 1)]
     script.tell(e.PodsListed(tuple(pods)))
     script.ps_joins(held=1)
     script.worker_joins(1)
@@ -336,7 +336,7 @@ def test_a_ps_that_was_told_to_end_leaves_after_a_checkpoint() -> None:
     assert ps_heartbeat(script).stop
     script.ps_dies(reason="Error")
     assert script.told(c.CreatePod) == [c.CreatePod(f"{PS}-0", Role.PS, 0)]
-    assert script.job._charges.num_faults == 0
+    assert script.job._retry_budget.num_faults == 0
     assert script.ps_starts(life=2) == c.PsAdmitted(2, "/checkpoints/version-1")
     assert not ps_heartbeat(script, incarnation=2, leaving=False).stop
 
@@ -387,14 +387,14 @@ def test_at_the_end_a_ps_is_told_to_stop_and_one_that_is_not_heard_is_deleted() 
     script = running()
     train_all(script)
     script.sets_are_read(everything(script))
-    script.pod(Role.WORKER, 0, Phase.SUCCEEDED, "Completed")
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED, "Completed")
     assert script.commands == [c.EndJob(0)]
     assert ps_heartbeat(script, leaving=False).stop
     silent = running()
     train_all(silent)
     silent.sets_are_read(everything(silent))
     silent.job._fleet.servers.all()[0].heard_at -= 60
-    silent.pod(Role.WORKER, 0, Phase.SUCCEEDED, "Completed")
+    silent.pod(Role.WORKER, 0, PodState.SUCCEEDED, "Completed")
     assert silent.commands == [c.DeletePod(f"{PS}-0"), c.EndJob(0)]
 
 

@@ -8,15 +8,15 @@ from core_script import Like, Script, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Array, Lease, MetricState, Phase, TaskType
+from elasticdl.master.core.values import Array, Lease, MetricArrays, PodState, TaskType
 from elasticdl.protocol.values import Role
 
 
-def state(*values: float, additive: bool = True) -> MetricState:
-    return MetricState("accuracy", (Array((len(values),), array("d", values).tobytes()),), additive)
+def state(*values: float, additive: bool = True) -> MetricArrays:
+    return MetricArrays("accuracy", (Array((len(values),), array("d", values).tobytes()),), additive)
 
 
-def floats(one: MetricState) -> list[list[float]]:
+def floats(one: MetricArrays) -> list[list[float]]:
     return [list(array("d", part.data)) for part in one.arrays]
 
 
@@ -190,5 +190,5 @@ def test_the_model_is_lost_during_the_final_evaluation_and_evaluated_again() -> 
     train_all(script)
     script.evaluated(evaluate_all(script), accuracy=0.5)
     assert script.job.status().phase == "Succeeded"
-    script.pod(Role.WORKER, 0, Phase.SUCCEEDED)
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED)
     assert script.last(c.EndJob) == c.EndJob(0)

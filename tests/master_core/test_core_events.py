@@ -10,7 +10,7 @@ from world_script import standing
 from elasticdl.master.core import events as e
 from elasticdl.master.core.event_log import MAX_CHARACTERS, MAX_EVENTS, MAX_TEXT, EventLog
 from elasticdl.master.core.fleet import MAX_REASONS
-from elasticdl.master.core.values import Phase
+from elasticdl.master.core.values import PodState
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventKind, JobEvent, describe
 
@@ -25,7 +25,7 @@ def causes(script: Script, event: JobEvent) -> list[tuple[str, str]]:
 
 def test_a_lost_worker_is_the_cause_of_its_successor_and_of_all_that_that_one_does() -> None:
     script = running(2)
-    script.pod(Role.WORKER, 1, Phase.FAILED, "OOMKilled")
+    script.pod(Role.WORKER, 1, PodState.FAILED, "OOMKilled")
     [lost] = of_kind(script, EventKind.POD_LOST)
     assert (lost.subject, lost.details["reason"]) == ("worker-1", "OOMKilled")
     script.worker_starts(2)
@@ -37,7 +37,7 @@ def test_a_lost_worker_is_the_cause_of_its_successor_and_of_all_that_that_one_do
 def test_a_pod_that_was_told_to_end_is_lost_by_that() -> None:
     script = running(2)
     script.heartbeat(1, leaving=True)
-    script.pod(Role.WORKER, 1, Phase.FAILED, "Preempted")
+    script.pod(Role.WORKER, 1, PodState.FAILED, "Preempted")
     [lost] = of_kind(script, EventKind.POD_LOST)
     assert causes(script, lost) == [("PodDraining", "worker-1")]
 
@@ -48,7 +48,7 @@ def test_nothing_that_is_known_of_a_pod_is_an_event_a_second_time_after_a_restar
     script.restart_master()
     living = [(Role.PS, 0), (Role.WORKER, 0), (Role.WORKER, 1)]
     names = [script.settings.pod_name(role, index) for role, index in living]
-    pods = [e.PodChanged(name, *one, f"{name}/1", Phase.RUNNING) for name, one in zip(names, living, strict=True)]
+    pods = [e.PodChanged(name, *one, f"{name}/1", PodState.RUNNING) for name, one in zip(names, living, strict=True)]
     script.tell(e.PodsListed(tuple(pods)))
     script.worker_joins(0)
     script.worker_joins(1)
@@ -60,15 +60,15 @@ def test_nothing_that_is_known_of_a_pod_is_an_event_a_second_time_after_a_restar
 
 def test_a_pod_that_the_master_before_has_planned_and_not_created_was_neither_created_nor_lost() -> None:
     script = running(2)
-    script.pod(Role.PS, 0, Phase.FAILED, "Killed")
+    script.pod(Role.PS, 0, PodState.FAILED, "Killed")
     [lost] = of_kind(script, EventKind.POD_LOST)
     script.restart_master()  # with the successor in its journal, and nowhere else
     names = [script.settings.pod_name(Role.WORKER, index) for index in range(2)]
-    pods = [e.PodChanged(name, Role.WORKER, i, f"{name}/1", Phase.RUNNING) for i, name in enumerate(names)]
+    pods = [e.PodChanged(name, Role.WORKER, i, f"{name}/1", PodState.RUNNING) for i, name in enumerate(names)]
     script.tell(e.PodsListed(tuple(pods)))
     script.pass_time(6)
     assert of_kind(script, EventKind.POD_LOST) == [lost]
-    script.pod(Role.PS, 0, Phase.RUNNING, life=2)
+    script.pod(Role.PS, 0, PodState.RUNNING, life=2)
     [*_, created] = of_kind(script, EventKind.POD_CREATED)
     assert (created.subject, created.cause) == ("ps-0", lost.number)
 
@@ -87,7 +87,7 @@ def test_a_good_end_says_so_once_and_the_pods_that_leave_then_are_not_lost() -> 
     train_all(script)
     script.sets_are_read(everything(script))
     assert [event.subject for event in of_kind(script, EventKind.JOB_SUCCEEDED)] == ["job"]
-    script.pod(Role.WORKER, 0, Phase.SUCCEEDED)
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED)
     assert not of_kind(script, EventKind.POD_LOST)
 
 
@@ -96,7 +96,7 @@ def test_a_reason_to_be_pending_is_said_again_only_when_more_than_its_numbers_ha
 
     def pending(message: str) -> None:
         name = script.settings.pod_name(Role.WORKER, 0)
-        script.tell(e.PodChanged(name, Role.WORKER, 0, f"{name}/1", Phase.PENDING, "Unschedulable", message=message))
+        script.tell(e.PodChanged(name, Role.WORKER, 0, f"{name}/1", PodState.PENDING, "Unschedulable", message=message))
 
     for message in ("0/3 nodes: 3 Insufficient cpu.", "0/4 nodes: 4 Insufficient cpu.", "0/4 nodes: 4 had taints."):
         pending(message)
@@ -112,7 +112,7 @@ def test_reasons_with_other_names_in_them_are_no_other_reasons_and_of_many_the_f
     name = script.settings.pod_name(Role.WORKER, 0)
 
     def pending(message: str) -> None:
-        script.tell(e.PodChanged(name, Role.WORKER, 0, f"{name}/1", Phase.PENDING, "Failed", message=message))
+        script.tell(e.PodChanged(name, Role.WORKER, 0, f"{name}/1", PodState.PENDING, "Failed", message=message))
 
     for sandbox in ("4f2e", "0b7c", "aa11"):
         pending(f"no network for sandbox {sandbox}")

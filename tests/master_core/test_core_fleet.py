@@ -8,7 +8,7 @@ from core_script import Like, Script, everything, running, train_all
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.servers import owned
-from elasticdl.master.core.values import BucketRange, Phase, PsAddress, TaskType
+from elasticdl.master.core.values import BucketRange, PodState, PsAddress, TaskType
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventKind
 
@@ -47,7 +47,7 @@ def test_a_replaced_worker_is_refused() -> None:
 def test_pending_pods_block_no_worker() -> None:
     script = Script(num_workers=3)
     script.ps_starts()
-    script.pod(Role.WORKER, 1, Phase.PENDING)
+    script.pod(Role.WORKER, 1, PodState.PENDING)
     script.worker_starts(0)
     script.data_is_known()
     script.sets_are_read({})
@@ -61,8 +61,8 @@ def test_workers_that_end_by_their_own_fault_before_a_commit_end_the_job_with_th
     script = Script(records=20)
     script.ps_starts()
     for worker_id in range(3):
-        script.pod(Role.WORKER, worker_id, Phase.RUNNING)
-        script.pod(Role.WORKER, worker_id, Phase.FAILED, "Error", message="ImportError: no module named foo")
+        script.pod(Role.WORKER, worker_id, PodState.RUNNING)
+        script.pod(Role.WORKER, worker_id, PodState.FAILED, "Error", message="ImportError: no module named foo")
         script.pass_time(5)
     script.pass_time(6)
     end = script.last(c.EndJob)
@@ -148,7 +148,7 @@ def test_a_worker_that_waits_for_a_parameter_server_is_not_stuck() -> None:
 
 def test_a_worker_that_never_registers_is_replaced() -> None:
     script = Script(step_timeout=20.0)
-    script.pod(Role.WORKER, 0, Phase.RUNNING)
+    script.pod(Role.WORKER, 0, PodState.RUNNING)
     script.pass_time(95)
     assert script.last(c.DeletePod) == c.DeletePod("elasticdl-j-worker-0")
 
@@ -277,7 +277,7 @@ def test_the_end_of_a_ps_told_twice_is_one_end() -> None:
     script = running()
     script.ps_dies(life=1)
     assert len(script.told(c.CreatePod)) == 1
-    script.pod(Role.PS, 0, Phase.DELETED, "Deleted", life=1)
+    script.pod(Role.PS, 0, PodState.DELETED, "Deleted", life=1)
     assert script.told(c.CreatePod) == []
     assert script.ps_starts(life=2) == Like(c.PsAdmitted, incarnation=2)
 
@@ -290,14 +290,14 @@ def test_a_silent_ps_is_given_up_and_started_again_once_its_pod_has_ended() -> N
         script.tell(e.Tick())
     assert script.last(c.DeletePod) == c.DeletePod("elasticdl-j-ps-0")
     assert isinstance(script.ps_joins(0, life=1, held=1), c.Refused)
-    script.pod(Role.PS, 0, Phase.FAILED, "Killed")
+    script.pod(Role.PS, 0, PodState.FAILED, "Killed")
     assert script.told(c.CreatePod) == [c.CreatePod("elasticdl-j-ps-0", Role.PS, 0)]
 
 
 def test_a_ps_that_cannot_start_ends_the_job_with_its_log() -> None:
     script = Script()
     for life in range(1, 4):
-        script.pod(Role.PS, 0, Phase.FAILED, "Error", life=life)
+        script.pod(Role.PS, 0, PodState.FAILED, "Error", life=life)
         script.pass_time(5)
     assert script.job.status().phase == "Failed"
 
@@ -305,6 +305,6 @@ def test_a_ps_that_cannot_start_ends_the_job_with_its_log() -> None:
 def test_pods_that_vanished_unseen_are_replaced_after_a_list() -> None:
     script = running(2)
     name = "elasticdl-j-worker-1"
-    script.tell(e.PodsListed((e.PodChanged("elasticdl-j-ps-0", Role.PS, 0, "elasticdl-j-ps-0/1", Phase.RUNNING),)))
+    script.tell(e.PodsListed((e.PodChanged("elasticdl-j-ps-0", Role.PS, 0, "elasticdl-j-ps-0/1", PodState.RUNNING),)))
     assert any(line.startswith(f"Relaunch the worker: {name} (Deleted") for line in script.log())
     assert [(command.index, command.slot) for command in script.told(c.CreatePod)] == [(2, 0), (3, 1)]

@@ -10,7 +10,7 @@ from core_script import Script, running
 from world_script import standing
 
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Phase
+from elasticdl.master.core.values import PodState
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
@@ -37,7 +37,7 @@ class Reader:
 def lose(script: Script, worker_id: int, reason: str, message: str = "", node: str = "") -> None:
     name = script.settings.pod_name(Role.WORKER, worker_id)
     gone = e.PodChanged(
-        name, Role.WORKER, worker_id, f"{name}/1", Phase.FAILED, reason, 1 if reason == "Error" else None, message
+        name, Role.WORKER, worker_id, f"{name}/1", PodState.FAILED, reason, 1 if reason == "Error" else None, message
     )
     script.tell(dataclasses.replace(gone, node=node))
 

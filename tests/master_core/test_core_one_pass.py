@@ -11,7 +11,7 @@ from core_script import Script, running
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core import planned_evaluation
-from elasticdl.master.core.values import Array, HeldLease, Lease, MetricState, TaskType
+from elasticdl.master.core.values import Array, Lease, MetricArrays, ReportedLease, TaskType
 from elasticdl.protocol.values import Shard
 
 
@@ -25,10 +25,10 @@ def predicting(num_workers: int = 1, **settings: Any) -> Script:
     return running(num_workers, **(flags | settings))
 
 
-def counted(lease: Lease) -> MetricState:
+def counted(lease: Lease) -> MetricArrays:
     """A state that says which records were evaluated: one number a record."""
     numbers = [float(lease.shard.start <= record < lease.shard.end) for record in range(80)]
-    return MetricState("count", (Array((80,), array("d", numbers).tobytes()),))
+    return MetricArrays("count", (Array((80,), array("d", numbers).tobytes()),))
 
 
 def seen(lease: Lease) -> list[float]:
@@ -77,7 +77,7 @@ def test_a_lease_that_a_worker_brings_to_the_next_life_of_the_master_counts() ->
     script = evaluating(records=40)
     lease = script.lease()
     script.restart_master()
-    script.worker_joins(0, (HeldLease(lease),))
+    script.worker_joins(0, (ReportedLease(lease),))
     script.ps_joins(0, held=1)
     assert script.evaluated(lease, counted(lease)) == c.Accepted(24)
     other = script.lease()

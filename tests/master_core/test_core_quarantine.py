@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_script import Like, Script, everything, running
 
 from elasticdl.master.core import commands as c
-from elasticdl.master.core.values import Array, Lease, MetricState
+from elasticdl.master.core.values import Array, Lease, MetricArrays
 
 
 def train_with_a_bad_record(script: Script) -> list[Lease]:
@@ -54,7 +54,7 @@ def evaluated_with_a_bad_record(script: Script) -> list[Lease]:
         if lease.shard.start <= 3 < lease.shard.end and 3 not in lease.excluded:
             script.fail(lease, bad=(3,))
         else:
-            script.evaluated(lease, MetricState("accuracy", (Array((1,), bytes(8)),)))
+            script.evaluated(lease, MetricArrays("accuracy", (Array((1,), bytes(8)),)))
             finished.append(lease)
     script.evaluated(lease, accuracy=0.5)
     return finished

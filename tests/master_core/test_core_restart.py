@@ -11,7 +11,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.leases import MAX_UNWRITTEN
 from elasticdl.master.core.tasks import MAX_UNKNOWN_EPOCHS
-from elasticdl.master.core.values import HeldLease, Phase
+from elasticdl.master.core.values import PodState, ReportedLease
 from elasticdl.protocol.values import Role
 from elasticdl_client.choices import DistributionStrategy
 
@@ -19,10 +19,10 @@ from elasticdl_client.choices import DistributionStrategy
 def back(script: Script, *worker_ids: int) -> None:
     """The next master finds its pods; the PS comes back under its incarnation."""
     script.restart_master()
-    pods = [e.PodChanged("elasticdl-j-ps-0", Role.PS, 0, "elasticdl-j-ps-0/1", Phase.RUNNING)]
+    pods = [e.PodChanged("elasticdl-j-ps-0", Role.PS, 0, "elasticdl-j-ps-0/1", PodState.RUNNING)]
     for worker_id in worker_ids:
         name = f"elasticdl-j-worker-{worker_id}"
-        pods.append(e.PodChanged(name, Role.WORKER, worker_id, f"{name}/1", Phase.RUNNING))
+        pods.append(e.PodChanged(name, Role.WORKER, worker_id, f"{name}/1", PodState.RUNNING))
     script.tell(e.PodsListed(tuple(pods)))
     if script.settings.num_ps:
         script.ps_joins(held=1)
@@ -43,8 +43,8 @@ def test_a_restarted_master_adopts_pods_leases_and_progress() -> None:
     back(script, 0, 1)
     assert script.told(c.CreatePod) == []
     assert not script.heartbeat(0, (lease.id,)).known
-    script.worker_joins(0, (HeldLease(lease, (0, 1)),))
-    script.worker_joins(1, (HeldLease(other),))
+    script.worker_joins(0, (ReportedLease(lease, (0, 1)),))
+    script.worker_joins(1, (ReportedLease(other),))
     assert script.last(c.ReadAppliedSets)
     script.sets_are_read({(0, lease.task): range(2)})
     assert script.finish(lease) == c.Accepted(2)
@@ -84,8 +84,8 @@ def test_of_two_leases_for_one_task_the_newer_one_is_adopted() -> None:
     assert new.task == old.task
     script.job.snapshot = lambda: snapshot  # what was on disk is older
     back(script, 0, 1)
-    script.worker_joins(0, (HeldLease(old),))
-    script.worker_joins(1, (HeldLease(new),))
+    script.worker_joins(0, (ReportedLease(old),))
+    script.worker_joins(1, (ReportedLease(new),))
     assert script.heartbeat(0, (old.id,)).revoked == (old.id,)
     assert script.heartbeat(1, (new.id,)).revoked == ()
 
@@ -121,7 +121,7 @@ def test_a_lease_that_was_revoked_because_a_ps_was_lost_is_never_adopted() -> No
     script.ps_dies()
     script.ps_starts(life=2)
     script.restart_master()
-    script.worker_joins(0, (HeldLease(lease, (0, 1)),))
+    script.worker_joins(0, (ReportedLease(lease, (0, 1)),))
     assert script.heartbeat(0, (lease.id,)).revoked == (lease.id,)
 
 
@@ -186,8 +186,8 @@ def test_a_local_worker_survives_the_masters_restart_with_all_it_has_done() -> N
     script.progress(lease, 0)
     script.job.snapshot = lambda: snapshot
     script.restart_master()
-    script.tell(e.PodsListed((e.PodChanged("elasticdl-j-worker-0", Role.WORKER, 0, "u", Phase.RUNNING),)))
-    script.worker_joins(0, (HeldLease(lease, (0,)),), applied=applied({(0, lease.task): (0,)}))
+    script.tell(e.PodsListed((e.PodChanged("elasticdl-j-worker-0", Role.WORKER, 0, "u", PodState.RUNNING),)))
+    script.worker_joins(0, (ReportedLease(lease, (0,)),), applied=applied({(0, lease.task): (0,)}))
     assert script.job.status().model_version == 1
     script.finish(lease)
     script.finish(script.lease())
@@ -200,9 +200,9 @@ def test_a_held_lease_that_no_life_of_this_master_can_have_granted_is_not_adopte
     back(script, 0, 1)
     for number in ((2 << 32) + 1, 1 << 62):
         invented = dataclasses.replace(lease, id=number)
-        script.worker_joins(1, (HeldLease(invented),))
+        script.worker_joins(1, (ReportedLease(invented),))
         assert script.job._work.leases.of_worker(1) == []
-    script.worker_joins(0, (HeldLease(lease),))
+    script.worker_joins(0, (ReportedLease(lease),))
     script.sets_are_read({})
     assert script.finish(lease) == c.Accepted(2)
 
@@ -213,9 +213,9 @@ def test_a_held_lease_beyond_what_the_journal_can_lack_is_not_adopted() -> None:
     assert script.ask(e.HeartbeatReceived, Role.PS, 0, 1).newest_lease == lease.id
     back(script, 0, 1)
     assert script.ask(e.HeartbeatReceived, Role.PS, 0, 1).newest_lease == 2 << 32
-    script.worker_joins(1, (HeldLease(dataclasses.replace(lease, id=lease.id + MAX_UNWRITTEN + 1)),))
+    script.worker_joins(1, (ReportedLease(dataclasses.replace(lease, id=lease.id + MAX_UNWRITTEN + 1)),))
     assert script.job._work.leases.of_worker(1) == []
-    script.worker_joins(0, (HeldLease(lease),))
+    script.worker_joins(0, (ReportedLease(lease),))
     script.sets_are_read({})
     assert script.finish(lease) == c.Accepted(2)
 
@@ -229,7 +229,7 @@ def test_a_lease_of_a_life_that_wrote_no_journal_is_adopted() -> None:
     script.job.snapshot = lambda: before
     lost = dataclasses.replace(script.job._work.leases.all()[0], id=(2 << 32) + 7)
     back(script, 0, 1)
-    script.worker_joins(1, (HeldLease(lost),))
+    script.worker_joins(1, (ReportedLease(lost),))
     assert script.job._work.leases.of_worker(1) == [lost]
 
 
@@ -241,7 +241,7 @@ def test_a_journal_of_an_earlier_version_knows_no_newest_lease() -> None:
     script.job.snapshot = lambda: snapshot
     back(script, 0)
     later = dataclasses.replace(lease, id=lease.id + MAX_UNWRITTEN + 1)
-    script.worker_joins(0, (HeldLease(later),))
+    script.worker_joins(0, (ReportedLease(later),))
     assert script.job._work.leases.of_worker(0) == [later]
 
 
@@ -249,7 +249,7 @@ def test_a_held_lease_of_an_epoch_far_away_begins_no_more_than_the_journal_can_l
     script = running(2, num_epochs=0)
     lease = script.lease(0)
     back(script, 0)
-    script.worker_joins(0, (HeldLease(dataclasses.replace(lease, id=lease.id + 1, epoch=1 << 24)),))
+    script.worker_joins(0, (ReportedLease(dataclasses.replace(lease, id=lease.id + 1, epoch=1 << 24)),))
     assert len(script.job._work.tasks.epochs) <= MAX_UNKNOWN_EPOCHS + 2
 
 
@@ -258,6 +258,6 @@ def test_data_that_would_be_cut_into_more_tasks_than_fit_the_memory_end_the_job_
     script.ps_starts()
     script.worker_starts(0)
     script.data_is_known()
-    script.pod(Role.WORKER, 0, Phase.SUCCEEDED)
-    script.pod(Role.PS, 0, Phase.SUCCEEDED)
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED)
+    script.pod(Role.PS, 0, PodState.SUCCEEDED)
     assert "Raise --minibatch_size" in script.last(c.EndJob).message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_script import Like, Script, running
 
 from elasticdl.master.core import commands as c
-from elasticdl.master.core.values import Level, Phase
+from elasticdl.master.core.values import Level, PodState
 from elasticdl.protocol.values import Role
 
 DAMAGED = "version-300 is damaged: variables-1-of-2.ckpt is shorter than its manifest says"
@@ -44,7 +44,7 @@ def test_a_server_that_dies_while_it_restores_again_and_again_ends_the_job_with_
         script.ps_dies(life=life, reason="Error")
         script.pass_time(10, alive=(0,))
         if life < 3:
-            script.pod(Role.PS, 0, Phase.RUNNING, life=life + 1)
+            script.pod(Role.PS, 0, PodState.RUNNING, life=life + 1)
             script.ps_joins(life=life + 1)
     assert script.job.status().phase == "Failed"
     assert "3 pods in a row ended by their own fault" in script.job.status().message
@@ -82,6 +82,6 @@ def test_how_often_a_server_has_died_for_nothing_outlives_the_master() -> None:
     script.ps_starts(life=2)
     script.restart_master()
     script.ps_joins(life=2, held=2)
-    script.pod(Role.PS, 0, Phase.RUNNING, life=2)
+    script.pod(Role.PS, 0, PodState.RUNNING, life=2)
     script.ps_dies(life=2, reason="Error")
-    assert script.job._charges.num_faults == 1
+    assert script.job._retry_budget.num_faults == 1

@@ -8,11 +8,11 @@ from array import array
 from core_script import Script, everything, running
 
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.values import Array, MetricState
+from elasticdl.master.core.values import Array, MetricArrays
 from elasticdl.master.status import to_job_status
 from elasticdl_client.choices import DistributionStrategy, NanPolicy
 
-STATE = MetricState("accuracy", (Array((1,), array("d", [1.0]).tobytes()),))
+STATE = MetricArrays("accuracy", (Array((1,), array("d", [1.0]).tobytes()),))
 
 
 def coverage(script: Script) -> list[str]:

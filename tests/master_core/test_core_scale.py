@@ -8,7 +8,7 @@ from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Phase
+from elasticdl.master.core.values import PodState
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventKind, JobEvent
 from elasticdl_client.job_status import JobStatus
@@ -90,10 +90,10 @@ def test_a_worker_that_waits_for_room_goes_before_one_that_trains() -> None:
 def test_a_pod_without_a_process_goes_before_one_with_a_younger_slot() -> None:
     script = running(3)
     script.kill(0)
-    script.pod(Role.WORKER, 3, Phase.PENDING)
+    script.pod(Role.WORKER, 3, PodState.PENDING)
     script.tell(e.ScaleRequested(2))
     assert deleted(script) == ["elasticdl-j-worker-3"]
-    script.pod(Role.WORKER, 3, Phase.DELETED)
+    script.pod(Role.WORKER, 3, PodState.DELETED)
     assert created(script) == []
 
 
@@ -135,7 +135,7 @@ def test_the_next_life_of_the_master_wants_as_many_and_deletes_leaving_workers_a
     script.tell(e.ScaleRequested(1))
     script.restart_master()
     names = [script.settings.pod_name(Role.WORKER, index) for index in range(3)]
-    pods = [e.PodChanged(one, Role.WORKER, index, f"{one}/1", Phase.RUNNING) for index, one in enumerate(names)]
+    pods = [e.PodChanged(one, Role.WORKER, index, f"{one}/1", PodState.RUNNING) for index, one in enumerate(names)]
     script.tell(e.PodsListed(tuple(pods)))
     assert deleted(script) == names[1:]
     assert created(script) == []
@@ -171,7 +171,7 @@ def test_a_job_without_workers_waits_and_continues() -> None:
 
 def test_a_job_of_scripts_is_not_done_because_the_others_are_not_wanted() -> None:
     script = running(3, runs_command=True, num_ps=0)
-    script.pod(Role.WORKER, 0, Phase.SUCCEEDED, "Completed")
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED, "Completed")
     script.tell(e.ScaleRequested(2))
     assert deleted(script) == []  # the slot of the one that is done is given up first
     script.tell(e.ScaleRequested(1))
@@ -208,7 +208,7 @@ def test_what_follows_from_the_users_number_names_it_as_its_cause() -> None:
     news, status = News(), JobStatus("j")
     news.lines(status, script.job.events)
     script.tell(e.ScaleRequested(3))
-    script.pod(Role.WORKER, 2, Phase.PENDING)
+    script.pod(Role.WORKER, 2, PodState.PENDING)
     script.tell(e.ScaleRequested(1))
     worker_ends(script, 1)
     assert [line.text for line in news.lines(status, script.job.events)] == [

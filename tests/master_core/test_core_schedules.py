@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schedules import UNHURRIED, Schedule, check_coverage, happen, play, schedules_of
 
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import Lease, Phase, TaskType
+from elasticdl.master.core.values import Lease, PodState, TaskType
 from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.choices import NanPolicy
 
@@ -46,7 +46,7 @@ def act(job: SimJob, action: str, pick: int) -> None:
         case "shell fails":
             job.shell_work(pick, fail=True)
         case "kill ps":
-            servers = [pod for pod in job.pods.values() if pod.role is Role.PS and pod.phase is Phase.RUNNING]
+            servers = [pod for pod in job.pods.values() if pod.role is Role.PS and pod.phase is PodState.RUNNING]
             if servers and job.losses < 4:
                 job.end_pod(servers[pick % len(servers)], "Killed")
         case "ps leaves":
@@ -55,7 +55,7 @@ def act(job: SimJob, action: str, pick: int) -> None:
         case "blocked":
             job.block(pick)
         case "node lost" | "out of memory":
-            pods = [pod for pod in job.pods.values() if pod.phase is Phase.RUNNING]
+            pods = [pod for pod in job.pods.values() if pod.phase is PodState.RUNNING]
             if pods and job.losses < 4:
                 job.end_pod(pods[pick % len(pods)], "NodeLost" if action == "node lost" else "OOMKilled")
         case _:

@@ -10,7 +10,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import Phase, PsLoad
+from elasticdl.master.core.values import PodState, PsUsage
 from elasticdl.protocol.values import Role
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.goodput import PsState, SlotState
@@ -57,7 +57,7 @@ def test_a_slot_is_unscheduled_until_its_pod_has_a_node_and_starting_until_it_sa
     script.ps_starts()
     script.now = 3.0
     name = script.settings.pod_name(Role.WORKER, 0)
-    script.tell(e.PodChanged(name, Role.WORKER, 0, "uid", Phase.PENDING, node="n7"))  # its image is pulled
+    script.tell(e.PodChanged(name, Role.WORKER, 0, "uid", PodState.PENDING, node="n7"))  # its image is pulled
     assert split(script, later=1.0) == {SlotState.UNSCHEDULED: 3.0, SlotState.STARTING: 1.0}
     script.now = 5.0
     script.worker_starts()
@@ -68,7 +68,7 @@ def test_a_slot_is_unscheduled_until_its_pod_has_a_node_and_starting_until_it_sa
 def test_a_pod_that_finds_no_room_is_unscheduled() -> None:
     script = Script()
     tick(script, 4.0)
-    script.pod(Role.WORKER, 0, Phase.PENDING)
+    script.pod(Role.WORKER, 0, PodState.PENDING)
     tick(script, 9.0)
     assert split(script) == {SlotState.UNSCHEDULED: 9.0}
 
@@ -262,7 +262,9 @@ def restart(script: Script, at: float, *living: int, resumed_at: float = 0.0) ->
     pods = [script.settings.pod_name(Role.WORKER, index) for index in living]
     script.tell(
         e.PodsListed(
-            tuple(e.PodChanged(n, Role.WORKER, i, f"{n}/1", Phase.RUNNING) for i, n in zip(living, pods, strict=True))
+            tuple(
+                e.PodChanged(n, Role.WORKER, i, f"{n}/1", PodState.RUNNING) for i, n in zip(living, pods, strict=True)
+            )
         )
     )
 
@@ -394,12 +396,12 @@ def test_a_job_may_go_on_with_another_number_of_workers() -> None:
 def test_the_time_of_a_command_that_has_ended_well_is_over() -> None:
     script = Script(num_workers=2, num_ps=0, strategy=DistributionStrategy.LOCAL, runs_command=True)
     script.worker_starts(0)
-    script.pod(Role.WORKER, 1, Phase.RUNNING)  # speaks to no master
+    script.pod(Role.WORKER, 1, PodState.RUNNING)  # speaks to no master
     beat(script, 2.0, start=1.0, compute=1.0)
     script.now = 4.0
-    script.pod(Role.WORKER, 1, Phase.SUCCEEDED)
+    script.pod(Role.WORKER, 1, PodState.SUCCEEDED)
     beat(script, 10.0, start=1.0, compute=9.0)
-    script.pod(Role.WORKER, 0, Phase.SUCCEEDED)
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED)
     tick(script, 12.0)
     seconds = script.job.status(script.now).worker_seconds
     assert {state: value for state, value in seconds.items() if value} == {"starting": 1.0, "useful": 9.0 + 4.0}
@@ -445,7 +447,7 @@ def test_servers_are_absent_restoring_busy_saving_or_idle() -> None:
     script.worker_starts()
     script.data_is_known()
     script.now = 1.0
-    script.pod(Role.PS, 0, Phase.RUNNING)
+    script.pod(Role.PS, 0, PodState.RUNNING)
     answer = script.ps_joins()
     script.now = 3.0
     script.ask(e.PsReady, 0, answer.incarnation, script.job._work.tasks.ledger())
@@ -454,7 +456,7 @@ def test_servers_are_absent_restoring_busy_saving_or_idle() -> None:
 
     def serve(at: float, busy: float) -> None:
         script.now = at
-        script.ask(e.HeartbeatReceived, Role.PS, 0, answer.incarnation, load=PsLoad(busy_seconds=busy))
+        script.ask(e.HeartbeatReceived, Role.PS, 0, answer.incarnation, load=PsUsage(busy_seconds=busy))
 
     serve(7.0, busy=3.0)
     assert of_servers(script) == {PsState.ABSENT: 1.0, PsState.RESTORING: 2.0, PsState.BUSY: 3.0, PsState.IDLE: 1.0}
@@ -481,7 +483,7 @@ def test_a_failed_job_says_where_its_time_went() -> None:
     script = running()
     beat(script, 4.0, compute=1.0, input=3.0)
     script.tell(e.StopRequested("enough"))
-    script.pod(Role.WORKER, 0, Phase.SUCCEEDED)
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED)
     assert any(line.startswith("time: 0 % useful, ") for line in script.log())
     assert script.last(c.EndJob).exit_code == 1
 
@@ -492,5 +494,5 @@ def test_a_local_pod_starts_as_soon_as_there_is_a_slot_for_it() -> None:
     name = script.settings.pod_name(Role.WORKER, 0)
     for at, has_slot in ((1.0, True), (3.0, False), (6.0, True)):
         script.now = at
-        script.tell(e.PodChanged(name, Role.WORKER, 0, "uid", Phase.PENDING, has_slot=has_slot))
+        script.tell(e.PodChanged(name, Role.WORKER, 0, "uid", PodState.PENDING, has_slot=has_slot))
     assert split(script, later=4.0) == {SlotState.UNSCHEDULED: 4.0, SlotState.STARTING: 6.0}

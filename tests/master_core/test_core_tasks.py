@@ -7,11 +7,11 @@ from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.applied import Applied, AppliedSet, intersection
+from elasticdl.master.core.applied import CommittedSet, CommittedTask, intersection
 from elasticdl.master.core.epoch import permutation
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Tasks, cut
-from elasticdl.master.core.values import Phase, TaskType
+from elasticdl.master.core.values import PodState, TaskType
 from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
 
@@ -28,13 +28,13 @@ def test_the_order_of_tasks_depends_on_seed_and_epoch_alone() -> None:
 
 
 def test_applied_sets_intersect_over_watermarks_and_extras() -> None:
-    assert Applied.of(2, (5, 2, 3)) == Applied(4, frozenset({5}))
-    assert Applied.of(2, (5, 7)) & Applied.of(6) == Applied(2, frozenset({5}))
-    assert Applied.of(2, (5,)) & Applied.of(0, (0, 1, 5)) == Applied(2, frozenset({5}))
-    one = AppliedSet.of([(0, 0, 4, ()), (0, 1, 1, ())], 5)
-    other = AppliedSet.of([(0, 0, 2, (3,))], 3)
-    assert intersection([one, other]).tasks == {(0, 0): Applied(2, frozenset({3}))}
-    assert AppliedSet.of([(0, 0, 2, ())], 3).num_repeated == 1
+    assert CommittedTask.of(2, (5, 2, 3)) == CommittedTask(4, frozenset({5}))
+    assert CommittedTask.of(2, (5, 7)) & CommittedTask.of(6) == CommittedTask(2, frozenset({5}))
+    assert CommittedTask.of(2, (5,)) & CommittedTask.of(0, (0, 1, 5)) == CommittedTask(2, frozenset({5}))
+    one = CommittedSet.of([(0, 0, 4, ()), (0, 1, 1, ())], 5)
+    other = CommittedSet.of([(0, 0, 2, (3,))], 3)
+    assert intersection([one, other]).tasks == {(0, 0): CommittedTask(2, frozenset({3}))}
+    assert CommittedSet.of([(0, 0, 2, ())], 3).num_repeated == 1
 
 
 @pytest.mark.parametrize("missing", ["ps", "model", "shards", "sets"])
@@ -266,7 +266,7 @@ def test_at_the_end_the_coverage_is_what_the_parameter_servers_hold() -> None:
     assert "Epoch 1: records 40, committed 40, repeated 10, lost 0" in script.log()
     assert script.answer(waiting) == c.JobOver()
     assert script.told(c.EndJob) == []
-    script.pod(Role.WORKER, 0, Phase.SUCCEEDED, "Completed")
+    script.pod(Role.WORKER, 0, PodState.SUCCEEDED, "Completed")
     assert script.commands[-1] == c.EndJob(0)
     assert script.told(c.DeletePod) == []  # the server that is heard leaves by itself
     assert script.log()[-2:] == ["time: 75 % useful, 25 % waiting for PS", "time of servers: 100 % idle"]

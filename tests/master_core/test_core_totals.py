@@ -13,23 +13,25 @@ from test_core_load import beat
 
 from elasticdl.master.core.event_log import MAX_EVENTS, EventLog
 from elasticdl.master.core.event_totals import EventTotals
-from elasticdl.master.core.load import Loads
-from elasticdl.master.core.values import PsLoad
+from elasticdl.master.core.ps_metrics import PsMetrics
+from elasticdl.master.core.values import PsUsage
 from elasticdl.master.status import MAX_EPOCHS, to_job_status
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
 
-def next_life(loads: Loads) -> Loads:
-    found = Loads()
+def next_life(loads: PsMetrics) -> PsMetrics:
+    found = PsMetrics()
     found.restore(json.loads(json.dumps(loads.snapshot())))
     return found
 
 
 def test_what_servers_did_is_known_before_they_are_heard_again() -> None:
-    loads = Loads()
-    loads.heard(0, 1, PsLoad(pushes=5, bytes_sent=50, staleness=(5,)), 0.0)
-    loads.heard(0, 2, PsLoad(pushes=2, bytes_sent=20, busy_seconds=1.5, staleness=(1, 1), refused=1, table_rows=9), 1.0)
+    loads = PsMetrics()
+    loads.heard(0, 1, PsUsage(pushes=5, bytes_sent=50, staleness=(5,)), 0.0)
+    loads.heard(
+        0, 2, PsUsage(pushes=2, bytes_sent=20, busy_seconds=1.5, staleness=(1, 1), refused=1, table_rows=9), 1.0
+    )
     again = next_life(loads)
     (server,) = again.servers()
     assert (server.pushes, server.sent_bytes, server.busy_seconds, server.rows) == (7, 70, 1.5, 9)
@@ -39,12 +41,12 @@ def test_what_servers_did_is_known_before_they_are_heard_again() -> None:
 
 
 def test_a_server_that_lives_on_is_not_counted_twice_and_one_that_died_meanwhile_not_forgotten() -> None:
-    loads = Loads()
+    loads = PsMetrics()
     for ps_id in range(2):
-        loads.heard(ps_id, 1, PsLoad(pushes=10, busy_seconds=2.0, staleness=(10,)), 0.0)
+        loads.heard(ps_id, 1, PsUsage(pushes=10, busy_seconds=2.0, staleness=(10,)), 0.0)
     again = next_life(loads)
-    again.heard(0, 1, PsLoad(pushes=14, busy_seconds=2.5, staleness=(14,)), 100.0)
-    again.heard(1, 2, PsLoad(pushes=3, busy_seconds=0.5, staleness=(3,)), 100.0)
+    again.heard(0, 1, PsUsage(pushes=14, busy_seconds=2.5, staleness=(14,)), 100.0)
+    again.heard(1, 2, PsUsage(pushes=3, busy_seconds=0.5, staleness=(3,)), 100.0)
     assert [(one.pushes, one.busy_seconds) for one in again.servers()] == [(14, 2.5), (13, 2.5)]
     assert [one.pushes_per_second for one in again.servers()] == [0.0, 0.0]
     assert again.staleness == (27,)

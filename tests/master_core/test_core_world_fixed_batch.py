@@ -6,7 +6,7 @@ from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import DataKind, Plan
+from elasticdl.master.core.values import DataKind, ScriptPlan
 from elasticdl.protocol.values import Shard
 
 
@@ -67,7 +67,7 @@ def test_a_fixed_batch_is_counted_in_the_minibatches_of_the_script() -> None:
     script = WorldScript(num_workers=1, runs_command=True, fixed_global_batch=20, minibatch_size=10)
     script.worker_starts(0)
     shards = {DataKind.TRAINING: (Shard("", 0, 60),)}
-    script.ask(e.ModelReported, 0, 7, shards=shards, plan=Plan(2, 1, 1))
+    script.ask(e.ModelReported, 0, 7, shards=shards, plan=ScriptPlan(2, 1, 1))
     script.ready(0)
     script.forms(steps=0)
     num_leases = 0

@@ -7,7 +7,7 @@ from world_script import WorldScript, standing
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import DataKind, HeldLease, Phase, Plan, TaskType
+from elasticdl.master.core.values import DataKind, PodState, ReportedLease, ScriptPlan, TaskType
 from elasticdl.protocol.values import Role, Shard
 
 
@@ -85,7 +85,7 @@ def test_a_restarted_master_calls_the_living_to_a_new_world_and_no_model_moves()
     version = script.version
     script.restarts(0, 1)
     assert script.ready(1) == Like(c.UnknownWorker)
-    script.worker_joins(0, (HeldLease(lease, (0,)),))
+    script.worker_joins(0, (ReportedLease(lease, (0,)),))
     script.moment()
     assert script.version == version  # worker 1 is waited for
     script.worker_joins(1)
@@ -143,7 +143,7 @@ def test_a_script_whose_world_has_ended_tells_the_next_life_of_the_master_what_i
     script = WorldScript(num_workers=2, runs_command=True)
     script.worker_starts(0)
     script.worker_starts(1)
-    script.ask(e.ModelReported, 0, 7, shards={DataKind.TRAINING: (Shard("", 0, 40),)}, plan=Plan(10, 2, 1))
+    script.ask(e.ModelReported, 0, 7, shards={DataKind.TRAINING: (Shard("", 0, 40),)}, plan=ScriptPlan(10, 2, 1))
     script.ready(0)
     script.ready(1)
     script.forms(steps=0)
@@ -153,5 +153,5 @@ def test_a_script_whose_world_has_ended_tells_the_next_life_of_the_master_what_i
     script.worker_joins(1)
     script.worker_joins(0, applied=applied({(0, 0): (0, 1), (0, 1): (0, 1)}))
     for worker_id in (0, 1):
-        script.pod(Role.WORKER, worker_id, Phase.SUCCEEDED, "Completed")
+        script.pod(Role.WORKER, worker_id, PodState.SUCCEEDED, "Completed")
     assert "Epoch 1: records 40, committed 40, repeated 0, lost 0" in script.log()

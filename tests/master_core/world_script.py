@@ -8,7 +8,7 @@ from core_script import Script, Sets, applied
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.values import Phase, TaskType, World
+from elasticdl.master.core.values import PodState, TaskType, WorkerGroup
 from elasticdl.protocol.values import Role
 from elasticdl_client.choices import DistributionStrategy
 
@@ -68,7 +68,7 @@ class WorldScript(Script):
         )
 
     @property
-    def planned(self) -> World:
+    def planned(self) -> WorkerGroup:
         world = self.job._worlds.planned
         assert world is not None
         return world
@@ -100,7 +100,7 @@ class WorldScript(Script):
         pods = []
         for worker_id in worker_ids:
             name = f"elasticdl-j-worker-{worker_id}"
-            pods.append(e.PodChanged(name, Role.WORKER, worker_id, f"{name}/1", Phase.RUNNING))
+            pods.append(e.PodChanged(name, Role.WORKER, worker_id, f"{name}/1", PodState.RUNNING))
         self.tell(e.PodsListed(tuple(pods)))
 
 

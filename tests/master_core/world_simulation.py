@@ -20,7 +20,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.epoch import permutation
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import cut
-from elasticdl.master.core.values import Lease, Phase, TaskType, World
+from elasticdl.master.core.values import Lease, PodState, TaskType, WorkerGroup
 from elasticdl.protocol.values import Shard
 
 
@@ -43,7 +43,7 @@ class WorldJob(SimJob):
     def members(self) -> list[SimMember]:
         return [one for one in self.living() if isinstance(one, SimMember)]
 
-    def end_pod(self, pod: SimPod, reason: str, phase: Phase = Phase.FAILED) -> None:
+    def end_pod(self, pod: SimPod, reason: str, phase: PodState = PodState.FAILED) -> None:
         for member in self.members():
             if member.pod is pod and member.world is not None:
                 self.groups[member.world.version].gone.add(member.id)
@@ -155,7 +155,7 @@ class WorldJob(SimJob):
         elif member.newest is not None and member.newest.version > member.left:
             self._enter_if_in(member, member.newest)
 
-    def _enter_if_in(self, member: SimMember, world: World) -> None:
+    def _enter_if_in(self, member: SimMember, world: WorkerGroup) -> None:
         if not world.has(member.id, member.incarnation):
             return
         group = self.groups.setdefault(world.version, Group(world))

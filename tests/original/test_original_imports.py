@@ -15,7 +15,7 @@ import elasticdl.original
 from elasticdl.data.recordio_writer import RecordIOWriter
 from elasticdl.model_def import framework_of, load
 from elasticdl.original.objects import RecordIOReader
-from elasticdl_client.choices import Framework
+from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import DataError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.original_imports import TABLE, check_source, successor
@@ -169,7 +169,7 @@ def test_modules_of_the_zoo_are_found_below_the_name_model_zoo(zoo: Path) -> Non
             "training_data": "data",
         },
     )
-    assert framework_of(spec) is Framework.TORCH
+    assert framework_of(spec) is FrameworkName.TORCH
 
 
 def test_a_directory_of_the_zoo_precedes_a_package_of_its_name(

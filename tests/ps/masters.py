@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from elasticdl.master import checkpoints
-from elasticdl.master.checkpoints import Manifest, Part
+from elasticdl.master.checkpoints import Manifest, PsPart
 from elasticdl.ps.client import PsClient
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
@@ -175,6 +175,6 @@ def save_into(master: OnePsMaster, directory: Path) -> pb.SaveCheckpointReply:
         )
         reply: pb.SaveCheckpointReply = pb_grpc.ParameterServerStub(channel).SaveCheckpoint(request, timeout=20)
     if not reply.error:
-        part = Part(0, reply.file, reply.size_bytes, reply.crc32, master.incarnation, ((0, 1024),))
+        part = PsPart(0, reply.file, reply.size_bytes, reply.crc32, master.incarnation, ((0, 1024),))
         checkpoints.commit(directory, Manifest("digits", "f", 1, 7, 1, (part,)))
     return reply

@@ -9,7 +9,7 @@ import numpy as np
 
 from elasticdl.frameworks.framework import Floats, Ids, Table
 from elasticdl.master import checkpoints
-from elasticdl.master.checkpoints import Manifest, Part
+from elasticdl.master.checkpoints import Manifest, PsPart
 from elasticdl.ps.checkpoint.part_file import PartFile, write_part
 from elasticdl.ps.partition import buckets, dense_slices, even_buckets
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
@@ -116,7 +116,7 @@ def commit(directory: Path, version: int, files: Sequence[PartFile], held: Seque
     """The manifest of parts that were written by PS 0, 1, … of incarnations 10, 11, …"""
     held = held or [even_buckets(k, len(files)) for k in range(len(files))]
     parts = tuple(
-        Part(k, file.file, file.size_bytes, file.crc32, 10 + k, spans)
+        PsPart(k, file.file, file.size_bytes, file.crc32, 10 + k, spans)
         for k, (file, spans) in enumerate(zip(files, held, strict=True))
     )
     checkpoints.commit(directory, Manifest("digits", "f", version, 7, len(parts), parts))

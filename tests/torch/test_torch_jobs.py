@@ -15,7 +15,7 @@ from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode, TaskRecords
 from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.model_def import framework_of, load
-from elasticdl_client.choices import Framework
+from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.model_framework import check_framework
@@ -97,28 +97,28 @@ def test_a_worker_imports_the_framework_of_its_job_alone(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("import torch", Framework.TORCH),
-        ("from torch.nn import functional", Framework.TORCH),
-        ("def custom_model():\n    import torch", Framework.TORCH),
-        ("from .layers import Net", Framework.TORCH),
-        ("from shop.layers import Net", Framework.TORCH),
-        ("from shop import layers", Framework.TORCH),
-        ("import keras", Framework.TENSORFLOW),
-        ("import keras\nfrom shop.layers import Net", Framework.TENSORFLOW),
-        ("import torch\nimport tensorflow", Framework.TENSORFLOW),
-        ("import numpy", Framework.TENSORFLOW),
-        ("from elasticdl.layers import Embedding\nimport shop.layers", Framework.TENSORFLOW),
-        ("not Python", Framework.TENSORFLOW),
+        ("import torch", FrameworkName.TORCH),
+        ("from torch.nn import functional", FrameworkName.TORCH),
+        ("def custom_model():\n    import torch", FrameworkName.TORCH),
+        ("from .layers import Net", FrameworkName.TORCH),
+        ("from shop.layers import Net", FrameworkName.TORCH),
+        ("from shop import layers", FrameworkName.TORCH),
+        ("import keras", FrameworkName.TENSORFLOW),
+        ("import keras\nfrom shop.layers import Net", FrameworkName.TENSORFLOW),
+        ("import torch\nimport tensorflow", FrameworkName.TENSORFLOW),
+        ("import numpy", FrameworkName.TENSORFLOW),
+        ("from elasticdl.layers import Embedding\nimport shop.layers", FrameworkName.TENSORFLOW),
+        ("not Python", FrameworkName.TENSORFLOW),
     ],
 )
-def test_the_framework_is_read_off_the_imports(tmp_path: Path, text: str, expected: Framework) -> None:
+def test_the_framework_is_read_off_the_imports(tmp_path: Path, text: str, expected: FrameworkName) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "layers.py").write_text("import torch\n")
     (tmp_path / "shop" / "model.py").write_text(text + "\n")
     spec = JobSpec(model_zoo=str(tmp_path), model_def="shop.model.custom_model")
     assert framework_of(spec) is expected
-    named = JobSpec(model_zoo=str(tmp_path), model_def="shop.model.custom_model", framework=Framework.TORCH)
-    assert framework_of(named) is Framework.TORCH
+    named = JobSpec(model_zoo=str(tmp_path), model_def="shop.model.custom_model", framework=FrameworkName.TORCH)
+    assert framework_of(named) is FrameworkName.TORCH
 
 
 def test_parameter_servers_are_refused_before_anything_starts() -> None:

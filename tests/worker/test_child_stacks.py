@@ -83,7 +83,7 @@ def test_a_process_that_waits_for_work_runs_no_code_of_the_users(children: Child
     here.send(b"")
     process.join()
     assert [function for _, _, function in thread.frames][-2:] == ["wait_idly", "run"]
-    assert not stacks.ThreadStack("", False, [stacks.Frame(*frame) for frame in thread.frames]).runs_user_code
+    assert not stacks.ThreadStack("", False, [stacks.StackFrame(*frame) for frame in thread.frames]).runs_user_code
 
 
 def test_another_program_is_not_asked(children: ChildStacks) -> None:

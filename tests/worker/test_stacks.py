@@ -10,11 +10,11 @@ import pytest
 
 from elasticdl.worker import stacks
 from elasticdl.worker.activity import Activity
-from elasticdl.worker.stacks import MAX_TEXT, Frame, ThreadStack, describe, take
+from elasticdl.worker.stacks import MAX_TEXT, StackFrame, ThreadStack, describe, take
 
-THREADING = Frame(threading.__file__, 327, "Condition.wait")
-OURS = Frame(stacks.__file__, 1, "take")
-LOSS, FEED = Frame("/zoo/net.py", 31, "loss"), Frame("/zoo/net.py", 60, "feed")
+THREADING = StackFrame(threading.__file__, 327, "Condition.wait")
+OURS = StackFrame(stacks.__file__, 1, "take")
+LOSS, FEED = StackFrame("/zoo/net.py", 31, "loss"), StackFrame("/zoo/net.py", 60, "feed")
 
 
 @pytest.fixture
@@ -76,11 +76,11 @@ def test_without_user_code_there_is_no_line() -> None:
     ],
 )
 def test_whose_code_a_file_is(file: str, is_users: bool) -> None:
-    assert (Frame(file, 1, "f").origin is stacks.Origin.USER) is is_users
+    assert (StackFrame(file, 1, "f").origin is stacks.Origin.USER) is is_users
 
 
 def test_many_deep_stacks_are_bounded_and_user_code_comes_first() -> None:
-    deep = [Frame(f"/usr/lib/python3/site-packages/{'x' * 80}.py", n, "f") for n in range(500)]
+    deep = [StackFrame(f"/usr/lib/python3/site-packages/{'x' * 80}.py", n, "f") for n in range(500)]
     others = [ThreadStack(f"pool-{n}", False, deep) for n in range(50)]
     taken = describe([*others, ThreadStack("MainThread", True, (LOSS, *deep))], Activity.COMPUTE)
     assert len(taken.text) <= MAX_TEXT

@@ -12,13 +12,13 @@ from typing import Any
 from elasticdl.master.core import events
 from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import Command, CreatePod
-from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.fleet import Fleet
+from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.pods import PodRecord
 from elasticdl.master.core.servers import Server
-from elasticdl.master.core.slot_time import SECOND, Life
+from elasticdl.master.core.slot_time import SECOND, SlotUse
 from elasticdl.master.core.workers import Workers
-from elasticdl.master.core.world import Worlds
+from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role
 from elasticdl_client.goodput import PsState, summary
 from elasticdl_client.pod_times import PodTimes
@@ -48,9 +48,9 @@ class Accounting:
         self,
         workers: Workers,
         fleet: Fleet,
-        worlds: Worlds,
+        worlds: WorkerGroups,
         checkpoints: Checkpoints,
-        ending: Ending,
+        ending: JobOutcome,
         began_at: float,
     ) -> None:
         self._workers = workers
@@ -96,20 +96,20 @@ class Accounting:
         for slot in pods.worker_slots:
             record = records.get(slot)
             life = self._life(slot, record, slot in without_room)
-            times.is_at(slot, life, record.index if record is not None and life is Life.LIVE else -1)
+            times.is_at(slot, life, record.index if record is not None and life is SlotUse.LIVE else -1)
 
-    def _life(self, slot: int, record: PodRecord | None, has_no_room: bool) -> Life:
+    def _life(self, slot: int, record: PodRecord | None, has_no_room: bool) -> SlotUse:
         if self._fleet.pods.is_done(slot):
-            return Life.DONE
+            return SlotUse.DONE
         if record is None:
             if self._ending.is_decided:
-                return Life.STOPPED
+                return SlotUse.STOPPED
             has_lost = self._workers.times.has_lost(slot) and not has_no_room
-            return Life.RECOVERING if has_lost else Life.UNSCHEDULED
+            return SlotUse.RECOVERING if has_lost else SlotUse.UNSCHEDULED
         worker = self._workers.get(record.index)
         if worker is not None:
-            return Life.STOPPED if worker.is_leaving else Life.LIVE
-        return Life.LIVE if record.has_node else Life.UNSCHEDULED
+            return SlotUse.STOPPED if worker.is_leaving else SlotUse.LIVE
+        return SlotUse.LIVE if record.has_node else SlotUse.UNSCHEDULED
 
     # For people -----------------------------------------------------------------------------------------------------
 

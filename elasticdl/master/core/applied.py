@@ -12,14 +12,14 @@ TaskName = tuple[int, int]  # (epoch, task)
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class CommittedTask:
     """Minibatches of one task: all n < watermark, and the extras, each of them > watermark."""
 
     watermark: int = 0
     extras: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, watermark: int = 0, extras: Iterable[int] = ()) -> Applied:
+    def of(cls, watermark: int = 0, extras: Iterable[int] = ()) -> CommittedTask:
         """From any watermark and extras: those below the watermark are dropped, those that touch it raise it."""
         rest = {n for n in extras if n >= watermark}
         while watermark in rest:
@@ -37,19 +37,19 @@ class Applied:
         yield from range(self.watermark)
         yield from sorted(self.extras)
 
-    def __and__(self, other: Applied) -> Applied:
+    def __and__(self, other: CommittedTask) -> CommittedTask:
         low, high = sorted((self, other), key=lambda a: a.watermark)
-        return Applied.of(low.watermark, (n for n in low.extras if n in high))
+        return CommittedTask.of(low.watermark, (n for n in low.extras if n in high))
 
-    def __or__(self, other: Applied) -> Applied:
-        return Applied.of(max(self.watermark, other.watermark), self.extras | other.extras)
+    def __or__(self, other: CommittedTask) -> CommittedTask:
+        return CommittedTask.of(max(self.watermark, other.watermark), self.extras | other.extras)
 
 
-NOTHING = Applied()
+NOTHING = CommittedTask()
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedSet:
+class CommittedSet:
     """The minibatches that one piece of state holds.
 
     Attributes:
@@ -57,19 +57,19 @@ class AppliedSet:
         num_applies: how many pushes changed the state: equals `num_names`, or something was repeated.
     """
 
-    tasks: Mapping[TaskName, Applied] = field(default_factory=dict)
+    tasks: Mapping[TaskName, CommittedTask] = field(default_factory=dict)
     num_applies: int = 0
 
     @classmethod
-    def of(cls, tasks: Iterable[tuple[int, int, int, Iterable[int]]], num_applies: int) -> AppliedSet:
+    def of(cls, tasks: Iterable[tuple[int, int, int, Iterable[int]]], num_applies: int) -> CommittedSet:
         """From (epoch, task, watermark, extras) of each task, as the wire message lists them."""
-        return cls({(e, t): Applied.of(w, x) for e, t, w, x in tasks}, num_applies)
+        return cls({(e, t): CommittedTask.of(w, x) for e, t, w, x in tasks}, num_applies)
 
-    def __or__(self, other: AppliedSet) -> AppliedSet:
+    def __or__(self, other: CommittedSet) -> CommittedSet:
         names = self.tasks.keys() | other.tasks.keys()
-        return AppliedSet({name: self.of_task(*name) | other.of_task(*name) for name in names}, self.num_applies)
+        return CommittedSet({name: self.of_task(*name) | other.of_task(*name) for name in names}, self.num_applies)
 
-    def of_task(self, epoch: int, task: int) -> Applied:
+    def of_task(self, epoch: int, task: int) -> CommittedTask:
         return self.tasks.get((epoch, task), NOTHING)
 
     @property
@@ -82,13 +82,13 @@ class AppliedSet:
         return max(0, self.num_applies - self.num_names)
 
 
-def intersection(sets: Iterable[AppliedSet]) -> AppliedSet:
+def intersection(sets: Iterable[CommittedSet]) -> CommittedSet:
     """Return the names that every set holds; empty for no sets.  `num_applies` is that of its own names."""
-    tasks: dict[TaskName, Applied] | None = None
+    tasks: dict[TaskName, CommittedTask] | None = None
     for one in sets:
         if tasks is None:
             tasks = dict(one.tasks)
         else:
             tasks = {name: applied & one.tasks[name] for name, applied in tasks.items() if name in one.tasks}
-    result = AppliedSet({name: applied for name, applied in (tasks or {}).items() if len(applied)})
-    return AppliedSet(result.tasks, result.num_names)
+    result = CommittedSet({name: applied for name, applied in (tasks or {}).items() if len(applied)})
+    return CommittedSet(result.tasks, result.num_names)

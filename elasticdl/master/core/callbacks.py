@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.stopping import EarlyStopping, SaveRule, Saving, StopRule, count
+from elasticdl.master.core.stopping import EarlyStop, SaveRule, Saving, StopRule, count
 from elasticdl.master.core.values import Occasion
 
 
@@ -35,7 +35,7 @@ class Callbacks:
         Raises:
             ValueError: they are not; names the key.
         """
-        self._stopping = [EarlyStopping(StopRule.of(rule)) for rule in _rules(rules, "stopping")]
+        self._stopping = [EarlyStop(StopRule.of(rule)) for rule in _rules(rules, "stopping")]
         self._saving = [Saving(SaveRule.of(rule)) for rule in _rules(rules, "saving")]
         count(rules, "max_steps")  # the plan's, which is limited by it
         self._calls_epoch_end = bool(rules.get("calls_epoch_end"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticdl.master.core.values import DataKind, Lease, Level, Partition, Plan, PsAddress, World
+from elasticdl.master.core.values import DataKind, Lease, Level, PsAddress, PsPartition, ScriptPlan, WorkerGroup
 from elasticdl.protocol.values import Role, Shard
 
 # Answers ---------------------------------------------------------------------------------------------------------
@@ -24,8 +24,8 @@ class Registered:
         plan: of a job that runs a command; None until its data are known.
     """
 
-    partition: Partition | None
-    plan: Plan | None = None
+    partition: PsPartition | None
+    plan: ScriptPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SampleGiven:
 class WorldPlanned:
     """A world newer than the known one.  A worker that is not in it leaves its world and waits for the next."""
 
-    world: World
+    world: WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class HeartbeatAnswer:
 
     known: bool
     revoked: tuple[int, ...] = ()
-    partition: Partition | None = None
+    partition: PsPartition | None = None
     stop: bool = False
     num_pushing: int = 0
     world_version: int = 0

@@ -13,7 +13,7 @@ from typing import Any
 
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import cut, num_cut
-from elasticdl.master.core.values import DataKind, Plan
+from elasticdl.master.core.values import DataKind, ScriptPlan
 from elasticdl.protocol.values import Shard
 
 
@@ -25,7 +25,7 @@ class Data:
         self.has_model = False
         self.has_metrics = False
         self._shards: dict[DataKind, tuple[Shard, ...]] = {}
-        self.plan: Plan | None = None
+        self.plan: ScriptPlan | None = None
         self.callbacks: dict[str, Any] = {}  # what the master decides for the user's
         sources = {
             DataKind.TRAINING: settings.has_training_data,
@@ -54,11 +54,11 @@ class Data:
             num_epochs=settings.num_epochs if plan.num_epochs is None else plan.num_epochs,
         )
 
-    def plan_in_force(self) -> Plan:
+    def plan_in_force(self) -> ScriptPlan:
         """The plan that workers receive."""
         settings, shards = self.settings, self.planned_shards()
         size = settings.minibatch_size
-        return Plan(
+        return ScriptPlan(
             size,
             settings.num_minibatches_per_task,
             settings.num_epochs,
@@ -70,7 +70,7 @@ class Data:
         self,
         has_metrics: bool,
         shards: Mapping[DataKind, tuple[Shard, ...]],
-        plan: Plan | None = None,
+        plan: ScriptPlan | None = None,
         callbacks: Mapping[str, Any] | None = None,
     ) -> list[DataKind]:
         """A worker has loaded the model; the kinds of data that the shell must list."""
@@ -130,5 +130,5 @@ class Data:
         self.has_model, self.has_metrics = saved["has_model"], saved["has_metrics"]
         self.callbacks = saved.get("callbacks", {})
         plan = saved.get("plan")
-        self.plan = None if plan is None else Plan(*plan)
+        self.plan = None if plan is None else ScriptPlan(*plan)
         self._shards = {DataKind(k): tuple(Shard(*s) for s in shards) for k, shards in saved["shards"].items()}

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.master.core.applied import NOTHING, Applied
+from elasticdl.master.core.applied import NOTHING, CommittedTask
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol.values import Shard
 
@@ -185,8 +185,8 @@ class Epoch:
         samples = self._records_of(task) + self._surpluses[task]
         return max(0, min(self._minibatch_size, samples - n * self._minibatch_size))
 
-    def applied(self, task: int) -> Applied:
-        return Applied(self._watermarks[task], self._extras.get(task, frozenset()))
+    def applied(self, task: int) -> CommittedTask:
+        return CommittedTask(self._watermarks[task], self._extras.get(task, frozenset()))
 
     def is_done(self, task: int) -> bool:
         """Its size is known and all of its minibatches are committed."""
@@ -196,7 +196,7 @@ class Epoch:
     def complete(self) -> bool:
         return self.num_done == len(self.order)
 
-    def change(self, task: int, applied: Applied, size: int | None = None, surplus: int = 0) -> None:
+    def change(self, task: int, applied: CommittedTask, size: int | None = None, surplus: int = 0) -> None:
         """Notes what is committed of a task, and its size once that is known; never moves it between the lists.
 
         A skipped minibatch that is not in the model any more is computed again, and may not be skipped then.
@@ -253,7 +253,7 @@ class Epoch:
         self._num_quarantined = None
         self.num_repeated = saved["num_repeated"]
         for task in self.order:
-            applied = Applied.of(watermarks[task], saved["extras"].get(str(task), ()))
+            applied = CommittedTask.of(watermarks[task], saved["extras"].get(str(task), ()))
             if applied != NOTHING or sizes[task] != UNKNOWN:
                 self.change(task, applied, sizes[task], surpluses[task])
         self.todo = deque(task for task in self.order if not self.is_done(task))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.values import Array, MetricState
+from elasticdl.master.core.values import Array, MetricArrays
 from elasticdl.protocol.values import Shard
 
 
@@ -29,7 +29,7 @@ def _add(left: Array, right: Array) -> Array:
     return Array(left.shape, total.tobytes())
 
 
-def merge(left: MetricState, right: MetricState) -> MetricState:
+def merge(left: MetricArrays, right: MetricArrays) -> MetricArrays:
     """Two states of one metric as one.
 
     Raises:
@@ -38,15 +38,15 @@ def merge(left: MetricState, right: MetricState) -> MetricState:
     if left.additive != right.additive or (left.additive and len(left.arrays) != len(right.arrays)):
         raise ValueError(f"states of the metric {left.name!r} differ in kind")
     if not left.additive:
-        return MetricState(left.name, left.arrays + right.arrays, False, left.num_states + right.num_states)
-    return MetricState(left.name, tuple(_add(a, b) for a, b in zip(left.arrays, right.arrays, strict=True)))
+        return MetricArrays(left.name, left.arrays + right.arrays, False, left.num_states + right.num_states)
+    return MetricArrays(left.name, tuple(_add(a, b) for a, b in zip(left.arrays, right.arrays, strict=True)))
 
 
-class Round:
+class EvaluationRound:
     """One evaluation: its tasks are todo, leased or done; the task after the last one computes the results."""
 
     def __init__(
-        self, number: int, step: int, is_final: bool, slices: Sequence[Shard], merged: Iterable[MetricState] = ()
+        self, number: int, step: int, is_final: bool, slices: Sequence[Shard], merged: Iterable[MetricArrays] = ()
     ) -> None:
         """
         Args:
@@ -62,7 +62,7 @@ class Round:
         self.num_records = 0  # of the tasks that are done
         self.num_samples = 0  # that `feed` has made of them
         self.made_by = ""  # operations of `feed` that make a difference of the two, for people
-        self._states: dict[str, MetricState] = {state.name: state for state in merged}
+        self._states: dict[str, MetricArrays] = {state.name: state for state in merged}
         if self._states:
             self.todo.append(self.result_task)
 
@@ -88,11 +88,11 @@ class Round:
     def slice(self, task: int) -> Shard:
         return Shard("", 0, 0) if task == self.result_task else self._slices[task]
 
-    def merged(self, task: int) -> tuple[MetricState, ...]:
+    def merged(self, task: int) -> tuple[MetricArrays, ...]:
         """Return the metric states that go with the lease of a task."""
         return tuple(self._states.values()) if task == self.result_task else ()
 
-    def finish(self, task: int, states: Iterable[MetricState]) -> None:
+    def finish(self, task: int, states: Iterable[MetricArrays]) -> None:
         """Takes the states of a leased task over; after the last one the results may be computed.
 
         Raises:
@@ -121,7 +121,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class EvaluationSchedule:
     """When a round is due during training; any of them suffices.
 
     Attributes:
@@ -140,10 +140,10 @@ class Schedule:
 class Evaluations:
     """The round in progress, if any, and what came of the earlier ones."""
 
-    def __init__(self, schedule: Schedule, slices: Sequence[Shard]) -> None:
+    def __init__(self, schedule: EvaluationSchedule, slices: Sequence[Shard]) -> None:
         self._schedule = schedule
         self._slices = slices
-        self.current: Round | None = None
+        self.current: EvaluationRound | None = None
         self.has_final = False
         self.has_lost_states = False  # after a restart: what the states of done tasks were is not known any more
         self.results: dict[str, float] = {}
@@ -184,7 +184,7 @@ class Evaluations:
             return self._clock - self._trains_since >= schedule.start_delay
         return self._clock - self._last_at >= schedule.every_seconds
 
-    def begin_if_due(self, step: int, all_trained: bool) -> Round | None:
+    def begin_if_due(self, step: int, all_trained: bool) -> EvaluationRound | None:
         """Begins a round when there is none and one is due by the schedule, and the final one."""
         if not self.is_possible or self.current is not None or self.has_final:
             return None
@@ -192,10 +192,10 @@ class Evaluations:
             return None
         self._last_step, self._last_at, self._last_ended = step, self._clock, self._num_ended
         self._num_rounds += 1
-        self.current = Round(self._num_rounds, step, all_trained, self._slices)
+        self.current = EvaluationRound(self._num_rounds, step, all_trained, self._slices)
         return self.current
 
-    def finish(self, results: Mapping[str, float]) -> Round:
+    def finish(self, results: Mapping[str, float]) -> EvaluationRound:
         """The round in progress has its results."""
         current = self.current
         assert current is not None
@@ -226,7 +226,7 @@ class Evaluations:
         if self.current is not None:
             step, final = self.current.step, self.current.is_final
             self._num_rounds += 1
-            self.current = None if final else Round(self._num_rounds, step, False, self._slices)
+            self.current = None if final else EvaluationRound(self._num_rounds, step, False, self._slices)
 
     def snapshot(self) -> dict[str, Any]:
         """States of a round in progress are not kept: it begins anew in the next life."""
@@ -246,7 +246,7 @@ class Evaluations:
     def restore(self, saved: Mapping[str, Any]) -> None:
         if saved["current"] is not None:
             number, step, is_final = saved["current"]
-            self.current = Round(number, step, is_final, self._slices)
+            self.current = EvaluationRound(number, step, is_final, self._slices)
         self.has_final = saved["has_final"]
         self.results, self.results_step = dict(saved["results"]), saved["results_step"]
         self._num_rounds, self._last_step = saved["num_rounds"], saved["last_step"]

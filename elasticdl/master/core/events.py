@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.values import (
     CpuUse,
     DataKind,
-    HeldLease,
-    MetricState,
-    Phase,
-    Plan,
+    MetricArrays,
+    PodState,
     Position,
-    PsLoad,
+    PsUsage,
+    ReportedLease,
+    ScriptPlan,
     SessionEvent,
     Stacks,
     TaskType,
@@ -46,8 +46,8 @@ class WorkerJoined:
     worker_id: int
     incarnation: int
     pod_name: str
-    held: tuple[HeldLease, ...] = ()
-    applied: AppliedSet = field(default_factory=AppliedSet)
+    held: tuple[ReportedLease, ...] = ()
+    applied: CommittedSet = field(default_factory=CommittedSet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ModelReported:
     has_metrics: bool = False
     has_callbacks: bool = False
     shards: Mapping[DataKind, tuple[Shard, ...]] = field(default_factory=dict)
-    plan: Plan | None = None
+    plan: ScriptPlan | None = None
     callbacks: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -137,7 +137,7 @@ class HeartbeatReceived:
     seconds: Mapping[str, float] = field(default_factory=dict)
     partition_version: int = 0
     leaving: bool = False
-    load: PsLoad | None = None
+    load: PsUsage | None = None
     world_version: int = 0
     waiting_seconds: float = 0.0
     memory_share: float = 0.0
@@ -216,7 +216,7 @@ class EvaluationReported:
     worker_id: int
     incarnation: int
     lease: int
-    states: tuple[MetricState, ...] = ()
+    states: tuple[MetricArrays, ...] = ()
     results: Mapping[str, float] = field(default_factory=dict)
     surplus: int = 0
     made_by: str = ""
@@ -283,7 +283,7 @@ class PsReady:
     call: int
     ps_id: int
     incarnation: int
-    applied: AppliedSet
+    applied: CommittedSet
     initialized: bool = False
     restored_from: str = ""
     damaged: tuple[str, ...] = ()
@@ -305,7 +305,7 @@ class PodChanged:
     role: Role
     index: int
     uid: str
-    phase: Phase
+    phase: PodState
     reason: str = ""
     exit_code: int | None = None
     message: str = ""
@@ -382,7 +382,7 @@ class AppliedSetsRead:
     """Answer to the command `ReadAppliedSets`: one set per PS, by PS id."""
 
     question: int
-    sets: Mapping[int, AppliedSet]
+    sets: Mapping[int, CommittedSet]
 
 
 @dataclass(frozen=True, slots=True)

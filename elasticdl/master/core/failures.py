@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from elasticdl.master.core.charges import Charges
-from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.evaluation import Evaluations
 from elasticdl.master.core.events import TaskFailed
 from elasticdl.master.core.leases import key_of
 from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.outcome import JobOutcome
+from elasticdl.master.core.retry_budget import RetryBudget
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import Lease, Level
@@ -17,9 +17,9 @@ from elasticdl_client.job_events import EventKind
 class Failures:
     """The lease has been given back when a failure comes in here."""
 
-    def __init__(self, settings: JobSettings, charges: Charges, ending: Ending, out: Outbox) -> None:
+    def __init__(self, settings: JobSettings, retry_budget: RetryBudget, ending: JobOutcome, out: Outbox) -> None:
         self._settings = settings
-        self._charges = charges
+        self._retry_budget = retry_budget
         self._ending = ending
         self._out = out
 
@@ -30,7 +30,7 @@ class Failures:
         """
         if event.bad_records and self._quarantine(event, lease, tasks, evaluations, is_planned):
             return
-        failures = self._charges.task_failed(key_of(lease), event.worker_id)
+        failures = self._retry_budget.task_failed(key_of(lease), event.worker_id)
         where = f"{lease.type} task {lease.task} of epoch {lease.epoch + 1}, minibatch {event.minibatch}"
         cause = self._out.events.add(
             EventKind.TASK_FAILED,
@@ -46,7 +46,7 @@ class Failures:
         )
         self._out.persist()
         self._out.log(f"Worker {event.worker_id} reported error: {event.error} ({where})", Level.WARNING)
-        if self._charges.is_enough(failures):
+        if self._retry_budget.is_enough(failures):
             text = f"{where} (records {lease.shard.name}:{lease.shard.start}-{lease.shard.end})"
             text = f"{text} failed {failures} times, last with: {event.error}\n{event.details}".rstrip()
             self._ending.fail(text, cause=cause)

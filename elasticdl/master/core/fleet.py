@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 
-from elasticdl.master.core.charges import Charges
 from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import Accepted, DeletePod, HeartbeatAnswer, PsAdmitted, Refused, ResizePod
-from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.events import (
     HeartbeatReceived,
     PodChanged,
@@ -25,17 +23,19 @@ from elasticdl.master.core.events import (
     ScaleRequested,
 )
 from elasticdl.master.core.hangs import Hangs
-from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
+from elasticdl.master.core.ps_metrics import PsMetrics
+from elasticdl.master.core.reconciliation import Reconciler
+from elasticdl.master.core.retry_budget import RetryBudget
 from elasticdl.master.core.servers import Server, Servers
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.stragglers import Stragglers
-from elasticdl.master.core.truth import Truth
-from elasticdl.master.core.values import Level, Partition, Phase, TaskType
+from elasticdl.master.core.values import Level, PodState, PsPartition, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker, Workers
-from elasticdl.master.core.world import Worlds
+from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import Detail, EventKind
 
@@ -67,21 +67,21 @@ class Fleet:
         generation: int,
         workers: Workers,
         work: Work,
-        charges: Charges,
+        retry_budget: RetryBudget,
         checkpoints: Checkpoints,
-        truth: Truth,
-        loads: Loads,
-        ending: Ending,
+        reconciler: Reconciler,
+        loads: PsMetrics,
+        ending: JobOutcome,
         out: Outbox,
-        worlds: Worlds,
+        worlds: WorkerGroups,
     ) -> None:
         self._worlds = worlds
         self._settings = settings
         self._workers = workers
         self._work = work
-        self._charges = charges
+        self._retry_budget = retry_budget
         self._checkpoints = checkpoints
-        self._truth = truth
+        self._reconciler = reconciler
         self._loads = loads
         self._ending = ending
         self._out = out
@@ -183,7 +183,7 @@ class Fleet:
         known = worker.has_joined or worker.is_leaving
         version = self._worlds.newest_version
         partition = self._news_of_partition(event)
-        whole, newest = self._work.rations.all_held_by(worker.id, self._work.tasks)
+        whole, newest = self._work.quota.all_held_by(worker.id, self._work.tasks)
         request = self._checkpoints.num_requests
         answer = HeartbeatAnswer(known, revoked, partition, stop, 0, version, whole, newest, wants_stacks, request)
         self._out.reply(event.call, answer)
@@ -228,7 +228,7 @@ class Fleet:
             text = f"{event.name} is near its memory limit, which cannot be raised in place: {event.message}"
             self._out.log(f"{text} If it is OOMKilled, its successor gets more.", Level.WARNING)
 
-    def _news_of_partition(self, event: HeartbeatReceived) -> Partition | None:
+    def _news_of_partition(self, event: HeartbeatReceived) -> PsPartition | None:
         """The partition, if it is newer than the one that the caller has seen."""
         partition = self.servers.partition
         return None if partition is None or partition.version <= event.partition_version else partition
@@ -274,7 +274,7 @@ class Fleet:
         answer = self.servers.join(event, *self._checkpoints.source(), clock)
         if isinstance(answer, PsAdmitted):
             if answer.incarnation != incarnation:
-                self._truth.doubt()
+                self._reconciler.doubt()
             self._out.persist()
         self._out.reply(event.call, answer)
 
@@ -297,7 +297,7 @@ class Fleet:
             )
             self.servers.ready(server, self._work.tasks.model_version)
             self._work.model_was_lost()
-            self._truth.doubt()
+            self._reconciler.doubt()
             self._out.persist()
             self._out.log(f"PS {server.id} is ready (incarnation {server.incarnation}, {server.address})")
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
@@ -378,14 +378,14 @@ class Fleet:
         if not record.is_known:
             record.is_known = True
             self._out.events.add(EventKind.POD_CREATED, record.subject, "", record.cause, slot=record.slot)
-        if event.phase is Phase.RUNNING and not record.has_run:
+        if event.phase is PodState.RUNNING and not record.has_run:
             record.has_run = True
             created = self._out.events.newest(record.subject)
             self._out.events.add(EventKind.POD_RUNNING, record.subject, "", created, **_where(event))
         why = ", ".join(filter(None, (event.reason, event.message)))
         pattern = _NUMBERS.sub("#", why)  # how many nodes lack what changes from second to second
         is_new = pattern not in (record.pending_why, *record.complaints) and len(record.complaints) < MAX_REASONS
-        if event.phase is Phase.PENDING and why and not event.blocked and is_new:
+        if event.phase is PodState.PENDING and why and not event.blocked and is_new:
             record.complaints.add(pattern)
             record.pending_why = pattern
             created = self._out.events.newest(record.subject)
@@ -403,7 +403,7 @@ class Fleet:
         if not record.is_known:  # the master before was lost before it created the pod
             return record.cause
         cause = self._out.events.newest_about(record.subject, EventKind.POD_DRAINING, EventKind.POD_GIVEN_UP)
-        is_done = event.phase is Phase.SUCCEEDED and self._settings.runs_command and not record.is_leaving
+        is_done = event.phase is PodState.SUCCEEDED and self._settings.runs_command and not record.is_leaving
         if is_done or record.is_released:
             return self._out.events.add(EventKind.POD_COMPLETED, record.subject, "", cause)
         if record.is_leaving:  # it was given up before
@@ -432,7 +432,7 @@ class Fleet:
         lost = self._lost(record, event)
         worker = self._workers.get(record.index)
         was_leaving = worker is not None and worker.is_leaving
-        is_done = self._settings.runs_command and event.phase is Phase.SUCCEEDED and not record.is_leaving
+        is_done = self._settings.runs_command and event.phase is PodState.SUCCEEDED and not record.is_leaving
         if is_done:
             self._workers.times.committed(record.index)
         why = "is not wanted any more" if record.is_released else f"was lost ({_why(event)})"
@@ -443,7 +443,7 @@ class Fleet:
             self._out.log(f"Worker {record.index} is done: its command has ended with 0")
             return
         if not record.is_leaving:  # else its successor may have restored the model already
-            self._truth.doubt_session(Role.WORKER, record.slot)
+            self._reconciler.doubt_session(Role.WORKER, record.slot)
         if not record.is_leaving and not self._ending.is_decided:
             self._out.persist()
             self._out.log(f"Relaunch the worker: {record.name} ({_why(event)})", Level.WARNING)
@@ -452,7 +452,7 @@ class Fleet:
     def _ps_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
         lost = self._lost(record, event)
         server = self.servers.get(record.index)
-        self._truth.doubt_session(Role.PS, record.slot)
+        self._reconciler.doubt_session(Role.PS, record.slot)
         was_leaving = server is not None and server.leaving_version is not None
         version = self._work.tasks.model_version
         has_served = server is not None and server.is_ready and version > server.ready_version
@@ -472,7 +472,7 @@ class Fleet:
         """
         delay = 0.0
         if not was_leaving and not self.resumed and not self._gets_more_memory(record, event):
-            delay = self._charges.pod_ended(event.reason, record.place, has_committed)
+            delay = self._retry_budget.pod_ended(event.reason, record.place, has_committed)
             if self._fail_if_certain(record, event, lost, has_committed) or self._fail_if_enough(record, event, lost):
                 return
         self.pods.succeed(record, clock + delay, lost)
@@ -488,15 +488,15 @@ class Fleet:
         """A command that fails twice with the same error of its own code fails a third time, too."""
         if not self._settings.runs_command or has_committed:
             return False
-        if self._charges.is_known_error(event.message):
+        if self._retry_budget.is_known_error(event.message):
             code, error = re.split(r": |; its last lines:\n", event.message, maxsplit=1)
             twice = f"The command has ended so twice before anything was committed, last in {record.name} ({code})"
             self._ending.fail(f"{error}\n{twice}. It is not tried again.", cause=lost)
         return self._ending.is_decided
 
     def _fail_if_enough(self, record: PodRecord, event: PodChanged, lost: int) -> bool:
-        faults = self._charges.num_faults
-        if self._charges.is_enough(faults):
+        faults = self._retry_budget.num_faults
+        if self._retry_budget.is_enough(faults):
             text = f"{faults} pods in a row ended by their own fault before anything was committed"
             log_of = "" if "\n" in event.message else record.name  # else the end of its log is reported already
             self._ending.fail(f"{text}; the last one was {record.name} ({_why(event)})", log_of, lost)
@@ -569,7 +569,7 @@ class Fleet:
         record.is_leaving = True
         cause = self._out.events.newest_about(record.subject, *_REASONS_TO_REPLACE)
         given_up = self._out.events.add(EventKind.POD_GIVEN_UP, record.subject, why, cause)
-        self._truth.doubt_session(record.role, record.slot)
+        self._reconciler.doubt_session(record.role, record.slot)
         self._out.persist()
         self._out.add(DeletePod(record.name))
         if record.role is Role.WORKER:

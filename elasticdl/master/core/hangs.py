@@ -17,7 +17,7 @@ from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import Level, Position, Stacks, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker, Workers
-from elasticdl.master.core.world import Worlds
+from elasticdl.master.core.world import WorkerGroups
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 
@@ -77,7 +77,7 @@ class _Hung:
 class Hangs:
     """Finds workers that hang, and takes their leases back if that is wanted."""
 
-    def __init__(self, settings: JobSettings, workers: Workers, work: Work, worlds: Worlds, out: Outbox) -> None:
+    def __init__(self, settings: JobSettings, workers: Workers, work: Work, worlds: WorkerGroups, out: Outbox) -> None:
         self._settings = settings
         self._workers = workers
         self._work = work

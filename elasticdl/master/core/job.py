@@ -11,7 +11,6 @@ from typing import Any, assert_never
 
 from elasticdl.master.core import events, overview
 from elasticdl.master.core.accounting import Accounting
-from elasticdl.master.core.charges import Charges
 from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import (
     Command,
@@ -22,22 +21,23 @@ from elasticdl.master.core.commands import (
     UnknownWorker,
 )
 from elasticdl.master.core.data import Data
-from elasticdl.master.core.ending import Ending
+from elasticdl.master.core.estimator import EstimatorSession
 from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.joining import Joining
-from elasticdl.master.core.load import Loads
 from elasticdl.master.core.members import Members
 from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.pace import Pace
-from elasticdl.master.core.session import Session
+from elasticdl.master.core.ps_metrics import PsMetrics
+from elasticdl.master.core.reconciliation import Reconciler
+from elasticdl.master.core.registration import Registration
+from elasticdl.master.core.retry_budget import RetryBudget
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.slot_time import SlotTimes
 from elasticdl.master.core.status import coverage_line, coverage_of
-from elasticdl.master.core.truth import Truth
-from elasticdl.master.core.values import HeldLease, Lease, Level, TaskType
+from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
-from elasticdl.master.core.world import Worlds
+from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_series import JobSeries, SeriesPoint
@@ -78,49 +78,38 @@ class Job:
         self._now = now
         self._unix_offset = unix_offset
         self._clock = 0.0
-        self._out = Outbox()
-        self._workers = Workers(SlotTimes(settings.num_workers + settings.has_evaluator, settings.evaluates_alone))
-        self._charges = Charges(settings.max_task_failures)
-        self._checkpoints = Checkpoints(settings, self._out, self._clock)
-        self._ending = Ending(self._out)
-        self._worlds = Worlds(settings, generation, self._workers, self._out)
-        self._work = Work(settings, generation, self._workers, self._charges, self._ending, self._out, self._worlds)
-        self._loads = Loads()
-        self._truth = Truth(settings, self._work, self._loads, self._out)
-        self._members = Members(settings, self._workers, self._worlds, self._work, self._truth, self._ending, self._out)
+        self._out = out = Outbox()
+        self._workers = workers = Workers(
+            SlotTimes(settings.num_workers + settings.has_evaluator, settings.evaluates_alone)
+        )
+        self._retry_budget = retry_budget = RetryBudget(settings.max_task_failures)
+        self._checkpoints = Checkpoints(settings, out, self._clock)
+        self._ending = ending = JobOutcome(out)
+        self._worlds = worlds = WorkerGroups(settings, generation, workers, out)
+        self._work = work = Work(settings, generation, workers, retry_budget, ending, out, worlds)
+        self._loads = PsMetrics()
+        self._reconciler = Reconciler(settings, work, self._loads, out)
+        self._members = Members(settings, workers, worlds, work, self._reconciler, ending, out)
         self._fleet = Fleet(
             settings,
             generation,
-            self._workers,
-            self._work,
-            self._charges,
+            workers,
+            work,
+            retry_budget,
             self._checkpoints,
-            self._truth,
+            self._reconciler,
             self._loads,
-            self._ending,
-            self._out,
-            self._worlds,
+            ending,
+            out,
+            worlds,
         )
         self._accounting = Accounting(
-            self._workers,
-            self._fleet,
-            self._worlds,
-            self._checkpoints,
-            self._ending,
-            self._unix_now if began_at is None else began_at,
+            workers, self._fleet, worlds, self._checkpoints, ending, self._unix_now if began_at is None else began_at
         )
-        self._session = Session(self._work, self._truth, self._out)
+        self._session = EstimatorSession(work, self._reconciler, out)
         self._data = Data(settings)
-        self._joining = Joining(
-            settings,
-            self._workers,
-            self._fleet,
-            self._worlds,
-            self._work,
-            self._session,
-            self._data,
-            self._ending,
-            self._out,
+        self._registration = Registration(
+            settings, workers, self._fleet, worlds, work, self._session, self._data, ending, out
         )
         self._has_opened = False  # something may have been handed out in this life
         self._pace = Pace()
@@ -162,10 +151,10 @@ class Job:
             job._fleet.resumed = job._out.events.add(EventKind.JOB_RESUMED, "job", "", 0, seconds=round(stopped, 3))
         else:
             job._out.events.add(EventKind.MASTER_RESTARTED, "master", generation=generation)
-        job._truth.num_repeated = snapshot["num_repeated"]
+        job._reconciler.num_repeated = snapshot["num_repeated"]
         job._data.restore(snapshot["data"])
-        job._joining.plan_if_known()
-        job._charges.restore(snapshot["charges"])
+        job._registration.plan_if_known()
+        job._retry_budget.restore(snapshot["charges"])
         job._checkpoints.restore(snapshot["checkpoints"])
         job._ending.restore(snapshot)
         job._workers.restore(snapshot["workers"], job._clock)
@@ -182,11 +171,11 @@ class Job:
             job._loads.restore(snapshot["loads"])
         if times is not None:
             job._accounting.restore(times, job._unix_now, stopped)
-        if job._joining.is_planned:
+        if job._registration.is_planned:
             job._work.restore(snapshot)
         for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
             lease = Lease(lease_id, TaskType(task_type), epoch, task, Shard("", 0, 0))
-            job._work.hold(worker_id, HeldLease(lease), job._clock)
+            job._work.hold(worker_id, ReportedLease(lease), job._clock)
         return job
 
     def snapshot(self) -> dict[str, Any]:
@@ -194,9 +183,9 @@ class Job:
         return {
             "generation": self.generation,
             "fingerprint": self._data.fingerprint(),
-            "num_repeated": self._truth.num_repeated,
+            "num_repeated": self._reconciler.num_repeated,
             "data": self._data.snapshot(),
-            "charges": self._charges.snapshot(),
+            "charges": self._retry_budget.snapshot(),
             "checkpoints": self._checkpoints.snapshot(),
             "ending": self._ending.snapshot(),
             "workers": self._workers.snapshot(),
@@ -237,15 +226,15 @@ class Job:
     def _dispatch(self, event: events.Event) -> None:
         match event:
             case events.WorkerJoined():
-                self._joining.worker_joined(event, not self._has_opened, self._clock)
+                self._registration.worker_joined(event, not self._has_opened, self._clock)
             case events.ModelReported():
-                self._joining.model_reported(event, self._clock)
+                self._registration.model_reported(event, self._clock)
             case events.LeaseRequested():
                 self._lease_requested(event)
             case events.SampleRequested() | events.ReadyForWorld() | events.WorldWatched() | events.WorldFormed():
                 self._members.handle(event, self._clock)
             case events.SessionReported():
-                self._joining.session_reported(event, self._clock)
+                self._registration.session_reported(event, self._clock)
             case events.CallAbandoned():
                 self._work.abandoned(event)
                 self._members.abandoned(event.call)
@@ -259,9 +248,9 @@ class Job:
                 self._fleet.hangs.on_report(event.worker_id, event.incarnation, event.lease)
                 self._work.lease_event(event, self._clock)
             case events.MetricsReported():
-                self._joining.metrics_reported(event, self._clock)
+                self._registration.metrics_reported(event, self._clock)
             case events.TrainingStopRequested():
-                self._joining.training_stop_requested(event, self._clock)
+                self._registration.training_stop_requested(event, self._clock)
             case (
                 events.HeartbeatReceived()
                 | events.PsJoined()
@@ -277,13 +266,13 @@ class Job:
             case events.PodsListed():
                 self._pods_listed(event)
             case events.ShardsListed():
-                self._joining.listed(event)
+                self._registration.listed(event)
             case events.ShardsUnreadable():
                 self._shards_unreadable(event)
             case events.AppliedSetsRead():
-                self._truth.answered(event)
+                self._reconciler.answered(event)
             case events.AppliedSetsUnreadable():
-                self._truth.failed(event, self._clock)
+                self._reconciler.failed(event, self._clock)
             case events.CheckpointSaved() | events.CheckpointFailed() | events.CheckpointRequested():
                 self._checkpoints.handle(event)
             case events.JournalDelayed():
@@ -349,11 +338,11 @@ class Job:
         if self.settings.has_worlds and not self._is_recovering:
             self._members.advance(self._clock, self._is_trained_by_scripts, self._fleet.pods.num_training)
         if (
-            self._joining.is_planned
+            self._registration.is_planned
             and not self._is_recovering
             and any(worker.has_joined for worker in self._workers.all())
         ):
-            self._truth.ask_if_needed(self._fleet.servers.partition, self._clock)
+            self._reconciler.ask_if_needed(self._fleet.servers.partition, self._clock)
         if self._is_open:
             self._has_opened = True
             self._work.advance(self._clock)
@@ -381,8 +370,8 @@ class Job:
     @property
     def _is_open(self) -> bool:
         """Work may be handed out."""
-        ready = self._joining.is_planned and self._fleet.servers.is_complete
-        is_in_doubt = self._truth.in_doubt or (self.settings.has_worlds and not self._worlds.stands)
+        ready = self._registration.is_planned and self._fleet.servers.is_complete
+        is_in_doubt = self._reconciler.in_doubt or (self.settings.has_worlds and not self._worlds.stands)
         return ready and not is_in_doubt and not self._is_recovering
 
     def _checkpoint(self) -> None:
@@ -418,7 +407,7 @@ class Job:
     @property
     def _is_trained_by_scripts(self) -> bool:
         """AllReduce under scripts: all is in the model of a world, or of a script that has ended: no new world."""
-        if not self.settings.has_worlds or not self.settings.runs_command or not self._joining.is_planned:
+        if not self.settings.has_worlds or not self.settings.runs_command or not self._registration.is_planned:
             return False
         return self._work.is_covered and (self._is_open or self._fleet.pods.some_are_done)
 
@@ -430,7 +419,7 @@ class Job:
                 self._out.log(coverage_line(coverage))
         if self._work.tasks.records_left_out:
             self._ending.fail(self._why_too_early())
-        elif self.settings.expects_data and not self._joining.is_planned:
+        elif self.settings.expects_data and not self._registration.is_planned:
             self._ending.fail(_NO_DATA)
         else:
             self._ending.succeed()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.values import Lease, MetricState, Occasion, Position, TaskType
+from elasticdl.master.core.values import Lease, MetricArrays, Occasion, Position, TaskType
 from elasticdl.protocol.values import Shard
 
 MAX_PER_WORKER = 2  # the one being computed, and the next one, prefetched
@@ -55,7 +55,7 @@ class Leases:
         key: TaskKey,
         shard: Shard,
         version: int,
-        merged: tuple[MetricState, ...] = (),
+        merged: tuple[MetricArrays, ...] = (),
         excluded: Iterable[int] = (),
         committed: Iterable[int] = (),
         occasion: Occasion | None = None,

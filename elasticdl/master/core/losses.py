@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.events import ProgressReported
 from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import Lease, Level
@@ -25,7 +25,7 @@ class Losses:
         learning_rate: the newest that was reported.
     """
 
-    def __init__(self, settings: JobSettings, ending: Ending, out: Outbox) -> None:
+    def __init__(self, settings: JobSettings, ending: JobOutcome, out: Outbox) -> None:
         self._settings = settings
         self._ending = ending
         self._out = out

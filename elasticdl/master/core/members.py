@@ -7,14 +7,14 @@ what was reported under every lease in force; one that begins with another model
 from __future__ import annotations
 
 from elasticdl.master.core.commands import Accepted, JobOver, NoLeaseNow, Refused, SampleGiven, UnknownWorker
-from elasticdl.master.core.ending import Ending
 from elasticdl.master.core.events import ReadyForWorld, SampleRequested, WorldFormed, WorldWatched
 from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.outcome import JobOutcome
+from elasticdl.master.core.reconciliation import Reconciler
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.truth import Truth
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
-from elasticdl.master.core.world import Worlds
+from elasticdl.master.core.world import WorkerGroups
 
 MemberEvent = SampleRequested | ReadyForWorld | WorldWatched | WorldFormed
 
@@ -26,17 +26,17 @@ class Members:
         self,
         settings: JobSettings,
         workers: Workers,
-        worlds: Worlds,
+        worlds: WorkerGroups,
         work: Work,
-        truth: Truth,
-        ending: Ending,
+        reconciler: Reconciler,
+        ending: JobOutcome,
         out: Outbox,
     ) -> None:
         self._settings = settings
         self._workers = workers
         self._worlds = worlds
         self._work = work
-        self._truth = truth
+        self._reconciler = reconciler
         self._ending = ending
         self._out = out
         self._samples: dict[int, float] = {}  # calls that wait, since when
@@ -64,7 +64,7 @@ class Members:
             if is_new_model or (not event.steps and self._work.tasks.model_version):
                 self._work.model_was_lost()
             version = self._work.tasks.model_version
-            self._truth.told(event.applied)
+            self._reconciler.told(event.applied)
             self._work.keep_workers(member.worker_id for member in self._worlds.formed_members)
             self._judge_last_steps(self._work.tasks.model_version > version)
         elif not self._worlds.is_formed(event.version):

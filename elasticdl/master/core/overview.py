@@ -8,13 +8,13 @@ from itertools import compress
 from elasticdl.master.core.accounting import Accounting
 from elasticdl.master.core.event_totals import EventTotals
 from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.load import Loads
 from elasticdl.master.core.pace import Pace
+from elasticdl.master.core.ps_metrics import PsMetrics
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.status import coverage_of, records_by_fate
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
-from elasticdl.master.core.world import Worlds
+from elasticdl.master.core.world import WorkerGroups
 from elasticdl_client.job_status import JobPhase, JobStatus
 
 _ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
@@ -67,7 +67,9 @@ def with_model(status: JobStatus, work: Work) -> JobStatus:
     )
 
 
-def with_processes(status: JobStatus, workers: Workers, fleet: Fleet, worlds: Worlds, loads: Loads) -> JobStatus:
+def with_processes(
+    status: JobStatus, workers: Workers, fleet: Fleet, worlds: WorkerGroups, loads: PsMetrics
+) -> JobStatus:
     """Return the status with workers, parameter servers and groups."""
     return replace(
         status,

@@ -10,8 +10,8 @@ import base64
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from elasticdl.master.core.evaluation import Evaluations, Round, Schedule, merge
-from elasticdl.master.core.values import Array, MetricState
+from elasticdl.master.core.evaluation import EvaluationRound, Evaluations, EvaluationSchedule, merge
+from elasticdl.master.core.values import Array, MetricArrays
 
 MAX_SAVED_BYTES = 128 << 10  # of all states: a journal has little room
 
@@ -20,14 +20,14 @@ class PlannedEvaluation(Evaluations):
     """See `Evaluations`."""
 
     def __init__(self) -> None:
-        super().__init__(Schedule(), ())
-        self._states: dict[str, MetricState] = {}
+        super().__init__(EvaluationSchedule(), ())
+        self._states: dict[str, MetricArrays] = {}
 
     @property
     def is_possible(self) -> bool:
         return True
 
-    def add(self, states: Iterable[MetricState]) -> None:
+    def add(self, states: Iterable[MetricArrays]) -> None:
         """Takes over the states of a task of the plan.
 
         Raises:
@@ -39,11 +39,11 @@ class PlannedEvaluation(Evaluations):
             merged[state.name] = state if known is None else merge(known, state)
         self._states = merged
 
-    def begin_if_due(self, step: int, all_trained: bool) -> Round | None:
+    def begin_if_due(self, step: int, all_trained: bool) -> EvaluationRound | None:
         """Once all is done: the round that computes the results."""
         if not all_trained or self.current is not None or self.has_final:
             return None
-        self.current = Round(1, step, True, (), self._states.values())
+        self.current = EvaluationRound(1, step, True, (), self._states.values())
         return self.current
 
     def snapshot(self) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class PlannedEvaluation(Evaluations):
         self._states = {name: _state(name, *rest) for name, *rest in saved["states"]}
 
 
-def _plain(state: MetricState) -> list[Any]:
+def _plain(state: MetricArrays) -> list[Any]:
     """Of JSON's types only."""
     arrays = [[list(array.shape), base64.b64encode(array.data).decode()] for array in state.arrays]
     return [state.name, arrays, state.additive, state.num_states]
 
 
-def _state(name: str, arrays: list[Any], additive: bool, num_states: int) -> MetricState:
+def _state(name: str, arrays: list[Any], additive: bool, num_states: int) -> MetricArrays:
     decoded = tuple(Array(tuple(shape), base64.b64decode(data)) for shape, data in arrays)
-    return MetricState(name, decoded, additive, num_states)
+    return MetricArrays(name, decoded, additive, num_states)

@@ -16,11 +16,11 @@ from typing import Any
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.core.events import PodChanged
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import Phase
+from elasticdl.master.core.values import PodState
 from elasticdl.protocol.values import Role
 
 NODE_LOST = "NodeLost"
-ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED})
+ENDED = frozenset({PodState.SUCCEEDED, PodState.FAILED, PodState.DELETED})
 MAX_CREATE_DELAY = {Role.PS: 5.0, Role.WORKER: 60.0}  # a PS's name may be taken until its last pod is gone for good
 RETRY = 1.0  # seconds
 MEMORY_GROWTH = 1.5
@@ -292,11 +292,11 @@ class Pods:
             return None
         record.uid = event.uid
         record.is_scheduled = bool(event.node) or event.has_slot
-        if event.phase is Phase.RUNNING or event.exit_code is not None:
+        if event.phase is PodState.RUNNING or event.exit_code is not None:
             self._has_run.add(record.role)
-        if event.phase is Phase.RUNNING and record.running_since is None:
+        if event.phase is PodState.RUNNING and record.running_since is None:
             record.running_since = clock
-        record.state = event.message if event.phase is Phase.RUNNING else ""
+        record.state = event.message if event.phase is PodState.RUNNING else ""
         return self._end(record, clock) if event.phase in ENDED else None
 
     def _adopt(self, event: PodChanged) -> PodRecord | None:
@@ -318,7 +318,9 @@ class Pods:
         self.is_listed = True
         names = {event.name for event in events if not self._is_gone(event)}
         missing = [
-            PodChanged(r.name, r.role, r.index, r.uid, Phase.DELETED, "Deleted", message="it does not exist any more")
+            PodChanged(
+                r.name, r.role, r.index, r.uid, PodState.DELETED, "Deleted", message="it does not exist any more"
+            )
             for r in self._records.values()
             if r.name not in names
         ]

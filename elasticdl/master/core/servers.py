@@ -12,7 +12,7 @@ from typing import Any
 from elasticdl.master.core.commands import PsAdmitted, Refused
 from elasticdl.master.core.events import PsJoined
 from elasticdl.master.core.server_time import ServerTimes
-from elasticdl.master.core.values import NUM_BUCKETS, BucketRange, Partition, PsAddress
+from elasticdl.master.core.values import NUM_BUCKETS, BucketRange, PsAddress, PsPartition
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Servers:
         self.times = ServerTimes(num_ps)
         self._servers = [Server(ps_id) for ps_id in range(num_ps)]
         self._version = generation << 32  # grows over all lives of the master without being written down
-        self._partition: Partition | None = None
+        self._partition: PsPartition | None = None
 
     def get(self, ps_id: int) -> Server | None:
         return self._servers[ps_id] if 0 <= ps_id < len(self._servers) else None
@@ -72,7 +72,7 @@ class Servers:
         return sum(server.is_ready and server.is_present for server in self._servers)
 
     @property
-    def partition(self) -> Partition | None:
+    def partition(self) -> PsPartition | None:
         """None while some PS is not ready, and without PS."""
         return self._partition
 
@@ -132,7 +132,7 @@ class Servers:
             self._partition = None
         elif self._partition is None or self._partition.ps != addresses:
             self._version += 1
-            self._partition = Partition(self._version, addresses)
+            self._partition = PsPartition(self._version, addresses)
 
     def snapshot(self) -> list[list[Any]]:
         return [

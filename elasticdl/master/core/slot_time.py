@@ -3,7 +3,7 @@
 A slot is the place of one wanted worker, whatever pod fills it.  Its time is *settled* up to a moment, in whole
 microseconds, so that sums are exact: the settled time of all slots is the sum of all states, after every event.
 
-* While no process reports, the slot's `Life` says what its time is.
+* While no process reports, the slot's `SlotUse` says what its time is.
 * A process says in each heartbeat how its time was split since its start; the time since the report before is split
   in that proportion.  Until the next report the present time is shown as the last one was split.
 * Computing is *pending* until something is committed (`committed`: it was useful) or given up (`lost`: it is computed
@@ -43,7 +43,7 @@ _STATES = {  # of worker/activity.py
 }
 
 
-class Life(StrEnum):
+class SlotUse(StrEnum):
     """The content of a slot; each but `LIVE` determines the state of its time."""
 
     UNSCHEDULED = "unscheduled"  # no pod, or one that waits for a node
@@ -54,9 +54,9 @@ class Life(StrEnum):
 
 
 _UNREPORTED = {
-    Life.UNSCHEDULED: SlotState.UNSCHEDULED,
-    Life.RECOVERING: SlotState.RECOVERING,
-    Life.STOPPED: SlotState.STOPPED,
+    SlotUse.UNSCHEDULED: SlotState.UNSCHEDULED,
+    SlotUse.RECOVERING: SlotState.RECOVERING,
+    SlotUse.STOPPED: SlotState.STOPPED,
 }
 
 
@@ -79,7 +79,7 @@ class _Slot:
 
     began: int = 0
     settled: int = 0
-    life: Life = Life.UNSCHEDULED
+    life: SlotUse = SlotUse.UNSCHEDULED
     worker_id: int = -1
     has_lost: bool = False
     incarnation: int = 0
@@ -124,7 +124,7 @@ class SlotTimes:
             self._slots[number] = _Slot(began=self.now, settled=self.now)
 
     def _drop(self, slot: _Slot) -> None:
-        if slot.life is Life.LIVE:
+        if slot.life is SlotUse.LIVE:
             self._add(slot, self._guess(slot, self.now), self.now)
             del self._by_worker[slot.worker_id]
         else:
@@ -136,9 +136,9 @@ class SlotTimes:
 
     def has_lost(self, number: int) -> bool:
         """A pod was live in this slot; if none is any more, it was lost."""
-        return self._slots[number].has_lost or self._slots[number].life is Life.LIVE
+        return self._slots[number].has_lost or self._slots[number].life is SlotUse.LIVE
 
-    def is_at(self, number: int, life: Life, worker_id: int = -1) -> None:
+    def is_at(self, number: int, life: SlotUse, worker_id: int = -1) -> None:
         """A slot has this in it from now on; without effect if that is known.
 
         Args:
@@ -147,22 +147,22 @@ class SlotTimes:
         slot = self._slots[number]
         if slot.life is life and slot.worker_id == worker_id:
             return
-        if slot.life is Life.LIVE:
+        if slot.life is SlotUse.LIVE:
             self._end_pod(slot, life)
         else:
             self._settle_unreported(slot)
         slot.life, slot.worker_id = life, worker_id
-        if life is Life.LIVE:
+        if life is SlotUse.LIVE:
             self._by_worker[worker_id] = slot
 
-    def _end_pod(self, slot: _Slot, life: Life) -> None:
+    def _end_pod(self, slot: _Slot, life: SlotUse) -> None:
         """Settles what the process of a slot has not reported, by what it did last."""
-        is_well = self._is_complete or life is Life.DONE
+        is_well = self._is_complete or life is SlotUse.DONE
         if is_well:
             self._commit(slot)
         else:
             self._lose(slot)
-        if life is Life.DONE and not slot.incarnation:  # a command that has spoken to no master
+        if life is SlotUse.DONE and not slot.incarnation:  # a command that has spoken to no master
             self._add(slot, {SlotState.USEFUL: self.now - slot.settled}, self.now)
         known = self.now
         if not is_well and slot.incarnation:
@@ -174,12 +174,12 @@ class SlotTimes:
         else:
             self._repeat(slot)
         del self._by_worker[slot.worker_id]
-        slot.has_lost = life is not Life.DONE
+        slot.has_lost = life is not SlotUse.DONE
         slot.incarnation = slot.pending = slot.useful_until = slot.repeated_until = slot.away_until = 0
         slot.reported, slot.mix = {}, {}
 
     def _settle_unreported(self, slot: _Slot) -> None:
-        if slot.life is not Life.DONE:
+        if slot.life is not SlotUse.DONE:
             self._sums[_UNREPORTED[slot.life]] += self.now - slot.settled
             slot.settled = self.now
 
@@ -312,9 +312,9 @@ class SlotTimes:
     def _guess(self, slot: _Slot, until: int) -> dict[SlotState, int]:
         """How the time of a slot that is not settled is probably split."""
         length = until - slot.settled
-        if slot.life is Life.DONE:
+        if slot.life is SlotUse.DONE:
             return {}
-        if slot.life is not Life.LIVE:
+        if slot.life is not SlotUse.LIVE:
             return {_UNREPORTED[slot.life]: length}
         away = max(0, min(until, slot.away_until) - slot.settled)
         parts = _spread(length - away, slot.mix or {SlotState.STARTING: 1})
@@ -338,7 +338,7 @@ class SlotTimes:
                 of_pod[SlotState.REPEATED] = of_pod.get(SlotState.REPEATED, 0) + repeated
             else:
                 self._sums[state] += us
-        if slot.life is Life.LIVE:
+        if slot.life is SlotUse.LIVE:
             self.pods.add(slot.worker_id, slot.settled, until, of_pod)
         slot.settled = until
 
@@ -397,12 +397,12 @@ class SlotTimes:
         slots = [_restored(values) for values in saved["slots"]]
         for slot in slots:
             slot.away_until = self.now
-            if slot.life not in (Life.LIVE, Life.DONE):  # no report of it will come
+            if slot.life not in (SlotUse.LIVE, SlotUse.DONE):  # no report of it will come
                 written_at: int = saved["now"]
                 self._add(slot, {_UNREPORTED[slot.life]: written_at - slot.settled}, written_at)
                 self._add(slot, self._absence(slot, self.now - written_at), self.now)
         self._slots = dict(zip(saved.get("numbers", range(len(slots))), slots, strict=True))
-        self._by_worker = {slot.worker_id: slot for slot in slots if slot.life is Life.LIVE}
+        self._by_worker = {slot.worker_id: slot for slot in slots if slot.life is SlotUse.LIVE}
 
     def validate(self) -> None:
         """Every microsecond of every slot is in exactly one state.
@@ -414,14 +414,14 @@ class SlotTimes:
         assert all(0 <= slot.began <= slot.settled <= self.now and slot.pending >= 0 for slot in self._slots.values())
         settled = self._dropped + sum(slot.settled - slot.began for slot in self._slots.values())
         assert sum(self._sums.values()) + sum(slot.pending for slot in self._slots.values()) == settled
-        live = {id(slot) for slot in self._slots.values() if slot.life is Life.LIVE}
+        live = {id(slot) for slot in self._slots.values() if slot.life is SlotUse.LIVE}
         assert set(map(id, self._by_worker.values())) == live
 
 
 def _restored(values: Iterable[Any]) -> _Slot:
     began, settled, life, worker_id, has_lost, incarnation, pending, useful, repeated, away, reported, mix = values
     return _Slot(
-        *(began, settled, Life(life), worker_id, has_lost, incarnation, pending, useful, repeated, away),
+        *(began, settled, SlotUse(life), worker_id, has_lost, incarnation, pending, useful, repeated, away),
         dict(reported),
         {SlotState(state): us for state, us in mix.items()},
     )

@@ -74,7 +74,7 @@ class StopRule:
         )
 
 
-class EarlyStopping:
+class EarlyStop:
     """The state of a `StopRule`."""
 
     def __init__(self, rule: StopRule) -> None:

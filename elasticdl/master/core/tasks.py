@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.applied import NOTHING, Applied, AppliedSet, TaskName
+from elasticdl.master.core.applied import NOTHING, CommittedSet, CommittedTask, TaskName
 from elasticdl.master.core.epoch import UNKNOWN, Epoch
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol.values import Shard
@@ -61,7 +61,7 @@ class Tasks:
         self.model_version = settings.model_version  # names counted, each when it is committed, if the job trains
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
         self._is_stopped = False
-        self._fresh: dict[TaskName, Applied] | None = None  # committed since the truth was asked for
+        self._fresh: dict[TaskName, CommittedTask] | None = None  # committed since the truth was asked for
         self.num_fallen_back = 0  # minibatches that were committed, and that the model was seen not to hold any more
 
     @property
@@ -210,9 +210,9 @@ class Tasks:
 
     def commit(self, name: TaskName, minibatches: Iterable[int]) -> int:
         """Counts minibatches that are in the model now; the number of those that were not known to be."""
-        return self._commit(name, Applied.of(0, minibatches))
+        return self._commit(name, CommittedTask.of(0, minibatches))
 
-    def _commit(self, name: TaskName, reported: Applied) -> int:
+    def _commit(self, name: TaskName, reported: CommittedTask) -> int:
         epoch, task = self.epochs[name[0]], name[1]
         before = epoch.applied(task)
         if self._fresh is not None:
@@ -259,7 +259,7 @@ class Tasks:
         Returns:
             How many of them were not known to be.
         """
-        new = self._commit(name, Applied.of(num_minibatches))
+        new = self._commit(name, CommittedTask.of(num_minibatches))
         epoch, task = self.epochs[name[0]], name[1]
         epoch.change(task, epoch.applied(task), num_minibatches, surplus)
         epoch.leased.remove(task)
@@ -284,16 +284,16 @@ class Tasks:
         shard = self.slices[task]
         return Shard(shard.name, shard.start, min(shard.end, shard.start + self._settings.minibatch_size))
 
-    def ledger(self) -> AppliedSet:
+    def ledger(self) -> CommittedSet:
         """Everything that is committed as far as is known here."""
         names = [(epoch, task) for epoch in self.epochs for task in epoch.order if len(epoch.applied(task))]
-        return AppliedSet({(epoch.number, task): epoch.applied(task) for epoch, task in names})
+        return CommittedSet({(epoch.number, task): epoch.applied(task) for epoch, task in names})
 
     def begin_reading(self) -> None:
         """The truth is being asked for: what is committed from now on may be missing in the answer."""
         self._fresh = {}
 
-    def reconcile(self, truth: AppliedSet) -> list[Loss]:
+    def reconcile(self, truth: CommittedSet) -> list[Loss]:
         """Makes the ledger what the model holds, and what was committed since `begin_reading`.
 
         Returns:
@@ -312,7 +312,7 @@ class Tasks:
             if (loss := self._reconcile_task(epoch, task, truth, fresh.get((epoch.number, task), NOTHING))) is not None
         ]
 
-    def _reconcile_task(self, epoch: Epoch, task: int, truth: AppliedSet, fresh: Applied) -> Loss | None:
+    def _reconcile_task(self, epoch: Epoch, task: int, truth: CommittedSet, fresh: CommittedTask) -> Loss | None:
         was, was_done = epoch.applied(task), epoch.is_done(task)
         holds = truth.of_task(epoch.number, task) | fresh
         if holds == was:

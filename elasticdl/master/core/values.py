@@ -13,7 +13,7 @@ from elasticdl.protocol.values import Shard
 NUM_BUCKETS = 1024  # of the id space of every table, and of the flat dense vectors
 
 
-class Phase(StrEnum):
+class PodState(StrEnum):
     """Phases of a pod; same words as the port `Cluster`, and `DELETED` for a pod that exists no more."""
 
     PENDING = "Pending"
@@ -56,7 +56,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScriptPlan:
     """How a user's own script says that its data are gone over.
 
     Attributes:
@@ -81,7 +81,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricState:
+class MetricArrays:
     """One metric's variables.  Additive ones are summed element-wise; of others `num_states` follow each other."""
 
     name: str
@@ -127,13 +127,13 @@ class Lease:
     shard: Shard
     excluded: tuple[int, ...] = ()
     model_version: int = 0
-    merged: tuple[MetricState, ...] = ()
+    merged: tuple[MetricArrays, ...] = ()
     committed: tuple[int, ...] = ()
     occasion: Occasion | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class HeldLease:
+class ReportedLease:
     """A lease that a worker works on while it registers again, and what it has committed under it."""
 
     lease: Lease
@@ -164,7 +164,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class WorkerGroup:
     """The group of an AllReduce job, in order of rank.  Versions grow over all lives of the master."""
 
     version: int
@@ -183,7 +183,7 @@ class BucketRange:
 
 
 @dataclass(frozen=True, slots=True)
-class PsLoad:
+class PsUsage:
     """Counts of a PS since its start; all but the sizes of its tables only grow.
 
     Attributes:
@@ -216,7 +216,7 @@ class PsAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class PsPartition:
     """All parameter servers in order of id, every one of them ready.  Versions grow over all lives of the master.
 
     Each bucket is owned by exactly one of them.

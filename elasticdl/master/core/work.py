@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.callbacks import Callbacks
-from elasticdl.master.core.charges import Charges
 from elasticdl.master.core.commands import Accepted, LeaseGranted, NoLeaseNow, Refused, UnknownWorker
-from elasticdl.master.core.ending import Ending
-from elasticdl.master.core.evaluation import Evaluations, Schedule
+from elasticdl.master.core.evaluation import Evaluations, EvaluationSchedule
 from elasticdl.master.core.events import (
     CallAbandoned,
     EvaluationReported,
@@ -24,16 +22,18 @@ from elasticdl.master.core.events import (
     TaskFinished,
 )
 from elasticdl.master.core.failures import Failures
+from elasticdl.master.core.lease_quota import LeaseQuota
 from elasticdl.master.core.leases import Leases, TaskKey, key_of
 from elasticdl.master.core.losses import Losses
 from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.planned_evaluation import PlannedEvaluation
-from elasticdl.master.core.rations import Rations
+from elasticdl.master.core.retry_budget import RetryBudget
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Loss, Tasks
-from elasticdl.master.core.values import HeldLease, Lease, Level, TaskType
+from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
 from elasticdl.master.core.workers import Worker, Workers
-from elasticdl.master.core.world import Worlds
+from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Shard
 from elasticdl_client.job_events import EventKind
 
@@ -50,27 +50,27 @@ class Work:
         settings: JobSettings,
         generation: int,
         workers: Workers,
-        charges: Charges,
-        ending: Ending,
+        retry_budget: RetryBudget,
+        ending: JobOutcome,
         out: Outbox,
-        worlds: Worlds,
+        worlds: WorkerGroups,
     ) -> None:
         self._settings = settings
         self._workers = workers
-        self._charges = charges
+        self._retry_budget = retry_budget
         self._ending = ending
         self._out = out
         self._worlds = worlds
         self.leases = Leases(generation)
         self.leases.is_shared = settings.has_worlds
-        self.rations = Rations(settings, self.leases, worlds)
+        self.quota = LeaseQuota(settings, self.leases, worlds)
         self.tasks = Tasks(settings, ())
-        self.evaluations = Evaluations(Schedule(), ())
+        self.evaluations = Evaluations(EvaluationSchedule(), ())
         self.callbacks = Callbacks({})
         self.has_exported = False
         self.has_callbacks = False
         self.losses = Losses(settings, ending, out)
-        self._failures = Failures(settings, charges, ending, out)
+        self._failures = Failures(settings, retry_budget, ending, out)
 
     # Handing out ----------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class Work:
         for worker in sorted(self._workers.waiting(), key=lambda w: len(self.leases.of_worker(w.id))):
             call = worker.waiting_call
             is_out = worker.is_leaving or worker.stuck_since is not None
-            if call is None or is_out or not self.rations.may_ask(worker):
+            if call is None or is_out or not self.quota.may_ask(worker):
                 continue
             lease = self._grant(worker, call, clock)
             if lease is not None:
@@ -130,13 +130,13 @@ class Work:
         version = self.tasks.model_version
 
         def allowed(task_type: TaskType, epoch: int, task: int) -> bool:
-            return self._charges.may_have((task_type, epoch, task), worker.id, is_alone)
+            return self._retry_budget.may_have((task_type, epoch, task), worker.id, is_alone)
 
         def wanted(task_type: TaskType) -> bool:
             return worker.only is None or worker.only is task_type
 
         current = self.evaluations.current
-        if current is not None and wanted(TaskType.EVALUATION) and self.rations.may_evaluate(worker):
+        if current is not None and wanted(TaskType.EVALUATION) and self.quota.may_evaluate(worker):
             task = current.take(lambda epoch, task: allowed(TaskType.EVALUATION, epoch, task))
             if task is not None:
                 key = (TaskType.EVALUATION, current.number, task)
@@ -149,7 +149,7 @@ class Work:
             occasion = self.callbacks.occasion()
             return self.leases.grant(worker.id, call, clock, key, Shard("", 0, 0), version, occasion=occasion)
         planned = self._settings.planned_type
-        trains = wanted(planned) and self.rations.may_train(worker, self.tasks)
+        trains = wanted(planned) and self.quota.may_train(worker, self.tasks)
         name = self.tasks.take(lambda epoch, task: allowed(planned, epoch, task)) if trains else None
         if trains and name is None and not self.tasks.has_todo and self.tasks.can_begin:
             epoch = self.tasks.begin_epoch()
@@ -206,7 +206,7 @@ class Work:
         if (lease := self.leases.answered_by(event.call)) is not None:
             self.give_back(lease)
 
-    def hold(self, worker_id: int, held: HeldLease, clock: float) -> None:
+    def hold(self, worker_id: int, held: ReportedLease, clock: float) -> None:
         """A worker brings a lease of an earlier life of the master; of two for one task the newer one counts."""
         lease = held.lease
         if not self.leases.may_be_of_earlier_life(lease.id):
@@ -249,7 +249,7 @@ class Work:
             return True
         return lease.type is TaskType.TRAIN_END and self.needs_export
 
-    def reconcile(self, truth: AppliedSet) -> None:
+    def reconcile(self, truth: CommittedSet) -> None:
         """The model holds exactly this, and what was committed since it was asked: the rest is handed out again."""
         num_before, num_lost = self.tasks.num_committed, self.tasks.num_fallen_back
         losses = self.tasks.reconcile(truth)
@@ -419,7 +419,7 @@ class Work:
 
     def _end_well(self, lease: Lease, worker: Worker) -> None:
         self.leases.finish(lease)
-        self._charges.task_finished(key_of(lease))
+        self._retry_budget.task_finished(key_of(lease))
         self._has_committed(worker)
 
     def _count(self, worker: Worker, num_minibatches: int) -> None:
@@ -437,7 +437,7 @@ class Work:
             if member is not None:
                 member.has_committed = True
                 self._workers.times.committed(member.id)
-        self._charges.committed()
+        self._retry_budget.committed()
 
     def validate(self) -> None:
         """Every invariant of tasks, rounds and leases.

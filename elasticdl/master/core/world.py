@@ -18,10 +18,10 @@ from elasticdl.master.core.commands import JobOver, NoLeaseNow, UnknownWorker, W
 from elasticdl.master.core.events import ReadyForWorld, WorldFormed, WorldWatched
 from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import Level, Member, World
+from elasticdl.master.core.transition_log import TransitionLog
+from elasticdl.master.core.values import Level, Member, WorkerGroup
 from elasticdl.master.core.workers import Worker, Workers
 from elasticdl.master.core.world_candidates import Candidate, Watch, together
-from elasticdl.master.core.world_story import Story
 from elasticdl.master.core.world_suspects import Suspects
 from elasticdl_client.job_events import Detail, EventKind
 
@@ -30,7 +30,7 @@ MAX_SETTLE = 1.0  # of the first that is ready
 HOLDER_LEASES = 3  # lease timeouts of silence after which even the last member that has the model is given up
 
 
-class Worlds:
+class WorkerGroups:
     """Says nothing of leases and minibatches; without effect for jobs that have no worlds."""
 
     def __init__(self, settings: JobSettings, generation: int, workers: Workers, out: Outbox) -> None:
@@ -39,8 +39,8 @@ class Worlds:
         self._out = out
         self._num_wanted = settings.num_workers
         self._version = generation << 32
-        self.formed: World | None = None  # the last one that did
-        self.planned: World | None = None  # the newest
+        self.formed: WorkerGroup | None = None  # the last one that did
+        self.planned: WorkerGroup | None = None  # the newest
         self.num_formed = 0
         self._candidates: dict[int, Candidate] = {}
         self._suspects = Suspects()
@@ -49,7 +49,7 @@ class Worlds:
         self._broken_by = 0  # number of the newest event of a broken world since one has formed
         self._broken_at = 0.0
         self._lost: set[int] = set()  # of the newest one, workers that are gone
-        self._story = Story()
+        self._transitions = TransitionLog()
         self._complaint = ""
         self._has_ended = False  # the job is decided: that members leave is no event
         self._judged = 0  # the newest version that could not form because of a member
@@ -94,7 +94,7 @@ class Worlds:
         planned = self.planned
         if planned is not None and event.left == planned.version and planned.has(event.worker_id, event.incarnation):
             complaint = f"worker {event.worker_id}: {event.reason or 'it has left'}"
-            self._story.complaint(complaint)
+            self._transitions.complaint(complaint)
             self._break(complaint, clock)
 
     def watched(self, event: WorldWatched, clock: float) -> None:
@@ -133,19 +133,19 @@ class Worlds:
         self._broken_by = 0
         restored = f"that of {event.restored_from}" if event.restored_from else "the initial one"
         origin = "" if has_source and not event.restored_from else restored
-        line = self._story.end(world, self.num_formed, clock, origin)
+        line = self._transitions.end(world, self.num_formed, clock, origin)
         self._out.log(line, Level.WARNING if origin and self.num_formed > 1 else Level.INFO)
         if self._broken:
-            self._story.fact(self._broken)
-            self._story.begin(clock)
+            self._transitions.fact(self._broken)
+            self._transitions.begin(clock)
         self._out.persist()
         return is_new
 
-    def _write_down(self, world: World, before: int, clock: float) -> None:
+    def _write_down(self, world: WorkerGroup, before: int, clock: float) -> None:
         """Adds a world that has formed to the log of events."""
         joined = [f"worker-{member.worker_id}" for member in world.members if not member.is_source]
         cause = self._broken_by or max((self._out.events.newest(subject) for subject in joined), default=0)
-        seconds = 0.0 if self._story.since is None else clock - self._story.since
+        seconds = 0.0 if self._transitions.since is None else clock - self._transitions.since
         self._out.events.add(
             EventKind.GROUP_FORMED,
             f"group-{self.num_formed}",
@@ -167,7 +167,7 @@ class Worlds:
         """A process is gone for good."""
         self._lose(worker_id, why, clock)
         if self.formed is not self.planned and worker_id in self._formed_ids():
-            self._story.fact(f"worker {worker_id} {why}")
+            self._transitions.fact(f"worker {worker_id} {why}")
         self._candidates.pop(worker_id, None)
         self._answer_watch(worker_id, UnknownWorker("the worker was replaced"))
 
@@ -194,10 +194,10 @@ class Worlds:
             if not self._has_ended:
                 number = self.num_formed + (self.planned is not self.formed)
                 self._broken_by = self._out.events.add(EventKind.GROUP_BROKEN, f"group-{number}", why, cause, **details)
-            self._story.begin(clock)
+            self._transitions.begin(clock)
 
     def _break_knowingly(self, fact: str, clock: float, cause: int = 0, **details: Detail) -> None:
-        self._story.fact(fact)
+        self._transitions.fact(fact)
         self._break(fact, clock, cause, **details)
 
     def _formed_ids(self) -> set[int]:
@@ -250,7 +250,7 @@ class Worlds:
             elif clock - watch.since >= self._settings.long_poll:
                 self._answer_watch(worker_id, NoLeaseNow())
 
-    def _has_heard(self, worker_id: int, world: World) -> None:
+    def _has_heard(self, worker_id: int, world: WorkerGroup) -> None:
         candidate = self._candidates.get(worker_id)
         if candidate is not None and world.has(worker_id, candidate.incarnation):
             candidate.told = world.version
@@ -341,15 +341,15 @@ class Worlds:
         chosen = sorted(chosen, key=lambda one: (order.get((one.id, one.incarnation), len(order)), one.id))
         joiners = [one.id for one in chosen if (one.id, one.incarnation) not in order]
         if joiners and before:
-            self._story.fact(f"worker {', '.join(map(str, joiners))} joined")
+            self._transitions.fact(f"worker {', '.join(map(str, joiners))} joined")
         self._version += 1
-        self.planned = World(
+        self.planned = WorkerGroup(
             self._version,
             tuple(Member(o.id, o.incarnation, o.address, (o.id, o.incarnation) in order) for o in chosen),
         )
         self._lost.clear()
         self._broken = self._complaint = ""
-        self._story.begin(clock)
+        self._transitions.begin(clock)
 
     def _complain(self, text: str) -> None:
         if text != self._complaint:
@@ -369,7 +369,7 @@ class Worlds:
             return False
         return clock - worker.heard_at < self._settings.collective_timeout
 
-    def _alive(self, world: World | None, clock: float) -> list[Candidate]:
+    def _alive(self, world: WorkerGroup | None, clock: float) -> list[Candidate]:
         """The members of a world that live, in their order."""
         members = () if world is None else world.members
         found = [(self._candidates.get(member.worker_id), member) for member in members]
@@ -391,7 +391,7 @@ class Worlds:
         """The members of the last world continue in it, and are called to another one when they have registered."""
         self.num_formed = saved["num_formed"]
         if saved["members"]:
-            self.formed = self.planned = World(saved["version"], tuple(Member(*one) for one in saved["members"]))
+            self.formed = self.planned = WorkerGroup(saved["version"], tuple(Member(*one) for one in saved["members"]))
             self._candidates = {one[0]: Candidate(*one) for one in saved["members"]}
             self._break_knowingly("the master has restarted", clock, self._out.events.newest("master"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.applied import CommittedSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,6 @@ class WorldFormed:
     worker_id: int
     incarnation: int
     version: int
-    applied: AppliedSet
+    applied: CommittedSet
     steps: int = 0
     restored_from: str = ""

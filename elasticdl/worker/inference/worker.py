@@ -29,7 +29,7 @@ from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import CheckpointError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.trained_model import Kind, TrainedModel, look_at, state_file
+from elasticdl_client.trained_model import ModelKind, TrainedModel, look_at, state_file
 
 _log = logging.getLogger("elasticdl.worker")
 _HINT = "Use the module that the model was trained with, and its --model_params and --embedding_threshold."
@@ -45,7 +45,7 @@ def load_trained(spec: JobSpec, definition: ModelDefinition, readers: Readers) -
     if spec.num_ps_pods:
         return load_framework(spec, definition, readers)
     found = look_at(Path(spec.checkpoint_dir_for_init))
-    if found.kind in (Kind.SAVED_MODEL, Kind.KERAS_FILE):
+    if found.kind in (ModelKind.SAVED_MODEL, ModelKind.KERAS_FILE):
         from elasticdl.frameworks.keras.saving.loaded_model import LoadedKeras
 
         metadata = readers.of(TASK_TYPES[spec.job_type]).metadata()
@@ -59,7 +59,7 @@ def load_trained(spec: JobSpec, definition: ModelDefinition, readers: Readers) -
 
 
 def _load_values(framework: Framework, found: TrainedModel) -> None:
-    if found.kind is Kind.TORCH_STATE:
+    if found.kind is ModelKind.TORCH_STATE:
         from elasticdl.frameworks.torch import TorchFramework
 
         assert isinstance(framework, TorchFramework)  # the master has looked

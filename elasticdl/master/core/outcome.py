@@ -1,4 +1,4 @@
-"""Ending: that a job is decided, why, and how its pods leave before the last command.
+"""JobOutcome: that a job is decided, why, and how its pods leave before the last command.
 
 The first decision counts.  Workers leave, then PS pods are deleted, then the job ends.
 """
@@ -17,7 +17,7 @@ GRACE = 30.0  # for workers to leave by themselves (a last checkpoint of the Loc
 GRACE_AFTER_FAILURE = 5.0
 
 
-class Ending:
+class JobOutcome:
     """Undecided until `decide`."""
 
     def __init__(self, out: Outbox) -> None:

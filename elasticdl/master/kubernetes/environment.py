@@ -48,8 +48,8 @@ Found = TypeVar("Found")
 logger = logging.getLogger("elasticdl.master")
 
 
-class KubernetesPlace:
-    """`Place` of a job in a namespace; see the port for the attributes."""
+class KubernetesEnvironment:
+    """`RuntimeEnvironment` of a job in a namespace; see the port for the attributes."""
 
     num_pod_threads = 16
     patience_s = PATIENCE_S
@@ -171,7 +171,7 @@ class KubernetesPlace:
         return job, parsedate_to_datetime(date).timestamp() if date else time.time()
 
 
-def open_place() -> KubernetesPlace:
+def open_environment() -> KubernetesEnvironment:
     """The place that the environment names.
 
     Raises:
@@ -181,7 +181,7 @@ def open_place() -> KubernetesPlace:
     port = os.environ.get("MASTER_PORT", "")
     if port and not (port.isdecimal() and int(port) <= 65535):
         raise JobError(f"MASTER_PORT={port} is not a port")
-    return KubernetesPlace(
+    return KubernetesEnvironment(
         connect(),
         os.environ["ELASTICDL_NAMESPACE"],
         os.environ["ELASTICDL_JOB_NAME"],

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from elasticdl.master.core.values import PsLoad
+from elasticdl.master.core.values import PsUsage
 from elasticdl_client.job_status import PsStatus
 
 WINDOW = 10.0  # seconds over which a rate is taken
@@ -24,41 +24,41 @@ class _Life:
     """One process, as far as it was heard in this life of the master."""
 
     incarnation: int
-    newest: PsLoad
+    newest: PsUsage
     heard_at: float
-    told: tuple[float, PsLoad]  # when an epoch ended, or when it was first heard
-    samples: deque[tuple[float, PsLoad]] = field(default_factory=deque)
+    told: tuple[float, PsUsage]  # when an epoch ended, or when it was first heard
+    samples: deque[tuple[float, PsUsage]] = field(default_factory=deque)
 
-    def heard(self, load: PsLoad, clock: float) -> None:
+    def heard(self, load: PsUsage, clock: float) -> None:
         if not self.samples or clock - self.samples[-1][0] >= SPACING:
             self.samples.append((clock, load))
         while clock - self.samples[0][0] > WINDOW:
             self.samples.popleft()
         self.newest, self.heard_at = load, clock
 
-    def rate(self, of: Callable[[PsLoad], float], since: tuple[float, PsLoad] | None = None) -> float:
+    def rate(self, of: Callable[[PsUsage], float], since: tuple[float, PsUsage] | None = None) -> float:
         """How fast something grows, since the oldest sample if nothing else is said."""
         at, load = since or self.samples[0]
         return max(0.0, of(self.newest) - of(load)) / (self.heard_at - at) if self.heard_at > at else 0.0
 
 
-class Loads:
+class PsMetrics:
     """The newest load of every PS, and what all of them have done."""
 
     def __init__(self) -> None:
         self._lives: dict[int, _Life] = {}
-        self._before: dict[int, tuple[int, PsLoad]] = {}  # incarnation and load, not heard in this life of the master
-        self._ended: dict[int, PsLoad] = {}  # sums of the lives of each PS that are over
+        self._before: dict[int, tuple[int, PsUsage]] = {}  # incarnation and load, not heard in this life of the master
+        self._ended: dict[int, PsUsage] = {}  # sums of the lives of each PS that are over
         self._told_staleness: list[int] = []  # when an epoch ended
         self._told_refused = 0
 
-    def heard(self, ps_id: int, incarnation: int, load: PsLoad, clock: float) -> None:
+    def heard(self, ps_id: int, incarnation: int, load: PsUsage, clock: float) -> None:
         """With a heartbeat."""
         life = self._lives.get(ps_id)
         if life is None or life.incarnation != incarnation:
             before = self._before.pop(ps_id, None) if life is None else (life.incarnation, life.newest)
             if before is not None and before[0] != incarnation:
-                self._ended[ps_id] = _sum(self._ended.get(ps_id, PsLoad()), before[1])
+                self._ended[ps_id] = _sum(self._ended.get(ps_id, PsUsage()), before[1])
             life = self._lives[ps_id] = _Life(incarnation, load, clock, (clock, load))
         life.heard(load, clock)
 
@@ -78,12 +78,12 @@ class Loads:
     def _ids(self) -> list[int]:
         return sorted({*self._lives, *self._before, *self._ended})
 
-    def _newest(self, ps_id: int) -> PsLoad:
+    def _newest(self, ps_id: int) -> PsUsage:
         """Of the life that is not over, as far as known."""
         life = self._lives.get(ps_id)
-        return life.newest if life is not None else self._before.get(ps_id, (0, PsLoad()))[1]
+        return life.newest if life is not None else self._before.get(ps_id, (0, PsUsage()))[1]
 
-    def _total(self, ps_id: int) -> PsLoad:
+    def _total(self, ps_id: int) -> PsUsage:
         """Of all lives."""
         newest = self._newest(ps_id)
         return _sum(self._ended[ps_id], newest) if ps_id in self._ended else newest
@@ -95,7 +95,7 @@ class Loads:
     def _server(self, ps_id: int) -> PsStatus:
         life, newest, total = self._lives.get(ps_id), self._newest(ps_id), self._total(ps_id)
 
-        def rate(of: Callable[[PsLoad], float]) -> float:
+        def rate(of: Callable[[PsUsage], float]) -> float:
             return 0.0 if life is None else life.rate(of)
 
         return PsStatus(
@@ -181,15 +181,15 @@ def _label(position: int) -> str:
     return str(position) if position < 3 else f"{2 ** (position - 2) + 1}-{2 ** (position - 1)}"
 
 
-def _load(values: Sequence[Any]) -> PsLoad:
+def _load(values: Sequence[Any]) -> PsUsage:
     """The inverse of `astuple`, of which JSON has made lists."""
     plain: list[Any] = [tuple(value) if isinstance(value, list) else value for value in values]
-    return PsLoad(*plain)
+    return PsUsage(*plain)
 
 
-def _sum(ended: PsLoad, newest: PsLoad) -> PsLoad:
+def _sum(ended: PsUsage, newest: PsUsage) -> PsUsage:
     """Of two lives of a PS; its tables are those of the newer one."""
-    return PsLoad(
+    return PsUsage(
         pushes=ended.pushes + newest.pushes,
         pulls=ended.pulls + newest.pulls,
         bytes_received=ended.bytes_received + newest.bytes_received,

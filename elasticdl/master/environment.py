@@ -1,6 +1,6 @@
-"""The port `Place`: where a master runs, and all that differs between the runtimes.
+"""The port `RuntimeEnvironment`: where a master runs, and all that differs between the runtimes.
 
-Adapters: local_place.py and kubernetes/place.py.
+Adapters: local_environment.py and kubernetes/environment.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 
 
-class Place(Protocol):
+class RuntimeEnvironment(Protocol):
     """Seven verbs, and what the master works with."""
 
     @property

@@ -1,4 +1,4 @@
-"""Charges: what counts against a job: tasks whose user code raised, pods that ended by their own fault.
+"""RetryBudget: what counts against a job: tasks whose user code raised, pods that ended by their own fault.
 
 A lost worker, a preemption or a lost lease is never charged.  This module decides when it is enough and how long a
 successor waits; it ends nothing itself.
@@ -29,7 +29,7 @@ _OF_SURROUNDINGS = re.compile(r"CUDA|cuDNN|NCCL|gloo|memory|connect|timed? ?out|
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
-class Charges:
+class RetryBudget:
     """Failures per task with the worker that must not have it next, and ends of pods since the last commit.
 
     Successors wait the longer the more pods of their slot have ended: many pods that are lost at once all come back at

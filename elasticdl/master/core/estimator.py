@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.truth import Truth
+from elasticdl.master.core.reconciliation import Reconciler
 from elasticdl.master.core.values import Level, SessionEvent
 from elasticdl.master.core.work import Work
 
 
-class Session:
+class EstimatorSession:
     """Until the chief's first word nothing is handed out."""
 
-    def __init__(self, work: Work, truth: Truth, out: Outbox) -> None:
+    def __init__(self, work: Work, reconciler: Reconciler, out: Outbox) -> None:
         self._work = work
-        self._truth = truth
+        self._reconciler = reconciler
         self._out = out
-        self._marked: AppliedSet | None = None  # committed when the checkpoint being written was begun
-        self._saved = AppliedSet()  # surely in the newest whole checkpoint
+        self._marked: CommittedSet | None = None  # committed when the checkpoint being written was begun
+        self._saved = CommittedSet()  # surely in the newest whole checkpoint
 
     def reported(self, what: SessionEvent) -> None:
         """The chief's word."""
@@ -50,16 +50,16 @@ class Session:
             again = max(0, records - epoch.committed_records)
             epoch.num_repeated += again
             lost += again
-        self._truth.in_doubt = False
+        self._reconciler.in_doubt = False
         if lost:
             text = f"The model is that of TensorFlow's last checkpoint: {lost} records are handed out again"
             self._out.log(text, Level.WARNING)
 
     def snapshot(self) -> dict[str, Any]:
         tasks = [[*name, one.watermark, sorted(one.extras)] for name, one in self._saved.tasks.items()]
-        return {"saved": tasks, "in_doubt": self._truth.in_doubt}
+        return {"saved": tasks, "in_doubt": self._reconciler.in_doubt}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """A checkpoint that was being written when the last life ended does not count."""
-        self._saved = AppliedSet.of(((e, t, w, x) for e, t, w, x in saved["saved"]), 0)
-        self._truth.in_doubt = saved["in_doubt"]
+        self._saved = CommittedSet.of(((e, t, w, x) for e, t, w, x in saved["saved"]), 0)
+        self._reconciler.in_doubt = saved["in_doubt"]

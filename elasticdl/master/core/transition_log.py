@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from elasticdl.master.core.values import World
+from elasticdl.master.core.values import WorkerGroup
 
 _MAX_COMPLAINT = 160  # characters of what a member has met; its own log has the whole
 
 
-class Story:
+class TransitionLog:
     """The change under way: since when, and why.
 
     The master's own knowledge counts; a member's report of its collective is used only if nothing else is known.
@@ -36,7 +36,7 @@ class Story:
         first = text.split(". ")[0].strip()
         self._complaints.append(first if len(first) <= _MAX_COMPLAINT else first[: _MAX_COMPLAINT - 1] + "…")
 
-    def end(self, world: World, number: int, clock: float, origin: str) -> str:
+    def end(self, world: WorkerGroup, number: int, clock: float, origin: str) -> str:
         """The line of a world that has formed; the next change begins anew.
 
         Args:

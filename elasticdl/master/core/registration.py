@@ -1,16 +1,16 @@
-"""Joining: a worker registers and brings what it knows: its leases, its model, its data; then the tasks are cut.
+"""Registration: a worker registers and brings what it knows: its leases, its model, its data; then the tasks are cut.
 
 work.py assigns the tasks of a worker that has joined, members.py its world.
 """
 
 from __future__ import annotations
 
-from elasticdl.master.core.applied import AppliedSet
+from elasticdl.master.core.applied import CommittedSet
 from elasticdl.master.core.callbacks import Callbacks
 from elasticdl.master.core.commands import Accepted, ListShards, Refused, Registered, UnknownWorker
 from elasticdl.master.core.data import Data
-from elasticdl.master.core.ending import Ending
-from elasticdl.master.core.evaluation import Evaluations, Schedule
+from elasticdl.master.core.estimator import EstimatorSession
+from elasticdl.master.core.evaluation import Evaluations, EvaluationSchedule
 from elasticdl.master.core.events import (
     MetricsReported,
     ModelReported,
@@ -21,20 +21,20 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.planned_evaluation import PlannedEvaluation
-from elasticdl.master.core.session import Session
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import MAX_TASKS, Tasks
-from elasticdl.master.core.values import HeldLease, Level
+from elasticdl.master.core.values import Level, ReportedLease
 from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Workers
-from elasticdl.master.core.world import Worlds
+from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
 
 
-class Joining:
+class Registration:
     """The reports of workers before their first task: data, model, layout."""
 
     def __init__(
@@ -42,11 +42,11 @@ class Joining:
         settings: JobSettings,
         workers: Workers,
         fleet: Fleet,
-        worlds: Worlds,
+        worlds: WorkerGroups,
         work: Work,
-        session: Session,
+        session: EstimatorSession,
         data: Data,
-        ending: Ending,
+        ending: JobOutcome,
         out: Outbox,
     ) -> None:
         self._settings = settings
@@ -58,7 +58,7 @@ class Joining:
         self._data = data
         self._ending = ending
         self._out = out
-        self._local_ledger = AppliedSet()  # Local strategy: brought by the worker before the data was known
+        self._local_ledger = CommittedSet()  # Local strategy: brought by the worker before the data was known
         self.is_planned = False  # the tasks are cut
 
     def worker_joined(self, event: WorkerJoined, begins: bool, clock: float) -> None:
@@ -90,7 +90,7 @@ class Joining:
         plan = self._data.plan_in_force() if asks and self.is_planned else None
         self._out.reply(event.call, Registered(self._fleet.servers.partition, plan))
 
-    def _learn_held(self, worker_id: int, held: tuple[HeldLease, ...], begins: bool, clock: float) -> None:
+    def _learn_held(self, worker_id: int, held: tuple[ReportedLease, ...], begins: bool, clock: float) -> None:
         """After a restart: what the worker works on counts, not what the snapshot says that it does."""
         names = {one.lease.id for one in held}
         for lease in self._work.leases.of_worker(worker_id):
@@ -99,7 +99,7 @@ class Joining:
         for one in held if begins else ():
             self._work.hold(worker_id, one, clock)
 
-    def _learn_local_ledger(self, applied: AppliedSet, is_same: bool) -> None:
+    def _learn_local_ledger(self, applied: CommittedSet, is_same: bool) -> None:
         """Local strategy: the model is the worker's, and holds what it says.
 
         A script says what it has trained itself, of which a killed master may have forgotten the last second; one of
@@ -201,8 +201,8 @@ class Joining:
         if self._local_ledger.tasks:
             work.reconcile(self._local_ledger)
 
-    def _schedule(self, callbacks: Callbacks) -> Schedule:
+    def _schedule(self, callbacks: Callbacks) -> EvaluationSchedule:
         """As the flags say; where they say nothing, each epoch is evaluated for the callbacks that want metrics."""
         every_steps, every_seconds = self._settings.evaluation_steps, self._settings.evaluation_throttle
         each_epoch = callbacks.wants_evaluations and not every_steps and not every_seconds
-        return Schedule(every_steps, every_seconds, self._settings.evaluation_start_delay, each_epoch)
+        return EvaluationSchedule(every_steps, every_seconds, self._settings.evaluation_start_delay, each_epoch)

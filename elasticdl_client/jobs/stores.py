@@ -8,7 +8,7 @@ from pathlib import Path
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
-from elasticdl_client.jobs.job import Job
+from elasticdl_client.jobs.job import JobInfo
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.options import Options
 from elasticdl_client.jobs.store import JobStore
@@ -18,7 +18,7 @@ _FIRST_ANSWER_S = 2.0  # of a cluster that was not asked for: users of local job
 
 
 @dataclass(slots=True)
-class Places:
+class JobStores:
     """Stores by runtime, with the words for them.
 
     A cluster that was not asked for by --runtime, a namespace or a context may be out of reach, or none be configured.
@@ -35,7 +35,7 @@ class Places:
     unreachable: str = field(default="")
 
     @classmethod
-    def of(cls, options: Options) -> Places:
+    def of(cls, options: Options) -> JobStores:
         """The places that a command line means.
 
         Raises:
@@ -60,7 +60,7 @@ class Places:
         """For messages: behind what was looked for."""
         return " or ".join(self.words.values())
 
-    def list(self) -> Sequence[Job]:
+    def list(self) -> Sequence[JobInfo]:
         """The jobs of all of them.
 
         Raises:
@@ -68,7 +68,7 @@ class Places:
         """
         return self._ask(lambda store: store.list())
 
-    def list_again(self) -> Sequence[Job]:
+    def list_again(self) -> Sequence[JobInfo]:
         """The jobs of all places that have answered once: a cluster that does not answer later is not left out.
 
         Raises:
@@ -78,7 +78,7 @@ class Places:
         self.needs_cluster = Runtime.KUBERNETES in self.stores
         return jobs
 
-    def find(self, name: str) -> Job:
+    def find(self, name: str) -> JobInfo:
         """The job of that name.
 
         Raises:
@@ -87,7 +87,7 @@ class Places:
             ElasticDLError: a place that was asked for cannot be reached, or refuses.
         """
 
-        def ask(store: JobStore) -> tuple[Job, ...]:
+        def ask(store: JobStore) -> tuple[JobInfo, ...]:
             job = store.find(name)
             return (job,) if job is not None else ()
 
@@ -102,12 +102,12 @@ class Places:
             raise JobError(f'job "{name}" not found {self.where}.', self.unreachable or hint)
         return found[0]
 
-    def store(self, job: Job) -> JobStore:
+    def store(self, job: JobInfo) -> JobStore:
         """Where a job was found."""
         return self.stores[job.runtime]
 
-    def _ask(self, ask: Callable[[JobStore], Iterable[Job]]) -> Sequence[Job]:
-        found: Sequence[Job] = ()
+    def _ask(self, ask: Callable[[JobStore], Iterable[JobInfo]]) -> Sequence[JobInfo]:
+        found: Sequence[JobInfo] = ()
         for runtime, store in tuple(self.stores.items()):
             try:
                 found = [*found, *ask(store)]

@@ -1,4 +1,4 @@
-"""Truth: asking the model itself what it holds, and printing the coverage of the epochs that it holds whole.
+"""Reconciler: asks the model itself what it holds, and prints the coverage of the epochs that it holds whole.
 
 In doubt (a PS has a new life, or the master has) nothing is handed out until the model has answered.  It is asked too
 when an epoch seems to be complete.  A job without PS, or one that does not train, takes the master's ledger for it.
@@ -8,14 +8,14 @@ With the coverage it is said how the parameter servers have fared.
 
 from __future__ import annotations
 
-from elasticdl.master.core.applied import AppliedSet, intersection
+from elasticdl.master.core.applied import CommittedSet, intersection
 from elasticdl.master.core.commands import ReadAppliedSets
 from elasticdl.master.core.events import AppliedSetsRead, AppliedSetsUnreadable
-from elasticdl.master.core.load import Loads
 from elasticdl.master.core.outbox import Outbox
+from elasticdl.master.core.ps_metrics import PsMetrics
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.status import coverage_line, coverage_of
-from elasticdl.master.core.values import Level, Partition
+from elasticdl.master.core.values import Level, PsPartition
 from elasticdl.master.core.work import Work
 from elasticdl.protocol.values import Role
 from elasticdl_client.choices import DistributionStrategy
@@ -24,10 +24,10 @@ from elasticdl_client.job_events import EventKind
 RETRY = 1.0
 
 
-class Truth:
+class Reconciler:
     """At most one question at a time."""
 
-    def __init__(self, settings: JobSettings, work: Work, loads: Loads, out: Outbox) -> None:
+    def __init__(self, settings: JobSettings, work: Work, loads: PsMetrics, out: Outbox) -> None:
         self._settings = settings
         self._work = work
         self._loads = loads
@@ -52,7 +52,7 @@ class Truth:
         if self._settings.has_tensorflow_servers and (role is Role.PS or slot == 0):
             self.doubt()
 
-    def ask_if_needed(self, partition: Partition | None, clock: float) -> None:
+    def ask_if_needed(self, partition: PsPartition | None, clock: float) -> None:
         """Ask, unless a question is open, has just failed, or no process could answer."""
         uncovered = any(epoch.complete and not epoch.covered for epoch in self._work.tasks.epochs)
         if not (self.in_doubt or uncovered):
@@ -74,7 +74,7 @@ class Truth:
         self._work.reconcile(intersection(event.sets.values()))
         self._cover(max(one.num_repeated for one in event.sets.values()))
 
-    def told(self, applied: AppliedSet) -> None:
+    def told(self, applied: CommittedSet) -> None:
         """AllReduce: the members of a world say what their model holds."""
         self._num_told_repeated = max(self._num_told_repeated, applied.num_repeated)
         self._work.reconcile(applied)

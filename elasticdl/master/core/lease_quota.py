@@ -1,4 +1,4 @@
-"""Rations: how much a worker may hold.  It grants nothing."""
+"""LeaseQuota: how much a worker may hold.  It grants nothing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import TaskType
 from elasticdl.master.core.workers import Worker
-from elasticdl.master.core.world import Worlds
+from elasticdl.master.core.world import WorkerGroups
 
 
-class Rations:
+class LeaseQuota:
     """The task that a worker computes and the next one; in worlds, for members alone."""
 
-    def __init__(self, settings: JobSettings, leases: Leases, worlds: Worlds) -> None:
+    def __init__(self, settings: JobSettings, leases: Leases, worlds: WorkerGroups) -> None:
         self._settings = settings
         self._leases = leases
         self._worlds = worlds

@@ -25,7 +25,7 @@ from elasticdl.master.ports import free_ports
 from elasticdl.model_def import framework_of
 from elasticdl.rpc.addresses import written
 from elasticdl.rpc.job_secret import TOKEN_FILE_VARIABLE, read_token, whole_spec
-from elasticdl_client.choices import Framework
+from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
@@ -34,12 +34,12 @@ from elasticdl_client.scaling import FILE as NUM_WORKERS_FILE
 
 _LOOK_S = 0.5  # at a file that only the user writes
 _LOOPBACK = "127.0.0.1"
-_THREADS_VARIABLES = {Framework.TENSORFLOW: "TF_NUM_INTRAOP_THREADS", Framework.TORCH: "OMP_NUM_THREADS"}
+_THREADS_VARIABLES = {FrameworkName.TENSORFLOW: "TF_NUM_INTRAOP_THREADS", FrameworkName.TORCH: "OMP_NUM_THREADS"}
 
 
 @dataclass(frozen=True, slots=True)
-class LocalPlace:
-    """`Place` of a directory.
+class LocalEnvironment:
+    """`RuntimeEnvironment` of a directory.
 
     Attributes:
         token_file: of the job, readable by its pods too.
@@ -114,7 +114,7 @@ def shares_of_machine(spec: JobSpec, environment: Mapping[str, str]) -> dict[str
     return {name: share for name in wanted if name not in environment and name not in spec.envs_dict()}
 
 
-def open_place() -> LocalPlace:
+def open_environment() -> LocalEnvironment:
     """The place that the environment names.
 
     Raises:
@@ -125,7 +125,7 @@ def open_place() -> LocalPlace:
     try:
         spec = read_spec(job_dir)
         job_name = spec.job_name
-        return LocalPlace(
+        return LocalEnvironment(
             spec=spec,
             cluster=ProcessCluster(_environment("ELASTICDL_AGENT_SOCKET")),
             token=read_token(),
