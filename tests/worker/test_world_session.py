@@ -192,7 +192,7 @@ def test_a_world_that_the_master_does_not_want_is_left_for_the_next(
     again = three[1].does(enter)
     master.await_outside(0, 1)
     told = [one for one in master.hears("ReadyForWorld") if one.left == refused and one.worker_id == 0]
-    assert told[0].reason == "the master does not want it any more: as the test wants"
+    assert told[0].reason == "the master rejected it: as the test wants"
     master.on_call = lambda method: setattr(master, "accepts", True)
     master.plan(0, 1)
     assert [one.result(ANSWER_S) for one in (begun[0], again)] == [True, True]
