@@ -7,7 +7,7 @@
     POST /api/jobs/ID/ACTION      delete, resume, scale?num_workers=N
 
 A job is named by its id among the jobs that were found, and a file by its name among those of the package: no text of
-a request becomes a path.  Access is `access.Gate`'s affair.
+a request becomes a path.  Access is the affair of `access.AccessGate`.
 """
 
 from __future__ import annotations

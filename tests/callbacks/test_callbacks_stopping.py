@@ -56,7 +56,7 @@ def test_a_metric_that_is_not_a_number_never_improves() -> None:
 def test_keras_stops_at_the_same_epoch(
     values: list[float], patience: int, maximize: bool, min_delta: float, baseline: float | None, start: int
 ) -> None:
-    callback = keras.callbacks.EarlyStop("loss", min_delta, patience, 0, "max" if maximize else "min", baseline)
+    callback = keras.callbacks.EarlyStopping("loss", min_delta, patience, 0, "max" if maximize else "min", baseline)
     callback.start_from_epoch = start
     callback.set_model(keras.Sequential())
     callback.on_train_begin()

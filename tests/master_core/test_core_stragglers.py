@@ -174,7 +174,7 @@ def test_a_restarted_master_does_not_replace_at_once() -> None:
     race = Race(straggler_action=Remedy.REPLACE)
     race.script.restart_master()
     for worker in race.leases:
-        race.script.worker_joins(worker, (e.HeldLease(race.leases[worker]),))
+        race.script.worker_joins(worker, (e.ReportedLease(race.leases[worker]),))
     race.run(60, 0.3, 0.6, 0.3)
     assert not race.deleted
 
