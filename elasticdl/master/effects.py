@@ -21,7 +21,6 @@ from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.pod_threads import PodThreads
 from elasticdl.master.ps_calls import PsCalls, PsUnreachable
 from elasticdl.protocol.values import Role, Shard
-from elasticdl.protocol.values import Role as CoreRole
 from elasticdl_client.errors import CheckpointError, ElasticDLError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.secret_values import hide
@@ -73,7 +72,7 @@ class Effects:
 
     def create_pod(self, command: commands.CreatePod) -> None:
         work = self._guarded(lambda: self._create_pod(command))
-        self._pod_threads.create(command.name, work, is_server=command.role is CoreRole.PS)
+        self._pod_threads.create(command.name, work, is_server=command.role is Role.PS)
 
     def resize_pod(self, command: commands.ResizePod) -> None:
         self._resizing.submit(self._guarded(lambda: self._resize_pod(command.pod)))
@@ -177,7 +176,7 @@ class Effects:
 
     def _read_shards(self, kind: DataKind) -> tuple[Shard, ...]:
         reader = open_source(self._spec, getattr(self._spec, f"{kind}_data"))
-        return tuple(Shard(shard.name, shard.start, shard.end) for shard in reader.shards())
+        return tuple(reader.shards())
 
     def _read_applied_sets(self, command: commands.ReadAppliedSets) -> None:
         try:
@@ -247,7 +246,7 @@ def pod_changed(event: PodEvent) -> events.PodChanged | None:
 def _pod_changed(pod: Pod, phase: PodState) -> events.PodChanged:
     return events.PodChanged(
         name=pod.name,
-        role=CoreRole(pod.role),
+        role=pod.role,
         index=pod.index,
         uid=pod.uid,
         phase=phase,

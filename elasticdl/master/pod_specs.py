@@ -52,7 +52,7 @@ class PodSpecs:
 
     def of(self, command: CreatePod) -> PodSpec:
         """The pod that the core wants."""
-        role = Role(command.role)
+        role = command.role
         labels = names.pod_labels(self.spec.job_name, role, command.index)
         framework = self._framework() if role is Role.WORKER else ""
         if role is Role.WORKER:
@@ -94,7 +94,7 @@ class PodSpecs:
     def _tf_config(self, command: CreatePod) -> dict[str, str]:
         if self.tf_addresses is None:
             return {}
-        number = command.slot if Role(command.role) is Role.WORKER else command.index
+        number = command.slot if command.role is Role.WORKER else command.index
         return {"TF_CONFIG": tf_config(self.tf_addresses, str(command.role), number)}
 
     def _framework(self) -> str:
