@@ -249,7 +249,7 @@ class SimShell(ABC):
             return
         pod.phase, pod.reason = phase, reason
         pod.is_stuck = reason == "NodeLost"
-        num_faults = self.job._retry_budget.num_faults
+        num_faults = self.job._work.retry_budget.num_faults
         forgiven = False
         if reason == "Deleted":
             pod.phase = PodState.DELETED
@@ -264,7 +264,7 @@ class SimShell(ABC):
             del self.ps[pod.index]
             self.losses += 1
         self.tell(self._pod_event(pod))
-        assert not forgiven or self.job._retry_budget.num_faults <= num_faults, pod
+        assert not forgiven or self.job._work.retry_budget.num_faults <= num_faults, pod
 
     # Mail -------------------------------------------------------------------------------------------------------------
 

@@ -336,7 +336,7 @@ def test_a_ps_that_was_told_to_end_leaves_after_a_checkpoint() -> None:
     assert ps_heartbeat(script).stop
     script.ps_dies(reason="Error")
     assert script.told(c.CreatePod) == [c.CreatePod(f"{PS}-0", Role.PS, 0)]
-    assert script.job._retry_budget.num_faults == 0
+    assert script.job._work.retry_budget.num_faults == 0
     assert script.ps_starts(life=2) == c.PsAdmitted(2, "/checkpoints/version-1")
     assert not ps_heartbeat(script, incarnation=2, leaving=False).stop
 

@@ -84,4 +84,4 @@ def test_how_often_a_server_has_died_for_nothing_outlives_the_master() -> None:
     script.ps_joins(life=2, held=2)
     script.pod(Role.PS, 0, PodState.RUNNING, life=2)
     script.ps_dies(life=2, reason="Error")
-    assert script.job._retry_budget.num_faults == 1
+    assert script.job._work.retry_budget.num_faults == 1

@@ -213,5 +213,5 @@ def test_what_one_member_tells_is_the_work_of_all() -> None:
     script = standing(2, fixed_global_batch=10)
     script.progress(script.lease(0), 0)
     script.kill(1, "Error")
-    assert script.job._retry_budget.num_faults == 0
+    assert script.job._work.retry_budget.num_faults == 0
     assert [one.index for one in script.told(c.CreatePod) if one.role is Role.WORKER] == [2]

@@ -13,11 +13,10 @@ from elasticdl.master.core import events
 from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import Command, CreatePod
 from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.pods import PodRecord
 from elasticdl.master.core.servers import Server
 from elasticdl.master.core.slot_time import SECOND, SlotUse
-from elasticdl.master.core.workers import Workers
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role
 from elasticdl_client.goodput import PsState, summary
@@ -45,19 +44,12 @@ class Accounting:
     """
 
     def __init__(
-        self,
-        workers: Workers,
-        fleet: Fleet,
-        worlds: WorkerGroups,
-        checkpoints: Checkpoints,
-        ending: JobOutcome,
-        began_at: float,
+        self, state: JobState, fleet: Fleet, worlds: WorkerGroups, checkpoints: Checkpoints, began_at: float
     ) -> None:
-        self._workers = workers
+        self._workers, self._ending = state.workers, state.ending
         self._fleet = fleet
         self._worlds = worlds
         self._checkpoints = checkpoints
-        self._ending = ending
         self._began_at = began_at
         self._offset = 0  # microseconds, so that time never goes back from one life to the next
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticdl.master.core.events import CheckpointFailed, CheckpointRequested, CheckpointSaved
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind
@@ -26,9 +25,9 @@ class Checkpoints:
         num_requests: how often one was asked for in this life of the master; workers that hold the model follow it.
     """
 
-    def __init__(self, settings: JobSettings, out: Outbox, clock: float) -> None:
-        self._settings = settings
-        self._out = out
+    def __init__(self, state: JobState, clock: float) -> None:
+        self._settings = settings = state.settings
+        self._out = state.out
         self._is_on = bool(settings.checkpoint_dir) and settings.strategy is DistributionStrategy.PARAMETER_SERVER
         self._is_on = self._is_on and settings.has_training_data
         self.newest = ""

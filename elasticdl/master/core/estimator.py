@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticdl.master.core.applied import CommittedSet
-from elasticdl.master.core.outbox import Outbox
 from elasticdl.master.core.reconciliation import Reconciler
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, SessionEvent
 from elasticdl.master.core.work import Work
 
@@ -20,10 +20,10 @@ from elasticdl.master.core.work import Work
 class EstimatorSession:
     """Until the chief's first word nothing is handed out."""
 
-    def __init__(self, work: Work, reconciler: Reconciler, out: Outbox) -> None:
+    def __init__(self, state: JobState, work: Work, reconciler: Reconciler) -> None:
         self._work = work
         self._reconciler = reconciler
-        self._out = out
+        self._out = state.out
         self._marked: CommittedSet | None = None  # committed when the checkpoint being written was begun
         self._saved = CommittedSet()  # surely in the newest whole checkpoint
 

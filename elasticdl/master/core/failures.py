@@ -5,10 +5,8 @@ from __future__ import annotations
 from elasticdl.master.core.evaluation import Evaluations
 from elasticdl.master.core.events import TaskFailed
 from elasticdl.master.core.leases import key_of
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.retry_budget import RetryBudget
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import Lease, Level
 from elasticdl_client.job_events import EventKind
@@ -17,11 +15,9 @@ from elasticdl_client.job_events import EventKind
 class Failures:
     """The lease has been given back when a failure comes in here."""
 
-    def __init__(self, settings: JobSettings, retry_budget: RetryBudget, ending: JobOutcome, out: Outbox) -> None:
-        self._settings = settings
+    def __init__(self, state: JobState, retry_budget: RetryBudget) -> None:
+        self._settings, self._ending, self._out = state.settings, state.ending, state.out
         self._retry_budget = retry_budget
-        self._ending = ending
-        self._out = out
 
     def failed(self, event: TaskFailed, lease: Lease, tasks: Tasks, evaluations: Evaluations, is_planned: bool) -> None:
         """

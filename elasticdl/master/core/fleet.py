@@ -23,18 +23,14 @@ from elasticdl.master.core.events import (
     ScaleRequested,
 )
 from elasticdl.master.core.hangs import Hangs
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
-from elasticdl.master.core.ps_metrics import PsMetrics
 from elasticdl.master.core.reconciliation import Reconciler
-from elasticdl.master.core.retry_budget import RetryBudget
 from elasticdl.master.core.servers import Server, Servers
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.stragglers import Stragglers
 from elasticdl.master.core.values import Level, PodState, PsPartition, TaskType
 from elasticdl.master.core.work import Work
-from elasticdl.master.core.workers import Worker, Workers
+from elasticdl.master.core.workers import Worker
 from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import Detail, EventKind
@@ -62,34 +58,20 @@ class Fleet:
     """All processes of a job but the master's own."""
 
     def __init__(
-        self,
-        settings: JobSettings,
-        generation: int,
-        workers: Workers,
-        work: Work,
-        retry_budget: RetryBudget,
-        checkpoints: Checkpoints,
-        reconciler: Reconciler,
-        loads: PsMetrics,
-        ending: JobOutcome,
-        out: Outbox,
-        worlds: WorkerGroups,
+        self, state: JobState, worlds: WorkerGroups, work: Work, reconciler: Reconciler, checkpoints: Checkpoints
     ) -> None:
+        self._settings = settings = state.settings
+        self._workers, self._loads = state.workers, state.ps_metrics
+        self._ending, self._out = state.ending, state.out
         self._worlds = worlds
-        self._settings = settings
-        self._workers = workers
         self._work = work
-        self._retry_budget = retry_budget
-        self._checkpoints = checkpoints
+        self._retry_budget = work.retry_budget
         self._reconciler = reconciler
-        self._loads = loads
-        self._ending = ending
-        self._out = out
+        self._checkpoints = checkpoints
         self.pods = Pods(settings)
-        self.servers = Servers(settings.num_own_servers, generation)
-        self.hangs = Hangs(settings, workers, work, worlds, out)
-        # An earlier life of the master may have replaced one just before its end.
-        self._stragglers = Stragglers(settings, workers, out, replaced_at=-1.0 if generation == 1 else 0.0)
+        self.servers = Servers(settings.num_own_servers, state.generation)
+        self.hangs = Hangs(state, worlds, work)
+        self._stragglers = Stragglers(state)
         self._create_message = ""
         self._resize_message = ""
         self._can_resize = True  # as far as known

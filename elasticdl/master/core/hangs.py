@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.master.core.events import HeartbeatReceived
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, Position, Stacks, TaskType
 from elasticdl.master.core.work import Work
-from elasticdl.master.core.workers import Worker, Workers
+from elasticdl.master.core.workers import Worker
 from elasticdl.master.core.world import WorkerGroups
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
@@ -77,12 +76,10 @@ class _Hung:
 class Hangs:
     """Finds workers that hang, and takes their leases back if that is wanted."""
 
-    def __init__(self, settings: JobSettings, workers: Workers, work: Work, worlds: WorkerGroups, out: Outbox) -> None:
-        self._settings = settings
-        self._workers = workers
+    def __init__(self, state: JobState, worlds: WorkerGroups, work: Work) -> None:
+        self._settings, self._workers, self._out = state.settings, state.workers, state.out
         self._work = work
         self._worlds = worlds
-        self._out = out
         self._watches: dict[int, _Watch] = {}
 
     # Signs of life --------------------------------------------------------------------------------------------------

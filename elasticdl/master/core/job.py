@@ -20,23 +20,17 @@ from elasticdl.master.core.commands import (
     SaveCheckpoint,
     UnknownWorker,
 )
-from elasticdl.master.core.data import Data
 from elasticdl.master.core.estimator import EstimatorSession
 from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.members import Members
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.pace import Pace
-from elasticdl.master.core.ps_metrics import PsMetrics
 from elasticdl.master.core.reconciliation import Reconciler
 from elasticdl.master.core.registration import Registration
-from elasticdl.master.core.retry_budget import RetryBudget
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.slot_time import SlotTimes
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.status import coverage_line, coverage_of
 from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
 from elasticdl.master.core.work import Work
-from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.job_events import EventHistory, EventKind
@@ -78,39 +72,19 @@ class Job:
         self._now = now
         self._unix_offset = unix_offset
         self._clock = 0.0
-        self._out = out = Outbox()
-        self._workers = workers = Workers(
-            SlotTimes(settings.num_workers + settings.has_evaluator, settings.evaluates_alone)
-        )
-        self._retry_budget = retry_budget = RetryBudget(settings.max_task_failures)
-        self._checkpoints = Checkpoints(settings, out, self._clock)
-        self._ending = ending = JobOutcome(out)
-        self._worlds = worlds = WorkerGroups(settings, generation, workers, out)
-        self._work = work = Work(settings, generation, workers, retry_budget, ending, out, worlds)
-        self._loads = PsMetrics()
-        self._reconciler = Reconciler(settings, work, self._loads, out)
-        self._members = Members(settings, workers, worlds, work, self._reconciler, ending, out)
-        self._fleet = Fleet(
-            settings,
-            generation,
-            workers,
-            work,
-            retry_budget,
-            self._checkpoints,
-            self._reconciler,
-            self._loads,
-            ending,
-            out,
-            worlds,
-        )
-        self._accounting = Accounting(
-            workers, self._fleet, worlds, self._checkpoints, ending, self._unix_now if began_at is None else began_at
-        )
-        self._session = EstimatorSession(work, self._reconciler, out)
-        self._data = Data(settings)
-        self._registration = Registration(
-            settings, workers, self._fleet, worlds, work, self._session, self._data, ending, out
-        )
+        self._state = state = JobState.new(settings, generation)
+        self._out, self._ending, self._workers = state.out, state.ending, state.workers
+        self._checkpoints = Checkpoints(state, self._clock)
+        self._worlds = worlds = WorkerGroups(state)
+        self._work = work = Work(state, worlds)
+        self._reconciler = Reconciler(state, work)
+        self._members = Members(state, worlds, work, self._reconciler)
+        self._fleet = fleet = Fleet(state, worlds, work, self._reconciler, self._checkpoints)
+        began_at = self._unix_now if began_at is None else began_at
+        self._accounting = Accounting(state, fleet, worlds, self._checkpoints, began_at)
+        self._session = EstimatorSession(state, work, self._reconciler)
+        self._registration = Registration(state, fleet, worlds, work, self._session)
+        self._data = self._registration.data
         self._has_opened = False  # something may have been handed out in this life
         self._pace = Pace()
         self._series = JobSeries()
@@ -154,25 +128,21 @@ class Job:
         job._reconciler.num_repeated = snapshot["num_repeated"]
         job._data.restore(snapshot["data"])
         job._registration.plan_if_known()
-        job._retry_budget.restore(snapshot["charges"])
         job._checkpoints.restore(snapshot["checkpoints"])
         job._ending.restore(snapshot)
         job._workers.restore(snapshot["workers"], job._clock)
         job._fleet.pods.restore(snapshot["pods"])
         job._fleet.servers.restore(snapshot["servers"], job._clock)
-        job._work.has_exported = snapshot["has_exported"]
-        job._work.has_callbacks = snapshot["has_callbacks"]
-        job._work.leases.floor = snapshot["lease_floor"]
-        job._work.leases.newest_before = snapshot.get("newest_lease")
+        job._work.restore(snapshot)
         if snapshot.get("session"):
             job._session.restore(snapshot["session"])
         job._worlds.restore(snapshot["worlds"], job._clock)
         if "loads" in snapshot:
-            job._loads.restore(snapshot["loads"])
+            job._state.ps_metrics.restore(snapshot["loads"])
         if times is not None:
             job._accounting.restore(times, job._unix_now, stopped)
         if job._registration.is_planned:
-            job._work.restore(snapshot)
+            job._work.restore_plan(snapshot)
         for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
             lease = Lease(lease_id, TaskType(task_type), epoch, task, Shard("", 0, 0))
             job._work.hold(worker_id, ReportedLease(lease), job._clock)
@@ -185,24 +155,16 @@ class Job:
             "fingerprint": self._data.fingerprint(),
             "num_repeated": self._reconciler.num_repeated,
             "data": self._data.snapshot(),
-            "charges": self._retry_budget.snapshot(),
             "checkpoints": self._checkpoints.snapshot(),
             "ending": self._ending.snapshot(),
             "workers": self._workers.snapshot(),
             "pods": self._fleet.pods.snapshot(),
             "servers": self._fleet.servers.snapshot(),
-            "has_exported": self._work.has_exported,
-            "has_callbacks": self._work.has_callbacks,
-            "tasks": self._work.tasks.snapshot(),
-            "evaluations": self._work.evaluations.snapshot(),
-            "callbacks": self._work.callbacks.snapshot(),
-            "lease_floor": self._work.leases.floor,
-            "newest_lease": self._work.leases.newest_known,
+            **self._work.snapshot(),
             "session": self._session.snapshot() if self.settings.has_tensorflow_servers else None,
-            "leases": self._work.leases.snapshot(),
             "worlds": self._worlds.snapshot(),
             "events": self._out.events.snapshot(),
-            "loads": self._loads.snapshot(),
+            "loads": self._state.ps_metrics.snapshot(),
             "series": self._series.to_journal(),
             "accounting": self._accounting.snapshot(),
         }
@@ -474,7 +436,7 @@ class Job:
         status = JobStatus(self.settings.job_name, phase, message, self.generation, ps_wanted=num_ps)
         status = overview.with_progress(status, self.settings, self._work, self._pace, have_left)
         status = overview.with_model(status, self._work)
-        status = overview.with_processes(status, self._workers, self._fleet, self._worlds, self._loads)
+        status = overview.with_processes(status, self._workers, self._fleet, self._worlds, self._state.ps_metrics)
         return overview.with_history(status, self._out.events.totals, self._accounting, unix_now)
 
     def _why_waiting(self) -> str:

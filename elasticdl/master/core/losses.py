@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 from elasticdl.master.core.events import ProgressReported
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.outcome import JobOutcome
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.tasks import Tasks
 from elasticdl.master.core.values import Lease, Level
 from elasticdl_client.choices import NanPolicy
@@ -25,10 +23,8 @@ class Losses:
         learning_rate: the newest that was reported.
     """
 
-    def __init__(self, settings: JobSettings, ending: JobOutcome, out: Outbox) -> None:
-        self._settings = settings
-        self._ending = ending
-        self._out = out
+    def __init__(self, state: JobState) -> None:
+        self._settings, self._ending, self._out = state.settings, state.ending, state.out
         self._num_skips = 0  # reported in this life
         self.newest: float | None = None
         self.learning_rate: float | None = None

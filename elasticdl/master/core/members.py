@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from elasticdl.master.core.commands import Accepted, JobOver, NoLeaseNow, Refused, SampleGiven, UnknownWorker
 from elasticdl.master.core.events import ReadyForWorld, SampleRequested, WorldFormed, WorldWatched
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.reconciliation import Reconciler
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.work import Work
-from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import WorkerGroups
 
 MemberEvent = SampleRequested | ReadyForWorld | WorldWatched | WorldFormed
@@ -22,23 +19,12 @@ MemberEvent = SampleRequested | ReadyForWorld | WorldWatched | WorldFormed
 class Members:
     """Without effect for jobs that have no worlds."""
 
-    def __init__(
-        self,
-        settings: JobSettings,
-        workers: Workers,
-        worlds: WorkerGroups,
-        work: Work,
-        reconciler: Reconciler,
-        ending: JobOutcome,
-        out: Outbox,
-    ) -> None:
-        self._settings = settings
-        self._workers = workers
+    def __init__(self, state: JobState, worlds: WorkerGroups, work: Work, reconciler: Reconciler) -> None:
+        self._settings, self._workers = state.settings, state.workers
+        self._ending, self._out = state.ending, state.out
         self._worlds = worlds
         self._work = work
         self._reconciler = reconciler
-        self._ending = ending
-        self._out = out
         self._samples: dict[int, float] = {}  # calls that wait, since when
 
     def handle(self, event: MemberEvent, clock: float) -> None:

@@ -11,9 +11,7 @@ from __future__ import annotations
 from elasticdl.master.core.applied import CommittedSet, intersection
 from elasticdl.master.core.commands import ReadAppliedSets
 from elasticdl.master.core.events import AppliedSetsRead, AppliedSetsUnreadable
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.ps_metrics import PsMetrics
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.status import coverage_line, coverage_of
 from elasticdl.master.core.values import Level, PsPartition
 from elasticdl.master.core.work import Work
@@ -27,11 +25,10 @@ RETRY = 1.0
 class Reconciler:
     """At most one question at a time."""
 
-    def __init__(self, settings: JobSettings, work: Work, loads: PsMetrics, out: Outbox) -> None:
-        self._settings = settings
+    def __init__(self, state: JobState, work: Work) -> None:
+        self._settings = settings = state.settings
+        self._loads, self._out = state.ps_metrics, state.out
         self._work = work
-        self._loads = loads
-        self._out = out
         has_servers = settings.strategy is DistributionStrategy.PARAMETER_SERVER and not settings.runs_command
         self.is_asked = has_servers and settings.trains
         self._may_doubt = self.is_asked or settings.has_tensorflow_servers

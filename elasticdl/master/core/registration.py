@@ -20,14 +20,11 @@ from elasticdl.master.core.events import (
     WorkerJoined,
 )
 from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.planned_evaluation import PlannedEvaluation
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.tasks import MAX_TASKS, Tasks
 from elasticdl.master.core.values import Level, ReportedLease
 from elasticdl.master.core.work import Work
-from elasticdl.master.core.workers import Workers
 from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role
 from elasticdl_client.choices import DistributionStrategy
@@ -38,26 +35,15 @@ class Registration:
     """The reports of workers before their first task: data, model, layout."""
 
     def __init__(
-        self,
-        settings: JobSettings,
-        workers: Workers,
-        fleet: Fleet,
-        worlds: WorkerGroups,
-        work: Work,
-        session: EstimatorSession,
-        data: Data,
-        ending: JobOutcome,
-        out: Outbox,
+        self, state: JobState, fleet: Fleet, worlds: WorkerGroups, work: Work, session: EstimatorSession
     ) -> None:
-        self._settings = settings
-        self._workers = workers
+        self._settings, self._workers = state.settings, state.workers
+        self._ending, self._out = state.ending, state.out
         self._fleet = fleet
         self._worlds = worlds
         self._work = work
         self._session = session
-        self._data = data
-        self._ending = ending
-        self._out = out
+        self.data = Data(state.settings)
         self._local_ledger = CommittedSet()  # Local strategy: brought by the worker before the data was known
         self.is_planned = False  # the tasks are cut
 
@@ -87,7 +73,7 @@ class Registration:
             self._learn_held(worker.id, event.held, begins, clock)
             self._learn_local_ledger(event.applied, is_same)
         asks = self._settings.runs_command or self._settings.fixed_global_batch > 0
-        plan = self._data.plan_in_force() if asks and self.is_planned else None
+        plan = self.data.plan_in_force() if asks and self.is_planned else None
         self._out.reply(event.call, Registered(self._fleet.servers.partition, plan))
 
     def _learn_held(self, worker_id: int, held: tuple[ReportedLease, ...], begins: bool, clock: float) -> None:
@@ -131,7 +117,7 @@ class Registration:
             self._ending.fail(f"{event.error}\n{event.error_details}".rstrip(), cause=cause)
         else:
             self._work.has_callbacks = event.has_callbacks
-            for kind in self._data.model_reported(event.has_metrics, event.shards, event.plan, event.callbacks):
+            for kind in self.data.model_reported(event.has_metrics, event.shards, event.plan, event.callbacks):
                 self._out.add(ListShards(kind))
             self.plan_if_known()
 
@@ -168,12 +154,12 @@ class Registration:
             self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
     def listed(self, event: ShardsListed) -> None:
-        self._data.listed(event.kind, event.shards)
+        self.data.listed(event.kind, event.shards)
         self.plan_if_known()
 
     def plan_if_known(self) -> None:
         """Cuts the tasks once the model and all data sources are known."""
-        data, work = self._data, self._work
+        data, work = self.data, self._work
         if self.is_planned or not data.is_known:
             return
         for kind in data.empty_kinds():

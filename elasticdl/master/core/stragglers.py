@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from elasticdl.master.core.events import HeartbeatReceived
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import CpuUse, Level
-from elasticdl.master.core.workers import Worker, Workers
+from elasticdl.master.core.workers import Worker
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 
@@ -67,17 +66,12 @@ class Straggler:
 
 
 class Stragglers:
-    """Compares the workers of a job.
+    """Compares the workers of a job."""
 
-    Args:
-        replaced_at: when the last one may have been replaced, as far as is known; negative: never.
-    """
-
-    def __init__(self, settings: JobSettings, workers: Workers, out: Outbox, replaced_at: float) -> None:
-        self._settings = settings
-        self._workers = workers
-        self._out = out
-        self._replaced_at = replaced_at
+    def __init__(self, state: JobState) -> None:
+        self._settings, self._workers, self._out = state.settings, state.workers, state.out
+        # An earlier life of the master may have replaced one just before its end; negative: none was replaced yet.
+        self._replaced_at = -1.0 if state.generation == 1 else 0.0
         self._series: dict[int, _Series] = {}
 
     def on_heartbeat(self, worker: Worker, event: HeartbeatReceived, clock: float) -> None:

@@ -25,14 +25,12 @@ from elasticdl.master.core.failures import Failures
 from elasticdl.master.core.lease_quota import LeaseQuota
 from elasticdl.master.core.leases import Leases, TaskKey, key_of
 from elasticdl.master.core.losses import Losses
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.outcome import JobOutcome
 from elasticdl.master.core.planned_evaluation import PlannedEvaluation
 from elasticdl.master.core.retry_budget import RetryBudget
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.tasks import Loss, Tasks
 from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
-from elasticdl.master.core.workers import Worker, Workers
+from elasticdl.master.core.workers import Worker
 from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Shard
 from elasticdl_client.job_events import EventKind
@@ -45,23 +43,11 @@ _MODEL_CHANGES = (EventKind.PS_READY, EventKind.GROUP_FORMED, EventKind.WORKER_R
 class Work:
     """The tasks of a job and the leases on them."""
 
-    def __init__(
-        self,
-        settings: JobSettings,
-        generation: int,
-        workers: Workers,
-        retry_budget: RetryBudget,
-        ending: JobOutcome,
-        out: Outbox,
-        worlds: WorkerGroups,
-    ) -> None:
-        self._settings = settings
-        self._workers = workers
-        self._retry_budget = retry_budget
-        self._ending = ending
-        self._out = out
+    def __init__(self, state: JobState, worlds: WorkerGroups) -> None:
+        self._settings = settings = state.settings
+        self._workers, self._ending, self._out = state.workers, state.ending, state.out
         self._worlds = worlds
-        self.leases = Leases(generation)
+        self.leases = Leases(state.generation)
         self.leases.is_shared = settings.has_worlds
         self.quota = LeaseQuota(settings, self.leases, worlds)
         self.tasks = Tasks(settings, ())
@@ -69,8 +55,9 @@ class Work:
         self.callbacks = Callbacks({})
         self.has_exported = False
         self.has_callbacks = False
-        self.losses = Losses(settings, ending, out)
-        self._failures = Failures(settings, retry_budget, ending, out)
+        self.losses = Losses(state)
+        self.retry_budget = RetryBudget(settings.max_task_failures)
+        self._failures = Failures(state, self.retry_budget)
 
     # Handing out ----------------------------------------------------------------------------------------------------
 
@@ -130,7 +117,7 @@ class Work:
         version = self.tasks.model_version
 
         def allowed(task_type: TaskType, epoch: int, task: int) -> bool:
-            return self._retry_budget.may_have((task_type, epoch, task), worker.id, is_alone)
+            return self.retry_budget.may_have((task_type, epoch, task), worker.id, is_alone)
 
         def wanted(task_type: TaskType) -> bool:
             return worker.only is None or worker.only is task_type
@@ -224,7 +211,28 @@ class Work:
         """Its task is one of the plan; the rounds of an evaluation count from 1."""
         return lease.type is self._settings.planned_type and (lease.type is not TaskType.EVALUATION or lease.epoch == 0)
 
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "charges": self.retry_budget.snapshot(),
+            "has_exported": self.has_exported,
+            "has_callbacks": self.has_callbacks,
+            "tasks": self.tasks.snapshot(),
+            "evaluations": self.evaluations.snapshot(),
+            "callbacks": self.callbacks.snapshot(),
+            "lease_floor": self.leases.floor,
+            "newest_lease": self.leases.newest_known,
+            "leases": self.leases.snapshot(),
+        }
+
     def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """All but the plan, the tasks of which may not be known yet, and the leases, which need the workers."""
+        self.retry_budget.restore(snapshot["charges"])
+        self.has_exported = snapshot["has_exported"]
+        self.has_callbacks = snapshot["has_callbacks"]
+        self.leases.floor = snapshot["lease_floor"]
+        self.leases.newest_before = snapshot.get("newest_lease")
+
+    def restore_plan(self, snapshot: Mapping[str, Any]) -> None:
         """Tasks and evaluations; of a pass whose metric states are not known any more, nothing is done."""
         self.evaluations.restore(snapshot["evaluations"])
         if not self.evaluations.has_lost_states:
@@ -419,7 +427,7 @@ class Work:
 
     def _end_well(self, lease: Lease, worker: Worker) -> None:
         self.leases.finish(lease)
-        self._retry_budget.task_finished(key_of(lease))
+        self.retry_budget.task_finished(key_of(lease))
         self._has_committed(worker)
 
     def _count(self, worker: Worker, num_minibatches: int) -> None:
@@ -437,7 +445,7 @@ class Work:
             if member is not None:
                 member.has_committed = True
                 self._workers.times.committed(member.id)
-        self._retry_budget.committed()
+        self.retry_budget.committed()
 
     def validate(self) -> None:
         """Every invariant of tasks, rounds and leases.

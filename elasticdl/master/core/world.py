@@ -16,11 +16,10 @@ from typing import Any
 
 from elasticdl.master.core.commands import JobOver, NoLeaseNow, UnknownWorker, Wake, WorldPlanned
 from elasticdl.master.core.events import ReadyForWorld, WorldFormed, WorldWatched
-from elasticdl.master.core.outbox import Outbox
-from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.transition_log import TransitionLog
 from elasticdl.master.core.values import Level, Member, WorkerGroup
-from elasticdl.master.core.workers import Worker, Workers
+from elasticdl.master.core.workers import Worker
 from elasticdl.master.core.world_candidates import Candidate, Watch, together
 from elasticdl.master.core.world_suspects import Suspects
 from elasticdl_client.job_events import Detail, EventKind
@@ -33,12 +32,10 @@ HOLDER_LEASES = 3  # lease timeouts of silence after which even the last member 
 class WorkerGroups:
     """Says nothing of leases and minibatches; without effect for jobs that have no worlds."""
 
-    def __init__(self, settings: JobSettings, generation: int, workers: Workers, out: Outbox) -> None:
-        self._settings = settings
-        self._workers = workers
-        self._out = out
-        self._num_wanted = settings.num_workers
-        self._version = generation << 32
+    def __init__(self, state: JobState) -> None:
+        self._settings, self._workers, self._out = state.settings, state.workers, state.out
+        self._num_wanted = state.settings.num_workers
+        self._version = state.generation << 32
         self.formed: WorkerGroup | None = None  # the last one that did
         self.planned: WorkerGroup | None = None  # the newest
         self.num_formed = 0
