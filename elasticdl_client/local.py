@@ -121,19 +121,20 @@ def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: Ne
 
 def _leave(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, display: progress.Display, number: int) -> None:
     """Before the job is ended: after Ctrl-C writes what it holds to a checkpoint, unless there is a second one."""
-    name = signal.Signals(number).name
-    if number == signal.SIGINT and last_checkpoint.can_be_written(spec, job_dir.status()):
-        display.say(f"{name}: writing a checkpoint before the end; Ctrl-C again ends the job at once …")
+    name, outcome = signal.Signals(number).name, ""
+    if number == signal.SIGINT:
         try:
-            version = _save(spec, job_dir, agent)
-        except Interrupted:
-            display.say("The checkpoint is not waited for.")
-        else:
-            written = (
-                f"A checkpoint of {version:,} minibatches is written." if version else "There is no new checkpoint."
-            )
-            display.say(written)
+            if last_checkpoint.can_be_written(spec, job_dir.status()):
+                display.say(f"{name}: writing a checkpoint before the end; Ctrl-C again ends the job at once …")
+                version = _save(spec, job_dir, agent)
+                outcome = (
+                    f"A checkpoint of {version:,} minibatches is written." if version else "There is no new checkpoint."
+                )
+        except Interrupted:  # the second Ctrl-C may come while the line is printed
+            outcome = "The checkpoint is not waited for."
     _ignore_signals()
+    if outcome:
+        display.say(outcome)
     display.say(f"{name}: ending the job and all its processes …")
     if (job_dir.path / "journal.json").exists():
         display.say(f"`elasticdl resume {spec.job_name} --runtime=local` continues it.")

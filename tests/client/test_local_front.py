@@ -23,6 +23,13 @@ RUN = (
     "master = (sys.executable, '-m', 'tests.client.status_writer', sys.argv[2])\n"
     "main.exit_with(lambda: sys.exit(local.run(spec, master)))"
 )
+ANSWERED_AT_ONCE = (
+    "import signal; from elasticdl_client.progress import PlainDisplay; say = PlainDisplay.say\n"
+    "def say_and_be_interrupted(display, line):\n"
+    "    say(display, line)\n"
+    "    if 'Ctrl-C again' in line: signal.raise_signal(signal.SIGINT)\n"
+    "PlainDisplay.say = say_and_be_interrupted\n"
+)
 MODEL = "def custom_model(): ...\ndef feed(d, m, md): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n"
 
 
@@ -43,12 +50,12 @@ def flags(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def start(flags: dict[str, str], scenario: str) -> subprocess.Popen[str]:
+def start(flags: dict[str, str], scenario: str, before: str = "") -> subprocess.Popen[str]:
     from elasticdl_client.job_spec import JobSpec
 
     spec = JobSpec.from_flags("train", flags).to_json()
     return subprocess.Popen(
-        [sys.executable, "-c", RUN, spec, scenario],
+        [sys.executable, "-c", before + RUN, spec, scenario],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -223,6 +230,17 @@ def test_a_second_ctrl_c_waits_for_nothing(flags: dict[str, str]) -> None:
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130, output + errors
     assert "The checkpoint is not waited for." in output
+    assert_master_is_gone(flags)
+
+
+def test_a_second_ctrl_c_is_heard_while_the_first_is_answered(flags: dict[str, str]) -> None:
+    process = start(flags, "deaf", ANSWERED_AT_ONCE)
+    wait_for_line(process, "records 50/100")
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, output + errors
+    assert "The checkpoint is not waited for." in output
+    assert "SIGINT: ending the job" in output
     assert_master_is_gone(flags)
 
 
