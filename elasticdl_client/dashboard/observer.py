@@ -96,6 +96,7 @@ class Observer:
         self._offers_actions = offers_actions
         self._only = only
         self._view = View()
+        self._begun = 0  # number of the newest look, which may be under way
         self._looked = asyncio.Condition()
         self._wake = asyncio.Event()
         self._pages: Counter[str] = Counter()  # by the id of the job that they show; "": of no job
@@ -126,6 +127,10 @@ class Observer:
         """Something was done to a job: look now."""
         self._wake.set()
 
+    async def look(self) -> View:
+        """What is found by a look that begins after this call, which a page waits for."""
+        return await self.newer_than(self._begun)
+
     async def newer_than(self, number: int) -> View:
         """The newest view, once there is one after that number."""
         async with self._looked:
@@ -139,6 +144,7 @@ class Observer:
                 await self._wake.wait()
             self._wake.clear()
             began = time.monotonic()
+            self._begun += 1
             view = await asyncio.to_thread(self._look, frozenset(self._pages) - {""})
             took = time.monotonic() - began
             async with self._looked:
@@ -180,7 +186,7 @@ class Observer:
                 problem = f"The dashboard cannot show the history of this job; its output says more: {error!r}."
                 details[job_id] = JobDetail(problem=problem)
         newest = sorted(found.items(), key=lambda item: (item[1].created_at, item[1].name), reverse=True)
-        return View(self._view.number + 1, now, dict(newest), details, tuple(problems))
+        return View(self._begun, now, dict(newest), details, tuple(problems))
 
 
 def _nearer(store: JobStore, job: JobInfo) -> JobInfo:

@@ -109,18 +109,16 @@ class Dashboard:
 
     async def _jobs(self, _: Request) -> Response:
         with self._observer.page():
-            await self._observer.newer_than(self._observer.view.number)
+            await self._observer.look()
         return _json(self._list())
 
     async def _job(self, request: Request) -> Response:
         job_id = request.path_params["id"]
         with self._observer.page(job_id):
-            detail = None
-            while detail is None:  # a look that is under way does not know of this page
-                view = await self._observer.newer_than(self._observer.view.number)
-                if job_id not in view.jobs:
-                    return _unknown_job()
-                detail = view.details.get(job_id)
+            view = await self._observer.look()
+        if job_id not in view.jobs:
+            return _unknown_job()
+        detail = view.details[job_id]
         page = self._page(job_id, view.jobs[job_id], detail)
         events = [views.event_row(event) for event in detail.history.events]
         return _json({**page, "events": events})

@@ -1,0 +1,50 @@
+"""The observer of the dashboard with real job directories."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+from elasticdl_client.choices import Runtime
+from elasticdl_client.dashboard.observer import Observer
+from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.jobs.job import JobInfo
+from elasticdl_client.jobs.local_jobs import LocalJobs
+from elasticdl_client.jobs.stores import JobStores
+from tests.dashboard.written_jobs import write_job
+
+WAIT_S = 60
+
+
+class HeldJobs(LocalJobs):
+    """The jobs of a directory, whose first list is ready and not returned until it is released."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.is_read, self.release = threading.Event(), threading.Event()
+
+    def list(self) -> list[JobInfo]:
+        jobs = super().list()
+        self.is_read.set()
+        assert self.release.wait(WAIT_S)
+        return jobs
+
+
+def test_a_page_is_not_answered_by_a_look_that_had_begun_before_it(tmp_path: Path) -> None:
+    store = HeldJobs(tmp_path / "job")
+    observer = Observer(JobStores({Runtime.LOCAL: store}, {Runtime.LOCAL: "here"}, needs_cluster=False))
+
+    async def names() -> list[str]:
+        looking = asyncio.create_task(observer.run())
+        with observer.page():
+            assert await asyncio.to_thread(store.is_read.wait, WAIT_S)
+            write_job(tmp_path / "job", JobStatus("late", JobPhase.SUCCEEDED, exit_code=0))
+            asked = asyncio.create_task(observer.look())
+            await asyncio.sleep(0)  # it is asked before the first look ends
+            store.release.set()
+            view = await asyncio.wait_for(asked, WAIT_S)
+        looking.cancel()
+        return [job.name for job in view.jobs.values()]
+
+    assert asyncio.run(names()) == ["late"]
