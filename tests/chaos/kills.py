@@ -14,10 +14,14 @@ from typing import Protocol
 
 from elasticdl.cluster.cluster import Pod
 from elasticdl.protocol.values import Role
+from elasticdl_client.job_dir import read_journal
+from elasticdl_client.job_events import EventKind
 from tests.chaos.job import JobTimeout, LocalJob
 
 _LOOK_S = 0.001
+_CHECK_S = 0.05
 _CHECKPOINT_S = 60.0
+_MAX_FREEZES = 5
 
 
 class Fault(Protocol):
@@ -65,19 +69,38 @@ class KillInCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """SIGSTOP of the oldest running worker for longer than its lease, then SIGCONT: a zombie wakes up."""
+    """SIGSTOP of the oldest running worker for some time, then SIGCONT: a zombie wakes up.
+
+    Attributes:
+        for_s: longer than the time-out that is to be exceeded.
+        loses_lease: it ends as soon as the worker has lost a lease.  One that waits for a task has none to lose: it
+            goes on, and is stopped again.
+    """
 
     at_version: int
     for_s: float
+    loses_lease: bool = True
 
     def strike(self, job: LocalJob) -> int:
-        job.wait_until("a running worker", lambda: bool(job.pods(Role.WORKER)))
-        victim = job.pods(Role.WORKER)[0]
-        with contextlib.suppress(ProcessLookupError):
+        for _ in range(_MAX_FREEZES):
+            job.wait_until("a running worker", lambda: bool(job.pods(Role.WORKER)))
+            if self._freeze(job, job.pods(Role.WORKER)[0]):
+                return 0
+        raise JobTimeout(f"a worker with a lease could not be frozen\n{job.story()}")
+
+    def _freeze(self, job: LocalJob, victim: Pod) -> bool:
+        pause, deadline = threading.Event(), time.monotonic() + self.for_s
+        try:
             os.kill(victim.pid, signal.SIGSTOP)
-            threading.Event().wait(self.for_s)
-            os.kill(victim.pid, signal.SIGCONT)
-        return 0
+        except ProcessLookupError:
+            return False
+        try:
+            while not (is_lost := self.loses_lease and _has_lost_a_lease(job, victim)) and time.monotonic() < deadline:
+                pause.wait(_CHECK_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim.pid, signal.SIGCONT)
+        return is_lost or not self.loses_lease
 
 
 def run_life(job: LocalJob, life: Sequence[Fault]) -> int:
@@ -98,6 +121,11 @@ def _kill(job: LocalJob, victim: Pod) -> None:
         f"the end of {victim.name}",
         lambda: all((pod.uid, pod.restarts) != (victim.uid, victim.restarts) for pod in job.pods(victim.role)),
     )
+
+
+def _has_lost_a_lease(job: LocalJob, worker: Pod) -> bool:
+    events = read_journal(job.job_dir).history.events
+    return any(event.kind is EventKind.LEASE_LOST and event.subject == f"worker-{worker.index}" for event in events)
 
 
 def _is_being_written(checkpoints: Path) -> bool:

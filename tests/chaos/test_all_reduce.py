@@ -64,7 +64,7 @@ def test_a_life_of_kills_a_hung_worker_and_a_new_master_costs_no_sample(tmp_path
     life: Sequence[Fault] = [
         Kill(Role.WORKER, 150),
         Kill(Role.MASTER, 400),
-        Freeze(700, 4.5),  # longer than the collective time-out: the others go on without it
+        Freeze(700, 4.5, loses_lease=False),  # longer than the collective time-out: the others go on without it
         Kill(Role.WORKER, 1500),
     ]
     running = started(NUMPY_JOB, tmp_path)
