@@ -14,7 +14,7 @@ from tests.chaos.scenarios import coverage_of
 
 @pytest.mark.timeout(300)
 def test_a_job_continues_with_the_workers_for_which_there_is_room(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=30)
+    job = replace(NUMPY_DIGITS, num_epochs=30, pace_s=0.002)
     running = job.local_job(tmp_path / "job", job.make_data(tmp_path), local_slots=2, num_workers=3).start()
     try:
         running.wait_for_version(60)

@@ -21,8 +21,8 @@ from tests.chaos.test_all_reduce import assert_members_were_equal, started
 from tests.e2e.test_ctrl_c import resume
 
 STEPS_BETWEEN = 20
-OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=40)
-OF_GROUPS = replace(NUMPY_DIGITS, num_ps_pods=0, num_epochs=60)
+OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=40, pace_s=0.003)  # longer than all starts of workers, up to `hurry`
+OF_GROUPS = replace(OF_SERVERS, num_ps_pods=0, num_epochs=60)
 
 
 def scale(running: LocalJob, num_workers: int, *flags: str) -> str:
@@ -109,7 +109,7 @@ def test_two_four_one_three_workers_cost_no_record_and_no_other_process(
 
 @pytest.mark.timeout(300)
 def test_the_workers_of_a_script_come_and_go_with_the_number(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=30)
+    job = replace(OF_SERVERS, num_epochs=30)
     data = job.make_data(tmp_path)
     flags: dict[str, object] = {
         "job_name": "script",
@@ -123,7 +123,7 @@ def test_the_workers_of_a_script_come_and_go_with_the_number(tmp_path: Path) -> 
         "minibatch_size": job.minibatch_size,
         "num_minibatches_per_task": job.num_minibatches_per_task,
     }
-    running = LocalJob(tmp_path / "job", flags, pace_s=0.002).start()
+    running = LocalJob(tmp_path / "job", flags, pace_s=job.pace_s).start()
     try:
         running.wait_for_version(1)
         one = scaled(running, 1)
@@ -169,7 +169,7 @@ def test_a_stopped_job_keeps_its_number_and_takes_another_when_it_is_resumed(tmp
         scaled(running, 3)
         assert running.process is not None
         running.process.send_signal(signal.SIGINT)
-        assert running.wait(60) == 128 + signal.SIGINT, running.story()
+        assert running.wait(120) == 128 + signal.SIGINT, running.story()
     finally:
         running.end()
     assert scale(running, 1) == 'job "numpy" scaled: workers 3 → 1\n'

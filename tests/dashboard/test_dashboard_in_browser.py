@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.dashboard.dashboards import RunningDashboard
 from tests.dashboard.written_jobs import BEGAN, Story, a_life, large_job, shown_job, write_job
 
 WAIT_MS = 60_000  # a busy machine
+PACED = replace(NUMPY_DIGITS, num_epochs=24, pace_s=0.002)  # half a minute: a browser may take long
 EVIL = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
 expect.set_options(timeout=WAIT_MS)
 
@@ -108,7 +110,7 @@ def open_job(page: Page, name: str, tab: str = "Overview") -> None:
 def test_a_job_with_a_killed_worker_is_followed_live(chrome: Browser, tmp_path: Path) -> None:
     job_dir = tmp_path / "home" / ".elasticdl" / "jobs" / "digits"
     job_dir.parent.mkdir(parents=True)
-    job = NUMPY_DIGITS.local_job(job_dir, NUMPY_DIGITS.make_data(tmp_path), num_epochs=12).start()
+    job = PACED.local_job(job_dir, PACED.make_data(tmp_path)).start()
     dashboard = RunningDashboard(tmp_path / "home")
     try:
         with opened(chrome, dashboard) as page:
@@ -132,7 +134,7 @@ def test_a_job_with_a_killed_worker_is_followed_live(chrome: Browser, tmp_path: 
             expect(page.locator(".log")).to_contain_text("Starting epoch")
             job.hurry()
             expect(page.locator(".head .badge")).to_have_text("Succeeded")
-            expect(page.locator(".log")).to_contain_text("Epoch 12: records 1437, committed 1437, repeated 0, lost 0")
+            expect(page.locator(".log")).to_contain_text("Epoch 24: records 1437, committed 1437, repeated 0, lost 0")
             page.get_by_role("link", name="Overview").click()
             page.locator(".u-wrap").nth(2).wait_for()  # the charts
         assert job.wait() == 0, job.story()
@@ -299,7 +301,7 @@ def reach(page: Page, what: str) -> None:
 def test_a_job_is_scaled_and_a_stopped_one_is_resumed_and_ends(chrome: Browser, tmp_path: Path) -> None:
     job_dir = tmp_path / "home" / ".elasticdl" / "jobs" / "digits"
     job_dir.parent.mkdir(parents=True)
-    job = NUMPY_DIGITS.local_job(job_dir, NUMPY_DIGITS.make_data(tmp_path), num_epochs=12, checkpoint_steps=20).start()
+    job = PACED.local_job(job_dir, PACED.make_data(tmp_path), checkpoint_steps=20).start()
     pace = {"PACE_FILE": str(job_dir.with_name("digits.pace"))}
     dashboard = RunningDashboard(tmp_path / "home", **pace)
     try:

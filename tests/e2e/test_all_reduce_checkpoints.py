@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_model_fails_the_job(tmp_path: Path, digits: Pat
 def test_checkpoints_come_back_when_the_volume_does(
     tmp_path: Path, digits: Path, broken: str, mended: str, message: str
 ) -> None:
-    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=30)
+    job = replace(NUMPY_DIGITS, num_workers=2, num_ps_pods=0, num_epochs=30, pace_s=0.001)
     with small_disk(tmp_path / "disk", size_kib=64) as disk:
         place = disk / "checkpoints"
         place.mkdir()

@@ -20,7 +20,7 @@ from tests.chaos.scenarios import assert_exact
 from tests.explain.explained import the_trouble
 from tests.master.small_disk import BREAKS, small_disk
 
-LONG = replace(NUMPY_DIGITS, num_epochs=30)
+LONG = replace(NUMPY_DIGITS, num_epochs=30, pace_s=0.001)
 
 
 @pytest.fixture(scope="module")

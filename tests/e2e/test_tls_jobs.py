@@ -33,12 +33,13 @@ def assert_a_stranger_with_the_token_gets_nothing(running: LocalJob) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_job_by_tls_survives_the_loss_of_each_role_and_is_exact(tmp_path: Path, digits: Path) -> None:
-    running = NUMPY_DIGITS.local_job(tmp_path / "job", digits, tls="true", checkpoint_steps=50).start()
-    running.wait_for_version(20)
+    job = replace(NUMPY_DIGITS, pace_s=0.003)
+    running = job.local_job(tmp_path / "job", digits, tls="true", checkpoint_steps=50).start()
+    running.wait_for_version(5)
     assert_a_stranger_with_the_token_gets_nothing(running)
-    run_life(running, [Kill(Role.WORKER, 40), Kill(Role.MASTER, 80), Kill(Role.PS, 160)])
+    run_life(running, [Kill(Role.WORKER, 20), Kill(Role.MASTER, 40), Kill(Role.PS, 120)])
     assert running.wait(180) == 0, running.story()
-    assert_exact(running, NUMPY_DIGITS)
+    assert_exact(running, job)
     for name in ("tls.key", "tls.crt", "ca.crt", "token"):
         assert (running.job_dir / name).stat().st_mode & 0o777 == 0o600
 
