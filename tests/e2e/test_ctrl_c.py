@@ -36,7 +36,7 @@ def test_what_is_trained_before_ctrl_c_is_not_trained_again_nor_said_again(tmp_p
     assert before is not None
     assert job.process is not None
     job.process.send_signal(signal.SIGINT)
-    assert job.wait(60) == 128 + signal.SIGINT, job.story()
+    assert job.wait(120) == 128 + signal.SIGINT, job.story()
     assert "`elasticdl resume numpy --runtime=local` continues it." in job.output
     [saved] = [line for line in job.output if line.startswith("A checkpoint of ")]
     assert int(saved.split()[3].replace(",", "")) >= before.model_version

@@ -14,10 +14,12 @@ import pytest
 from elasticdl.protocol.values import Role
 from elasticdl_client.explain.diagnosis import Diagnosis, Trouble
 from elasticdl_client.explain.explanation import Question
+from elasticdl_client.job_events import EventKind
 from elasticdl_client.jobs import commands
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.explain.explained import explained, the_trouble
+from tests.hangs.job_events import events_of
 
 USERS_FILE = REPOSITORY / "tests/e2e_kubernetes/zoo/paced/troubled.py"
 SHORT = replace(NUMPY_DIGITS, num_epochs=1, num_workers=1, pace_s=0)
@@ -56,7 +58,7 @@ def test_an_exception_is_explained_by_the_part_that_raised_it_and_its_line(
     part: str, trouble: Trouble, function: str, error: str, tmp_path: Path, digits: Path
 ) -> None:
     running = troubled(part, tmp_path / "job", digits).start()
-    assert running.wait(60) == 1, running.story()
+    assert running.wait(150) == 1, running.story()
     diagnosis = the_trouble(tmp_path / "job", trouble)
     assert diagnosis.is_fatal
     assert diagnosis.evidence["function"] == function
@@ -70,7 +72,7 @@ def test_a_loss_that_is_nan_is_explained_with_its_records(
     tmp_path: Path, digits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = troubled("nan", tmp_path / "job", digits).start()
-    assert running.wait(60) == 1, running.story()
+    assert running.wait(150) == 1, running.story()
     diagnosis = the_trouble(tmp_path / "job", Trouble.LOSS_NOT_FINITE)
     assert diagnosis.is_fatal
     assert (diagnosis.evidence["policy"], diagnosis.evidence["epoch"]) == ("fail", 1)
@@ -96,7 +98,7 @@ def test_a_damaged_record_is_explained_with_its_file(tmp_path: Path, digits: Pat
     content[len(content) // 2] ^= 0xFF
     file.write_bytes(content)
     running = troubled("", tmp_path / "job", data).start()
-    assert running.wait(60) == 1, running.story()
+    assert running.wait(150) == 1, running.story()
     diagnosis = the_trouble(tmp_path / "job", Trouble.BAD_RECORD)
     assert diagnosis.is_fatal
     assert str(file) in str(diagnosis.evidence["message"])
@@ -123,7 +125,7 @@ def test_data_that_a_restarted_master_does_not_find_is_explained(
             (file,) = (data / "train").glob("data-*")
             file.rename(file.with_name("data-of-another-day"))
         kill_master(running)
-        assert running.wait(60) == 1, running.story()
+        assert running.wait(150) == 1, running.story()
     finally:
         running.end()
     diagnosis = the_trouble(tmp_path / "job", trouble)
@@ -138,7 +140,7 @@ def test_a_healthy_job_says_so_in_one_line_and_workers_without_tasks_are_counted
 ) -> None:
     flags = {"num_minibatches_per_task": 64, "num_workers": 2, "validation_data": ""}
     running = SHORT.local_job(tmp_path / "job", digits, **flags).start()
-    assert running.wait(60) == 0, running.story()
+    assert running.wait(150) == 0, running.story()
     diagnosis = the_trouble(tmp_path / "job", Trouble.TOO_MANY_WORKERS)
     assert (diagnosis.evidence["workers"], diagnosis.evidence["tasks"]) == (2, 1)
     assert commands.run("explain", ["digits", f"--job_dir={tmp_path / 'job'}", "--pod=ps-0"]) == 0
@@ -149,7 +151,7 @@ def test_a_healthy_job_says_so_in_one_line_and_workers_without_tasks_are_counted
 
 def test_input_that_workers_wait_for_is_told_with_its_share(tmp_path: Path, digits: Path) -> None:
     running = replace(SHORT, pace_s=0.005).local_job(tmp_path / "job", digits, validation_data="").start()
-    assert running.wait(60) == 0, running.story()
+    assert running.wait(150) == 0, running.story()
     diagnosis = the_trouble(tmp_path / "job", Trouble.INPUT_SLOW)
     assert float(diagnosis.evidence["share"]) > 0.5
     assert diagnosis.cost.slot_seconds > 3
@@ -161,10 +163,11 @@ def pods_of(diagnoses: list[Diagnosis]) -> list[str]:
 
 
 def test_killed_pods_are_explained_with_their_successors_while_the_job_runs(tmp_path: Path, digits: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=8)
+    job = replace(NUMPY_DIGITS, num_epochs=8, pace_s=0.003)
     running = job.local_job(tmp_path / "job", digits, checkpoint_steps=20, validation_data="").start()
     try:
-        running.wait_for_version(30)
+        running.wait_for_version(20)
+        running.wait_until("a checkpoint", lambda: bool(events_of(running, EventKind.CHECKPOINT_SAVED)))
         first, _ = running.pods(Role.WORKER)
         (server,) = running.pods(Role.PS)
         os.kill(first.pid, signal.SIGKILL)
@@ -174,7 +177,7 @@ def test_killed_pods_are_explained_with_their_successors_while_the_job_runs(tmp_
         lost = [one for one in explained(tmp_path / "job").diagnoses if one.trouble is Trouble.KILLED]
         assert {"worker-0", "ps-0"} >= set(pods_of(lost)) != set()
         running.hurry()
-        assert running.wait(60) == 0, running.story()
+        assert running.wait(150) == 0, running.story()
     finally:
         running.end()
     lost = [one for one in explained(tmp_path / "job").diagnoses if one.trouble is Trouble.KILLED]

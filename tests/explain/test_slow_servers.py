@@ -42,7 +42,7 @@ def overloaded(job: LocalJob, cause: PsLoad) -> Diagnosis:
         return bool(found)
 
     job.wait_for_version(1)
-    job.wait_until(f"servers that are overloaded by {cause}", is_there, 90)
+    job.wait_until(f"servers that are overloaded by {cause}", is_there, 200)
     return found[0]
 
 

@@ -99,7 +99,7 @@ def test_ctrl_c_is_told_as_such(tmp_path: Path, digits: Path) -> None:
     job.wait_for_version(2)
     assert job.process is not None
     job.process.send_signal(signal.SIGINT)
-    assert job.wait(60) == 128 + signal.SIGINT, job.story()
+    assert job.wait(120) == 128 + signal.SIGINT, job.story()
     diagnosis = the_trouble(tmp_path / "job", Trouble.STOPPED)
     assert diagnosis.is_fatal
     assert (diagnosis.subject, diagnosis.evidence["phase"]) == ("job", "Stopped")
