@@ -141,7 +141,7 @@ def test_a_terminal_is_redrawn_until_ctrl_c_with_colors_unless_they_are_not_want
         row = next(number for number, line in enumerate(screen.display) if "digits" in line)
         assert (screen.buffer[row][screen.display[row].index("Failed")].fg == "red") is is_red
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
     finally:
         process.kill()
         process.wait()

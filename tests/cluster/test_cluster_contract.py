@@ -244,6 +244,6 @@ def test_two_watchers_see_the_same(cluster: Cluster, observer: Observer) -> None
 
 def test_closing_ends_a_watch_without_an_error(runtime: Runtime, observer: Observer) -> None:
     runtime.stop()
-    assert observer.ended.wait(10)
+    assert observer.ended.wait(60)
     with pytest.raises(ElasticDLError):
         runtime.cluster.list()

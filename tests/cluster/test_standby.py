@@ -20,7 +20,7 @@ from elasticdl.protocol.values import Role
 
 pytest.importorskip("tensorflow")
 
-READY_S = 120.0
+READY_S = 200.0  # importing TensorFlow on a busy machine
 
 MODULES = {
     "step": """
@@ -185,7 +185,7 @@ def test_a_forked_pod_finds_itself_as_a_plain_one_would(ready: Forks) -> None:
     assert code == 0
     assert "name __main__ argv ['a b', '--c'] own w-" in log
     assert "ready False" in log
-    assert "group True nice 0 stdin \n" in log
+    assert f"group True nice {os.nice(0)} stdin \n" in log
     assert log.endswith("thread\n")
 
 

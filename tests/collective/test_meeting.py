@@ -32,7 +32,7 @@ def test_what_is_told_later_is_waited_for(place: RendezvousServer) -> None:
     with ThreadPoolExecutor(1) as pool:
         learned = pool.submit(second.learn, ["a", "b"], 5.0)
         first.tell("b", b"")
-        assert learned.result(5.0) == [b"\x00\xff", b""]
+        assert learned.result(30.0) == [b"\x00\xff", b""]
     first.close(farewell=True)
     second.tell("c", b"late")  # a farewell breaks nothing
     assert second.learn(["c", "a"], 5.0) == [b"late", b"\x00\xff"]
@@ -59,7 +59,7 @@ def test_one_that_goes_without_a_farewell_is_missed_by_all_at_once(place: Rendez
         learned = pool.submit(waiting.learn, ["never"], 60.0)
         dying.close(farewell=False)
         with pytest.raises(RuntimeError, match="rank 1 has gone"):
-            learned.result(5.0)
+            learned.result(30.0)
     late = Rendezvous(place.address, TOKEN, 7, 2, 5.0)
     with pytest.raises(RuntimeError, match="rank 1 has gone"):
         late.learn(["never"], 60.0)
@@ -73,7 +73,7 @@ def test_a_wait_can_be_interrupted(place: RendezvousServer) -> None:
         learned = pool.submit(meeting.learn, ["never"], 60.0)
         meeting.interrupt()
         with pytest.raises(OSError):
-            learned.result(5.0)
+            learned.result(30.0)
     meeting.close(farewell=False)
 
 

@@ -106,7 +106,7 @@ class Life:
     def end(self) -> None:
         self.shell.request_leave()
         if self._thread.is_alive():
-            self._thread.join(10)
+            self._thread.join(60)
         self.inbox.close()
         self.effects.close()
         self.cluster.close()
@@ -139,7 +139,7 @@ def test_what_has_come_in_together_is_journalled_once_and_before_it_is_answered(
 
     futures = [life.ask(ps_id, check) for ps_id in range(_NUM_PS)]
     life.start()
-    assert [future.result(10) for future in futures] == [PsAdmitted(1)] * _NUM_PS
+    assert [future.result(60) for future in futures] == [PsAdmitted(1)] * _NUM_PS
     assert early == []
     assert len(life.journal.saved) <= 5  # the pods that are wanted, that the first ones run, and the 50 answers
 
@@ -159,7 +159,7 @@ def test_a_list_that_was_taken_before_the_last_creation_says_nothing(life: Life)
     wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
     pods = {pod.uid for pod in life.cluster.list()}
     life.inbox.post(Listing(PodsListed(()), life.effects.num_creations - 1))
-    life.ask(0).result(10)  # the list has been looked at
+    life.ask(0).result(60)  # the list has been looked at
     assert life.effects.num_creations == _NUM_PS + 1
     assert {pod.uid for pod in life.cluster.list()} == pods
     life.inbox.post(Listing(PodsListed(()), life.effects.num_creations))
@@ -185,7 +185,7 @@ def test_a_time_without_journal_is_an_event_afterwards(life: Life) -> None:
     future = life.ask(0)
     wait_until(lambda: life.journal.num_refused > 0, "a write that fails")
     life.journal.fault = None
-    future.result(10)
+    future.result(60)
 
     def delays() -> list[object]:
         return [

@@ -94,7 +94,7 @@ class OnePsMaster(pb_grpc.MasterServicer):
 
     def wait(self, happened: Callable[[], object]) -> None:
         with self._changed:
-            assert self._changed.wait_for(happened, timeout=30), "the PS did not do it"
+            assert self._changed.wait_for(happened, timeout=90), "the PS did not do it"
 
     def partition(self) -> pb.Partition:
         partition = pb.Partition(version=self.incarnation)

@@ -105,7 +105,7 @@ def test_replies_that_their_callers_do_not_fetch_hold_no_place_and_are_dropped()
 
 
 def test_frames_beyond_the_memory_for_them_wait_until_those_before_are_dropped() -> None:
-    with server_of(echo, max_bytes=3 << 20, limits=Limits(piece_s=1.0)) as server, ExitStack() as stack:
+    with server_of(echo, max_bytes=3 << 20, limits=Limits(piece_s=4.0)) as server, ExitStack() as stack:
         halves = [stack.enter_context(member(server)) for _ in range(3)]
         for connection in halves:
             connection.sendall(head(1 << 20) + bytes(1000))

@@ -86,7 +86,7 @@ def test_a_ps_that_can_restore_nothing_says_so_and_ends(stack: ExitStack, tmp_pa
     (tmp_path / "version-3" / PART).unlink()
     master.restore_from = str(tmp_path / "version-5")
     process = start(stack, port, tmp_path)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     ready = master.readies[1]
     assert ready.error == f"no checkpoint in {tmp_path} can be restored"
@@ -107,7 +107,7 @@ def test_another_jobs_damaged_checkpoint_is_an_error_that_names_the_file(stack: 
     flip(tmp_path / "version-5" / PART, 2000)  # a row: nothing but reading everything finds it
     master.restore_from, master.parameters_only = str(tmp_path / "version-5"), True
     process = start(stack, port, tmp_path)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"{tmp_path}/version-5/{PART} is damaged: the checksum of the block at" in master.readies[1].error
     assert master.readies[1].error in output
@@ -132,7 +132,7 @@ def test_a_stuck_volume_holds_up_neither_heartbeats_nor_pushes(stack: ExitStack,
     with open(temporary, "rb") as reader:
         while reader.read(1 << 20):
             pass
-    saving.join(20)
+    saving.join(60)
     assert "cannot be written" in replies[0].error
     assert list(directory.iterdir()) == []
     assert not save(master, tmp_path / "version-12").error
@@ -164,7 +164,7 @@ def test_a_ps_that_is_killed_while_it_writes_continues_from_the_checkpoint_befor
     assert select.select([pipe], [], [], 20)[0]
     process.send_signal(signal.SIGKILL)
     process.wait()
-    saving.join(20)
+    saving.join(60)
     assert failures
     assert [path.name for path in directory.iterdir()] == [f".{PART}.1.tmp"]
     master.restore_from = str(tmp_path / "version-5")

@@ -49,13 +49,13 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self._stopped.set()
         self._server.stop(0).wait()
 
-    def hears(self, method: str, times: int = 1, timeout_s: float = 20.0) -> list[Any]:
+    def hears(self, method: str, times: int = 1, timeout_s: float = 60.0) -> list[Any]:
         """Waits for a number of calls of a method; their requests."""
         with self.changed:
             assert self.changed.wait_for(lambda: len(self._of(method)) >= times, timeout_s), self.told
             return self._of(method)
 
-    def grants_all(self, timeout_s: float = 20.0) -> None:
+    def grants_all(self, timeout_s: float = 60.0) -> None:
         """Waits until all its leases are granted."""
         with self.changed:
             assert self.changed.wait_for(lambda: not self.leases, timeout_s), self.leases
