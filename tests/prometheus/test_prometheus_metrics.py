@@ -26,6 +26,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus
+from tests.master.actors import wait_until
 
 FLAGS = {"job_name": "digits", "runtime": "local", "model_def": "m.model", "training_data": "/data"}
 PS_JOB = JobSpec.from_flags("train", FLAGS)
@@ -176,6 +177,13 @@ def get(address: str, **headers: str) -> tuple[str, bytes]:
         return response.headers["Content-Type"], response.read()
 
 
+def serves(address: str) -> bool:
+    try:
+        return b"elasticdl_loss" in get(f"{address}/metrics")[1]
+    except OSError:
+        return False
+
+
 def test_the_scraper_chooses_format_and_compression() -> None:
     with serving() as (_, address, _):
         kind, text = get(f"{address}/metrics")
@@ -214,14 +222,7 @@ def test_a_port_that_is_taken_is_an_error_unless_pods_train_already() -> None:
             MetricsServer(LOOPBACK, port, JobCollector(PS_JOB, lambda: FULL))
         server = MetricsServer(LOOPBACK, port, JobCollector(PS_JOB, lambda: FULL), is_patient=True)
     try:
-        for _ in range(200):
-            try:
-                assert b"elasticdl_loss" in get(f"http://{LOOPBACK}:{port}/metrics")[1]
-                break
-            except urllib.error.URLError:
-                server._closed.wait(0.05)
-        else:
-            pytest.fail("it does not serve")
+        wait_until(lambda: serves(f"http://{LOOPBACK}:{port}"), "the port to be served")
     finally:
         server.close()
 
@@ -248,13 +249,6 @@ def test_silent_connections_do_not_pile_up() -> None:
         assert silent[-1].recv(1) == b""  # closed at once: the others have all threads
         silent[0].close()
         silent[1].close()
-        for _ in range(200):
-            try:
-                assert b"elasticdl_loss" in get(f"{address}/metrics")[1]
-                break
-            except OSError:  # the thread of a connection that was closed is still at work
-                continue
-        else:
-            pytest.fail("it does not serve any more")
+        wait_until(lambda: serves(address), "the threads of the connections that were closed")
         for one in silent:
             one.close()

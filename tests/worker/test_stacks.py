@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ def stuck_thread() -> Iterator[threading.Thread]:
     release = threading.Event()
     thread = threading.Thread(target=lambda: wait_in_user_code(release), name="pipeline", daemon=True)
     thread.start()
+    assert thread.ident is not None
+    while sys._current_frames()[thread.ident].f_code is not threading.Condition.wait.__code__:
+        pass  # it is on its way there
     yield thread
     release.set()
     thread.join()

@@ -21,7 +21,7 @@ from elasticdl.worker.ledger import Ledger, RestoredModel
 from elasticdl.worker.master_link import MasterLink
 from tests.worker.scripted_master import TOKEN, ScriptedMaster, before_the_deadline
 
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 Answer = TypeVar("Answer")
 
 
