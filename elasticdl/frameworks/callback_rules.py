@@ -1,6 +1,6 @@
 """The master's decisions for the user's callbacks, from their settings, for every framework.
 
-master/core/callbacks.py reads `Rules.to_json`.  Rules that cannot be kept are refused here, by name.
+master/core/plan/callbacks.py reads `Rules.to_json`.  Rules that cannot be kept are refused here, by name.
 """
 
 from __future__ import annotations

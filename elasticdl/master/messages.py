@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from elasticdl.master.core import events
 from elasticdl.master.core.applied import CommittedSet
-from elasticdl.master.core.callbacks import Callbacks
+from elasticdl.master.core.plan.callbacks import Callbacks
 from elasticdl.master.core.values import (
     Array,
     CpuUse,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.api.data import DataShardService, RecordIndexService
-from elasticdl.master.core.epoch import permutation
+from elasticdl.master.core.plan.epoch import permutation
 from elasticdl.worker.seeds import task_order
 from elasticdl_client.errors import DataError, JobError
 

@@ -275,7 +275,14 @@ def sub_rooms_in_circles(root: Path, package: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "package", ["elasticdl.cluster", "elasticdl.frameworks.keras", "elasticdl.ps", "elasticdl.worker"]
+    "package",
+    [
+        "elasticdl.cluster",
+        "elasticdl.frameworks.keras",
+        "elasticdl.master.core",
+        "elasticdl.ps",
+        "elasticdl.worker",
+    ],
 )
 def test_no_sub_rooms_form_a_circle(package: str) -> None:
     assert sub_rooms_in_circles(ROOT, package) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticdl.master import messages, replies
 from elasticdl.master.core import commands as c
-from elasticdl.master.core.servers import owned
+from elasticdl.master.core.fleet.servers import owned
 from elasticdl.master.core.values import PsAddress, PsPartition, PsUsage
 from elasticdl.rpc import elasticdl_pb2 as pb
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from elasticdl.master.core.callbacks import Callbacks
+from elasticdl.master.core.plan.callbacks import Callbacks
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channels import connect
 from tests.master.actors import MasterJob, running

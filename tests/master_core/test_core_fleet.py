@@ -7,7 +7,7 @@ from core_script import Like, Script, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.servers import owned
+from elasticdl.master.core.fleet.servers import owned
 from elasticdl.master.core.values import BucketRange, PodState, PsAddress, TaskType
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import EventKind

@@ -10,7 +10,6 @@ from core_script import Script, running
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core import planned_evaluation
 from elasticdl.master.core.values import Array, Lease, MetricArrays, ReportedLease, TaskType
 from elasticdl.protocol.values import Shard
 
@@ -87,7 +86,7 @@ def test_a_lease_that_a_worker_brings_to_the_next_life_of_the_master_counts() ->
 
 
 def test_states_too_large_for_the_journal_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned_evaluation, "MAX_SAVED_BYTES", 100)
+    monkeypatch.setattr("elasticdl.master.core.plan.evaluation.MAX_SAVED_BYTES", 100)
     script = evaluating(records=40)
     lease = script.lease()
     script.evaluated(lease, counted(lease))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.master.core.pace import MAX_SAMPLES, Pace
+from elasticdl.master.core.overview import MAX_SAMPLES, Pace
 
 JOBS: dict[str, list[tuple[float, int, int]]] = json.loads(
     Path(__file__).with_name("recorded_paces.json").read_text(encoding="utf-8")

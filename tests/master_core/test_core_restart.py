@@ -9,8 +9,8 @@ from core_script import Like, Script, applied, everything, running, train_all
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.leases import MAX_UNWRITTEN
-from elasticdl.master.core.tasks import MAX_UNKNOWN_EPOCHS
+from elasticdl.master.core.ledger.leases import MAX_UNWRITTEN
+from elasticdl.master.core.plan.tasks import MAX_UNKNOWN_EPOCHS
 from elasticdl.master.core.values import PodState, ReportedLease
 from elasticdl.protocol.values import Role
 from elasticdl_client.choices import DistributionStrategy

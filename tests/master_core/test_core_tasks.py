@@ -8,9 +8,9 @@ from core_script import Like, Script, everything, running, train_all
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import CommittedSet, CommittedTask, intersection
-from elasticdl.master.core.epoch import permutation
+from elasticdl.master.core.plan.epoch import permutation
+from elasticdl.master.core.plan.tasks import Tasks, cut
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.tasks import Tasks, cut
 from elasticdl.master.core.values import PodState, TaskType
 from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.choices import DistributionStrategy

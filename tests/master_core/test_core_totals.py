@@ -11,8 +11,7 @@ import pytest
 from core_script import Script, running, train_all
 from test_core_load import beat
 
-from elasticdl.master.core.event_log import MAX_EVENTS, EventLog
-from elasticdl.master.core.event_totals import EventTotals
+from elasticdl.master.core.event_log import MAX_EVENTS, EventLog, EventTotals
 from elasticdl.master.core.ps_metrics import PsMetrics
 from elasticdl.master.core.values import PsUsage
 from elasticdl.master.status import MAX_EPOCHS, to_job_status

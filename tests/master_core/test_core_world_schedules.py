@@ -11,7 +11,7 @@ from schedules import UNHURRIED, Schedule, check_coverage, happen, play, schedul
 from simulated_members import Name, SimMember, Where
 from world_simulation import WorldJob
 
-from elasticdl.master.core.epoch import permutation
+from elasticdl.master.core.plan.epoch import permutation
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol.values import Shard
 from elasticdl_client.choices import DistributionStrategy

@@ -17,9 +17,9 @@ from simulated_processes import SimLease, SimPod, SimWorker
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.epoch import permutation
+from elasticdl.master.core.plan.epoch import permutation
+from elasticdl.master.core.plan.tasks import cut
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.tasks import cut
 from elasticdl.master.core.values import Lease, PodState, TaskType, WorkerGroup
 from elasticdl.protocol.values import Shard
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from elasticdl.master.core import events
-from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import Command, CreatePod
-from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.pods import PodRecord
-from elasticdl.master.core.servers import Server
+from elasticdl.master.core.fleet.fleet import Fleet
+from elasticdl.master.core.fleet.pods import PodRecord
+from elasticdl.master.core.fleet.servers import Server
+from elasticdl.master.core.group.groups import WorkerGroups
+from elasticdl.master.core.ledger.checkpoints import Checkpoints
 from elasticdl.master.core.slot_time import SECOND, SlotUse
 from elasticdl.master.core.state import JobState
-from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role
 from elasticdl_client.goodput import PsState, summary
 from elasticdl_client.pod_times import PodTimes

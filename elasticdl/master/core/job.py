@@ -11,7 +11,6 @@ from typing import Any, assert_never
 
 from elasticdl.master.core import events, overview
 from elasticdl.master.core.accounting import Accounting
-from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import (
     Command,
     JobOver,
@@ -20,18 +19,18 @@ from elasticdl.master.core.commands import (
     SaveCheckpoint,
     UnknownWorker,
 )
-from elasticdl.master.core.estimator import EstimatorSession
-from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.members import Members
-from elasticdl.master.core.pace import Pace
-from elasticdl.master.core.reconciliation import Reconciler
-from elasticdl.master.core.registration import Registration
+from elasticdl.master.core.fleet.fleet import Fleet
+from elasticdl.master.core.fleet.members import Members
+from elasticdl.master.core.fleet.registration import Registration
+from elasticdl.master.core.group.groups import WorkerGroups
+from elasticdl.master.core.ledger.checkpoints import Checkpoints
+from elasticdl.master.core.ledger.reconciliation import EstimatorSession, Reconciler
+from elasticdl.master.core.ledger.work import Work
+from elasticdl.master.core.overview import Pace
+from elasticdl.master.core.plan.epoch import coverage_line, coverage_of
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.state import JobState
-from elasticdl.master.core.status import coverage_line, coverage_of
 from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
-from elasticdl.master.core.work import Work
-from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_series import JobSeries, SeriesPoint

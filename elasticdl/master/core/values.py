@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol.values import Role, Shard
 
+Place = tuple[Role, int]  # role, slot
 NUM_BUCKETS = 1024  # of the id space of every table, and of the flat dense vectors
 
 

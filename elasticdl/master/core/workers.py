@@ -1,6 +1,6 @@
 """Workers: registrations, heartbeats, and requests for leases.
 
-A worker is known by its id and the incarnation of its process.  Pods are in pods.py, leases in leases.py.
+A worker is known by its id and the incarnation of its process.  Pods are in fleet/pods.py, leases in ledger/leases.py.
 """
 
 from __future__ import annotations

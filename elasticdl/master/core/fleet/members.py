@@ -1,17 +1,18 @@
 """Members: what the workers of an AllReduce job say of their worlds, and what follows from it for work and ledger.
 
-Which world there is next is decided in world.py.  A world whose members have the model of the last one holds at least
-what was reported under every lease in force; one that begins with another model does not, so then every lease ends.
+Which world there is next is decided in group/groups.py.  A world whose members have the model of the last one holds at
+least what was reported under every lease in force; one that begins with another model does not, so then every lease
+ends.
 """
 
 from __future__ import annotations
 
 from elasticdl.master.core.commands import Accepted, JobOver, NoLeaseNow, Refused, SampleGiven, UnknownWorker
 from elasticdl.master.core.events import ReadyForWorld, SampleRequested, WorldFormed, WorldWatched
-from elasticdl.master.core.reconciliation import Reconciler
+from elasticdl.master.core.group.groups import WorkerGroups
+from elasticdl.master.core.ledger.reconciliation import Reconciler
+from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.state import JobState
-from elasticdl.master.core.work import Work
-from elasticdl.master.core.world import WorkerGroups
 
 MemberEvent = SampleRequested | ReadyForWorld | WorldWatched | WorldFormed
 

@@ -1,19 +1,55 @@
-"""Suspects: workers that the next world excludes, when one could not form although all its members live.
-
-Joiners first: members of the last world work without them.  Then one after another, the youngest first.  An excluded
-worker is tried again later, each time after twice the time.
-"""
+"""Candidates: the processes that a world can be made of, their calls that wait for it, and those that it excludes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 BAR = 10.0  # seconds
 MAX_BAR = 600.0
 
 
+@dataclass(slots=True)
+class Candidate:
+    """A process that has said where it can be reached.
+
+    Attributes:
+        ready_at: since when it stands outside of every world; None: it has not said so.
+        told: version of the world with it that was sent to it since then; 0: none, so it still waits.
+    """
+
+    id: int
+    incarnation: int
+    address: str
+    ready_at: float | None = None
+    told: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready_at is not None and not self.told
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A call of a worker that waits for a world newer than one."""
+
+    call: int
+    since: float
+    known_version: int
+
+
+def together(ready: list[Candidate], joiners: list[Candidate]) -> list[Candidate]:
+    """Both, each process once."""
+    names = {one.id for one in ready}
+    return ready + [one for one in joiners if one.id not in names]
+
+
 class Suspects:
-    """The excluded workers, and until when."""
+    """Workers that the next world excludes, when one could not form although all its members live, and until when.
+
+    Joiners first: members of the last world work without them.  Then one after another, the youngest first.  An
+    excluded worker is tried again later, each time after twice the time.
+    """
 
     def __init__(self) -> None:
         self._num_tries = 0  # of leaving one member out, since a world formed last

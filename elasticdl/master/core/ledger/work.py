@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from elasticdl.master.core.applied import CommittedSet
-from elasticdl.master.core.callbacks import Callbacks
 from elasticdl.master.core.commands import Accepted, LeaseGranted, NoLeaseNow, Refused, UnknownWorker
-from elasticdl.master.core.evaluation import Evaluations, EvaluationSchedule
 from elasticdl.master.core.events import (
     CallAbandoned,
     EvaluationReported,
@@ -21,17 +19,15 @@ from elasticdl.master.core.events import (
     TaskFailed,
     TaskFinished,
 )
-from elasticdl.master.core.failures import Failures
-from elasticdl.master.core.lease_quota import LeaseQuota
-from elasticdl.master.core.leases import Leases, TaskKey, key_of
-from elasticdl.master.core.losses import Losses
-from elasticdl.master.core.planned_evaluation import PlannedEvaluation
-from elasticdl.master.core.retry_budget import RetryBudget
+from elasticdl.master.core.group.groups import WorkerGroups
+from elasticdl.master.core.ledger.failures import Failures, Losses, RetryBudget
+from elasticdl.master.core.ledger.leases import LeaseQuota, Leases, TaskKey, key_of
+from elasticdl.master.core.plan.callbacks import Callbacks
+from elasticdl.master.core.plan.evaluation import Evaluations, EvaluationSchedule, PlannedEvaluation
+from elasticdl.master.core.plan.tasks import Loss, Tasks
 from elasticdl.master.core.state import JobState
-from elasticdl.master.core.tasks import Loss, Tasks
 from elasticdl.master.core.values import Lease, Level, ReportedLease, TaskType
 from elasticdl.master.core.workers import Worker
-from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Shard
 from elasticdl_client.job_events import EventKind
 

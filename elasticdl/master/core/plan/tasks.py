@@ -1,7 +1,7 @@
 """The plan of a job and its ledger as the master knows it: epochs, tasks, and which minibatches are committed.
 
-Each epoch's own part is in epoch.py, leases are in leases.py.  The ledger here is a summary: the truth is with the
-model, and `Tasks.reconcile` takes it over.  This module talks to no process.
+Each epoch's own part is in epoch.py, leases are in ledger/leases.py.  The ledger here is a summary: the truth is with
+the model, and `Tasks.reconcile` takes it over.  This module talks to no process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, CommittedSet, CommittedTask, TaskName
-from elasticdl.master.core.epoch import UNKNOWN, Epoch
+from elasticdl.master.core.plan.epoch import UNKNOWN, Epoch
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol.values import Shard
 

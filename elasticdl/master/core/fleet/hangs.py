@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.master.core.events import HeartbeatReceived
+from elasticdl.master.core.group.groups import WorkerGroups
+from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.state import JobState
 from elasticdl.master.core.values import Level, Position, Stacks, TaskType
-from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker
-from elasticdl.master.core.world import WorkerGroups
 from elasticdl_client.choices import Remedy
 from elasticdl_client.job_events import EventKind
 

@@ -16,17 +16,16 @@ from typing import Any
 
 from elasticdl.master.core.commands import JobOver, NoLeaseNow, UnknownWorker, Wake, WorldPlanned
 from elasticdl.master.core.events import ReadyForWorld, WorldFormed, WorldWatched
+from elasticdl.master.core.group.candidates import Candidate, Suspects, Watch, together
 from elasticdl.master.core.state import JobState
-from elasticdl.master.core.transition_log import TransitionLog
 from elasticdl.master.core.values import Level, Member, WorkerGroup
 from elasticdl.master.core.workers import Worker
-from elasticdl.master.core.world_candidates import Candidate, Watch, together
-from elasticdl.master.core.world_suspects import Suspects
 from elasticdl_client.job_events import Detail, EventKind
 
 SETTLE = 0.2  # seconds that a new world waits for workers that may be ready a moment later
 MAX_SETTLE = 1.0  # of the first that is ready
 HOLDER_LEASES = 3  # lease timeouts of silence after which even the last member that has the model is given up
+_MAX_COMPLAINT = 160  # characters of what a member has met; its own log has the whole
 
 
 class WorkerGroups:
@@ -408,3 +407,53 @@ class WorkerGroups:
             sources = {(m.worker_id, m.incarnation) for m in self.formed.members}
             if self.planned is not self.formed:
                 assert {(m.worker_id, m.incarnation) for m in self.planned.members if m.is_source} <= sources
+
+
+class TransitionLog:
+    """What leads from one world to the next, for the log: since when a change is under way, and why.
+
+    The master's own knowledge counts; a member's report of its collective is used only if nothing else is known.
+    """
+
+    def __init__(self) -> None:
+        self._facts: list[str] = []
+        self._complaints: list[str] = []
+        self._since: float | None = None
+
+    @property
+    def since(self) -> float | None:
+        """When the change under way began; None: there is none."""
+        return self._since
+
+    def begin(self, clock: float) -> None:
+        """A world is broken or a new one is called; only the first of these since the last one formed counts."""
+        self._since = clock if self._since is None else self._since
+
+    def fact(self, text: str) -> None:
+        if text not in self._facts:
+            self._facts.append(text)
+
+    def complaint(self, text: str) -> None:
+        """A member has left its world, with these words."""
+        first = text.split(". ")[0].strip()
+        self._complaints.append(first if len(first) <= _MAX_COMPLAINT else first[: _MAX_COMPLAINT - 1] + "…")
+
+    def end(self, world: WorkerGroup, number: int, clock: float, origin: str) -> str:
+        """The line of a world that has formed; the next change begins anew.
+
+        Args:
+            world: the one that has formed.
+            number: how many have, with this one.
+            clock: now.
+            origin: of a model that is not that of a member of the last world; else empty.
+        """
+        duration = 0.0 if self._since is None else clock - self._since
+        names = ", ".join(str(member.worker_id) for member in world.members)
+        count = f"{len(world.members)} worker{'s' if len(world.members) > 1 else ''}"
+        line = f"World {number} of {count} has formed in {duration:.2f} s: worker {names}"
+        causes = self._facts or self._complaints[:1]
+        if origin and number > 1:
+            causes = [*causes, "no worker has the model any more"]
+        line += f" ({'; '.join(causes)})" if causes else ""
+        self._facts, self._complaints, self._since = [], [], None
+        return line + (f"; its model is {origin}" if origin else "")

@@ -16,7 +16,7 @@ from typing import Any
 from elasticdl.master.core.commands import CreatePod
 from elasticdl.master.core.events import PodChanged
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.values import PodState
+from elasticdl.master.core.values import Place, PodState
 from elasticdl.protocol.values import Role
 
 NODE_LOST = "NodeLost"
@@ -25,8 +25,6 @@ MAX_CREATE_DELAY = {Role.PS: 5.0, Role.WORKER: 60.0}  # a PS's name may be taken
 RETRY = 1.0  # seconds
 MEMORY_GROWTH = 1.5
 MAX_MEMORY_FACTOR = 4.0
-
-Place = tuple[Role, int]  # role, slot
 
 
 @dataclass(slots=True)

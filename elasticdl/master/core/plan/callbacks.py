@@ -1,7 +1,7 @@
 """Callbacks: what the master decides for the user's callbacks, from the configuration that a worker has reported.
 
 When training stops, and the occasions: tasks of one worker during training (saves the model, calls
-`on_epoch_end`), in order, one at a time.  work.py chooses the worker.
+`on_epoch_end`), in order, one at a time.  ledger/work.py chooses the worker.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.master.core.stopping import EarlyStop, SaveRule, Saving, StopRule, count
+from elasticdl.master.core.plan.stopping import EarlyStop, SaveRule, Saving, StopRule, count
 from elasticdl.master.core.values import Occasion
 
 

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from elasticdl.master.core.plan.tasks import cut, num_cut
 from elasticdl.master.core.settings import JobSettings
-from elasticdl.master.core.tasks import cut, num_cut
 from elasticdl.master.core.values import DataKind, ScriptPlan
 from elasticdl.protocol.values import Shard
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from elasticdl.master.core.checkpoints import Checkpoints
 from elasticdl.master.core.commands import Accepted, DeletePod, HeartbeatAnswer, PsAdmitted, Refused, ResizePod
 from elasticdl.master.core.events import (
     HeartbeatReceived,
@@ -22,16 +21,17 @@ from elasticdl.master.core.events import (
     ScaleRefused,
     ScaleRequested,
 )
-from elasticdl.master.core.hangs import Hangs
-from elasticdl.master.core.pods import NODE_LOST, PodRecord, Pods
-from elasticdl.master.core.reconciliation import Reconciler
-from elasticdl.master.core.servers import Server, Servers
+from elasticdl.master.core.fleet.hangs import Hangs
+from elasticdl.master.core.fleet.pods import NODE_LOST, PodRecord, Pods
+from elasticdl.master.core.fleet.servers import Server, Servers
+from elasticdl.master.core.fleet.stragglers import Stragglers
+from elasticdl.master.core.group.groups import WorkerGroups
+from elasticdl.master.core.ledger.checkpoints import Checkpoints
+from elasticdl.master.core.ledger.reconciliation import Reconciler
+from elasticdl.master.core.ledger.work import Work
 from elasticdl.master.core.state import JobState
-from elasticdl.master.core.stragglers import Stragglers
 from elasticdl.master.core.values import Level, PodState, PsPartition, TaskType
-from elasticdl.master.core.work import Work
 from elasticdl.master.core.workers import Worker
-from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role
 from elasticdl_client.job_events import Detail, EventKind
 

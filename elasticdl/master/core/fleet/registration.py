@@ -1,16 +1,12 @@
 """Registration: a worker registers and brings what it knows: its leases, its model, its data; then the tasks are cut.
 
-work.py assigns the tasks of a worker that has joined, members.py its world.
+ledger/work.py assigns the tasks of a worker that has joined, members.py its world.
 """
 
 from __future__ import annotations
 
 from elasticdl.master.core.applied import CommittedSet
-from elasticdl.master.core.callbacks import Callbacks
 from elasticdl.master.core.commands import Accepted, ListShards, Refused, Registered, UnknownWorker
-from elasticdl.master.core.data import Data
-from elasticdl.master.core.estimator import EstimatorSession
-from elasticdl.master.core.evaluation import Evaluations, EvaluationSchedule
 from elasticdl.master.core.events import (
     MetricsReported,
     ModelReported,
@@ -19,13 +15,16 @@ from elasticdl.master.core.events import (
     TrainingStopRequested,
     WorkerJoined,
 )
-from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.planned_evaluation import PlannedEvaluation
+from elasticdl.master.core.fleet.fleet import Fleet
+from elasticdl.master.core.group.groups import WorkerGroups
+from elasticdl.master.core.ledger.reconciliation import EstimatorSession
+from elasticdl.master.core.ledger.work import Work
+from elasticdl.master.core.plan.callbacks import Callbacks
+from elasticdl.master.core.plan.data import Data
+from elasticdl.master.core.plan.evaluation import Evaluations, EvaluationSchedule, PlannedEvaluation
+from elasticdl.master.core.plan.tasks import MAX_TASKS, Tasks
 from elasticdl.master.core.state import JobState
-from elasticdl.master.core.tasks import MAX_TASKS, Tasks
 from elasticdl.master.core.values import Level, ReportedLease
-from elasticdl.master.core.work import Work
-from elasticdl.master.core.world import WorkerGroups
 from elasticdl.protocol.values import Role
 from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.job_events import EventKind

@@ -1,0 +1,1 @@
+"""The groups of an AllReduce job: which workers form the next one, and why."""

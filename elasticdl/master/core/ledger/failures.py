@@ -1,0 +1,236 @@
+"""Failures: what counts against a job: tasks whose user code raised, pods that ended by their own fault, lost values.
+
+A lost worker, a preemption or a lost lease is never charged.  `RetryBudget` decides when it is enough and how long a
+successor waits, `Failures` what a failed task costs (a record set aside, another try elsewhere, or the job), `Losses`
+what a loss or gradient costs that is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.master.core.events import ProgressReported, TaskFailed
+from elasticdl.master.core.ledger.leases import TaskKey, key_of
+from elasticdl.master.core.plan.evaluation import Evaluations
+from elasticdl.master.core.plan.tasks import Tasks
+from elasticdl.master.core.state import JobState
+from elasticdl.master.core.values import Lease, Level, Place, TaskType
+from elasticdl_client.choices import NanPolicy
+from elasticdl_client.job_events import EventKind
+
+MAX_DELAY = 60.0
+OWN_FAULTS = frozenset({"Error", "OOMKilled", "Completed"})  # Completed: it left although the job continues
+
+# Errors of code, which another life meets again.  Not RuntimeError: PyTorch raises it for devices and processes, too.
+_OF_CODE = re.compile(
+    r"exit code \d+: (?:AssertionError|AttributeError|ImportError|IndentationError|IndexError|KeyError"
+    r"|ModuleNotFoundError|NameError|NotImplementedError|RecursionError|SyntaxError|TabError|TypeError"
+    r"|UnboundLocalError|ValueError|ZeroDivisionError)(?::|$)",
+    re.MULTILINE,
+)
+_OF_ARGUMENTS = re.compile(r"exit code 2; its last lines:\n(?:.*\n)*\S+: error: .*$")  # argparse
+_OF_SURROUNDINGS = re.compile(r"CUDA|cuDNN|NCCL|gloo|memory|connect|timed? ?out|unavailable|killed by", re.IGNORECASE)
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_ADVICE = "\n  → "  # stands between what is wrong and what to do about it
+MAX_SKIPS_TOLD = 20  # one by one; after that one of this number
+
+
+class RetryBudget:
+    """Failures per task with the worker that must not have it next, and ends of pods since the last commit.
+
+    Successors wait the longer the more pods of their slot have ended: many pods that are lost at once all come back at
+    once.
+    """
+
+    def __init__(self, max_failures: int) -> None:
+        self._max_failures = max_failures
+        self._failures: dict[TaskKey, int] = {}
+        self._avoided: dict[TaskKey, int] = {}
+        self.num_faults = 0  # pods in a row that ended by their own fault before a commit
+        self._errors: set[str] = set()  # of code, since the last commit
+        self._num_fruitless: dict[Place, int] = {}  # pods of a slot in a row that ended, whatever the reason
+
+    def task_failed(self, key: TaskKey, worker_id: int) -> int:
+        """Charges a task; how often it has failed."""
+        self._failures[key] = self._failures.get(key, 0) + 1
+        self._avoided[key] = worker_id
+        return self._failures[key]
+
+    def task_finished(self, key: TaskKey) -> None:
+        self._failures.pop(key, None)
+        self._avoided.pop(key, None)
+
+    def may_have(self, key: TaskKey, worker_id: int, is_alone: bool) -> bool:
+        """A task that failed on a worker goes to another one, if there is another."""
+        return is_alone or self._avoided.get(key) != worker_id
+
+    def is_enough(self, failures: int) -> bool:
+        return failures >= self._max_failures
+
+    def committed(self) -> None:
+        """Something is done: what went before is forgiven."""
+        self.num_faults = 0
+        self._errors.clear()
+        self._num_fruitless.clear()
+
+    def pod_ended(self, reason: str, place: Place, has_committed: bool) -> float:
+        """Charges the end of a pod if it is to be charged; seconds until its successor may start."""
+        if has_committed:
+            return 0.0
+        self._num_fruitless[place] = num_fruitless = self._num_fruitless.get(place, 0) + 1
+        if reason in OWN_FAULTS:
+            self.num_faults += 1
+        elif num_fruitless == 1:
+            return 0.0
+        return min(MAX_DELAY, 2.0 ** min(10, num_fruitless - 1))
+
+    def is_known_error(self, message: str) -> bool:
+        """Return whether a pod ended with the same error of the user's code before, since the last commit.
+
+        Args:
+            message: how a pod ended, as the cluster says; an error that another life may not meet is not remembered.
+        """
+        is_of_code = _OF_CODE.match(message) and not _OF_SURROUNDINGS.search(message.partition("\n")[0])
+        if not is_of_code and not _OF_ARGUMENTS.match(message):
+            return False
+        error = _ADDRESS.sub("", message)
+        is_known = error in self._errors
+        self._errors.add(error)
+        return is_known
+
+    def snapshot(self) -> dict[str, Any]:
+        failures = [[*key, count, self._avoided[key]] for key, count in self._failures.items()]
+        return {"failures": failures, "num_faults": self.num_faults, "errors": sorted(self._errors)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        for task_type, epoch, task, count, worker_id in saved["failures"]:
+            key = (TaskType(task_type), epoch, task)
+            self._failures[key], self._avoided[key] = count, worker_id
+        self.num_faults = saved["num_faults"]
+        self._errors = set(saved.get("errors", ()))
+
+
+class Failures:
+    """What a task costs that failed in user code.  Its lease has been given back when the failure comes in here."""
+
+    def __init__(self, state: JobState, retry_budget: RetryBudget) -> None:
+        self._settings, self._ending, self._out = state.settings, state.ending, state.out
+        self._retry_budget = retry_budget
+
+    def failed(self, event: TaskFailed, lease: Lease, tasks: Tasks, evaluations: Evaluations, is_planned: bool) -> None:
+        """
+        Args:
+            is_planned: the task is one of `tasks`; else one of `evaluations`, if it reads records.
+        """
+        if event.bad_records and self._quarantine(event, lease, tasks, evaluations, is_planned):
+            return
+        failures = self._retry_budget.task_failed(key_of(lease), event.worker_id)
+        where = f"{lease.type} task {lease.task} of epoch {lease.epoch + 1}, minibatch {event.minibatch}"
+        cause = self._out.events.add(
+            EventKind.TASK_FAILED,
+            f"task-{lease.task}",
+            event.error,
+            worker=event.worker_id,
+            type=lease.type.value,
+            epoch=lease.epoch + 1,
+            minibatch=event.minibatch,
+            records=f"{lease.shard.name}:{lease.shard.start}-{lease.shard.end}",
+            failures=failures,
+            traceback=event.details,
+        )
+        self._out.persist()
+        self._out.log(f"Worker {event.worker_id} reported error: {event.error} ({where})", Level.WARNING)
+        if self._retry_budget.is_enough(failures):
+            text = f"{where} (records {lease.shard.name}:{lease.shard.start}-{lease.shard.end})"
+            text = f"{text} failed {failures} times, last with: {event.error}\n{event.details}".rstrip()
+            self._ending.fail(text, cause=cause)
+
+    def _quarantine(
+        self, event: TaskFailed, lease: Lease, tasks: Tasks, evaluations: Evaluations, is_planned: bool
+    ) -> bool:
+        """Sets the bad records of a task aside; False when that is too many, or the model holds some of the task."""
+        limit = self._settings.max_bad_records
+        bad = [(lease.shard.name, record) for record in event.bad_records]
+        count = len({*tasks.quarantined(), *evaluations.quarantined(), *bad})  # one in both kinds of data counts once
+        if count > limit:
+            return False
+        if is_planned:
+            tasks.quarantine(lease.task, event.bad_records)
+            aside = tasks.epochs[lease.epoch].excluded(lease.task)
+        else:
+            evaluations.quarantine(lease.task, event.bad_records)
+            aside = evaluations.excluded(lease.task)
+        names = ", ".join(f"{shard}:{record}" for shard, record in bad)
+        self._out.events.add(
+            EventKind.RECORDS_EXCLUDED,
+            f"task-{lease.task}",
+            event.error,
+            worker=event.worker_id,
+            epoch=lease.epoch + 1,
+            records=names,
+            excluded=count,
+            limit=limit,
+        )
+        self._out.persist()
+        self._out.log(f"Quarantined {names} ({count} of at most {limit}): {event.error}", Level.WARNING)
+        return aside.issuperset(event.bad_records)
+
+
+class Losses:
+    """The losses that workers report; one that is not finite ends the job, or its minibatch is left out.
+
+    Attributes:
+        newest: the newest that was finite; None: there was none yet.
+        learning_rate: the newest that was reported.
+    """
+
+    def __init__(self, state: JobState) -> None:
+        self._settings, self._ending, self._out = state.settings, state.ending, state.out
+        self._num_skips = 0  # reported in this life
+        self.newest: float | None = None
+        self.learning_rate: float | None = None
+
+    def reported(self, event: ProgressReported, lease: Lease, is_new: bool, tasks: Tasks) -> None:
+        """Progress was reported, and taken in by the tasks; `is_new`: it names skips that were not known before."""
+        is_finite = event.loss is None or math.isfinite(event.loss)
+        self.learning_rate = event.learning_rate or self.learning_rate
+        if event.loss is not None and is_finite:
+            self.newest = event.loss
+        if event.not_finite or not is_finite:
+            self._not_finite(event, lease, is_new, tasks)
+
+    def _not_finite(self, event: ProgressReported, lease: Lease, is_new: bool, tasks: Tasks) -> None:
+        """Ends the job or, if the minibatch is left out, says so: of many only some, with the number so far."""
+        minibatch = max(event.skipped or event.committed, default=None)
+        is_skipped = minibatch is not None and tasks.epochs[lease.epoch].is_skipped(lease.task, minibatch)
+        where = f"epoch {lease.epoch + 1}, task {lease.task}"
+        where += "" if minibatch is None else f", minibatch {minibatch}"
+        where += f", records {lease.shard.name}:{lease.shard.start}-{lease.shard.end - 1}"
+        said, _, own_advice = event.not_finite.partition(_ADVICE)
+        what = f"{said or f'The loss is {event.loss}'} ({where})"
+        if self._settings.nan_policy is NanPolicy.FAIL or is_new:
+            cause = self._out.events.add(
+                EventKind.LOSS_NOT_FINITE,
+                f"task-{lease.task}",
+                said or f"The loss is {event.loss}",
+                worker=event.worker_id,
+                epoch=lease.epoch + 1,
+                minibatch=-1 if minibatch is None else minibatch,
+                records=f"{lease.shard.name}:{lease.shard.start}-{lease.shard.end}",
+                policy=self._settings.nan_policy.value,
+            )
+        if self._settings.nan_policy is NanPolicy.FAIL:
+            advice = (
+                "Look at these records first: a missing cell of a table is NaN, to be filled in the data or in feed. "
+            )
+            advice += "If they are finite, lower the learning rate.  --nan_policy=skip leaves such minibatches out."
+            self._ending.fail(f"{what}{_ADVICE}{own_advice or advice}", cause=cause)
+        elif is_new:
+            self._num_skips += 1
+            if self._num_skips <= MAX_SKIPS_TOLD or self._num_skips % MAX_SKIPS_TOLD == 0:
+                self._out.log(f"{what}; it is left out of the model, number {self._num_skips}", Level.WARNING)
+        elif not is_skipped:
+            self._out.log(what, Level.WARNING)
