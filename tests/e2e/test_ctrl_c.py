@@ -53,7 +53,7 @@ def test_what_is_trained_before_ctrl_c_is_not_trained_again_nor_said_again(tmp_p
     assert (ended.event_counts["JobResumed"], ended.event_counts["PodStopped"]) == (1, 3)
     assert "MasterRestarted" not in ended.event_counts
     submitted_at = (job.job_dir / "spec.json").stat().st_mtime
-    assert ended.elapsed_seconds == pytest.approx(ended.updated_at - submitted_at, abs=0.1)
+    assert ended.elapsed_seconds == pytest.approx(ended.updated_at - submitted_at, abs=0.5)
     assert sum(ended.worker_seconds.values()) == pytest.approx(2 * ended.elapsed_seconds, rel=0.01)
     assert sum(ended.ps_seconds.values()) == pytest.approx(ended.elapsed_seconds, rel=0.01)
     assert ended.worker_seconds["stopped"] > 0
