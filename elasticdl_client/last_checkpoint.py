@@ -1,14 +1,18 @@
 """The last checkpoint of a local job that the user ends: asked for, and waited for.
 
-The master takes SIGUSR1 as the request.  Nothing here ends anything.
+The master takes SIGUSR1 as the request.  It would end a master that has no handler yet, so that one is asked when it
+has; the next generation of a master that is lost is asked again.  Nothing here ends anything.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from elasticdl_client.checkpoint_manifest import MANIFEST
@@ -29,19 +33,25 @@ def can_be_written(spec: JobSpec, status: JobStatus | None) -> bool:
     return has_model and status is not None and status.exit_code is None and status.records_done > 0
 
 
-def write(spec: JobSpec, job_dir: JobDir, master_pid: int, timeout_s: float = TIMEOUT_S) -> int:
+def write(spec: JobSpec, job_dir: JobDir, find_master: Callable[[], int | None], timeout_s: float = TIMEOUT_S) -> int:
     """Asks a job's master for a checkpoint and returns when there is one that the next master takes.
+
+    Args:
+        find_master: returns its process; 0: it is started again; None: there is no master any more.
 
     Returns:
         The number of minibatches in it; 0: there is none in time, or it has failed.
     """
     before, failures = _newest(spec, job_dir), _number(job_dir, EventKind.CHECKPOINT_FAILED)
-    try:
-        os.kill(master_pid, signal.SIGUSR1)
-    except ProcessLookupError:
-        return 0
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    asked, deadline, pause = 0, time.monotonic() + timeout_s, threading.Event()
     while time.monotonic() < deadline:
+        master = find_master()
+        if master is None:
+            return 0
+        if master not in (0, asked) and _takes_requests(master):
+            with suppress(ProcessLookupError):
+                os.kill(master, signal.SIGUSR1)
+            asked = master
         if (version := _newest(spec, job_dir)) > before:
             return version
         status = job_dir.status()
@@ -51,6 +61,16 @@ def write(spec: JobSpec, job_dir: JobDir, master_pid: int, timeout_s: float = TI
             return 0
         pause.wait(_LOOK_S)
     return 0
+
+
+def _takes_requests(process: int) -> bool:
+    """Return whether a process has a handler for the request."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:  # it has ended
+        return False
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) & 1 << (signal.SIGUSR1 - 1))
 
 
 def _newest(spec: JobSpec, job_dir: JobDir) -> int:

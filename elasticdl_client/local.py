@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -144,8 +145,7 @@ def _save(spec: JobSpec, job_dir: JobDir, agent: AgentProcess) -> int:
     """The minibatches in a checkpoint that is written now; 0: there is none."""
     from elasticdl_client.local_job import find_master
 
-    master_pid = find_master(spec, agent.socket)
-    return last_checkpoint.write(spec, job_dir, master_pid) if master_pid else 0
+    return last_checkpoint.write(spec, job_dir, partial(find_master, spec, agent.socket))
 
 
 def _event_files(spec: JobSpec, path: Path) -> str:

@@ -25,6 +25,7 @@ from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.progress import Display
 from elasticdl_client.script_output import ScriptOutput
 
+_ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0  # a master that has written the job's end gets so long to end itself
 _MAX_IDLE_RESTARTS = 5  # lives of the master in a row in which no record was committed
@@ -74,16 +75,17 @@ def start_master(spec: JobSpec, job_dir: JobDir, socket: str, command: Sequence[
     return cluster
 
 
-def find_master(spec: JobSpec, socket: str) -> int:
-    """The process of the job's master; 0: none runs, or the agent is gone."""
+def find_master(spec: JobSpec, socket: str) -> int | None:
+    """Return the process of the job's master; 0: it is started again; None: it has ended, or the agent has."""
     cluster = ProcessCluster(socket)
     try:
         pods = cluster.list()
     except ElasticDLError:
-        return 0
+        return None
     finally:
         cluster.close()
-    return next((pod.pid for pod in pods if pod.name == master_name(spec)), 0)
+    master = next((pod for pod in pods if pod.name == master_name(spec)), None)
+    return None if master is None or master.phase in _ENDED else master.pid
 
 
 class LocalFollower:
@@ -148,7 +150,7 @@ class LocalFollower:
         if master is not None:
             if event is not None and event.type is EventType.DELETED:
                 return Ended(1, "its master was deleted.", self._status)
-            has_ended = master.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+            has_ended = master.phase in _ENDED
             if self._count_restarts(master):
                 has_ended |= finished or self._idle_restarts >= _MAX_IDLE_RESTARTS
             if has_ended:

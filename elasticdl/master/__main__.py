@@ -30,6 +30,7 @@ class MasterProcess:
 
     def __init__(self) -> None:
         self._master: Master | None = None
+        self._is_checkpoint_requested = False
 
     def run(self) -> int:
         """The exit code."""
@@ -49,6 +50,7 @@ class MasterProcess:
     def on_signal(self, number: int) -> None:
         """SIGUSR1 asks for a checkpoint, the others end the job, or this life of its master."""
         if number == signal.SIGUSR1:
+            self._is_checkpoint_requested = True
             if self._master is not None:
                 self._master.request_checkpoint()
             return
@@ -61,6 +63,8 @@ class MasterProcess:
         try:
             logging.getLogger().setLevel(str(environment.spec.log_level))
             self._master = Master(environment)
+            if self._is_checkpoint_requested:  # before there was one
+                self._master.request_checkpoint()
             return self._master.run()
         except Superseded as error:
             logger.error("%s", error)

@@ -72,21 +72,24 @@ class Master:
         self._shell: Shell | None = None
         self._metrics: MetricsServer | None = None
         self._stopped_by = ""
-        self._stop_lock = threading.Lock()
+        self._is_checkpoint_requested = False  # before there was a shell
+        self._shell_lock = threading.Lock()
         self._stop = threading.Event()
 
     def request_stop(self, by: str) -> None:
         """Ends the job in order, or where a next life follows this life alone; from any thread."""
-        with self._stop_lock:
+        with self._shell_lock:
             self._stopped_by = by
             self._stop.set()
             if self._shell is not None:
                 self._stop_shell(self._shell)
 
     def request_checkpoint(self) -> None:
-        """Asks for a checkpoint as soon as one can be written, if the job has begun; from any thread."""
-        if self._shell is not None:
-            self._shell.request_checkpoint()
+        """Asks for a checkpoint as soon as one can be written; from any thread."""
+        with self._shell_lock:
+            if self._shell is not None:
+                self._shell.request_checkpoint()
+            self._is_checkpoint_requested = self._shell is None
 
     def _stop_shell(self, shell: Shell) -> None:
         if self._environment.sigterm_ends_job:
@@ -147,8 +150,10 @@ class Master:
         )
         self._environment.publish(lambda: shell.history)
         server = self._serve(inbox, generation, shell, state["port"])
-        with self._stop_lock:
+        with self._shell_lock:
             self._shell = shell
+            if self._is_checkpoint_requested:
+                shell.request_checkpoint()
             if self._stopped_by:
                 self._stop_shell(shell)
         self._list_data(effects, saved)

@@ -28,8 +28,16 @@ def save(job_dir: Path) -> None:
     draft.rename(job_dir / "journal.json")
 
 
+def take_requests(job_dir: Path, scenario: str) -> None:
+    """For a checkpoint, from now on."""
+    signal.signal(signal.SIGUSR1, lambda number, frame: (scenario != "deaf" and save(job_dir)) or None)
+
+
 def main() -> None:
-    """Plays one scenario: succeed, fail, crash, die_once, wait, or deaf: it waits and writes no checkpoint."""
+    """Plays one scenario: succeed, fail, crash, die_once, wait, or one that differs from wait.
+
+    deaf: it writes no checkpoint.  late: its first life takes no request until something is written to the pipe `go`.
+    """
     scenario = sys.argv[1]
     job_dir = Path(os.environ["ELASTICDL_JOB_DIR"])
     first_life = not (job_dir / "lived").exists()
@@ -39,11 +47,18 @@ def main() -> None:
     if scenario == "crash":
         raise SystemExit("this master never works")
     print("port", os.environ["MASTER_PORT"], "pod", os.environ["ELASTICDL_POD_NAME"], flush=True)
-    if scenario in ("wait", "deaf"):
-        signal.signal(signal.SIGUSR1, lambda number, frame: (scenario == "wait" and save(job_dir)) or None)
+    if is_late := scenario == "late" and first_life:
+        os.mkfifo(job_dir / "go")
+    waits = scenario in ("wait", "deaf", "late")
+    if waits:
         (job_dir / "pid").write_text(str(os.getpid()))
+    if waits and not is_late:
+        take_requests(job_dir, scenario)
     write(job_dir, running)  # a reader of the client's output finds the line and the pid
-    while scenario in ("wait", "deaf"):
+    if is_late:
+        (job_dir / "go").read_text()
+        take_requests(job_dir, scenario)
+    while waits:
         signal.pause()
     if scenario == "die_once" and first_life:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -221,6 +222,33 @@ def test_ctrl_c_waits_for_a_checkpoint_and_names_the_command_that_continues(flag
     assert_master_is_gone(flags)
 
 
+def test_ctrl_c_asks_a_master_that_is_starting_once_it_can_take_the_request(flags: dict[str, str]) -> None:
+    process = start(flags, "late")
+    wait_for_line(process, "records 50/100")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "Ctrl-C again ends the job at once")
+    job_dir = Path(flags["job_dir"])
+    master = os.pidfd_open(int((job_dir / "pid").read_text()))
+    assert not select.select([master], [], [], 1.0)[0], "the request has ended the master"
+    os.close(master)
+    (job_dir / "go").write_text("")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert "A checkpoint of 50 minibatches is written." in output
+    assert "started again" not in output
+
+
+def test_ctrl_c_asks_the_next_master_where_the_one_that_was_asked_is_killed(flags: dict[str, str]) -> None:
+    process = start(flags, "late")
+    wait_for_line(process, "records 50/100")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "Ctrl-C again ends the job at once")
+    os.kill(int((Path(flags["job_dir"]) / "pid").read_text()), signal.SIGKILL)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert "A checkpoint of 50 minibatches is written." in output
+
+
 def test_a_second_ctrl_c_waits_for_nothing(flags: dict[str, str]) -> None:
     process = start(flags, "deaf")
     wait_for_line(process, "records 50/100")
@@ -261,8 +289,6 @@ def assert_master_is_gone(flags: dict[str, str]) -> None:
     if alive(pid):
         fd = os.pidfd_open(pid)
         try:
-            import select
-
             assert select.select([fd], [], [], 20)[0], f"process {pid} survived"
         finally:
             os.close(fd)

@@ -6,17 +6,20 @@ import contextlib
 import dataclasses
 import json
 import socket
+import threading
 from pathlib import Path
 
 import grpc
 import pytest
 
+from elasticdl.master.master import Master
 from elasticdl.protocol.values import Role
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl_client.certificates import make_certificate
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase
 from tests.master.actors import MasterJob, running, wait_until
+from tests.master.life import open_environment
 from tests.master.small_disk import small_disk
 
 LOCAL: dict[str, object] = {"distribution_strategy": "Local", "num_ps_pods": 0}
@@ -254,6 +257,27 @@ def test_a_lease_request_whose_caller_leaves_takes_no_task_with_it(tmp_path: Pat
         worker.report_model()
         assert worker.train_all() == 4
         assert job.wait() == 0
+
+
+def test_a_checkpoint_that_is_requested_before_the_job_has_begun_is_written_then(tmp_path: Path) -> None:
+    job = MasterJob(tmp_path, **LOCAL)
+    environment = open_environment(job.path, job.port)
+    (job.path / "master.log").touch()  # this life is in no process of its own
+    master = Master(environment)
+    master.request_checkpoint()
+    life = threading.Thread(target=master.run)
+    life.start()
+    try:
+        worker = job.worker()
+        worker.register()
+        reply = worker.call("Heartbeat", pb.HeartbeatRequest(role=pb.WORKER, id=0, incarnation=worker.incarnation))
+        assert reply.checkpoint_request == 1
+    finally:
+        master.request_stop("the test")
+        job.cluster.delete("elasticdl-digits-worker-0")
+        life.join()
+        environment.close()
+        job.end()
 
 
 def test_sigterm_ends_the_job_in_order(tmp_path: Path) -> None:
