@@ -51,7 +51,7 @@ def test_rank_0_of_a_fixed_batch_hears_when_it_holds_all_that_is_left_of_an_epoc
 
 
 def order_left(script: WorldScript) -> list[int]:
-    return list(script.job._work.tasks.epochs[0].todo)
+    return script.job._work.tasks.epochs[0].todo()
 
 
 def test_rank_0_of_a_fixed_batch_hears_when_training_stops_early() -> None:

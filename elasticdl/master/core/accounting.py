@@ -6,11 +6,9 @@ It decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
-from elasticdl.master.core import events
-from elasticdl.master.core.commands import Command, CreatePod
 from elasticdl.master.core.fleet.fleet import Fleet
 from elasticdl.master.core.fleet.pods import PodRecord
 from elasticdl.master.core.fleet.servers import Server
@@ -18,22 +16,8 @@ from elasticdl.master.core.group.groups import WorkerGroups
 from elasticdl.master.core.ledger.checkpoints import Checkpoints
 from elasticdl.master.core.slot_time import SECOND, SlotUse
 from elasticdl.master.core.state import JobState
-from elasticdl.protocol.values import Role
 from elasticdl_client.goodput import PsState, summary
 from elasticdl_client.pod_times import PodTimes
-
-_MANY = (  # events that come often, and after which every slot has in it what it had before
-    events.HeartbeatReceived
-    | events.ProgressReported
-    | events.LeaseRequested
-    | events.LeaseQuestioned
-    | events.TaskFinished
-    | events.EvaluationReported
-    | events.CallAbandoned
-    | events.SampleRequested
-    | events.ReadyForWorld
-    | events.WorldWatched
-)
 
 
 class Accounting:
@@ -51,6 +35,8 @@ class Accounting:
         self._worlds = worlds
         self._checkpoints = checkpoints
         self._began_at = began_at
+        self._is_decided = False  # as far as slots know
+        self._num_server_changes = -1  # the same of servers
         self._offset = 0  # microseconds, so that time never goes back from one life to the next
 
     def begin(self, unix_now: float) -> None:
@@ -67,36 +53,43 @@ class Accounting:
     def _micros(self, unix_now: float) -> int:
         return max(self._workers.times.now, round((unix_now - self._began_at) * SECOND) + self._offset)
 
-    def end(self, event: events.Event, commands: Iterable[Command]) -> None:
-        """An event was handled, with these commands."""
+    def end(self) -> None:
+        """An event was handled."""
         if self._ending.is_decided and not self._ending.has_failed:
             self._workers.times.complete()
         if self._worlds.is_broken:
             self._workers.times.miss_group()
         self._fleet.servers.times.save(self._checkpoints.is_running)
-        is_leaving = isinstance(event, events.HeartbeatReceived) and event.leaving
-        if is_leaving or not isinstance(event, _MANY) or any(isinstance(one, CreatePod) for one in commands):
-            self._look_at_slots()
-            for server in self._fleet.servers.all():
-                self._fleet.servers.times.is_at(server.id, _state_of(server))
+        servers = self._fleet.servers
+        if servers.num_changes != self._num_server_changes:
+            self._num_server_changes = servers.num_changes
+            for server in servers.all():
+                servers.times.is_at(server.id, _state_of(server))
+        if self._fleet.pods.num_wanted != self._workers.times.num_slots:
+            self._workers.times.want(self._fleet.pods.worker_slots)
+        if self._ending.is_decided and not self._is_decided:
+            self._is_decided = True
+            self._fleet.pods.touch_all()
+        if touched := self._fleet.pods.take_touched():
+            self._look_at_slots(touched)
 
-    def _look_at_slots(self) -> None:
-        pods, times = self._fleet.pods, self._workers.times
-        times.want(pods.worker_slots)
-        records = {record.slot: record for record in pods.living(Role.WORKER)}
-        without_room = pods.without_room(Role.WORKER)
-        for slot in pods.worker_slots:
-            record = records.get(slot)
-            life = self._life(slot, record, slot in without_room)
-            times.is_at(slot, life, record.index if record is not None and life is SlotUse.LIVE else -1)
+    def _look_at_slots(self, slots: Set[int]) -> None:
+        records = self._fleet.pods.in_slots(slots)
+        for slot in slots:
+            self._workers.times.is_at(slot, *self._content(slot, records.get(slot)))
 
-    def _life(self, slot: int, record: PodRecord | None, has_no_room: bool) -> SlotUse:
+    def _content(self, slot: int, record: PodRecord | None) -> tuple[SlotUse, int]:
+        """What is in a slot, and the worker if that is live."""
+        use = self._use(slot, record)
+        return use, record.index if record is not None and use is SlotUse.LIVE else -1
+
+    def _use(self, slot: int, record: PodRecord | None) -> SlotUse:
         if self._fleet.pods.is_done(slot):
             return SlotUse.DONE
         if record is None:
             if self._ending.is_decided:
                 return SlotUse.STOPPED
-            has_lost = self._workers.times.has_lost(slot) and not has_no_room
+            has_lost = self._workers.times.has_lost(slot) and not self._fleet.pods.is_without_room(slot)
             return SlotUse.RECOVERING if has_lost else SlotUse.UNSCHEDULED
         worker = self._workers.get(record.index)
         if worker is not None:
@@ -167,6 +160,11 @@ class Accounting:
             AssertionError: it is not.
         """
         self._workers.times.validate()
+        slots = self._fleet.pods.worker_slots if not self._fleet.pods.is_touched else frozenset()
+        records = self._fleet.pods.in_slots(slots)
+        for slot in slots:
+            content = self._workers.times.content(slot)
+            assert content == self._content(slot, records.get(slot)), (slot, content, records.get(slot))
         self._fleet.servers.times.validate()
 
 

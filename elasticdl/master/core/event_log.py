@@ -55,7 +55,7 @@ class EventLog:
         self._summed_up: dict[str, int] = {}
         self._next = 1
         self._num_characters = 0
-        self._newest: dict[str, int] = {}  # by subject
+        self._by_subject: dict[str, list[JobEvent]] = {}
 
     @property
     def history(self) -> EventHistory:
@@ -79,7 +79,8 @@ class EventLog:
 
     def newest(self, subject: str) -> int:
         """The number of the newest event of a subject; 0: none is kept."""
-        return self._newest.get(subject, 0)
+        about = self._by_subject.get(subject)
+        return about[-1].number if about else 0
 
     def newest_of(self, *kinds: EventKind) -> int:
         """The number of the newest event of some kinds; 0: none is kept."""
@@ -87,12 +88,12 @@ class EventLog:
 
     def newest_about(self, subject: str, *kinds: EventKind) -> int:
         """The number of the newest event of some kinds about a subject; 0: none is kept."""
-        found = (e.number for e in reversed(self._events) if e.kind in kinds and e.subject == subject)
+        found = (event.number for event in reversed(self._by_subject.get(subject, ())) if event.kind in kinds)
         return next(found, 0)
 
     def _append(self, event: JobEvent) -> None:
         self._events.append(event)
-        self._newest[event.subject] = event.number
+        self._by_subject.setdefault(event.subject, []).append(event)
         self._num_characters += _size(event)
 
     def _sum_up(self) -> None:
@@ -109,7 +110,7 @@ class EventLog:
         self._keep([event for event in self._events if event.number not in gone])
 
     def _keep(self, events: list[JobEvent]) -> None:
-        self._events, self._newest, self._num_characters = [], {}, 0
+        self._events, self._by_subject, self._num_characters = [], {}, 0
         for event in events:
             self._append(event)
 

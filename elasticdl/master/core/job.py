@@ -177,7 +177,7 @@ class Job:
         self._dispatch(event)
         self._advance()
         commands = self._out.take()
-        self._accounting.end(event, commands)
+        self._accounting.end()
         return commands
 
     @property
@@ -276,8 +276,8 @@ class Job:
         else:
             if worker.waiting_call is not None:
                 self._out.reply(worker.waiting_call, NoLeaseNow())
-            worker.waiting_call, worker.waiting_since = event.call, self._clock
-            worker.is_hasty, worker.only = event.at_once, event.only
+                self._workers.stop_waiting(worker)
+            self._workers.wait(worker, event.call, self._clock, event.at_once, event.only)
 
     def _tick(self) -> None:
         self._fleet.find_hangs(self._clock)
@@ -298,11 +298,7 @@ class Job:
             return
         if self.settings.has_worlds and not self._is_recovering:
             self._members.advance(self._clock, self._is_trained_by_scripts, self._fleet.pods.num_training)
-        if (
-            self._registration.is_planned
-            and not self._is_recovering
-            and any(worker.has_joined for worker in self._workers.all())
-        ):
+        if self._registration.is_planned and not self._is_recovering and self._workers.some_have_joined:
             self._reconciler.ask_if_needed(self._fleet.servers.partition, self._clock)
         if self._is_open:
             self._has_opened = True
@@ -323,7 +319,7 @@ class Job:
         A grant is journalled within a second, so for the time of a lease each of them is waited for, and after that
         those that are known to have one.
         """
-        missing = [worker for worker in self._workers.staying() if not worker.has_joined]
+        missing = self._workers.absent()
         if self._clock < self.settings.lease_timeout:
             return bool(missing)
         return any(self._work.leases.of_worker(worker.id) for worker in missing)
@@ -363,7 +359,7 @@ class Job:
             evaluates = record is not None and self.settings.has_evaluator and record.slot == self.settings.num_workers
             if worker.waiting_call is not None and (pods.training_is_done if evaluates else is_covered):
                 self._out.reply(worker.waiting_call, JobOver())
-                worker.waiting_call = None
+                self._workers.stop_waiting(worker)
 
     @property
     def _is_trained_by_scripts(self) -> bool:
@@ -396,17 +392,15 @@ class Job:
 
     def _leave(self) -> None:
         """The job is decided: send all processes away."""
-        self._series.add(SeriesPoint.of(self.status(), self._out.events.now))
         for worker in self._workers.waiting():
             if worker.waiting_call is not None:
                 self._out.reply(worker.waiting_call, JobOver())
-                worker.waiting_call = None
+                self._workers.stop_waiting(worker)
         self._members.end()
         heard_after = self._clock - self.settings.lease_timeout
-        staying = (worker for worker in self._workers.staying() if worker.stuck_since is None)
-        awaited = any(worker.heard_at >= heard_after for worker in staying)
-        must_end, last_lines = self._fleet.who_must_be_ended(heard_after), self._accounting.lines(self._unix_now)
-        self._ending.advance(self._clock, awaited, must_end, last_lines)
+        if self._ending.is_due(self._clock, self._workers.is_heard(heard_after)):
+            self._series.add(SeriesPoint.of(self.status(), self._out.events.now))
+            self._ending.end(self._fleet.who_must_be_ended(heard_after), self._accounting.lines(self._unix_now))
 
     # For people and tests -------------------------------------------------------------------------------------------
 

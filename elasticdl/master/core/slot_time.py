@@ -134,6 +134,15 @@ class SlotTimes:
 
     # Content of a slot ----------------------------------------------------------------------------------------------
 
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
+    def content(self, number: int) -> tuple[SlotUse, int]:
+        """As `is_at` was told last."""
+        slot = self._slots[number]
+        return slot.life, slot.worker_id
+
     def has_lost(self, number: int) -> bool:
         """A pod was live in this slot; if none is any more, it was lost."""
         return self._slots[number].has_lost or self._slots[number].life is SlotUse.LIVE

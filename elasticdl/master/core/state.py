@@ -103,21 +103,28 @@ class JobOutcome:
             self._out.events.add(EventKind.JOB_SUCCEEDED, "job")
             self._out.persist()
 
-    def advance(self, clock: float, awaited: bool, pods: list[str], last_lines: list[str]) -> None:
-        """Ends the job once no worker is awaited any more, or the grace is over.
+    def is_due(self, clock: float, awaited: bool) -> bool:
+        """Whether a decided job ends now: no worker is awaited any more, or the grace is over.
 
         Args:
+            clock: now.
             awaited: some worker lives and is heard.
-            pods: names of those that do not end by themselves.
-            last_lines: what the log says before the last command.
         """
         if self._outcome is None or self.is_over:
-            return
+            return False
         if self._since is None:
             self._since = clock
         grace = GRACE_AFTER_FAILURE if self.has_failed else GRACE
-        if awaited and clock - self._since < grace:
-            return
+        return not awaited or clock - self._since >= grace
+
+    def end(self, pods: list[str], last_lines: list[str]) -> None:
+        """End the job.
+
+        Args:
+            pods: names of those that do not end by themselves.
+            last_lines: what the log says before the last command.
+        """
+        assert self._outcome is not None
         for name in pods:
             self._out.add(DeletePod(name))
         for line in last_lines:

@@ -5,7 +5,8 @@ This module owns shapes only.  Nothing here decides or keeps anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elasticdl.protocol.values import Role, Shard
@@ -170,9 +171,18 @@ class WorkerGroup:
 
     version: int
     members: tuple[Member, ...]
+    _ids: dict[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ids", {one.worker_id: one.incarnation for one in self.members})
+
+    @property
+    def ids(self) -> Mapping[int, int]:
+        """The incarnation of each member by its worker, in order of rank."""
+        return self._ids
 
     def has(self, worker_id: int, incarnation: int) -> bool:
-        return any(m.worker_id == worker_id and m.incarnation == incarnation for m in self.members)
+        return self._ids.get(worker_id) == incarnation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from elasticdl.master.core.slot_time import SlotTimes
@@ -22,7 +23,6 @@ class Worker:
         stuck_since: since then it hangs, as far as its heartbeats say, and its leases are gone.
         has_joined: it has registered in this life of the master, not only in an earlier one.
         is_leaving: it was ended from outside, and gets no more tasks.
-        is_hasty: its request for a lease is to be answered at once.
         only: type that its request asks for; None: any.
         world_version: of the world that it is in, as it said last; 0: in none.
         collective_seconds: for so long it had been inside one collective then.
@@ -42,7 +42,6 @@ class Worker:
     is_leaving: bool = False
     waiting_call: int | None = None  # of its request for a lease
     waiting_since: float = 0.0
-    is_hasty: bool = False
     only: TaskType | None = None
     world_version: int = 0
     collective_seconds: float = 0.0
@@ -59,6 +58,9 @@ class Workers:
     def __init__(self, times: SlotTimes) -> None:
         self.times = times
         self._workers: dict[int, Worker] = {}
+        self._absent: dict[int, Worker] = {}  # of an earlier life of the master, not registered in this one
+        self._waiting: dict[int, Worker] = {}  # by call, the longest wait first
+        self._hasty: dict[int, Worker] = {}  # those of them that want an answer at once
 
     def get(self, worker_id: int) -> Worker | None:
         return self._workers.get(worker_id)
@@ -66,8 +68,27 @@ class Workers:
     def all(self) -> list[Worker]:
         return list(self._workers.values())
 
+    @property
+    def some_have_joined(self) -> bool:
+        """Some worker has registered in this life of the master."""
+        return len(self._workers) > len(self._absent)
+
+    def absent(self) -> list[Worker]:
+        """Workers of an earlier life of the master that stay and have not registered in this one."""
+        return [worker for worker in self._absent.values() if not worker.is_leaving]
+
     def staying(self) -> list[Worker]:
         return [worker for worker in self._workers.values() if not worker.is_leaving]
+
+    @property
+    def is_one_staying(self) -> bool:
+        """One worker stays, and no other."""
+        return len(list(islice((one for one in self._workers.values() if not one.is_leaving), 2))) == 1
+
+    def is_heard(self, after: float) -> bool:
+        """Some worker stays that is not stuck and has been heard since then."""
+        workers = self._workers.values()
+        return any(one.heard_at >= after and not one.is_leaving and one.stuck_since is None for one in workers)
 
     def known(self, worker_id: int, incarnation: int, clock: float) -> Worker | None:
         """The worker, if this incarnation of it has registered, be it in an earlier life of the master.
@@ -87,10 +108,15 @@ class Workers:
             self.remove(worker_id)
             worker = self._workers[worker_id] = Worker(worker_id, incarnation, clock, clock)
         worker.has_joined = True
+        self._absent.pop(worker_id, None)
         return worker
 
     def remove(self, worker_id: int) -> Worker | None:
-        return self._workers.pop(worker_id, None)
+        self._absent.pop(worker_id, None)
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            self.stop_waiting(worker)
+        return worker
 
     def heard(
         self, worker: Worker, positions: tuple[Position, ...], activity: str, seconds: Mapping[str, float], clock: float
@@ -100,24 +126,41 @@ class Workers:
             worker.moved_at = clock
         worker.positions, worker.activity, worker.seconds = positions, activity, dict(seconds)
 
+    def wait(self, worker: Worker, call: int, clock: float, at_once: bool, only: TaskType | None) -> None:
+        """A worker that does not wait yet waits for a lease; see `LeaseRequested`."""
+        worker.waiting_call, worker.waiting_since, worker.only = call, clock, only
+        self._waiting[call] = worker
+        if at_once:
+            self._hasty[call] = worker
+
+    def stop_waiting(self, worker: Worker) -> None:
+        """Its request is answered, or nothing waits for the answer any more."""
+        if worker.waiting_call is not None:
+            self._waiting.pop(worker.waiting_call)
+            self._hasty.pop(worker.waiting_call, None)
+            worker.waiting_call = None
+
     def waiting(self) -> list[Worker]:
         """Return the workers that wait for a lease, the longest wait first."""
-        waiting = [worker for worker in self._workers.values() if worker.waiting_call is not None]
-        return sorted(waiting, key=lambda worker: worker.waiting_since)
+        return list(self._waiting.values())
 
-    def stop_waiting(self, since: float) -> list[int]:
+    def stop_long_waits(self, since: float) -> list[int]:
         """The calls of those that did not want to wait, or have waited since then; they wait no more."""
-        done = [worker for worker in self.waiting() if worker.is_hasty or worker.waiting_since <= since]
+        done = list(self._hasty.values())
+        for worker in self._waiting.values():
+            if worker.waiting_since > since:
+                break
+            if worker.waiting_call not in self._hasty:
+                done.append(worker)
         calls = [worker.waiting_call for worker in done if worker.waiting_call is not None]
         for worker in done:
-            worker.waiting_call = None
+            self.stop_waiting(worker)
         return calls
 
     def abandon(self, call: int) -> None:
         """Forget a call whose client has gone."""
-        for worker in self._workers.values():
-            if worker.waiting_call == call:
-                worker.waiting_call = None
+        if (worker := self._waiting.get(call)) is not None:
+            self.stop_waiting(worker)
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -132,4 +175,4 @@ class Workers:
             worker = Worker(worker_id, incarnation, clock, clock, has_joined=False, has_committed=has_committed)
             worker.is_leaving = is_leaving
             worker.stuck_since = clock if any(is_stuck) else None
-            self._workers[worker_id] = worker
+            self._workers[worker_id] = self._absent[worker_id] = worker

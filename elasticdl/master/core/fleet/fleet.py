@@ -218,6 +218,7 @@ class Fleet:
     def _worker_leaves(self, worker: Worker, clock: float) -> None:
         if not worker.is_leaving:
             worker.is_leaving = True
+            self.pods.touch(worker.id)
             record = self.pods.get(Role.WORKER, worker.id)
             if record is None or not record.is_released:  # else that is said already
                 self._drains(f"worker-{worker.id}")
@@ -375,7 +376,7 @@ class Fleet:
 
     def _subject(self, name: str) -> str:
         """Of events about a pod, by its name."""
-        record = next((record for record in self.pods.existing() if record.name == name), None)
+        record = self.pods.named(name)
         return name if record is None else record.subject
 
     def _lost(self, record: PodRecord, event: PodChanged) -> int:
@@ -489,6 +490,7 @@ class Fleet:
         self._worlds.lost(worker_id, why, clock)
         self._work.lose_worker(worker_id)
         worker = self._workers.remove(worker_id)
+        self.pods.touch(worker_id)
         return worker is not None and worker.has_committed
 
     # Time -----------------------------------------------------------------------------------------------------------
@@ -549,6 +551,7 @@ class Fleet:
 
     def _replace(self, record: PodRecord, why: str, clock: float) -> None:
         record.is_leaving = True
+        self.pods.touch_slot(record)
         cause = self._out.events.newest_about(record.subject, *_REASONS_TO_REPLACE)
         given_up = self._out.events.add(EventKind.POD_GIVEN_UP, record.subject, why, cause)
         self._reconciler.doubt_session(record.role, record.slot)

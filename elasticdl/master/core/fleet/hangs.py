@@ -120,7 +120,10 @@ class Hangs:
         has_work = bool(event.positions) or (event.activity == STARTING and self._is_starting(worker))
         if has_work and self._stood(worker, event.seconds, clock) > soon:
             return True
-        return self._held_up(worker, clock) > soon or self._behind(worker, clock) > self._patience / 2
+        may_be_held_up = self._may_be_held_up(worker, soon, clock)
+        if may_be_held_up and self._held_up(worker, self._seconds_waited_for(), clock) > soon:
+            return True
+        return self._behind(worker, clock) > self._patience / 2
 
     def _stood(self, worker: Worker, seconds: Mapping[str, float], clock: float) -> float:
         """For how long a worker has been in one minibatch, but for the time that it waited for other members."""
@@ -130,9 +133,13 @@ class Hangs:
         """It loads the user's module and makes the model; what a script does first is its own."""
         return worker.activity == STARTING and not self._settings.runs_command
 
-    def _held_up(self, worker: Worker, clock: float) -> float:
+    def _may_be_held_up(self, worker: Worker, seconds: float, clock: float) -> bool:
+        """Whether a worker can have held the others up for longer than that: it has not moved, and does not wait."""
+        return not worker.collective_seconds and (not worker.positions or clock - worker.moved_at > seconds)
+
+    def _held_up(self, worker: Worker, waited_for: Mapping[int, float], clock: float) -> float:
         """For how long a worker has not moved and all other members of its group have waited for it."""
-        seconds = self._seconds_waited_for().get(worker.id, 0.0)
+        seconds = waited_for.get(worker.id, 0.0)
         return min(seconds, clock - worker.moved_at) if worker.positions else seconds
 
     def _behind(self, worker: Worker, clock: float) -> float:
@@ -181,8 +188,9 @@ class Hangs:
         """
         known = {worker.id for worker in self._workers.all()}
         self._watches = {worker_id: watch for worker_id, watch in self._watches.items() if worker_id in known}
+        waited_for = self._seconds_waited_for()
         for worker in self._workers.all():
-            has_task = bool(self._work.leases.of_worker(worker.id))
+            has_task = self._work.leases.num_of_worker(worker.id) > 0
             if not are_servers_complete or not (has_task or self._is_starting(worker)):
                 worker.moved_at, self._watch(worker).waited = clock, _waited(worker.seconds)
             if self._watch(worker).hung is not None or clock - worker.heard_at > SILENCE:
@@ -193,7 +201,7 @@ class Hangs:
                 self._hangs(worker, stood, threshold, "in one minibatch", clock)
             elif stood > threshold and (self._watch(worker).stacks or _NO_STACKS).where:
                 self._hangs(worker, stood, threshold, "starting", clock)
-            elif (held_up := self._held_up(worker, clock)) > threshold:
+            elif (held_up := self._held_up(worker, waited_for, clock)) > threshold:
                 self._hangs(worker, held_up, threshold, "all others wait for it", clock)
             elif (behind := self._behind(worker, clock)) > self._patience:
                 self._hangs(worker, behind, self._patience, "in a collective of a group that is over", clock)
@@ -209,8 +217,8 @@ class Hangs:
     def _seconds_waited_for(self) -> dict[int, float]:
         """For how long all other members of the group that stands have waited for some; empty: for none."""
         seconds = self._worlds.collective_seconds()
-        waiting = [one for one in seconds.values() if one > 0]
-        return {worker_id: min(waiting) for worker_id, one in seconds.items() if not one and waiting}
+        least = min((one for one in seconds.values() if one > 0), default=0.0)
+        return {worker_id: least for worker_id, one in seconds.items() if not one and least}
 
     def _hangs(self, worker: Worker, seconds: float, threshold: float, how: str, clock: float) -> None:
         watch = self._watch(worker)

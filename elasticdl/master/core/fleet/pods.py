@@ -93,6 +93,10 @@ class Pending:
     delay: float = 0.0  # after the last attempt, which failed
     cause: int = 0  # see `PodRecord`
 
+    @property
+    def place(self) -> Place:
+        return (self.role, self.slot)
+
 
 class Pods:
     """The living pods of a job, and those to be created."""
@@ -100,7 +104,12 @@ class Pods:
     def __init__(self, settings: JobSettings) -> None:
         self._settings = settings
         self._records: dict[str, PodRecord] = {}
-        self._pending: list[Pending] = []
+        self._in_slot: dict[int, PodRecord] = {}  # the newest worker of each slot
+        self._pending: dict[Place, Pending] = {}
+        self._by_index: dict[tuple[Role, int], Pending] = {}  # those of them that have an index
+        self._delayed: dict[Place, Pending] = {}  # those that could not be created before
+        self._soonest = 0.0  # nothing that is pending is to be created before
+        self._touched: set[int] = set()  # worker slots whose content may be another one
         self._gone_uids: dict[str, list[str]] = {}
         self._memory_factors: dict[Place, float] = {}  # those above 1
         self._has_run: set[Role] = set()
@@ -113,6 +122,14 @@ class Pods:
     def living(self, role: Role) -> list[PodRecord]:
         """Those that count: created, not ended, not leaving."""
         return [record for record in self._records.values() if record.role is role and not record.is_leaving]
+
+    def in_slots(self, slots: Set[int]) -> dict[int, PodRecord]:
+        """The pods of workers that count, by slot."""
+        found = {slot: record for slot in slots if (record := self._in_slot.get(slot)) is not None}
+        return {slot: record for slot, record in found.items() if not record.is_leaving}
+
+    def named(self, name: str) -> PodRecord | None:
+        return self._records.get(name)
 
     def existing(self) -> list[PodRecord]:
         return list(self._records.values())
@@ -128,7 +145,52 @@ class Pods:
         """Plans what is wanted and neither lives nor is planned yet; `cause`: see `PodRecord`."""
         for role, wanted in self._wanted():
             filled = set(self._filled(role)) | (self._done if role is Role.WORKER else set())
-            self._pending += [_pending(clock, role, slot, cause) for slot in sorted(wanted - filled)]
+            for slot in sorted(wanted - filled):
+                self._plan(_pending(clock, role, slot, cause))
+
+    def _plan(self, pending: Pending) -> None:
+        """Add a pod to those to be created."""
+        self._pending[pending.place] = pending
+        if pending.index is not None:
+            self._by_index[pending.role, pending.index] = pending
+        if pending.delay:
+            self._delayed[pending.place] = pending
+        self._soonest = min(self._soonest, pending.due_at)
+        self._touch(pending.role, pending.slot)
+
+    def _unplan(self, pending: Pending) -> None:
+        del self._pending[pending.place]
+        self._delayed.pop(pending.place, None)
+        if pending.index is not None:
+            del self._by_index[pending.role, pending.index]
+        self._touch(pending.role, pending.slot)
+
+    # Slots whose content may have changed ---------------------------------------------------------------------------
+
+    def touch(self, worker_id: int) -> None:
+        """Something has happened to a worker, or to its pod."""
+        if (record := self.get(Role.WORKER, worker_id)) is not None:
+            self.touch_slot(record)
+
+    def touch_slot(self, record: PodRecord) -> None:
+        self._touch(record.role, record.slot)
+
+    def touch_all(self) -> None:
+        """Anything may have changed."""
+        self._touched |= self.worker_slots
+
+    def _touch(self, role: Role, slot: int) -> None:
+        if role is Role.WORKER:
+            self._touched.add(slot)
+
+    @property
+    def is_touched(self) -> bool:
+        return bool(self._touched)
+
+    def take_touched(self) -> set[int]:
+        """Wanted worker slots that were touched since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched & self.worker_slots
 
     def _wanted(self) -> list[tuple[Role, Set[int]]]:
         return [(Role.PS, set(range(self._settings.num_ps))), (Role.WORKER, self.worker_slots)]
@@ -137,6 +199,11 @@ class Pods:
     def num_training(self) -> int:
         """Wanted workers that train."""
         return len(self._slots)
+
+    @property
+    def num_wanted(self) -> int:
+        """Wanted workers, an evaluator among them."""
+        return len(self._slots) + self._settings.has_evaluator
 
     @property
     def worker_slots(self) -> Set[int]:
@@ -167,7 +234,10 @@ class Pods:
         dropped = sorted(self._slots, key=worth)[: len(self._slots) - num_workers]
         self._slots -= set(dropped)
         self._done &= self._slots
-        self._pending = [one for one in self._pending if one.role is not Role.WORKER or one.slot in self._slots]
+        for pending in list(self._pending.values()):
+            if pending.role is Role.WORKER and pending.slot not in self._slots:
+                self._unplan(pending)
+        self.touch_all()
         released = [living[slot] for slot in dropped if slot in living]
         for record in released:
             record.is_leaving = record.is_released = True
@@ -175,16 +245,17 @@ class Pods:
 
     def _filled(self, role: Role) -> list[int]:
         """Slots of living and planned pods."""
-        planned = [pending.slot for pending in self._pending if pending.role is role]
+        planned = [pending.slot for pending in self._pending.values() if pending.role is role]
         return [record.slot for record in self.living(role)] + planned
 
     def succeed(self, record: PodRecord, due_at: float, cause: int) -> None:
         """Plan the successor of a pod that was lost by the event `cause`."""
-        self._pending.append(_pending(due_at, record.role, record.slot, cause))
+        self._plan(_pending(due_at, record.role, record.slot, cause))
 
     def complete(self, record: PodRecord) -> None:
         """The command of a worker has ended well: its slot is not filled again."""
         self._done.add(record.slot)
+        self._touch(record.role, record.slot)
 
     def is_done(self, slot: int) -> bool:
         """The command of a worker has ended well."""
@@ -232,14 +303,17 @@ class Pods:
 
     def due(self, clock: float) -> list[CreatePod]:
         """Return the pods to create now; they count as living from here on."""
+        if clock < self._soonest:
+            return []
         commands = []
-        for pending in [p for p in self._pending if p.due_at <= clock]:
+        for pending in [p for p in self._pending.values() if p.due_at <= clock]:
             if pending.index is not None and self.get(pending.role, pending.index) is not None:
                 continue  # the old pod of that name has not ended yet
-            self._pending.remove(pending)
+            self._unplan(pending)
             record = self._record(pending)
             factor = self._memory_factors.get(record.place, 1.0)
             commands.append(CreatePod(record.name, record.role, record.index, record.slot, factor))
+        self._soonest = min((pending.due_at for pending in self._pending.values()), default=float("inf"))
         return commands
 
     def _record(self, pending: Pending) -> PodRecord:
@@ -248,10 +322,21 @@ class Pods:
             index, self._next_worker_id = self._next_worker_id, self._next_worker_id + 1
         name = self._settings.pod_name(role, index)
         gone_uids = self._gone_uids.pop(name, [])
-        record = self._records[name] = PodRecord(
-            name, role, index, slot, "", gone_uids, create_delay=pending.delay, cause=pending.cause
-        )
+        record = PodRecord(name, role, index, slot, "", gone_uids, create_delay=pending.delay, cause=pending.cause)
+        self._add(record)
         return record
+
+    def _add(self, record: PodRecord) -> None:
+        self._records[record.name] = record
+        if record.role is Role.WORKER and not record.is_leaving:
+            self._in_slot[record.slot] = record
+        self._touch(record.role, record.slot)
+
+    def _forget(self, record: PodRecord) -> None:
+        del self._records[record.name]
+        if record.role is Role.WORKER and self._in_slot.get(record.slot) is record:
+            del self._in_slot[record.slot]
+        self._touch(record.role, record.slot)
 
     def not_created(self, name: str, clock: float) -> float | None:
         """A creation failed and is tried again: after how many seconds; None if the pod is unknown, or exists.
@@ -261,23 +346,25 @@ class Pods:
         record = self._records.get(name)
         if record is None or record.uid:
             return None
-        del self._records[name]
+        self._forget(record)
         if record.is_released:
             return None
         delay = min(MAX_CREATE_DELAY[record.role], max(RETRY, 2 * record.create_delay))
         self._gone_uids[name] = record.gone_uids
-        self._pending.append(Pending(clock + delay, record.role, record.slot, record.index, delay, record.cause))
+        self._plan(Pending(clock + delay, record.role, record.slot, record.index, delay, record.cause))
         return delay
 
-    def without_room(self, role: Role) -> set[int]:
-        """Slots of pods that could not be created, and are tried again later."""
-        return {pending.slot for pending in self._pending if pending.role is role and pending.delay}
+    def is_without_room(self, slot: int) -> bool:
+        """The pod of a worker slot could not be created, and is tried again later."""
+        return (Role.WORKER, slot) in self._delayed
 
     def hurry(self, clock: float) -> None:
         """There may be room again: creations that failed are tried soon."""
-        for pending in self._pending:
-            if pending.delay:
-                pending.due_at, pending.delay = min(pending.due_at, clock + RETRY), 0.0
+        for pending in self._delayed.values():
+            pending.due_at, pending.delay = min(pending.due_at, clock + RETRY), 0.0
+            self._soonest = min(self._soonest, pending.due_at)
+            self._touch(pending.role, pending.slot)
+        self._delayed = {}
 
     def changed(self, event: PodChanged, clock: float) -> PodRecord | None:
         """Apply a change that the cluster reports of a pod.
@@ -288,6 +375,7 @@ class Pods:
         record = self._records.get(event.name) or self._adopt(event)
         if record is None or self._is_gone(event):
             return None
+        self._touch(record.role, record.slot)
         record.uid = event.uid
         record.is_scheduled = bool(event.node) or event.has_slot
         if event.phase is PodState.RUNNING or event.exit_code is not None:
@@ -300,11 +388,11 @@ class Pods:
     def _adopt(self, event: PodChanged) -> PodRecord | None:
         """The record of a pod that exists although its creation seemed to fail."""
         is_gone = event.phase in ENDED or event.uid in self._gone_uids.get(event.name, [])
-        for pending in self._pending:
-            if (pending.role, pending.index) == (event.role, event.index) and not is_gone:
-                self._pending.remove(pending)
-                return self._record(pending)
-        return None
+        pending = self._by_index.get((event.role, event.index))
+        if pending is None or is_gone:
+            return None
+        self._unplan(pending)
+        return self._record(pending)
 
     def listed(self, events: tuple[PodChanged, ...], clock: float) -> tuple[list[PodChanged], list[PodChanged]]:
         """Everything that exists.
@@ -341,7 +429,7 @@ class Pods:
         return record is not None and event.uid in record.gone_uids
 
     def _end(self, record: PodRecord, clock: float) -> PodRecord:
-        del self._records[record.name]
+        self._forget(record)
         self.hurry(clock)
         if record.role is Role.PS:
             self._gone_uids[record.name] = [uid for uid in (*record.gone_uids[-7:], record.uid) if uid]
@@ -374,12 +462,13 @@ class Pods:
             if said:  # a journal that is older than the log of events does not say it
                 record.is_known, record.has_run, record.pending_why, record.cause = said[:4]
                 record.is_released = said[4:] == [True]
-            self._records[name] = record
+            self._add(record)
         self._memory_factors = {(Role(role), slot): factor for role, slot, factor in saved["memory_factors"]}
         self._has_run = {Role(role) for role in saved["has_run"]}
         self._done = set(saved.get("done", ()))
         if (slots := saved.get("slots")) is not None:
             self._slots, self._is_scaled = set(slots), True
+        self.touch_all()
 
     def validate(self) -> None:
         ids = [record.index for record in self._records.values() if record.role is Role.WORKER]
@@ -389,6 +478,11 @@ class Pods:
             slots = self._filled(role)
             assert len(slots) == len(set(slots)), (role, slots)
             assert wanted >= set(slots), (role, slots)
+        living = {record.slot: record for record in self.living(Role.WORKER)}
+        assert living == self.in_slots(living.keys() | self._in_slot.keys())
+        assert self._delayed == {place: one for place, one in self._pending.items() if one.delay}
+        assert set(self._by_index) == {(p.role, p.index) for p in self._pending.values() if p.index is not None}
+        assert all(one.due_at >= self._soonest for one in self._pending.values())
         assert all(1.0 < factor <= MAX_MEMORY_FACTOR for factor in self._memory_factors.values())
 
 

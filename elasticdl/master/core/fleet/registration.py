@@ -59,6 +59,7 @@ class Registration:
             self._worlds.lost(event.worker_id, "began anew", clock)
             self._work.lose_worker(event.worker_id)
         worker = self._workers.join(event.worker_id, event.incarnation, clock)
+        self._fleet.pods.touch(worker.id)
         if not is_same:
             subject = f"worker-{worker.id}"
             self._out.events.add(

@@ -53,6 +53,8 @@ class Servers:
 
     Attributes:
         times: where their time goes.
+        is_complete: every one of them is ready.
+        num_changes: of their states, so far.
     """
 
     def __init__(self, num_ps: int, generation: int) -> None:
@@ -60,16 +62,14 @@ class Servers:
         self._servers = [Server(ps_id) for ps_id in range(num_ps)]
         self._version = generation << 32  # grows over all lives of the master without being written down
         self._partition: PsPartition | None = None
+        self.is_complete = not self._servers
+        self.num_changes = 0
 
     def get(self, ps_id: int) -> Server | None:
         return self._servers[ps_id] if 0 <= ps_id < len(self._servers) else None
 
     def all(self) -> list[Server]:
         return list(self._servers)
-
-    @property
-    def is_complete(self) -> bool:
-        return all(server.is_ready and server.is_present for server in self._servers)
 
     @property
     def num_ready(self) -> int:
@@ -132,6 +132,8 @@ class Servers:
             PsAddress(server.id, server.address, server.incarnation, owned(server.id, len(self._servers)))
             for server in self._servers
         )
+        self.is_complete = self.num_ready == len(self._servers)
+        self.num_changes += 1
         if not self.is_complete or not addresses:
             self._partition = None
         elif self._partition is None or self._partition.ps != addresses:
@@ -151,6 +153,7 @@ class Servers:
             server.heard_at = clock
 
     def validate(self) -> None:
+        assert self.is_complete == (self.num_ready == len(self._servers))
         assert (self._partition is not None) == (self.is_complete and bool(self._servers))
         if self._partition is not None:
             ranges = sorted((b.start, b.end) for ps in self._partition.ps for b in ps.buckets)

@@ -6,8 +6,9 @@ members) does not count.  One that computes for a small part of its time holds n
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -90,12 +91,9 @@ class Stragglers:
         self._series = {worker_id: series for worker_id, series in self._series.items() if worker_id in known}
         whole = {worker_id: one for worker_id, one in self._series.items() if self._is_whole(one, clock)}
         rates = {worker_id: rate for worker_id, one in whole.items() if (rate := one.seconds_per_minibatch())}
-        found = None
-        for worker_id, rate in rates.items():
-            others = [other for other in rates if other != worker_id]
-            if not others:
-                continue
-            usual, series = median(rates[other] for other in others), whole[worker_id]
+        found, in_order = None, sorted(rates.values())
+        for worker_id, rate in rates.items() if len(rates) > 1 else ():
+            usual, series = _median_of_others(in_order, rate), whole[worker_id]
             if series.slow and rate < END_RATIO * usual:
                 series.slow = False
                 self._out.log(f"Worker {worker_id} computes as fast as the others again")
@@ -103,7 +101,8 @@ class Stragglers:
                 if not series.slow:
                     series.slow = True
                     self._add(worker_id, series, rate, usual)
-                if found is None and self._may_replace(clock, (whole[other] for other in others)):
+                others = (whole[other] for other in rates if other != worker_id)
+                if found is None and self._may_replace(clock, others):
                     found = Straggler(worker_id, f"it computes {rate / usual:.1f} times as long as the others")
         if found is not None:
             self._replaced_at = clock
@@ -157,3 +156,10 @@ class Stragglers:
         )
         self._out.persist()
         self._out.log(f"Worker {worker_id} {text}", Level.WARNING)
+
+
+def _median_of_others(in_order: Sequence[float], one: float) -> float:
+    """The median of sorted numbers, two or more, without one of them."""
+    place, count = bisect_left(in_order, one), len(in_order) - 1
+    low, high = ((count - 1) // 2, count // 2)
+    return (in_order[low + (low >= place)] + in_order[high + (high >= place)]) / 2

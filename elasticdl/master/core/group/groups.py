@@ -12,6 +12,7 @@ worlds that never formed need not be known to the next life.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from elasticdl.master.core.commands import JobOver, NoLeaseNow, UnknownWorker, Wake, WorldPlanned
@@ -40,7 +41,10 @@ class WorkerGroups:
         self.num_formed = 0
         self._candidates: dict[int, Candidate] = {}
         self._suspects = Suspects()
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, Watch] = {}  # by worker, the longest wait first
+        self._unanswered: set[int] = set()  # workers whose watch is new
+        self._announced = (0, False)  # the newest version and whether it is broken, as all other watches know
+        self._ready: set[int] = set()  # candidates that are
         self._broken = ""  # why the newest one cannot stand
         self._broken_by = 0  # number of the newest event of a broken world since one has formed
         self._broken_at = 0.0
@@ -69,7 +73,11 @@ class WorkerGroups:
     @property
     def members(self) -> tuple[int, ...]:
         """Workers of the world that stands, in order of rank; none while there is none."""
-        return tuple(m.worker_id for m in self.formed.members) if self.stands and self.formed is not None else ()
+        return self._formed_ids() if self.stands else ()
+
+    def is_member(self, worker_id: int) -> bool:
+        """It is in the world that stands."""
+        return self.stands and self.formed is not None and worker_id in self.formed.ids
 
     @property
     def formed_members(self) -> tuple[Member, ...]:
@@ -87,6 +95,7 @@ class WorkerGroups:
         known.address = event.address
         known.ready_at = clock
         known.told = 0 if event.left >= known.told else known.told  # else it is on its way into that world
+        self._note(known)
         planned = self.planned
         if planned is not None and event.left == planned.version and planned.has(event.worker_id, event.incarnation):
             complaint = f"worker {event.worker_id}: {event.reason or 'it has left'}"
@@ -99,7 +108,10 @@ class WorkerGroups:
         candidate = self._candidates.get(event.worker_id)
         if candidate is not None and candidate.told > event.known_version:
             candidate.told = 0  # the answer has not reached it
+        if candidate is not None:
+            self._note(candidate)
         self._watches[event.worker_id] = Watch(event.call, clock, event.known_version)
+        self._unanswered.add(event.worker_id)
 
     def abandoned(self, call: int) -> None:
         self._watches = {worker: watch for worker, watch in self._watches.items() if watch.call != call}
@@ -165,6 +177,7 @@ class WorkerGroups:
         if self.formed is not self.planned and worker_id in self._formed_ids():
             self._transitions.fact(f"worker {worker_id} {why}")
         self._candidates.pop(worker_id, None)
+        self._ready.discard(worker_id)
         self._answer_watch(worker_id, UnknownWorker("the worker was replaced"))
 
     def lost_lease(self, worker_id: int, clock: float) -> None:
@@ -196,8 +209,8 @@ class WorkerGroups:
         self._transitions.fact(fact)
         self._break(fact, clock, cause, **details)
 
-    def _formed_ids(self) -> set[int]:
-        return {member.worker_id for member in self.formed_members}
+    def _formed_ids(self) -> tuple[int, ...]:
+        return () if self.formed is None else tuple(self.formed.ids)
 
     def time_out(self, clock: float) -> None:
         """Looks for members that are silent, stuck, or all waiting for each other."""
@@ -239,17 +252,35 @@ class WorkerGroups:
             self._complain(f"Training waits for workers: {len(chosen)} can form a world, --min_workers={at_least}")
         elif chosen:
             self._plan(chosen, clock)
-        for worker_id, watch in list(self._watches.items()):
-            if not self._broken and self.planned is not None and self.planned.version > watch.known_version:
+        self._announce()
+        long = takewhile(lambda one: clock - one[1].since >= self._settings.long_poll, self._watches.items())
+        for worker_id, _ in list(long):
+            self._answer_watch(worker_id, NoLeaseNow())
+
+    def _announce(self) -> None:
+        """Answer the watches of workers that do not know the newest world."""
+        news = (self.newest_version, bool(self._broken))
+        workers = list(self._watches) if news != self._announced else list(self._unanswered)
+        self._announced, self._unanswered = news, set()
+        for worker_id in sorted(workers):
+            watch = self._watches.get(worker_id)
+            is_new = watch is not None and self.planned is not None and self.planned.version > watch.known_version
+            if is_new and self.planned is not None and not self._broken:
                 self._answer_watch(worker_id, WorldPlanned(self.planned))
                 self._has_heard(worker_id, self.planned)
-            elif clock - watch.since >= self._settings.long_poll:
-                self._answer_watch(worker_id, NoLeaseNow())
 
     def _has_heard(self, worker_id: int, world: WorkerGroup) -> None:
         candidate = self._candidates.get(worker_id)
         if candidate is not None and world.has(worker_id, candidate.incarnation):
             candidate.told = world.version
+            self._note(candidate)
+
+    def _note(self, candidate: Candidate) -> None:
+        """Its state may be another one."""
+        if candidate.is_ready:
+            self._ready.add(candidate.id)
+        else:
+            self._ready.discard(candidate.id)
 
     def end(self) -> None:
         """The job is decided."""
@@ -261,15 +292,14 @@ class WorkerGroups:
         """The members of a world that is due now; empty: none is."""
         if self.planned is not None and self.planned is not self.formed and not self._broken:
             return []  # it is being formed; a worker that comes later joins the next one
+        if self.stands and not self._ready:
+            return []
         sources = self._alive(self.formed, clock)
         names = {one.id for one in sources}
         joiners = [
             one
-            for _, one in sorted(self._candidates.items())
-            if one.is_ready
-            and one.id not in names
-            and self._is_alive(one, clock)
-            and not self._suspects.is_barred(one.id, clock)
+            for one in map(self._candidates.__getitem__, sorted(self._ready))
+            if one.id not in names and self._is_alive(one, clock) and not self._suspects.is_barred(one.id, clock)
         ]
         if self.stands:
             return [*sources, *joiners] if joiners and self._are_all_there(joiners, clock) else []
@@ -397,6 +427,7 @@ class WorkerGroups:
         Raises:
             AssertionError: it is not so.
         """
+        assert self._ready == {one.id for one in self._candidates.values() if one.is_ready}
         for world in filter(None, (self.formed, self.planned)):
             ids = [member.worker_id for member in world.members]
             assert ids, world

@@ -6,7 +6,7 @@ holds nor what happens to a task whose lease ends.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from elasticdl.master.core.workers import Worker
 from elasticdl.protocol.values import Shard
 
 MAX_PER_WORKER = 2  # the one being computed, and the next one, prefetched
+MAX_FINISHED = 1024  # of which a repeated report of the end is known
 MAX_UNWRITTEN = 10_000  # leases that a life of the master may have granted after its last journal, a second before
 
 TaskKey = tuple[TaskType, int, int]  # type, epoch, task
@@ -48,7 +49,10 @@ class Leases:
         self.floor = 0  # leases up to this id speak of a model that has lost something since
         self._holdings: dict[int, Holding] = {}
         self._by_task: dict[TaskKey, int] = {}
-        self._finished: deque[int] = deque(maxlen=1024)
+        self._by_worker: dict[int, dict[int, Holding]] = {}
+        self._by_call: dict[int, Holding] = {}
+        self._num_busy: Counter[TaskType] = Counter()
+        self._finished: dict[int, None] = {}  # in order
         self.is_shared = False  # AllReduce: a worker may hold more, for its world
 
     def grant(
@@ -92,8 +96,18 @@ class Leases:
 
     def hold(self, lease: Lease, worker_id: int, clock: float, call: int | None = None) -> None:
         assert key_of(lease) not in self._by_task, f"granted twice: {lease}"
-        self._holdings[lease.id] = Holding(lease, worker_id, clock, call)
+        holding = self._holdings[lease.id] = Holding(lease, worker_id, clock, call)
         self._by_task[key_of(lease)] = lease.id
+        if call is not None:
+            self._by_call[call] = holding
+        self._count_busy(worker_id, -1)
+        self._by_worker.setdefault(worker_id, {})[lease.id] = holding
+        self._count_busy(worker_id, 1)
+
+    def _count_busy(self, worker_id: int, sign: int) -> None:
+        """Adds a worker to those that are busy with something, or takes it out of them."""
+        if held := self._by_worker.get(worker_id):
+            self._num_busy[held[min(held)].lease.type] += sign
 
     def get(self, lease_id: int, worker_id: int) -> Lease | None:
         """The lease, if it is in force and this worker's."""
@@ -105,23 +119,22 @@ class Leases:
         return None if lease_id is None else self._holdings[lease_id].lease
 
     def of_worker(self, worker_id: int) -> list[Lease]:
-        return [holding.lease for holding in self._holdings.values() if holding.worker_id == worker_id]
+        return [holding.lease for holding in self._by_worker.get(worker_id, {}).values()]
+
+    def num_of_worker(self, worker_id: int) -> int:
+        return len(self._by_worker.get(worker_id, ()))
 
     def of_type(self, task_type: TaskType) -> list[Lease]:
         return [holding.lease for holding in self._holdings.values() if holding.lease.type is task_type]
 
     def num_busy(self, task_type: TaskType) -> int:
         """Workers the oldest of whose leases is of a type: they work leases off in the order of their grant."""
-        oldest: dict[int, Lease] = {}
-        for holding in self._holdings.values():
-            known = oldest.get(holding.worker_id)
-            if known is None or holding.lease.id < known.id:
-                oldest[holding.worker_id] = holding.lease
-        return sum(lease.type is task_type for lease in oldest.values())
+        return self._num_busy[task_type]
 
     def answered_by(self, call: int) -> Lease | None:
         """The lease that was the answer to a call."""
-        return next((h.lease for h in self._holdings.values() if h.call == call), None)
+        holding = self._by_call.get(call)
+        return None if holding is None else holding.lease
 
     def all(self) -> list[Lease]:
         return [holding.lease for holding in self._holdings.values()]
@@ -131,12 +144,26 @@ class Leases:
         self.floor = self.newest
 
     def end(self, lease: Lease) -> None:
-        del self._holdings[lease.id]
+        holding = self._holdings.pop(lease.id)
         del self._by_task[key_of(lease)]
+        self._forget_call(holding)
+        worker_id = holding.worker_id
+        self._count_busy(worker_id, -1)
+        del self._by_worker[worker_id][lease.id]
+        self._count_busy(worker_id, 1)
+        if not self._by_worker[worker_id]:
+            del self._by_worker[worker_id]
+
+    def _forget_call(self, holding: Holding) -> None:
+        if holding.call is not None:
+            del self._by_call[holding.call]
+            holding.call = None
 
     def finish(self, lease: Lease) -> None:
         self.end(lease)
-        self._finished.append(lease.id)
+        self._finished[lease.id] = None
+        if len(self._finished) > MAX_FINISHED:
+            del self._finished[next(iter(self._finished))]
 
     def has_finished(self, lease_id: int) -> bool:
         """It ended well lately: a repeated report of its end is accepted and changes nothing."""
@@ -149,7 +176,7 @@ class Leases:
             holding = self._holdings.get(position.lease)
             if holding is not None and holding.worker_id == worker_id:
                 holding.renewed_at = clock
-                holding.call = None
+                self._forget_call(holding)
             elif not self.has_finished(position.lease):
                 revoked.append(position.lease)
         return tuple(revoked)
@@ -169,6 +196,11 @@ class Leases:
 
     def validate(self) -> None:
         assert sorted(self._by_task.values()) == sorted(self._holdings)
+        of_workers = [lease_id for held in self._by_worker.values() for lease_id in held]
+        assert sorted(of_workers) == sorted(self._holdings)
+        assert {h.call for h in self._by_call.values()} == set(self._by_call)
+        oldest = Counter(held[min(held)].lease.type for held in self._by_worker.values())
+        assert +self._num_busy == oldest, (self._num_busy, oldest)
         for holding in self._holdings.values():
             assert self._by_task[key_of(holding.lease)] == holding.lease.id
             assert holding.lease.id >> 32 <= self.generation
@@ -189,7 +221,7 @@ class LeaseQuota:
         held = self._leases.of_worker(worker.id)
         if not self._settings.has_worlds:
             return len(held) < MAX_PER_WORKER
-        if worker.id not in self._worlds.members:
+        if not self._worlds.is_member(worker.id):
             return False
         if worker.only is TaskType.EVALUATION:
             return self.may_evaluate(worker)

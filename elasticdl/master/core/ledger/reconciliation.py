@@ -54,7 +54,7 @@ class Reconciler:
 
     def ask_if_needed(self, partition: PsPartition | None, clock: float) -> None:
         """Ask, unless a question is open, has just failed, or no process could answer."""
-        uncovered = any(epoch.complete and not epoch.covered for epoch in self._work.tasks.epochs)
+        uncovered = any(epoch.complete and not epoch.covered for epoch in self._work.tasks.unsettled())
         if not (self.in_doubt or uncovered):
             return
         if not self.is_asked:
@@ -87,7 +87,7 @@ class Reconciler:
 
     def _cover(self, num_repeated: int) -> None:
         """Prints the coverage of complete epochs; repeats since the last time go to the first of them."""
-        complete = [epoch for epoch in self._work.tasks.epochs if epoch.complete and not epoch.covered]
+        complete = [epoch for epoch in self._work.tasks.unsettled() if epoch.complete and not epoch.covered]
         for epoch in complete:
             epoch.num_repeated += max(0, num_repeated - self.num_repeated) * self._settings.minibatch_size
             self.num_repeated = max(num_repeated, self.num_repeated)

@@ -67,7 +67,7 @@ class Work:
     @property
     def is_covered(self) -> bool:
         """Every planned record is committed, and the model was seen to hold it."""
-        return self.tasks.all_done and all(epoch.covered for epoch in self.tasks.epochs)
+        return self.tasks.all_done and all(epoch.covered for epoch in self.tasks.unsettled())
 
     @property
     def is_evaluated(self) -> bool:
@@ -76,7 +76,7 @@ class Work:
 
     def advance(self, clock: float) -> None:
         """Begins what is due: a round of the evaluation, and between rounds what callbacks want done."""
-        num_ended = sum(epoch.covered for epoch in self.tasks.epochs)
+        num_ended = self.tasks.num_covered
         self.evaluations.pass_time(clock, self.tasks.model_version, num_ended)
         begun = self.evaluations.begin_if_due(self.tasks.model_version, self.is_covered)
         if begun is not None and self._settings.trains:
@@ -92,23 +92,34 @@ class Work:
 
     def serve(self, clock: float) -> None:
         """Answer the requests for which there is a lease; workers without one come first."""
-        for worker in sorted(self._workers.waiting(), key=lambda w: len(self.leases.of_worker(w.id))):
+        if not self._has_something_to_grant:
+            return
+        for worker in sorted(self._workers.waiting(), key=lambda w: self.leases.num_of_worker(w.id)):
             call = worker.waiting_call
             is_out = worker.is_leaving or worker.stuck_since is not None
             if call is None or is_out or not self.quota.may_ask(worker):
                 continue
             lease = self._grant(worker, call, clock)
             if lease is not None:
-                worker.waiting_call, worker.moved_at = None, clock
+                self._workers.stop_waiting(worker)
+                worker.moved_at = clock
                 self._out.reply(call, LeaseGranted(lease))
+
+    @property
+    def _has_something_to_grant(self) -> bool:
+        """Else every request waits, of whatever worker it is."""
+        current = self.evaluations.current
+        is_evaluating = current is not None and bool(current.todo)
+        has_tasks = self.tasks.has_todo or self.tasks.can_begin
+        return has_tasks or is_evaluating or self.callbacks.next() is not None or self.needs_export
 
     def answer_waiting(self, clock: float) -> None:
         """Answer non-blocking requests and expired long polls with no lease."""
-        for call in self._workers.stop_waiting(clock - self._settings.long_poll):
+        for call in self._workers.stop_long_waits(clock - self._settings.long_poll):
             self._out.reply(call, NoLeaseNow())
 
     def _grant(self, worker: Worker, call: int, clock: float) -> Lease | None:
-        is_alone = 1 in (len(self._workers.staying()), len(self._worlds.members))
+        is_alone = self._workers.is_one_staying or len(self._worlds.members) == 1
         is_alone |= self._settings.fixed_global_batch > 0
         version = self.tasks.model_version
 

@@ -7,11 +7,12 @@ the job.
 from __future__ import annotations
 
 import base64
+import heapq
 import random
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, CommittedTask
@@ -54,7 +55,8 @@ class Epoch:
         self.verb = settings.verb
         self.planned_records = sum(len(self.slice(task)) for task in self.order)
         self.records = sum(len(shard) for shard in slices)
-        self.todo = deque(self.order)
+        self._ahead = deque(self.order)  # tasks that may be todo, in order: leased and done ones are passed over
+        self._again: list[tuple[int, int]] = []  # those that were opened again, a heap of places and tasks
         self.leased: set[int] = set()
         self.covered = False  # its coverage line is printed
         self.num_repeated = 0  # records of minibatches that were applied twice, as far as seen
@@ -94,14 +96,14 @@ class Epoch:
 
     def stop(self) -> None:
         """Stop training: cancel all tasks that no worker has begun."""
-        self._leave_out(task for task in self.todo if self.applied(task) == NOTHING)
+        self._leave_out([task for task in self.todo() if self.applied(task) == NOTHING])
 
     def _leave_out(self, tasks: Iterable[int]) -> None:
         self._unplanned = self._unplanned.union(tasks)
         self.order = [task for task in self.order if task not in self._unplanned]
-        self.todo = deque(task for task in self.todo if task not in self._unplanned)
         self.planned_records = sum(len(self.slice(task)) for task in self.order)
         self._places = self._saved = self._num_quarantined = None
+        self._queue()
 
     def plan_again(self, tasks: Iterable[int]) -> None:
         """The model holds parts of these tasks: those that were left out are not."""
@@ -121,11 +123,69 @@ class Epoch:
 
     def open_again(self, task: int) -> None:
         """Puts a planned task back into the todo list: at its place in the order, so before all later ones."""
+        place = self._place(task)
+        assert place is not None, f"task {task} is not planned"
+        heapq.heappush(self._again, (place, task))
+
+    def _place(self, task: int) -> int | None:
+        """Of a task in the order; None: it is not planned."""
         if self._places is None:
             self._places = {one: place for place, one in enumerate(self.order)}
-        place = self._places[task]
-        index = next((i for i, one in enumerate(self.todo) if self._places[one] > place), len(self.todo))
-        self.todo.insert(index, task)
+        return self._places.get(task)
+
+    # Todo -----------------------------------------------------------------------------------------------------------
+
+    def todo(self) -> list[int]:
+        """Planned tasks that are neither leased nor done, in order."""
+        return [task for task in self.order if self._is_open(task)]
+
+    @property
+    def num_todo(self) -> int:
+        return len(self.order) - len(self.leased) - self.num_done
+
+    def is_todo(self, task: int) -> bool:
+        return self._place(task) is not None and self._is_open(task)
+
+    def _is_open(self, task: int) -> bool:
+        return task not in self.leased and not self.is_done(task)
+
+    def take(self, task: int) -> None:
+        """A worker has a task that was todo."""
+        self.leased.add(task)
+
+    def first_todo(self, allowed: Callable[[int], bool]) -> int | None:
+        """The first task in order that is todo and allowed; None: there is none."""
+        passed: list[int] = []
+        while (task := self._front()) is not None and not allowed(task):
+            passed.append(task)
+            self._pass(task)
+        for one in passed:
+            self.open_again(one)
+        return task
+
+    def _front(self) -> int | None:
+        """The first task in order that is todo."""
+        while self._again and not self._is_open(self._again[0][1]):
+            heapq.heappop(self._again)
+        while self._ahead and not self._is_open(self._ahead[0]):
+            self._ahead.popleft()
+        if not self._again:
+            return self._ahead[0] if self._ahead else None
+        if not self._ahead:
+            return self._again[0][1]
+        ahead = self._ahead[0]
+        return min(self._again[0], (self._place(ahead) or 0, ahead))[1]
+
+    def _pass(self, task: int) -> None:
+        """Take what is in front out of the queues."""
+        while self._again and self._again[0][1] == task:
+            heapq.heappop(self._again)
+        if self._ahead and self._ahead[0] == task:
+            self._ahead.popleft()
+
+    def _queue(self) -> None:
+        """Queue all planned tasks that are not done."""
+        self._ahead, self._again = deque(task for task in self.order if not self.is_done(task)), []
 
     @property
     def num_quarantined(self) -> int:
@@ -258,7 +318,7 @@ class Epoch:
             applied = CommittedTask.of(watermarks[task], saved["extras"].get(str(task), ()))
             if applied != NOTHING or sizes[task] != UNKNOWN:
                 self.change(task, applied, sizes[task], surpluses[task])
-        self.todo = deque(task for task in self.order if not self.is_done(task))
+        self._queue()
         self.covered = saved["covered"]
         self.processed_records = saved.get("processed_records", self.processed_records)
 
@@ -269,8 +329,11 @@ class Epoch:
             AssertionError: it is not so.
         """
         done = {task for task in self.order if self.is_done(task)}
-        groups = [*self.todo, *self.leased, *done]
-        assert sorted(groups) == sorted(self.order), (self.number, self.todo, self.leased, done)
+        queued = {*self._ahead, *(task for _, task in self._again)}
+        assert queued >= set(self.todo()), (self.number, queued, self.todo())
+        groups = [*self.todo(), *self.leased, *done]
+        assert sorted(groups) == sorted(self.order), (self.number, self.todo(), self.leased, done)
+        assert self.num_todo == len(self.todo())
         assert self.num_done == len(done)
         assert self.committed_records == sum(self.records_in(task) for task in self.order)
         assert self.num_minibatches == sum(len(self.applied(task)) for task in self.order)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, CommittedSet, CommittedTask, TaskName
@@ -58,6 +59,7 @@ class Tasks:
         self._minibatches = sum(-(-len(shard) // settings.minibatch_size) for shard in self.slices)
         self.planned_records, self.planned_tasks = self._planned()  # over all epochs; 0 when the job is endless
         self.epochs: list[Epoch] = []
+        self._num_settled = 0  # of the first epochs: all of them are covered
         self.model_version = settings.model_version  # names counted, each when it is committed, if the job trains
         self._quarantine: dict[int, frozenset[int]] = {}  # by task, for this and later epochs
         self._is_stopped = False
@@ -135,9 +137,21 @@ class Tasks:
         self.planned_records = sum(epoch.planned_records for epoch in self.epochs)
         self.planned_tasks = sum(len(epoch.order) for epoch in self.epochs)
 
+    def unsettled(self) -> list[Epoch]:
+        """The epochs from the first on that is not covered: an endless job has many that are."""
+        while self._num_settled < len(self.epochs) and self.epochs[self._num_settled].covered:
+            self._num_settled += 1
+        return self.epochs[self._num_settled :]
+
+    @property
+    def num_covered(self) -> int:
+        """Epochs whose coverage line is printed."""
+        rest = sum(epoch.covered for epoch in self.unsettled())
+        return self._num_settled + rest
+
     @property
     def all_done(self) -> bool:
-        return not self.can_begin and all(epoch.complete for epoch in self.epochs)
+        return not self.can_begin and all(epoch.complete for epoch in self.unsettled())
 
     @property
     def records_done(self) -> int:
@@ -173,32 +187,29 @@ class Tasks:
 
     def take(self, allowed: Callable[[int, int], bool]) -> TaskName | None:
         """The next task to be leased that is `allowed(epoch, task)`; None when there is none in the begun epochs."""
-        for epoch in self.epochs:
-            for task in epoch.todo:
-                if allowed(epoch.number, task):
-                    return self.take_this((epoch.number, task))
+        for epoch in self.unsettled():
+            if epoch.num_todo and (task := epoch.first_todo(partial(allowed, epoch.number))) is not None:
+                return self.take_this((epoch.number, task))
         return None
 
     @property
     def has_todo(self) -> bool:
-        return any(epoch.todo for epoch in self.epochs)
+        return any(epoch.num_todo for epoch in self.unsettled())
 
     def num_whole(self, own: Container[TaskName]) -> int:
         """Whether of this number of epochs, from the first on, every planned task is done or one of those."""
 
         def is_whole(epoch: Epoch) -> bool:
-            return not epoch.todo and all((epoch.number, task) in own for task in epoch.leased)
+            return not epoch.num_todo and all((epoch.number, task) in own for task in epoch.leased)
 
         return sum(1 for _ in itertools.takewhile(is_whole, self.epochs))
 
     def take_this(self, name: TaskName) -> TaskName:
-        epoch, task = self.epochs[name[0]], name[1]
-        epoch.todo.remove(task)
-        epoch.leased.add(task)
+        self.epochs[name[0]].take(name[1])
         return name
 
     def is_todo(self, name: TaskName) -> bool:
-        return name[0] < len(self.epochs) and name[1] in self.epochs[name[0]].todo
+        return name[0] < len(self.epochs) and self.epochs[name[0]].is_todo(name[1])
 
     def give_back(self, name: TaskName) -> None:
         """A lease was lost: the task is the next one to be granted."""
@@ -325,6 +336,7 @@ class Tasks:
         if was_done and not epoch.is_done(task):
             epoch.change(task, holds, UNKNOWN)
             epoch.covered = False
+            self._num_settled = min(self._num_settled, epoch.number)
             epoch.open_again(task)
             return Loss(epoch.number, task, records, True)
         return Loss(epoch.number, task, records, False) if lost else None
@@ -347,5 +359,6 @@ class Tasks:
         self._quarantine = {task: frozenset(records) for task, records in saved["quarantine"]}
 
     def validate(self) -> None:
+        assert all(epoch.covered for epoch in self.epochs[: self._num_settled])
         for epoch in self.epochs:
             epoch.validate()
