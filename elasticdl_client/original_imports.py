@@ -18,7 +18,7 @@ from elasticdl_client.zoo_modules import sources
 ROOTS = ("elasticdl.python", "elasticdl.callbacks", "elasticai_api")
 
 _OBJECTS = "elasticdl.original.objects"
-_SERVICES = "elasticdl.original.services"
+_SERVICES = "elasticdl.original.controller"
 _CONTROLLER = "elasticdl.original.controller"
 _COLUMNS = (
     "Keras 3 has no feature columns. Use the layers of elasticdl_preprocessing, such as Hashing, Discretization and "

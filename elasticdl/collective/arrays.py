@@ -1,7 +1,12 @@
-"""Arrays of other libraries as tensors of torch on the same memory."""
+"""Arrays for collectives: as tensors of torch on the same memory, and cut for sending.
+
+Large arrays are cut into pieces, small ones are put together into one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +15,8 @@ from numpy.typing import NDArray
 from elasticdl.collective.engine import Tensor
 
 SUMMED = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
+PIECE_BYTES = 16 << 20
+SMALL_BYTES = 256 << 10  # an array below it is copied into a piece with its neighbours
 
 
 def shared_tensor(buffer: Any) -> Tensor:
@@ -82,3 +89,35 @@ class _Unlocked:
         self._array = array
         address, _ = array.__array_interface__["data"]
         self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySlice:
+    """Bytes [start, end) of the array of that number."""
+
+    array: int
+    start: int
+    end: int
+
+
+Piece = Sequence[ArraySlice]
+
+
+def pieces_of(sizes: Sequence[int]) -> Iterator[Piece]:
+    """All bytes of arrays of these sizes, each once and in order; the same pieces in every member."""
+    together: list[ArraySlice] = []
+    size_together = 0
+    for number, size in enumerate(sizes):
+        if size == 0:
+            continue
+        if together and (size >= SMALL_BYTES or size_together + size > PIECE_BYTES):
+            yield together
+            together, size_together = [], 0
+        if size < SMALL_BYTES:
+            together.append(ArraySlice(number, 0, size))
+            size_together += size
+        else:
+            for start in range(0, size, PIECE_BYTES):
+                yield [ArraySlice(number, start, min(start + PIECE_BYTES, size))]
+    if together:
+        yield together

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.collective import arrays as memory
+from elasticdl.collective.arrays import Piece, pieces_of
 from elasticdl.collective.engine import PendingCollective, Tensor
 from elasticdl.collective.errors import GroupLost
 from elasticdl.collective.rendezvous import RendezvousServer
-from elasticdl.collective.slices import Piece, pieces_of
 from elasticdl.collective.torch_store import check_can_encrypt, check_device
 from elasticdl.collective.world import FormedGroup
 

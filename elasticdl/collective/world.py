@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 
 from elasticdl.collective.engine import Links, PendingCollective, Tensor
 from elasticdl.collective.errors import GroupLost
-from elasticdl.collective.mesh import MeshLinks
 from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
 from elasticdl.collective.torch_store import store_of
+from elasticdl.kernels._native import Mesh, RecordLayer
 from elasticdl.rpc.handshake import SecureConnection
 
 _GRACE_S = 0.1  # for an engine that does not end when it should
@@ -25,6 +26,7 @@ _LOOK_EVERY_S = 0.1  # between looks Python runs handlers of signals, and a peer
 _LONGEST_MESSAGE = 200
 _log = logging.getLogger("elasticdl.collective")
 _RANK = re.compile(r"rank (\d+) (?:has|cannot|does)")
+_LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket, which does not grow it as TCP does
 
 
 class FormedGroup:
@@ -264,3 +266,49 @@ def _in_short(error: Exception) -> str:
     first = lines[0] if lines else type(error).__name__
     without_place = first.rpartition(".cc:")[2].partition("] ")[2] or first
     return without_place.partition(". ")[0][:_LONGEST_MESSAGE]
+
+
+class MeshLinks:
+    """Collectives of arrays in main memory: a connection between every two members, moved by native code.
+
+    Each connection began with the handshake that proves the job's token, and may be encrypted; it belongs to this from
+    now on.  A collective ends by an error of a connection, never by a clock: it waits for a slow peer.
+
+    Args:
+        connections: by rank.
+    """
+
+    def __init__(self, rank: int, connections: Mapping[int, SecureConnection]) -> None:
+        descriptors = [-1] * (len(connections) + 1)
+        layers: list[RecordLayer | None] = [None] * len(descriptors)
+        for other, (connection, records) in connections.items():
+            if connection.family == socket.AF_UNIX:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)
+            else:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            descriptors[other] = connection.detach()
+            layers[other] = records
+        self._mesh = Mesh(rank, descriptors, layers)
+
+    def all_reduce(self, tensor: Tensor) -> PendingCollective:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return self._mesh.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+
+    def all_gather(self, into: list[Tensor], tensor: Tensor) -> PendingCollective:
+        places = [one.data_ptr() for one in into]
+        return self._mesh.all_gather(tensor.data_ptr(), tensor.nbytes, places, (into, tensor))
+
+    def broadcast(self, tensor: Tensor, source: int) -> PendingCollective:
+        return self._mesh.broadcast(tensor.data_ptr(), tensor.nbytes, source, tensor)
+
+    def check(self) -> None:
+        """Raise RuntimeError if a member has gone without leaving."""
+        rank = self._mesh.gone()
+        if rank >= 0:
+            raise RuntimeError(f"rank {rank} has gone")
+
+    def interrupt(self) -> None:
+        self._mesh.interrupt()
+
+    def close(self) -> None:
+        self._mesh.close()

@@ -1,4 +1,4 @@
-"""Chooses the `Reader` for a data source.
+"""Chooses the `Reader` for a data source, and cuts its shards to the size of `--records_per_shard`.
 
 Never looks into a file: the kind is the `reader_type` of `--data_reader_params`, else it follows from a URL's scheme,
 from what is in a directory, or from the ending of the files' names.
@@ -18,12 +18,12 @@ from elasticdl.data.npz import npz_reader
 from elasticdl.data.reader import Metadata, Reader
 from elasticdl.data.recordio import RecordIOReader
 from elasticdl.data.shard_files import PartsReader
-from elasticdl.data.slices import SlicedReader
-from elasticdl.data.sources import find_files, reading
+from elasticdl.data.sources import find_files, reading, shard_not_of_source
 from elasticdl.data.sql import sql_reader
 from elasticdl.data.text import TextReader
 from elasticdl.data.text_rows import TextRules
 from elasticdl.data.tfrecord import TFRecordFile
+from elasticdl.protocol.values import Shard
 from elasticdl_client.data_sources import check_params, is_url, known_type, split_columns, split_sources, type_by_ending
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
@@ -220,3 +220,31 @@ def _image_size(params: Mapping[str, object]) -> tuple[int, ...]:
         f"The data reader's parameter image_size is {value!r}.",
         "Write image_size=[height, width] or with 1 or 3 channels.",
     )
+
+
+class SlicedReader:
+    """Shards `name#0000`, `name#1000`, …: the part's name and the number of the first record in it, all as long.
+
+    So their names are in the order of the records.
+    """
+
+    def __init__(self, reader: Reader, records_per_shard: int) -> None:
+        self._reader = reader
+        self._size = records_per_shard
+
+    def shards(self) -> list[Shard]:
+        found = []
+        for shard in self._reader.shards():
+            width = len(str(shard.end))
+            for start in range(0, shard.end, self._size):
+                found.append(Shard(f"{shard.name}#{start:0{width}}", 0, min(self._size, shard.end - start)))
+        return sorted(found)
+
+    def read(self, shard: Shard) -> Sequence[bytes]:
+        name, _, number = shard.name.rpartition("#")
+        if not name or not number.isdigit() or not 0 <= shard.start <= shard.end <= self._size:
+            raise shard_not_of_source(shard, name or shard.name)
+        return self._reader.read(Shard(name, int(number) + shard.start, int(number) + shard.end))
+
+    def metadata(self) -> Metadata:
+        return self._reader.metadata()

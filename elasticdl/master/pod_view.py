@@ -1,4 +1,4 @@
-"""The job's pods as the cluster reports them: for the log, each change once, and for the status.
+"""The job's pods as the cluster reports them, for the log, each change once, and the status that the client reads.
 
 It decides nothing; what an end means for the job is the core's business.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from elasticdl.master.core.events import PodChanged, PodsListed
 from elasticdl.master.core.values import PodState
 from elasticdl.protocol.values import Role
-from elasticdl_client.job_status import LostPod, PodStatus
+from elasticdl_client.job_status import EpochCoverage, JobStatus, LostPod, PodStatus
 
 MAX_LOST = 20
 MAX_ENDED = 50  # the newest of those that have ended; the others are in the log
@@ -24,6 +24,7 @@ _LOST = frozenset({PodState.FAILED, PodState.DELETED})
 _EXPLAINED = frozenset({PodState.PENDING, PodState.FAILED})  # phases whose message says something
 
 logger = logging.getLogger("elasticdl.master")
+MAX_EPOCHS = 100  # one by one, 20 kB of the status; it is written once a second, on Kubernetes into a ConfigMap
 
 
 class PodView:
@@ -110,3 +111,18 @@ def _why(event: PodChanged) -> str:
     elif lines:
         details.append(lines[0] if is_error else lines[-1])
     return ", ".join(details)
+
+
+def to_job_status(
+    status: JobStatus, started_at: float, pods: tuple[PodStatus, ...] = (), lost_pods: tuple[LostPod, ...] = ()
+) -> JobStatus:
+    """Return the core's view as of now, with the pods as the cluster has shown them."""
+    earlier, newest = status.coverage[:-MAX_EPOCHS], status.coverage[-MAX_EPOCHS:]
+    return dataclasses.replace(
+        status,
+        coverage=(EpochCoverage.total(earlier), *newest) if earlier else newest,
+        pods=pods,
+        lost_pods=lost_pods,
+        started_at=started_at,
+        updated_at=time.time(),
+    )

@@ -14,7 +14,7 @@ from elasticdl.data.example import encode_example
 from elasticdl.data.recordio_writer import RecordIOWriter
 from elasticdl.model_def import load
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.inference.carried_columns import CarriedColumns
+from elasticdl.worker.inference.prediction import CarriedColumns
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.job_spec import JobSpec

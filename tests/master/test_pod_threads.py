@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 
-from elasticdl.master.pod_threads import PodThreads
+from elasticdl.master.effects import PodThreads
 from tests.master.actors import wait_until
 
 

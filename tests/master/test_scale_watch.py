@@ -14,7 +14,7 @@ import pytest
 from kubernetes import client
 
 from elasticdl.cluster.kubernetes.api import ApiCalls
-from elasticdl.master.kubernetes.scale_watch import ScaleWatch
+from elasticdl.master.kubernetes.environment import ScaleWatch
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 from tests.master.life import open_environment

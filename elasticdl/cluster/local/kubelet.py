@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import uuid
 from collections.abc import Callable, Mapping
@@ -26,7 +27,6 @@ from elasticdl.cluster.cluster import (
     check_spec,
 )
 from elasticdl.cluster.last_words import explained
-from elasticdl.cluster.local.oom import OomKills
 from elasticdl.cluster.local.pods import LocalPod, PodEnding, PodLog
 from elasticdl.cluster.local.process_group import Leash, guard, start
 from elasticdl.cluster.local.standby_process import StandbyProcess
@@ -39,6 +39,7 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _LONG_LIFE_S = 10.0  # after it the pause before a restart is short again
 _CRASHES = {128 + number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)}
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class Kubelet:
@@ -376,3 +377,45 @@ class Kubelet:
 
 def _explain(pod: LocalPod, ending: PodEnding) -> str:
     return explained(ending.text, pod.log.tail()) if ending.reason is EndReason.ERROR else ending.text
+
+
+class OomKills:
+    """Whether the kernel's OOM killer has struck in this process's control group since the last look.
+
+    A count of the whole group is all that the kernel shows, so a kill is ascribed to the pod that is seen to end next.
+    With no counter file, or one that cannot be read, nothing is ever new.
+    """
+
+    def __init__(self, counter: Path | None) -> None:
+        self._counter = counter
+        self._seen = self._read()
+
+    @staticmethod
+    def of_this_process() -> OomKills:
+        """Finds the counter of this process's control group, version 2 or 1."""
+        root = Path("/sys/fs/cgroup")
+        try:
+            lines = Path("/proc/self/cgroup").read_text().splitlines()
+        except OSError:
+            return OomKills(None)
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if controllers == "memory":
+                return OomKills(root / "memory" / path.lstrip("/") / "memory.oom_control")
+            if controllers == "" and (root / path.lstrip("/") / "memory.events").exists():
+                return OomKills(root / path.lstrip("/") / "memory.events")
+        return OomKills(None)
+
+    def is_new(self) -> bool:
+        """Whether the count has grown since it was last asked."""
+        seen, self._seen = self._seen, self._read()
+        return self._seen > seen
+
+    def _read(self) -> int:
+        if self._counter is None:
+            return 0
+        try:
+            found = _COUNT.search(self._counter.read_text())
+        except OSError:
+            return 0
+        return int(found.group(1)) if found else 0

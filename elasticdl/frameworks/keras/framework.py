@@ -36,14 +36,19 @@ from elasticdl.frameworks.keras.input.pipeline import Pipeline
 from elasticdl.frameworks.keras.input.table_feed import traced_feed
 from elasticdl.frameworks.keras.metrics import Evaluated, LossMeasure, TensorMeasure, measures_of
 from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names
-from elasticdl.frameworks.keras.optimizer import check_for_parameter_server, describe_optimizer, make_optimizer
+from elasticdl.frameworks.keras.optimizer import (
+    LearningRates,
+    check_for_parameter_server,
+    describe_optimizer,
+    make_optimizer,
+    own_rate_at,
+)
 from elasticdl.frameworks.keras.overrides import check_compiled
 from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.samples import Examples, take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.saving.export import export_model
 from elasticdl.frameworks.keras.saving.keras_file import check_keras_file
 from elasticdl.frameworks.keras.step.all_reduce_step import AllReduceStep
-from elasticdl.frameworks.keras.step.learning_rates import LearningRates, own_rate_at
 from elasticdl.frameworks.keras.step.step import CompiledSteps
 from elasticdl.frameworks.label_flaws import (
     ClassLabels,

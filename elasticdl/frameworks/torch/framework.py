@@ -36,15 +36,13 @@ from elasticdl.frameworks.label_flaws import (
 )
 from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
-from elasticdl.frameworks.torch.evaluation import TorchEvaluation
-from elasticdl.frameworks.torch.export import export_model
 from elasticdl.frameworks.torch.gradients import ModuleGradients
+from elasticdl.frameworks.torch.inference import TorchEvaluation, arrays_of, export_model, load_file, load_weights
 from elasticdl.frameworks.torch.losses import ModuleLoss
 from elasticdl.frameworks.torch.metrics import CountingMeasure, TorchFunctionMeasure, make_measure
 from elasticdl.frameworks.torch.model import BuiltModule, as_array, build_model
 from elasticdl.frameworks.torch.optimizer import Rates, describe_optimizer, make_optimizer
 from elasticdl.frameworks.torch.pipeline import TensorPipeline
-from elasticdl.frameworks.torch.prediction import arrays_of, load_file, load_weights
 from elasticdl.frameworks.torch.randomness import seed_step
 from elasticdl.frameworks.torch.samples import Feed, moved
 from elasticdl.frameworks.torch.state import ModuleState

@@ -1,6 +1,8 @@
 """The master on Kubernetes: a pod among the job's pods, whose objects the client has made.
 
-Environment: ``ELASTICDL_NAMESPACE``, ``ELASTICDL_JOB_NAME``, ``ELASTICDL_TOKEN_FILE`` and ``MASTER_PORT``.
+Environment: ``ELASTICDL_NAMESPACE``, ``ELASTICDL_JOB_NAME``, ``ELASTICDL_TOKEN_FILE`` and ``MASTER_PORT``.  Before
+anything is begun the master's rights are checked, and the job's ConfigMap becomes the owner of its other objects, so
+that deleting it deletes all.  While it runs, an annotation of the ConfigMap says how many workers the user wants.
 """
 
 from __future__ import annotations
@@ -15,24 +17,25 @@ from typing import Any, TypeVar
 
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
-from elasticdl.cluster.kubernetes.api import ApiCalls
+from elasticdl.cluster.kubernetes.api import ApiCalls, ApiServer, Closed, Object, Query
 from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
 from elasticdl.master.kubernetes.expiry import Expiry
 from elasticdl.master.kubernetes.journal import ConfigMapJournal
 from elasticdl.master.kubernetes.own_pod import OwnPod
-from elasticdl.master.kubernetes.owners import set_owners
-from elasticdl.master.kubernetes.rights import check_rights
-from elasticdl.master.kubernetes.scale_watch import ScaleWatch
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.rpc import addresses
 from elasticdl.rpc.job_secret import read_secret_flags, read_token, whole_spec
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_events import EventHistory
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase
 from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.access import described, missing_of_user
 from elasticdl_client.kubernetes.api import ClusterError, Connection, connect
+from elasticdl_client.kubernetes.commands import grant
 from elasticdl_client.kubernetes.pods import pod_manifest
+from elasticdl_client.kubernetes.rbac import EXPIRY_RIGHTS, MASTER_RIGHTS
 
 PATIENCE_S = 300.0
 _MAX_PAUSE_S = 5.0
@@ -45,6 +48,23 @@ _LABELS = {
 _PS_ENV = {"PS_PORT": str(names.PS_PORT), "PS_ADVERTISED_HOST": "$(MY_POD_IP)"}
 
 Found = TypeVar("Found")
+logger = logging.getLogger("elasticdl.master")
+logger = logging.getLogger("elasticdl.master")
+_STRATEGIC = "application/strategic-merge-patch+json"  # owner references are merged by their uid
+_PATHS = {
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+    "Secret": "/api/v1/namespaces/{namespace}/secrets",
+    "Service": "/api/v1/namespaces/{namespace}/services",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+    "Pod": "/api/v1/namespaces/{namespace}/pods",
+}
+
+logger = logging.getLogger("elasticdl.master")
+_STREAM_S = 60  # after it the server ends a stream, and the object is read again; one that is silent longer is broken
+_SILENCE_S = 3.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 5.0
+
 logger = logging.getLogger("elasticdl.master")
 
 
@@ -208,3 +228,125 @@ def _patiently(action: Callable[[], Found]) -> Found:
             said = error.what
         threading.Event().wait(pause_s)
         pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
+
+
+def check_rights(connection: Connection, namespace: str, service_account: str, expires: bool) -> None:
+    """Checks all rights of a master.
+
+    Args:
+        expires: it deletes its job some time after the end.
+
+    Raises:
+        JobError: naming every verb that is missing.
+        ClusterError: the API does not answer.
+    """
+    try:
+        missing = missing_of_user(connection, namespace, (*MASTER_RIGHTS, *(EXPIRY_RIGHTS if expires else ())))
+    except ClusterError as error:
+        if error.unreachable:
+            raise
+        logger.warning("The rights of the master cannot be checked: %s", error.what)
+        return
+    if missing:
+        raise JobError(
+            f"the service account {service_account} of namespace {namespace} lacks rights that the master needs: "
+            f"{described(missing)}",
+            f"{grant(namespace, service_account)}  (`elasticdl rbac --print` shows them)",
+        )
+
+
+def set_owners(connection: Connection, spec: JobSpec, namespace: str, owner_uid: str) -> None:
+    """Adds the owner to everything of the job, the master's pod last: what has been done is then known from that.
+
+    The client does so when it submits a job; objects that came by `kubectl apply` have no owner yet.
+
+    Raises:
+        ClusterError: the API does not answer, or refuses; an object that is missing is a warning.
+    """
+    job = names.job_object(spec.job_name)
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": job, "uid": owner_uid}
+    for kind, name in _objects(spec):
+        try:
+            with connection.doing(f"make the job the owner of {kind} {name}"):
+                path = f"{_PATHS[kind].format(namespace=namespace)}/{name}"
+                connection.patch(path, {"metadata": {"ownerReferences": [owner]}}, _STRATEGIC)
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+            logger.warning("%s %s of the job does not exist", kind, name)
+    logger.info("ConfigMap %s owns all objects of the job now", job)
+
+
+def _objects(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    job = spec.job_name
+    yield "ConfigMap", names.state_object(job)
+    yield "Secret", names.token_object(job)
+    yield "Service", names.master_service(job)
+    if spec.need_tf_config:
+        for role, size in (("ps", spec.num_ps_pods), ("worker", spec.num_workers)):
+            for number in range(size):
+                yield "Service", names.pod_name(job, role, number)
+    yield "NetworkPolicy", names.job_object(job)
+    yield "Pod", names.pod_name(job, "master", 0)
+
+
+class ScaleWatch:
+    """One observer's view of one ConfigMap.
+
+    Args:
+        api_client: a `kubernetes.client.ApiClient`; its configuration is used.
+        namespace: of the job.
+        job_name: whose ConfigMap exists.
+        calls: counts the calls.
+    """
+
+    def __init__(self, api_client: Any, namespace: str, job_name: str, calls: ApiCalls) -> None:
+        self._api = ApiServer(api_client, namespace, calls)
+        self._name = names.job_object(job_name)
+        self._trouble = ""
+
+    def requests(self, stop: threading.Event) -> Iterator[str]:
+        """Yield the annotation's value and each change of it, until `stop` is set or the watch is closed; never fail.
+
+        A ConfigMap without the annotation says nothing.
+        """
+        known, pause_s = "", 0.0
+        while not stop.wait(pause_s):
+            try:
+                for found in self._read_and_watch():
+                    self._all_well()
+                    text = (found["metadata"].get("annotations") or {}).get(names.NUM_WORKERS_ANNOTATION, "")
+                    if text and text != known:
+                        yield text
+                    known, pause_s = text, 0.0
+            except Closed:
+                return
+            except ElasticDLError as error:
+                self._say_trouble(error.what)
+                pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._api.close()
+
+    def _read_and_watch(self) -> Iterator[Object]:
+        """The object as it is, then as it changes, until the stream ends."""
+        found = self._api.call("GET", self._api.namespaced(f"configmaps/{self._name}"))
+        yield found
+        query: Query = {"watch": 1, "fieldSelector": f"metadata.name={self._name}", "timeoutSeconds": _STREAM_S}
+        query["resourceVersion"] = str(found["metadata"]["resourceVersion"])
+        with self._api.stream(self._api.namespaced("configmaps"), query, _STREAM_S + _SILENCE_S) as lines:
+            for line in lines:
+                if line["type"] in ("ERROR", "DELETED"):  # the version is too old; the job is being deleted
+                    raise ElasticDLError(f"The watch of ConfigMap {self._name} was ended.")
+                yield line["object"]
+
+    def _say_trouble(self, what: str) -> None:
+        if what != self._trouble:
+            logger.warning("The wanted number of workers cannot be read for the moment: %s", what)
+            self._trouble = what
+
+    def _all_well(self) -> None:
+        if self._trouble:
+            logger.info("The wanted number of workers can be read again")
+            self._trouble = ""

@@ -1,26 +1,30 @@
 """The compiled functions of a model: gradients at given values, one step with its own optimizer, predictions.
 
-Owns which of them exist; what a step of gradients is made of is `gradient_step`'s business.
+Owns which of them exist, and which of them a minibatch runs through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from elasticdl.frameworks.framework import Floats, Mode, Parameters, Step
+from elasticdl.frameworks.framework import Floats, Ids, Mode, Parameters, Step
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.model import BuiltModel, assign_flat
 from elasticdl.frameworks.keras.operations import operations_of_graph, warn_of_chance
-from elasticdl.frameworks.keras.samples import KerasMinibatch, take_apart
+from elasticdl.frameworks.keras.samples import KerasMinibatch, full_spec, take_apart
 from elasticdl.frameworks.keras.seeds import as_int64
 from elasticdl.frameworks.keras.step.clipping import Clipping
-from elasticdl.frameworks.keras.step.gradient_step import GradientStep
+from elasticdl.frameworks.keras.step.gradient_graph import GradientGraph
+from elasticdl.frameworks.keras.step.xla import first_run, tell_uncompiled
 from elasticdl.layers.placement import Given
+
+_RELATIVE = 1e-5
 
 
 class CompiledSteps:
@@ -155,3 +159,168 @@ def _compiled(function: Callable[..., Any], signature: list[Any]) -> Any:
     compiled = tf.function(function, input_signature=signature, autograph=False)
     warn_of_chance(operations_of_graph(compiled.get_concrete_function().graph))
     return compiled
+
+
+class GradientStep:
+    """The gradients of one mode of a model; see `Framework.gradients`.
+
+    A full minibatch runs through a graph of just its shapes, compiled by XLA; a short one, too, filled up with samples
+    of weight 0, where that changes nothing.  Everything else runs through a graph that takes any shape and is not
+    compiled: short minibatches of other models, ids that vary in number, operations that XLA lacks.
+    """
+
+    def __init__(
+        self,
+        built: BuiltModel,
+        loss: TotalLoss,
+        clipping: Clipping,
+        mode: Mode,
+        spec: Any,
+        size: int,
+        jit_compile: bool,
+    ) -> None:
+        """
+        Args:
+            spec: of a minibatch's element.
+            size: of a full minibatch.
+            jit_compile: try XLA.
+        """
+        self._loss = loss
+        self._spec = spec
+        self._size = size
+        self._all = tf.ones([size])
+        self._make: Callable[..., GradientGraph] = lambda *shape: GradientGraph(built, loss, clipping, mode, *shape)
+        self._padding = Padding(built, mode, size)
+        self._full_spec = full_spec(spec, size) if jit_compile else None
+        self._full: GradientGraph | None = None
+        self._any: GradientGraph | None = None
+
+    def __call__(
+        self, minibatch: KerasMinibatch, size: int, parameters: Parameters, rows: Mapping[str, Floats], seed: int
+    ) -> Step:
+        """See `Framework.gradients`; `size` is that of the minibatch."""
+        step = None
+        leaves = minibatch.leaves
+        if self._full_spec is not None and size == self._size:
+            if self._full is None:
+                num_rows = {name: len(ids) for name, ids in minibatch.ids.items()}
+                found: tuple[GradientGraph, Step] | None = first_run(
+                    lambda: self._make(self._full_spec, num_rows, True),
+                    lambda full: full(parameters, rows, minibatch.ids, leaves, self._all, seed),
+                )
+                if found is None:
+                    self._full_spec = None
+                else:
+                    self._full, step = found
+            elif self._full.fits(rows):
+                step = self._full(parameters, rows, minibatch.ids, leaves, self._all, seed)
+            else:
+                tell_uncompiled("the number of ids of a minibatch varies")
+                self._full_spec = self._full = None
+        elif self._full is not None and self._loss.heeds_presence:
+            presence = self._loss.presence(size, self._size)
+            step = self._padding.run(self._full, parameters, rows, minibatch, presence, size, seed)
+        if step is not None:
+            return step
+        if self._any is None:
+            self._any = self._make(self._spec, None, False)
+            warn_of_chance(self._any.operations)
+        return self._any(parameters, rows, minibatch.ids, leaves, None, seed)
+
+
+class Graph(Protocol):
+    """See `GradientGraph`."""
+
+    def __call__(
+        self,
+        parameters: Parameters,
+        rows: Mapping[str, Floats],
+        ids: Mapping[str, Ids],
+        leaves: Any,
+        presence: Any,
+        seed: int,
+    ) -> Step: ...
+
+    def fits(self, rows: Mapping[str, Floats]) -> bool: ...
+
+
+class Padding:
+    """Runs short minibatches through the graph of full ones, filled up with copies of their own samples of weight 0.
+
+    That is exact where samples do not see each other.  Whether they do is tried once, with two different fillings:
+    batch normalisation, negatives taken from the minibatch and the like give two different results.
+    """
+
+    def __init__(self, built: BuiltModel, mode: Mode, size: int) -> None:
+        """
+        Args:
+            size: of a full minibatch.
+        """
+        self._built = built
+        self._mode = mode
+        self._size = size
+        self._is_exact: bool | None = None
+
+    def run(
+        self,
+        graph: Graph,
+        parameters: Parameters,
+        rows: Mapping[str, Floats],
+        minibatch: KerasMinibatch,
+        presence: Floats,
+        count: int,
+        seed: int,
+    ) -> Step | None:
+        """The step of a minibatch of `count` samples; None: it would not be exact."""
+
+        def filled(samples: npt.NDArray[np.int64]) -> Step | None:
+            copies = [tf.gather(leaf, samples) for leaf in minibatch.leaves]
+            ids = self._ids(minibatch, copies)
+            where = {name: _find(minibatch.ids[name], own) for name, own in ids.items()}
+            given = {name: rows[name][place] for name, place in where.items()}
+            if not graph.fits(given):
+                return None
+            step = graph(parameters, given, ids, copies, presence, seed)
+            gradients = {
+                name: _returned(step.row_gradients[name], place, len(rows[name])) for name, place in where.items()
+            }
+            return Step(step.loss, step.gradient, step.change, gradients, step.not_finite)
+
+        if self._is_exact is False or (self._is_exact is None and count == 1):
+            return None
+        numbers = np.arange(self._size)
+        step = filled(np.where(numbers < count, numbers, 0))
+        if self._is_exact is None:
+            other = filled(numbers % count)
+            self._is_exact = step is not None and other is not None and _same(step, other)
+        return step if self._is_exact else None
+
+    def _ids(self, minibatch: KerasMinibatch, leaves: list[Any]) -> Mapping[str, Ids]:
+        if not minibatch.ids:
+            return {}
+        element = tf.nest.pack_sequence_as(minibatch.spec, leaves, expand_composites=True)
+        make_ids = self._built.make_ids(take_apart(self._mode, minibatch.spec).features, self._mode)
+        found = {name: part.numpy() for name, part in make_ids(take_apart(self._mode, element).features).items()}
+        return {name: found.get(name, ids) for name, ids in minibatch.ids.items()}
+
+
+def _find(ids: Ids, wanted: Ids) -> npt.NDArray[np.intp]:
+    """For each wanted id a place where `ids` has it."""
+    order = np.argsort(ids, kind="stable")
+    return order[np.searchsorted(ids[order], wanted)]
+
+
+def _returned(gradients: Floats, place: npt.NDArray[np.intp], count: int) -> Floats:
+    """Gradients [count, dim] of the rows that were copied; those of an id may be at any of its places."""
+    total = np.zeros((count, gradients.shape[1]), np.float32)
+    np.add.at(total, place, gradients)
+    return total
+
+
+def _same(one: Step, other: Step) -> bool:
+    """Equal but for the order of sums."""
+    pairs = [(one.gradient, other.gradient), (one.change, other.change)]
+    pairs += [(one.row_gradients[name], other.row_gradients[name]) for name in one.row_gradients]
+    largest = max((float(np.abs(a).max(initial=0.0)) for a, _ in pairs), default=0.0)
+    close = (np.allclose(a, b, rtol=_RELATIVE, atol=_RELATIVE * largest) for a, b in pairs)
+    return bool(np.isclose(one.loss, other.loss, rtol=_RELATIVE)) and all(close)
