@@ -141,7 +141,7 @@ class Commands:
         self._print(command, lambda: commands.run(command, self.arguments))
 
     def _print(self, command: str, action: Callable[[], int]) -> NoReturn:
-        """Does what prints and then ends; Ctrl-C ends it quietly."""
+        """Does what prints and then ends."""
         if _asks_for_help(self.arguments):
             print_help(command)
         try:
@@ -152,8 +152,6 @@ class Commands:
         except ElasticDLError as error:
             _print_error(error)
             code = FAILURE
-        except KeyboardInterrupt:
-            code = 128 + signal.SIGINT
         sys.exit(code)
 
 
@@ -210,7 +208,10 @@ def main() -> None:
 
 
 def exit_with(action: Callable[[], NoReturn]) -> NoReturn:
-    """Does something that exits; a mistake of the user's is printed and exits with 2, a reader may leave early."""
+    """Does something that exits; a mistake of the user's is printed and exits with 2, a reader may leave early.
+
+    Ctrl-C exits with 130, quietly; where more is to be done then, `action` does it.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an arrow or a user's text that the locale lacks must end no job
@@ -222,6 +223,8 @@ def exit_with(action: Callable[[], NoReturn]) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         sys.exit(128 + signal.SIGPIPE)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,17 @@ def test_without_arguments_it_prints_help_and_exits_1() -> None:
     assert not done.stdout
 
 
+def test_ctrl_c_before_a_job_has_started_leaves_no_traceback(tmp_path: Path) -> None:
+    flags = tmp_path / "job.yaml"
+    os.mkfifo(flags)
+    command = [sys.executable, "-m", "elasticdl_client.main", "train", "-f", str(flags)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        with flags.open("w"):  # once the client reads
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + signal.SIGINT, "")
+
+
 def test_help_of_a_command_exits_0() -> None:
     done = elasticdl("train", "--job_name=x", "--help")
     assert done.returncode == 0
