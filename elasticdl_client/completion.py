@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from elasticdl_client import run_script
 from elasticdl_client.errors import FlagError
 from elasticdl_client.help import COMMANDS, JOBS
-from elasticdl_client.job_spec import flag_fields
+from elasticdl_client.job_spec import RUN, flag_fields
 from elasticdl_client.jobs.options import FORMATS, options_of
 from elasticdl_client.rbac import FLAGS as RBAC_FLAGS
 from elasticdl_client.zoo.arguments import COMMANDS as ZOO_COMMANDS
@@ -65,7 +66,8 @@ def run(arguments: Sequence[str]) -> int:
 def flags_of(command: str) -> Flags:
     """The flags of a command, with the values that they may have."""
     if command in JOBS:
-        return {name: _values(field.default) for name, field in flag_fields(command).items()}
+        options = dict.fromkeys(run_script.OPTIONS, _BOOLEAN) if command == RUN else {}
+        return options | {name: _values(field.default) for name, field in flag_fields(command).items()}
     if command in FORMATS:
         found = {name: _values(default) for name, (_, default) in options_of(command).items()}
         if "output" in found:

@@ -20,7 +20,7 @@ from elasticdl_client.secret_values import hide_in_flag
 
 PREFIX = "ELASTICDL_"
 FILE = ("-f", "--filename")
-_SHORT = {"-n": "--namespace"}
+SHORT = {"-n": "--namespace"}
 _OF_ONE_JOB = ("job_name", "job_dir")
 _HINT = "It holds one flag a line: `num_workers: 4`."
 
@@ -38,6 +38,10 @@ class GivenFlags:
     values: dict[str, object]
     origins: dict[str, str]
     notes: tuple[str, ...]
+
+    def is_from_environment(self, name: str) -> bool:
+        """Return whether a flag has its value from the environment, as a default of all jobs."""
+        return self.origins.get(name) == f"{PREFIX}{name.upper()}"
 
     def located(self, error: FlagError) -> FlagError:
         """The same error, with the file or variable that its flag comes from."""
@@ -80,7 +84,7 @@ def _split_file(arguments: Sequence[str]) -> tuple[str, list[str]]:
     for argument in remaining:
         name, equals, value = argument.partition("=")
         if name not in FILE:
-            rest.append(f"{_SHORT.get(name, name)}{equals}{value}")
+            rest.append(f"{SHORT.get(name, name)}{equals}{value}")
             continue
         if path:
             raise FlagError("-f is given twice.", "Give it once.")

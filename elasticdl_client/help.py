@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 from enum import StrEnum
 
+from elasticdl_client import run_script
 from elasticdl_client.flags import Group, flag_of
-from elasticdl_client.job_spec import flag_fields
+from elasticdl_client.job_spec import RUN, flag_fields
 
 JOBS = {
     "train": "train a model, evaluating it on the way",
+    "run": "run a training script of your own in all workers, as torchrun does",
     "evaluate": "evaluate a trained model",
     "predict": "run a trained model over data",
     "analyze": "compute statistics of a table's columns",
@@ -35,6 +37,9 @@ _AFTERWARDS = {
 }
 COMMANDS = {**JOBS, **_PREPARATION, **_AFTERWARDS}
 _MORE = {
+    "run": "All that follows SCRIPT belongs to it, flags too. --distribution_strategy follows from what the script "
+    "imports. Without --runtime it runs on this machine where no cluster is configured, else on Kubernetes, with "
+    "SCRIPT as a path in the image's model zoo. The job is followed to its end, and its exit code is the command's.",
     "list": "A job is Pending, Running, Succeeded, Failed, or Stopped: not ended, but without a master; see `resume`.",
     "top": "Where the output is no terminal, and with --output, what is seen now is printed once.",
     "status": "WORKERS and PS count pods that run. --output=json has the keys that docs/jobs.md lists.",
@@ -80,6 +85,7 @@ def overview() -> str:
     lines += ["`elasticdl COMMAND --help` lists a command's flags. To try it on this machine:", ""]
     lines += ["  elasticdl train --runtime=local --job_name=digits --model_zoo=model_zoo \\"]
     lines += ["      --model_def=digits.digits_functional.custom_model --training_data=build/digits/train"]
+    lines += ["  elasticdl run --num_workers=2 train.py --lr=0.1"]
     return "\n".join(lines)
 
 
@@ -88,11 +94,16 @@ def of_command(command: str, width: int) -> str:
     if command not in JOBS:
         return _of_later_command(command, width)
     lines = [f"elasticdl {command}: {COMMANDS[command]}.", ""]
-    lines += textwrap.wrap(f"Usage: elasticdl {command} {_USAGE[command]} …", width, subsequent_indent="    ")
+    usage = run_script.USAGE if command == RUN else f"elasticdl {command} {_USAGE[command]} …"
+    lines += textwrap.wrap(f"Usage: {usage}", width, subsequent_indent="    ")
     lines += [
         "",
         *textwrap.wrap(_FLAGS, width),
     ]
+    if command == RUN:
+        lines += ["", *textwrap.wrap(_MORE[RUN], width), "", "The script:"]
+        for head, text in (("--all", run_script.OPTIONS["all"]), ("-m, --module", run_script.OPTIONS["module"])):
+            lines += _of_flag(head, text, max(width, _INDENT + 20))
     for group in Group:
         flags = _of_group(command, group, max(width, _INDENT + 20))
         if flags:

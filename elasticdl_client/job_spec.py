@@ -48,6 +48,16 @@ from elasticdl_client.strategy_flags import StrategyFlags
 _EVALUATED = frozenset({JobType.TRAIN, JobType.EVALUATE})
 _PREDICTED = frozenset({JobType.PREDICT})
 _WRITING = frozenset({JobType.TRAIN, JobType.ANALYZE})
+RUN = "run"
+"""The command that trains a script of the user's; its flags are those of `train` that a script can have."""
+_NOT_OF_SCRIPTS = frozenset(  # what run decides, and what a script brings itself
+    {
+        *("job_command", "distribution_strategy", "num_ps_pods", "need_tf_config", "wait"),
+        *("output", "checkpoint_dir_for_init", "label_column", "max_bad_records", "bad_records_dir", "strict_feed"),
+        *("ps_resource_request", "ps_resource_limit", "ps_pod_priority"),
+    }
+)
+_GROUPS_NOT_OF_SCRIPTS = (Group.MODEL, Group.PARAMETER_SERVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +71,14 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "", "Name of the job, unique in its namespace; part of every pod's name.", Group.JOB, check=check_job_name
     )
     runtime: Runtime = flag(
-        Runtime.KUBERNETES, "Where pods run: kubernetes, or local: processes of this machine.", Group.JOB
+        Runtime.KUBERNETES,
+        "Where pods run: kubernetes, or local: processes of this machine, the default where no cluster is configured.",
+        Group.JOB,
     )
     distribution_strategy: DistributionStrategy = flag(
         DistributionStrategy.PARAMETER_SERVER,
-        "ParameterServerStrategy, AllReduceStrategy (also AllreduceStrategy), or Local: one worker, no servers.",
+        "ParameterServerStrategy, AllReduceStrategy (also AllreduceStrategy), which PyTorch models have by default, or "
+        "Local: one worker, no servers.",
         Group.JOB,
         jobs=WITH_MODEL,
     )
@@ -321,7 +334,7 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         known = flag_fields(job_type)
         for name, value in given.items():
             if name not in known:
-                raise _unknown(name, job_type, list(known))
+                raise unknown_flag(name, job_type)
             field = known[name]
             parsed = parse_flag(name, value, field.default)
             check_flag(name, parsed, field.default, _flag(field))
@@ -452,24 +465,31 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
             if name == "job_type":
                 continue
             if name not in fields:
-                raise _unknown(name, values["job_type"], list(fields))
+                raise unknown_flag(name, values["job_type"])
             parsed[name] = parse_flag(name, value, fields[name].default)
         if values["job_type"] == JobType.ANALYZE:
             parsed |= fields_of_analysis(parsed)
         return cls(job_type=JobType(values["job_type"]), **parsed)  # type: ignore[arg-type]
 
 
-def flag_fields(job_type: str) -> dict[str, dataclasses.Field[object]]:
-    """The flags of a command, in the order of their groups."""
-    kind = JobType(job_type)
+def flag_fields(command: str) -> dict[str, dataclasses.Field[object]]:
+    """The flags of a command, a job's type or `RUN`, in the order of their groups."""
+    kind = JobType.TRAIN if command == RUN else JobType(command)
     fields = [field for field in dataclasses.fields(JobSpec) if field.name != "job_type" and kind in _flag(field).jobs]
+    if command == RUN:
+        fields = [field for field in fields if _is_of_scripts(field)]
     groups = list(Group)
     return {field.name: field for field in sorted(fields, key=lambda field: groups.index(_flag(field).group))}
 
 
-def flag_defaults(job_type: str) -> dict[str, object]:
+def _is_of_scripts(field: dataclasses.Field[object]) -> bool:
+    is_of_models = _flag(field).group in _GROUPS_NOT_OF_SCRIPTS and field.name != "model_zoo"
+    return not is_of_models and field.name not in _NOT_OF_SCRIPTS
+
+
+def flag_defaults(command: str) -> dict[str, object]:
     """Default values by flag."""
-    return {name: field.default for name, field in flag_fields(job_type).items()}
+    return {name: field.default for name, field in flag_fields(command).items()}
 
 
 def changed_flags(spec: JobSpec) -> dict[str, Flag]:
@@ -484,12 +504,13 @@ def _flag(field: dataclasses.Field[object]) -> Flag:
     return found
 
 
-def _unknown(name: str, job_type: str, known: list[str]) -> FlagError:
+def unknown_flag(name: str, command: str) -> FlagError:
+    """Return the error of a flag that a command does not have."""
     commands = [kind.value for kind in JobType if name in flag_fields(kind)]
     if commands:
-        return FlagError(f"--{name} is a flag of {' and '.join(commands)}, not of {job_type}.", "Leave it out.")
-    near = nearest(name, known)
+        return FlagError(f"--{name} is a flag of {' and '.join(commands)}, not of {command}.", "Leave it out.")
+    near = nearest(name, list(flag_fields(command)))
     return FlagError(
         f"Unknown flag --{name}.",
-        f"Did you mean --{near}?" if near else f"`elasticdl {job_type} --help` lists all flags.",
+        f"Did you mean --{near}?" if near else f"`elasticdl {command} --help` lists all flags.",
     )

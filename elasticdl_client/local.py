@@ -26,6 +26,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended
 from elasticdl_client.local_checks import check_local
 from elasticdl_client.news import News
+from elasticdl_client.script_output import Shown
 
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -39,8 +40,13 @@ class Interrupted(Exception):
         self.number = number
 
 
-def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
+def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND, shown: Shown = Shown.GLANCE) -> int:
     """Runs a job to its end; the exit code for the shell.
+
+    Args:
+        spec: of the job.
+        master_command: what its master runs.
+        shown: the part of its workers' output that is shown.
 
     Raises:
         ElasticDLError: it could not be started.
@@ -64,7 +70,7 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
             note = f"`elasticdl list` does not show this job: {error.filename} cannot be written ({error.strerror})"
             print(f"note: {note}; give --job_dir={path}.", file=sys.stderr)
     print(f"Job {spec.job_name} starts on this machine; its directory is {path}", flush=True)
-    return _run_to_its_end(spec, job_dir, master_command, News())
+    return _run_to_its_end(spec, job_dir, master_command, News(), shown)
 
 
 def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER_COMMAND) -> int:
@@ -80,7 +86,7 @@ def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER
     """
     _require_runtime()
     print(f"Job {spec.job_name} keeps running on this machine; its directory is {job_dir.path}", flush=True)
-    return _run_to_its_end(spec, job_dir, master_command, _news_of_earlier_runs(job_dir))
+    return _run_to_its_end(spec, job_dir, master_command, _news_of_earlier_runs(job_dir), Shown.GLANCE)
 
 
 def _news_of_earlier_runs(job_dir: JobDir) -> News:
@@ -93,22 +99,22 @@ def _news_of_earlier_runs(job_dir: JobDir) -> News:
     return News(status, history)
 
 
-def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News) -> int:
+def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News, shown: Shown) -> int:
     try:
         with _signals_interrupt():
-            return _run(spec, job_dir, master_command, news)
+            return _run(spec, job_dir, master_command, news, shown)
     except Interrupted as interruption:
         return 128 + interruption.number
 
 
-def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News) -> int:
+def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News, shown: Shown) -> int:
     from elasticdl_client.local_job import LocalFollower, start_master
 
     agent = AgentProcess.start(spec, job_dir)
     display = progress.open_display(sys.stdout, news)
     try:
         cluster = start_master(spec, job_dir, agent.socket, master_command)
-        ended = LocalFollower(spec, job_dir, cluster, display).follow()
+        ended = LocalFollower(spec, job_dir, cluster, display, shown).follow()
     except Interrupted as interruption:
         _leave(spec, job_dir, agent, display, interruption.number)
         raise

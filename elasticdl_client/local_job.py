@@ -23,7 +23,7 @@ from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.progress import Display
-from elasticdl_client.script_output import ScriptOutput
+from elasticdl_client.script_output import ScriptOutput, Shown
 
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 _LOOK_S = 0.5
@@ -91,7 +91,14 @@ def find_master(spec: JobSpec, socket: str) -> int | None:
 class LocalFollower:
     """Watches a job's master and status until one of them says that the job has ended."""
 
-    def __init__(self, spec: JobSpec, job_dir: JobDir, cluster: ProcessCluster, display: Display) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        job_dir: JobDir,
+        cluster: ProcessCluster,
+        display: Display,
+        shown: Shown = Shown.GLANCE,
+    ) -> None:
         self._spec = spec
         self._job_dir = job_dir
         self._cluster = cluster
@@ -104,7 +111,7 @@ class LocalFollower:
         self._idle_restarts = 0
         self._deadline: float | None = None
         prefix = master_name(spec).removesuffix("master")
-        self._script = ScriptOutput(job_dir.logs, prefix, spec.num_workers)
+        self._script = ScriptOutput(job_dir.logs, prefix, spec.num_workers, shown)
 
     def follow(self) -> Ended:
         """Returns when the job has ended.

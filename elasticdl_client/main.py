@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from elasticdl_client import colors, support
+from elasticdl_client import colors, inferred_flags, support
 from elasticdl_client import help as help_text
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError
-from elasticdl_client.flag_sources import gather
+from elasticdl_client.flag_sources import GivenFlags, gather
 from elasticdl_client.flags import nearest
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.script_output import Shown
 
 FAILURE = 1
 USAGE_ERROR = 2
@@ -37,6 +38,15 @@ class Commands:
     def train(self) -> NoReturn:
         """Trains a model, evaluating it on the way."""
         self._run(JobType.TRAIN)
+
+    def run(self) -> NoReturn:
+        """Runs a script of one's own in all workers."""
+        from elasticdl_client import run_script
+
+        if run_script.asks_for_help(self.arguments):
+            print_help("run")
+        job = run_script.read(self.arguments, os.environ)
+        _start(JobType.TRAIN, job.given, Shown.ALL_WORKERS if job.shows_all else Shown.RANK_0)
 
     def evaluate(self) -> NoReturn:
         """Evaluates a trained model."""
@@ -121,19 +131,10 @@ class Commands:
             print_help(job_type)
         given = gather(job_type, self.arguments, os.environ)
         try:
-            spec = JobSpec.from_flags(job_type, given.values)
+            inferred = inferred_flags.infer(job_type, given)
         except FlagError as error:
             raise given.located(error) from None
-        support.check(spec)
-        for note in [*given.notes, *support.notes(spec)]:
-            print(f"note: {note}", file=sys.stderr)
-        if spec.runtime is Runtime.KUBERNETES:
-            from elasticdl_client.kubernetes import submit
-
-            sys.exit(submit.run(spec))
-        from elasticdl_client import local
-
-        sys.exit(local.run(spec))
+        _start(job_type, inferred, Shown.GLANCE)
 
     def _act(self, command: str) -> NoReturn:
         from elasticdl_client.jobs import commands
@@ -153,6 +154,24 @@ class Commands:
             _print_error(error)
             code = FAILURE
         sys.exit(code)
+
+
+def _start(job_type: JobType, given: GivenFlags, shown: Shown) -> NoReturn:
+    """Runs or submits the job that flags describe, and exits."""
+    try:
+        spec = JobSpec.from_flags(job_type, given.values)
+    except FlagError as error:
+        raise given.located(error) from None
+    support.check(spec)
+    for note in [*given.notes, *support.notes(spec)]:
+        print(f"note: {note}", file=sys.stderr)
+    if spec.runtime is Runtime.KUBERNETES:
+        from elasticdl_client.kubernetes import submit
+
+        sys.exit(submit.run(spec))
+    from elasticdl_client import local
+
+    sys.exit(local.run(spec, shown=shown))
 
 
 def print_help(command: str = "") -> NoReturn:

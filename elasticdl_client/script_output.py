@@ -1,7 +1,8 @@
-"""The output of the user's code in rank 0 of a local job, for the terminal: its lines, without those of logs.
+"""The output of the user's code in a local job, for the terminal: of rank 0, or of all workers.
 
-Each pod prints to a file; here the first worker's is read as it grows.  Log entries (ours, TensorFlow's, warnings),
-tracebacks and what a progress bar has overwritten stay in the file, where `elasticdl logs` shows them.
+Each pod prints to a file, which is read as it grows.  `elasticdl train` shows a part of it: log entries (ours,
+TensorFlow's, warnings) stay in the file, where `elasticdl logs` shows them.  `elasticdl run` shows the whole.  In both
+tracebacks, which the job's error repeats, and what a progress bar has overwritten stay in the file.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from elasticdl_client.job_status import JobStatus
@@ -16,18 +18,27 @@ from elasticdl_client.jobs.log_files import GrowingFile
 
 MAX_LINES = 20  # a look; a script that prints every step would hide all else
 _WARNING = re.compile(r"\S+:\d+: \w*Warning: ")  # a second line shows where, behind two blanks
+_STARTED_AGAIN = "---- started again "  # what the agent writes before a pod's next life
 _LOG_ENTRY = re.compile(
     r'\{"time": "'  # --log_format=json
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+:? "  # of Python's logging, of TensorFlow
     r"|[IWEF]\d{4} \d\d:\d\d:\d+\.\d+ "  # of absl
     r"|\[?(rank\d+\]:)?\[?[IWEF]\d* ?\d{0,4}[-\d:. ]* \S+\.(cpp|py):\d+\]"  # of PyTorch
-    r"|---- started again "
+    rf"|{_STARTED_AGAIN}"
     rf"|{_WARNING.pattern}"
     r"|WARNING: All log messages before absl::InitializeLog"
     r"|To enable the following instructions: "
 )
 _PATIENCE_S = 1.5  # a line is shown so much later: a status is written once a second, an error in it is not shown twice
 _TRACEBACK = "Traceback (most recent call last):"
+
+
+class Shown(Enum):
+    """The part of the output that is shown."""
+
+    GLANCE = auto()  # of rank 0, some lines at a time and no log entries
+    RANK_0 = auto()
+    ALL_WORKERS = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +50,62 @@ class _Held:
     text: str
 
 
+class _WorkerOutput:
+    """The printed lines of one worker.
+
+    Args:
+        path: of its log.
+        start: where to begin.
+        shows_logs: log entries are shown, too.
+    """
+
+    def __init__(self, path: Path, start: int, *, shows_logs: bool) -> None:
+        self._file = GrowingFile(path, start, keeps_overwritten=False)
+        self._shows_logs = shows_logs
+        self._is_in_traceback = False
+        self._is_after_warning = False
+
+    def read(self, *, last: bool) -> list[str]:
+        """Return the lines since the call before, as they are shown."""
+        return [line for text in self._file.lines(last=last) if (line := self._printed(text)) is not None]
+
+    def _printed(self, text: str) -> str | None:
+        """A line as a terminal would show it; None if it is not shown."""
+        line = text.rstrip("\r\n").rpartition("\r")[2]
+        is_second, self._is_after_warning = self._is_after_warning and line.startswith("  "), False
+        if line == _TRACEBACK:
+            self._is_in_traceback = True
+            return None
+        if self._is_in_traceback:  # its last line, the error, has no blanks before it
+            self._is_in_traceback = line.startswith(" ") or not line
+            return None
+        if self._shows_logs:
+            return None if line.startswith(_STARTED_AGAIN) else line
+        if _LOG_ENTRY.match(line):
+            self._is_after_warning = _WARNING.match(line) is not None
+            return None
+        return line if line.strip() and not is_second else None
+
+
 class ScriptOutput:
-    """The printed lines of one worker at a time: rank 0, and when that is lost its successor.
+    """The printed lines of a job's workers: of rank 0 and, when that is lost, of its successor; or of all of them.
 
     Args:
         logs: the directory of the pods' logs.
         prefix: of the workers' names, `elasticdl-JOB-`.
         num_workers: where there are several, a line begins with the one that has printed it.
+        shown: what is shown.
     """
 
-    def __init__(self, logs: Path, prefix: str, num_workers: int) -> None:
+    def __init__(self, logs: Path, prefix: str, num_workers: int, shown: Shown = Shown.GLANCE) -> None:
         self._logs = logs
         self._prefix = prefix
         self._names_it = num_workers > 1
+        self._shown = shown
         self._old = {path.stem: path.stat().st_size for path in logs.glob(f"{prefix}worker-*.log")}
+        self._workers: dict[str, _WorkerOutput] = {}
         self._worker = ""
-        self._file: GrowingFile | None = None
         self._held: deque[_Held] = deque()
-        self._is_in_traceback = False
-        self._is_after_warning = False
 
     def lines(self, status: JobStatus, *, last: bool = False) -> list[str]:
         """Return what was printed since the call before.
@@ -66,11 +114,9 @@ class ScriptOutput:
             status: of the job, which names rank 0.
             last: nothing more will be printed.
         """
-        self._hold(status, self._read(last=last))
-        phases = {"Running", "Succeeded", "Failed"} if last and not self._worker else {"Running"}
-        rank_0 = self._rank_0(status, phases)
-        if rank_0 and rank_0 != self._worker and self._open(rank_0):
-            self._hold(status, self._read(last=last))
+        self._hold(status, last=last)
+        if self._open_more(status, last=last):
+            self._hold(status, last=last)
         reported = [status.message, *(pod.message for pod in status.pods if pod.phase == "Failed")]
         lines = []
         while self._held and (last or not 0 <= status.updated_at - self._held[0].read_at < _PATIENCE_S):
@@ -79,9 +125,29 @@ class ScriptOutput:
                 lines.append(f"[{held.worker}] {held.text}" if self._names_it else held.text)
         return lines
 
-    def _hold(self, status: JobStatus, lines: list[str]) -> None:
-        """Keeps lines back until the status says whether they are an error, which it tells itself."""
-        self._held.extend(_Held(status.updated_at, self._worker, line) for line in lines)
+    def _hold(self, status: JobStatus, *, last: bool) -> None:
+        """Reads lines, and keeps them back until the status says whether they are an error, which it tells itself."""
+        for worker, output in self._workers.items():
+            found = output.read(last=last)
+            if self._shown is Shown.GLANCE and len(found) > MAX_LINES:
+                hidden = len(found) - MAX_LINES
+                found[MAX_LINES:] = [f"… {hidden} lines more: `elasticdl logs` with --pod={worker}"]
+            self._held.extend(_Held(status.updated_at, worker, line) for line in found)
+
+    def _open_more(self, status: JobStatus, *, last: bool) -> bool:
+        """Opens the logs of workers that are shown from now on; whether there is one."""
+        if self._shown is Shown.ALL_WORKERS:
+            names = sorted(
+                path.stem.removeprefix(self._prefix) for path in self._logs.glob(f"{self._prefix}worker-*.log")
+            )
+            return bool([name for name in names if name not in self._workers and self._open(name)])
+        phases = {"Running", "Succeeded", "Failed"} if last and not self._worker else {"Running"}
+        rank_0 = self._rank_0(status, phases)
+        if not rank_0 or rank_0 == self._worker or not self._open(rank_0):
+            return False
+        self._workers = {rank_0: self._workers[rank_0]}
+        self._worker = rank_0
+        return True
 
     def _rank_0(self, status: JobStatus, phases: set[str]) -> str:
         workers = [pod for pod in status.pods if pod.role == "worker" and pod.phase in phases]
@@ -93,40 +159,15 @@ class ScriptOutput:
         return min(names, key=lambda name: int(name.rpartition("-")[2]))
 
     def _open(self, worker: str) -> bool:
-        """Begins to read a worker: the first one from its beginning, another from here on."""
+        """Begins to read a worker, from its beginning; where rank 0 alone is shown, its successor from here on."""
         path = self._logs / f"{self._prefix}{worker}.log"
         try:
-            old = path.stat().st_size if self._worker else self._old.get(path.stem, 0)
-            self._file = GrowingFile(path, old, keeps_overwritten=False)
+            is_successor = self._shown is not Shown.ALL_WORKERS and self._worker
+            start = path.stat().st_size if is_successor else self._old.get(path.stem, 0)
+            self._workers[worker] = _WorkerOutput(path, start, shows_logs=self._shown is not Shown.GLANCE)
         except FileNotFoundError:
             return False
-        self._worker, self._is_in_traceback, self._is_after_warning = worker, False, False
         return True
-
-    def _read(self, *, last: bool) -> list[str]:
-        """The printed lines of the worker that is read, as they are shown."""
-        if self._file is None:
-            return []
-        found = [line for text in self._file.lines(last=last) if (line := self._printed(text)) is not None]
-        if len(found) > MAX_LINES:
-            hidden = len(found) - MAX_LINES
-            found[MAX_LINES:] = [f"… {hidden} lines more: `elasticdl logs` with --pod={self._worker}"]
-        return found
-
-    def _printed(self, text: str) -> str | None:
-        """A line as a terminal would show it; None if it is no printed one."""
-        line = text.rstrip("\r\n").rpartition("\r")[2]
-        is_second, self._is_after_warning = self._is_after_warning and line.startswith("  "), False
-        if line == _TRACEBACK:
-            self._is_in_traceback = True
-            return None
-        if self._is_in_traceback:  # its last line, the error, has no blanks before it
-            self._is_in_traceback = line.startswith(" ") or not line
-            return None
-        if _LOG_ENTRY.match(line):
-            self._is_after_warning = _WARNING.match(line) is not None
-            return None
-        return line if line.strip() and not is_second else None
 
 
 def _tells(message: str, text: str) -> bool:

@@ -23,12 +23,20 @@ class Source:
     imported: tuple[str, ...]
 
 
-def sources(zoo: Path, module: str) -> Iterator[Source]:
-    """Yield a module of the zoo and those that it imports from there, nearest first; not what is not valid Python."""
+def sources(zoo: Path, module: str, script: Path | None = None) -> Iterator[Source]:
+    """Yield a module of the zoo and those that it imports from there, nearest first; not what is not valid Python.
+
+    Args:
+        zoo: where modules are looked for.
+        module: dotted name of the first one.
+        script: its file, whose directory is searched before the zoo; None: the file that the name says.
+    """
+    directories = (zoo,) if script is None else (script.parent, zoo)
     waiting, seen = [module], {module}
     while waiting:
         name = waiting.pop(0)
-        file = _file(zoo, name)
+        is_script = script is not None and name == module
+        file = script if is_script else next((file for one in directories if (file := _file(one, name))), None)
         tree = None if file is None else _parsed(file)
         if file is None or tree is None:
             continue

@@ -22,7 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from elasticdl_client import job_status
+from elasticdl_client import job_status, run_script
 from elasticdl_client.flags import Group, flag_of
 from elasticdl_client.help import COMMANDS, JOBS
 from elasticdl_client.job_spec import flag_fields
@@ -82,7 +82,7 @@ def flags_page() -> str:
     lines = [
         "# Flags",
         "",
-        "Of `elasticdl train`, `evaluate`, `predict` and `analyze`; a flag with no commands is one of all four.",
+        "Of `elasticdl train`, `run`, `evaluate`, `predict` and `analyze`; a flag with no commands is one of all five.",
     ]
     fields = {command: flag_fields(command) for command in JOBS}
     names = list(dict.fromkeys(name for found in fields.values() for name in found))
@@ -97,6 +97,8 @@ def flags_page() -> str:
             only = "" if len(commands) == len(JOBS) else ", ".join(commands)
             rows.append((f"`--{name}`", _default(field.default), flag.help, only))
         lines += ["", f"## {group}", "", *_table(("flag", "default", "", "commands"), rows)]
+    lines += ["", "## elasticdl run", "", f"Usage: `{run_script.USAGE}`", ""]
+    lines += _table(("option", ""), [(f"`--{name}`", text) for name, text in run_script.OPTIONS.items()])
     for command in options.FORMATS:
         rows = []
         for name, (option, default) in options.options_of(command).items():

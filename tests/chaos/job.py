@@ -35,6 +35,7 @@ class LocalJob:
     Attributes:
         pace_s: seconds that a model with a pace takes for a record, until `hurry`.
         launcher: a command that runs the one given to it as arguments.
+        arguments: of the command, after its flags.
     """
 
     job_dir: Path
@@ -43,6 +44,7 @@ class LocalJob:
     environment: dict[str, str] = field(default_factory=dict)
     pace_s: float = 0
     launcher: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     process: subprocess.Popen[str] | None = None
     output: list[str] = field(default_factory=list)
     _reader: threading.Thread | None = None
@@ -52,7 +54,7 @@ class LocalJob:
             self._pace_file.write_text(str(self.pace_s))
         flags = {"runtime": "local", "job_dir": str(self.job_dir), **self.flags}
         argv = [*self.launcher, sys.executable, "-m", "elasticdl_client.main", self.command]
-        argv += [f"--{name}={value}" for name, value in flags.items()]
+        argv += [*(f"--{name}={value}" for name, value in flags.items()), *self.arguments]
         self.process = subprocess.Popen(
             argv,
             cwd=REPOSITORY,

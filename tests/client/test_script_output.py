@@ -10,7 +10,7 @@ import pytest
 
 from elasticdl_client.job_status import JobStatus, PodStatus
 from elasticdl_client.jobs.log_files import GrowingFile
-from elasticdl_client.script_output import MAX_LINES, ScriptOutput
+from elasticdl_client.script_output import MAX_LINES, ScriptOutput, Shown
 
 PREFIX = "elasticdl-job-"
 
@@ -95,6 +95,23 @@ def test_a_flood_of_lines_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> N
     lines = show(shown, status(0))
     assert len(lines) == MAX_LINES + 1
     assert lines[-1] == f"… {1000 - MAX_LINES} lines more: `elasticdl logs` with --pod=worker-0"
+
+
+def test_the_whole_of_rank_0_has_its_log_entries_and_each_line_but_no_traceback(tmp_path: Path) -> None:
+    shown = ScriptOutput(tmp_path, PREFIX, 1, Shown.RANK_0)
+    lines = ["2026-11-24 15:00:00,000 ERROR of the script", "", *(f"step {step}" for step in range(3 * MAX_LINES))]
+    append(tmp_path, 0, "\n".join([*lines, "Traceback (most recent call last):", "  File a.py", "ValueError: x", ""]))
+    assert show(shown, status(0)) == lines
+
+
+def test_of_all_workers_each_line_is_shown_from_the_first_one_on(tmp_path: Path) -> None:
+    shown = ScriptOutput(tmp_path, PREFIX, 2, Shown.ALL_WORKERS)
+    append(tmp_path, 0, "zero\n")
+    append(tmp_path, 1, "one\n")
+    assert show(shown, status(0, 1)) == ["[worker-0] zero", "[worker-1] one"]
+    append(tmp_path, 0, "bye\n")
+    append(tmp_path, 2, "two\n")
+    assert sorted(show(shown, status(1, 2))) == ["[worker-0] bye", "[worker-2] two"]
 
 
 def test_an_error_that_the_job_tells_is_not_shown_a_second_time(tmp_path: Path) -> None:

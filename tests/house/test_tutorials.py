@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from elasticdl_client import run_script
 from elasticdl_client.job_spec import flag_defaults
 from tests.house.documents import REPOSITORY, bash_blocks, clone, run_page
 
@@ -33,6 +35,8 @@ def test_the_commands_of_the_tutorials_are_sound_bash_and_their_flags_exist(page
     for command in commands(page.read_text(), "elasticdl train"):
         command = re.sub(r'--job_command="[^"]*"', "--job_command=…", command)  # a script has flags of its own
         assert set(re.findall(r"(?<![\w-])--[a-z_]+", command)) <= known, command
+    for command in commands(page.read_text(), "elasticdl run"):
+        assert run_script.split(shlex.split(command)[2:]).script, command  # an unknown flag raises
 
 
 @pytest.mark.timeout(300)

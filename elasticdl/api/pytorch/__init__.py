@@ -12,8 +12,8 @@
                 loss.backward()
                 optimizer.step()
 
-Launched by `elasticdl train --distribution_strategy=AllReduceStrategy --job_command="python train.py …"` each worker
-runs the script; `python train.py` runs it alone, over all of the data.
+Launched by `elasticdl run --num_workers=4 train.py …` each worker runs the script; `python train.py` runs it alone,
+over all of the data.
 """
 
 from __future__ import annotations

@@ -1,0 +1,316 @@
+"""`elasticdl run`: a command line as torchrun has it, to the flags of a job that runs the script in all workers.
+
+Checks the script before anything starts: that it is there, that it is Python, and that it takes its data from the job.
+What runs is the job of `elasticdl train --job_command`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import shlex
+import unicodedata
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
+from elasticdl_client.errors import FlagError
+from elasticdl_client.flag_sources import FILE, SHORT, GivenFlags, gather
+from elasticdl_client.flags import Group, flag_of, is_bool_word, nearest, parse
+from elasticdl_client.inferred_flags import infer_runtime
+from elasticdl_client.job_spec import RUN, JobSpec, flag_defaults, flag_fields, unknown_flag
+from elasticdl_client.zoo_modules import Source, sources, within
+
+USAGE = "elasticdl run [--flag=value …] [--all] [-m] SCRIPT [ARGUMENT …]"
+OPTIONS = {
+    "all": "Show the output of all workers, each line after its pod's name; by default that of rank 0. Local runtime.",
+    "module": "SCRIPT is the name of a module, as with `python -m`. Its short form is -m.",
+}
+_OF_TORCHRUN = {
+    **dict.fromkeys(
+        ("nproc_per_node", "nnodes"), "--num_workers=N is the number of processes, on one machine or many."
+    ),
+    **dict.fromkeys(
+        ("standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "node_rank", "master_addr"),
+        "Leave it out: workers find each other through the job's master.",
+    ),
+    "max_restarts": "Leave it out: lost workers are replaced; --max_task_failures counts failures of a task.",
+}
+_API = ("elasticdl.api", "elasticai_api")
+_GROUPS = ("elasticdl.api.pytorch", "elasticai_api.pytorch")  # what makes workers train one model together
+_TORCH = frozenset({"torch", "torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"})
+_OF_FIXED_GROUPS = ("init_process_group", "DistributedDataParallel", "DistributedSampler")
+_MAX_NAMED = 4
+_TORCH_LINES = """\
+      from elasticdl.api.pytorch import create_elastic_controller
+      controller = create_elastic_controller(batch_size=64, num_epochs=3, state=[model, optimizer])
+      loader = controller.loader(dataset)   # instead of DataLoader(dataset, batch_size=64, …)
+      for epoch in controller.epochs():     # instead of range(3)
+          with controller.step():           # around the body of the loop over the loader"""
+_DATA_LINES = """\
+      from elasticdl.api.data import DataShardService
+      data = DataShardService(batch_size=64, num_epochs=3, dataset_size=len(samples))
+      for minibatch in data:                # instead of the loops over epochs and batches
+          batch = samples[minibatch.indices]"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptJob:
+    """A command line of `elasticdl run`.
+
+    Attributes:
+        given: the flags of the job, as of `elasticdl train`.
+        shows_all: the output of all workers is shown.
+    """
+
+    given: GivenFlags
+    shows_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """What the user wrote: flags of ours, and the command of the workers."""
+
+    flags: list[str]
+    shows_all: bool
+    is_module: bool
+    script: str
+    arguments: list[str]
+
+    @property
+    def words(self) -> list[str]:
+        return ["python", *(["-m"] if self.is_module else []), self.script, *self.arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """The code of a script and of the modules beside it; none where it is not on this machine."""
+
+    file: Path | None
+    modules: list[Source]
+
+    def imports(self, names: Sequence[str]) -> bool:
+        """Return whether one of these packages or modules is imported anywhere."""
+        imported = {root for module in self.modules for name in module.imported for root in within(name)}
+        return not imported.isdisjoint(names)
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Return whether --help stands before the script; behind it, it is the script's."""
+    flags = split(arguments, needs_script=False).flags
+    return any(flag in ("--help", "-h", "--help=true") for flag in flags)
+
+
+def read(arguments: Sequence[str], environment: Mapping[str, str]) -> ScriptJob:
+    """Read and check a command line of `elasticdl run`.
+
+    Raises:
+        FlagError: a flag is wrong, or the script is not there, not Python, or would be trained by each worker alone.
+    """
+    command = split(arguments)
+    given = gather(RUN, command.flags, environment)
+    values = dict(given.values)
+    for name in values:
+        if name not in flag_fields(RUN):
+            raise given.located(unknown_flag(name, RUN))
+    notes = [*given.notes]
+    if "runtime" not in values:
+        values["runtime"], why = infer_runtime(RUN, given)
+        other = Runtime.KUBERNETES if values["runtime"] is Runtime.LOCAL else Runtime.LOCAL
+        notes.append(f"--runtime={values['runtime']}, since {why}; --runtime={other} overrides it.")
+    is_local = parse("runtime", values["runtime"], Runtime.KUBERNETES) is Runtime.LOCAL
+    if command.shows_all and not is_local:
+        notes.append(
+            "--all: for the local runtime; `elasticdl logs -f --all JOB` shows the output of a cluster's pods."
+        )
+    _check_image(command, values, notes, is_local=is_local)
+    base = Path(str(values.get("model_zoo") or ".") if is_local else ".").expanduser()
+    program = _find(command, base, is_local=is_local)
+    values.setdefault("job_name", job_name_of(command.script, is_module=command.is_module))
+    values["job_command"] = shlex.join(command.words)
+    if program.modules and not program.imports(_API):
+        _check_one_worker(command, program, values)
+    if program.modules and not program.imports(_GROUPS):
+        _check_no_group_flags(command, values)
+        notes += [_sharing_note(command)] if program.imports(_API) else []
+    else:
+        values["distribution_strategy"] = DistributionStrategy.ALL_REDUCE
+    if not is_local and not values.get("yaml") and not values.get("dry_run"):
+        values["wait"] = True
+    return ScriptJob(dataclasses.replace(given, values=values, notes=tuple(notes)), command.shows_all)
+
+
+def split(arguments: Sequence[str], *, needs_script: bool = True) -> _Command:
+    """Split a command line at the script: what follows it is the script's own, whatever it looks like.
+
+    Raises:
+        FlagError: a flag before the script that does not exist, or no script.
+    """
+    defaults = flag_defaults(RUN)
+    rest, flags = list(arguments), list[str]()
+    switches = {"--all": False, "--module": False}
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        name, equals, _ = SHORT.get(word, word).partition("=")
+        switch = "--module" if name == "-m" else name
+        if switch in switches and not equals:
+            switches[switch] = True
+            continue
+        flags.append(word)
+        if name in ("--help", "-h"):
+            continue
+        plain = name.removeprefix("--").replace("-", "_")
+        if name not in FILE and (plain not in defaults or not name.startswith("--")) and needs_script:
+            raise _unknown(name, plain)
+        is_bool = isinstance(defaults.get(plain), bool)
+        if not equals and rest and (is_bool_word(rest[0]) if is_bool else plain in defaults or name in FILE):
+            flags.append(rest.pop(0))
+    if not rest and needs_script:
+        raise FlagError(
+            "`elasticdl run` needs a script.",
+            f"For example elasticdl run --num_workers=4 train.py --lr=0.1. Usage: {USAGE}.",
+        )
+    return _Command(flags, switches["--all"], switches["--module"], rest[0] if rest else "", rest[1:])
+
+
+def _unknown(flag: str, name: str) -> FlagError:
+    if name in _OF_TORCHRUN:
+        return FlagError(f"{flag} is a flag of torchrun, not of elasticdl run.", _OF_TORCHRUN[name])
+    if flag.startswith("--") and (name in flag_defaults(JobType.TRAIN) or nearest(name, list(flag_defaults(RUN)))):
+        return unknown_flag(name, RUN)
+    return FlagError(
+        f"Unknown flag {flag}.", "Flags of the script stand after it; `elasticdl run --help` lists those before it."
+    )
+
+
+def job_name_of(script: str, *, is_module: bool = False) -> str:
+    """Return the name of a script's job: that of its file or module, as far as a job's name can have its letters."""
+    stem = script if is_module else Path(script).stem
+    ascii_stem = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]+", "-", ascii_stem.lower()).strip("-")[:40].strip("-") or "script"
+
+
+def _check_image(command: _Command, values: Mapping[str, object], notes: Sequence[str], *, is_local: bool) -> None:
+    if is_local or values.get("image_name"):
+        return
+    why = next((f" ({note.partition(';')[0]})" for note in notes if note.startswith("--runtime=")), "")
+    raise FlagError(
+        f"`elasticdl run` on Kubernetes{why} needs --image_name, an image with {command.script} in it.",
+        "`elasticdl zoo init` and `elasticdl zoo build . --image=REGISTRY/NAME:TAG` make one of this folder. Or "
+        "--runtime=local: processes of this machine, no image.",
+    )
+
+
+def _find(command: _Command, base: Path, *, is_local: bool) -> _Program:
+    """Return the program, checked; without its code where that is in the image, or installed as a package."""
+    if command.is_module:
+        return _find_module(command.script, base, is_local=is_local)
+    file = base / command.script
+    if not is_local and Path(command.script).is_absolute() and not file.exists():
+        return _Program(None, [])
+    if not is_local and ".." in Path(command.script).parts:
+        raise FlagError(
+            f"{command.script} is outside of the current directory, which is the model zoo of the image.",
+            "Run the command in the folder that the image was built from, or name the path in the image.",
+        )
+    _check_python(command.script, file)
+    return _Program(file, list(sources(base, "__main__", file)))
+
+
+def _find_module(module: str, base: Path, *, is_local: bool) -> _Program:
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise FlagError(f"-m {module} is not the name of a module.", "Leave -m out to run a file.")
+    for name in (f"{module}.__main__", module):
+        file = base.joinpath(*name.split(".")).with_suffix(".py")
+        if file.is_file():
+            _check_python(str(file), file)
+            return _Program(file, list(sources(base, name)))
+    root = module.partition(".")[0]
+    if (base / root).is_dir() and (base / root / "__init__.py").exists():
+        raise FlagError(f"-m {module}: there is no such module in {base / root}.", "Name one that there is.")
+    if is_local and importlib.util.find_spec(root) is None:
+        raise FlagError(
+            f"-m {module}: there is no module {root} in {base.absolute()}, nor is one installed.",
+            "Run the command in the directory that holds it, or name a file without -m.",
+        )
+    return _Program(None, [])
+
+
+def _check_python(script: str, file: Path) -> None:
+    """Checks that a file can be read and compiled.
+
+    Raises:
+        FlagError: it cannot, with the file and the line.
+    """
+    if not file.exists():
+        raise FlagError(
+            f"{script} does not exist in {file.parent.absolute()}.", "Give the path of a Python script, or -m MODULE."
+        )
+    if file.is_dir():
+        raise FlagError(f"{script} is a directory.", "Give the path of a Python script, or -m MODULE.")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    except OSError as error:
+        raise FlagError(f"{script} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    except SyntaxError as error:
+        line = (error.text or "").rstrip()
+        where = f"\n    {line.strip()}" if line else ""
+        raise FlagError(
+            f'File "{file}", line {error.lineno}: {type(error).__name__}: {error.msg}{where}',
+            "Correct it. Programs that are not Python: elasticdl train --job_command='PROGRAM ARGUMENT …'.",
+        ) from error
+    except ValueError as error:
+        raise FlagError(f"{script} is not Python: {error}.", "Give the path of a Python script.") from error
+
+
+def _check_one_worker(command: _Command, program: _Program, values: Mapping[str, object]) -> None:
+    """Checks that a script without our API has one worker, as several would each train on all of the data."""
+    num_workers = parse("num_workers", values.get("num_workers", JobSpec().num_workers), JobSpec().num_workers)
+    if num_workers == 1:
+        return
+    is_torch = program.imports(tuple(_TORCH))
+    removed = "".join(f"    Remove {named}\n" for named in _fixed_groups(program) if is_torch)
+    module, page = (_GROUPS[0], "docs/start/pytorch.md") if is_torch else ("elasticdl.api.data", "docs/estimator.md")
+    raise FlagError(
+        f"{command.script} does not use ElasticDL's API: {num_workers} workers would be {num_workers} copies of it, "
+        "each training on all of the data.",
+        f"Put these lines into it ({page} explains them):\n{_TORCH_LINES if is_torch else _DATA_LINES}\n{removed}"
+        f"    If a package that it imports does so: import {module} in the script, too. --num_workers=1 runs it as it "
+        "is.",
+    )
+
+
+def _fixed_groups(program: _Program) -> list[str]:
+    """Return the first uses of PyTorch's groups of a fixed size, with their lines."""
+    found = []
+    for module in program.modules:
+        named = set()
+        for node in ast.walk(module.tree):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            if name in _OF_FIXED_GROUPS and name not in named and isinstance(node, ast.expr):
+                named.add(name)
+                found.append(f"{name}: {module.file}, line {node.lineno}")
+    return found[:_MAX_NAMED]
+
+
+def _check_no_group_flags(command: _Command, values: Mapping[str, object]) -> None:
+    for name, field in flag_fields(RUN).items():
+        flag = flag_of(field)
+        if name in values and flag is not None and flag.group is Group.ALL_REDUCE:
+            raise FlagError(
+                f"--{name} is for workers that train one model, and {command.script} has no elastic controller.",
+                f"Leave --{name} out, or use elasticdl.api.pytorch.create_elastic_controller (docs/start/pytorch.md).",
+            )
+
+
+def _sharing_note(command: _Command) -> str:
+    return (
+        f"workers share the records of {command.script}, and each has a model of its own: it has no elastic controller."
+    )
