@@ -29,6 +29,7 @@ _AFTERWARDS = {
     "events": "list what has happened to a job, and what followed from what",
     "explain": "say what is wrong with a job, why, what it cost, and what to do",
     "scale": "change the number of a running job's workers",
+    "chaos": "kill and stop pods of a running job, and show how it recovers",
     "delete": "end a job and remove all its objects",
     "clean": "remove the jobs that have ended",
     "resume": "start a new master for a job whose master is gone; the job continues where it was",
@@ -49,6 +50,9 @@ _MORE = {
     "scale": "New workers join as soon as there is room for them; those that are not wanted any more finish their "
     "minibatch and leave, the youngest first. 0 pauses a job with parameter servers. On Kubernetes the number is the "
     "annotation elasticdl-num-workers of the ConfigMap elasticdl-JOB, which scripts may set, too.",
+    "chaos": "Each round has every fault once, in a random order. Asks for confirmation. Prints each fault and the "
+    "recovery from it, and a table at the end: 0 if the job has recovered from all, 1 if it failed, or has lost or "
+    "repeated a record. Ctrl-C ends the chaos, not the job: pods that are stopped continue. See docs/chaos.md.",
     "delete": "On Kubernetes: pods, ConfigMaps, Secret and Services. Local: all its processes, then its directory with "
     "the logs and checkpoints in it; an exported model in it stays. Deletes without asking for confirmation.",
     "clean": "Removes jobs that succeeded or failed, as `delete` does; running and stopped jobs stay.",

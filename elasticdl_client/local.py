@@ -51,7 +51,7 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND, shown: Sh
     Raises:
         ElasticDLError: it could not be started.
     """
-    _require_runtime()
+    require_runtime()
     spec = check_local(spec)
     path = path_of(spec)
     spec = dataclasses.replace(
@@ -84,7 +84,7 @@ def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER
     Raises:
         ElasticDLError: it could not be started.
     """
-    _require_runtime()
+    require_runtime()
     print(f"Job {spec.job_name} keeps running on this machine; its directory is {job_dir.path}", flush=True)
     return _run_to_its_end(spec, job_dir, master_command, _news_of_earlier_runs(job_dir), Shown.GLANCE)
 
@@ -160,7 +160,12 @@ def _event_files(spec: JobSpec, path: Path) -> str:
     return str(path / "tensorboard") if is_written else ""
 
 
-def _require_runtime() -> None:
+def require_runtime() -> None:
+    """Check that the runtime package is installed.
+
+    Raises:
+        JobError: it is not.
+    """
     if importlib.util.find_spec("elasticdl") is None:
         raise JobError(
             "--runtime=local needs the runtime package, which is not installed in this Python.",

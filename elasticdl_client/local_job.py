@@ -1,6 +1,7 @@
 """A local job once its agent runs: its master is made, and followed until the job has ended.
 
-The one module of the client that imports the runtime; local.py imports it when a job starts.
+With chaos/local_faults.py the only module of the client that imports the runtime; local.py imports it when a job
+starts.
 """
 
 from __future__ import annotations

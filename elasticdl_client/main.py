@@ -106,6 +106,10 @@ class Commands:
         """Changes the number of a job's workers."""
         self._act("scale")
 
+    def chaos(self) -> NoReturn:
+        """Injects faults into a running job."""
+        self._act("chaos")
+
     def delete(self) -> NoReturn:
         """Ends and removes jobs."""
         self._act("delete")

@@ -52,9 +52,24 @@ def as_sentences(parts: list[str]) -> str:
     return " ".join(f"{part[:1].upper()}{part[1:]}{'' if part.endswith('.') else '.'}" for part in parts if part)
 
 
+def successor(facts: Facts, lost: JobEvent) -> tuple[JobEvent | None, JobEvent | None, JobEvent | None]:
+    """Return the creation of a lost pod's successor, and what came first: its readiness, or its own loss.
+
+    Each is None while it has not happened.
+    """
+    created = next((e for e in facts.of(EventKind.POD_CREATED) if e.cause == lost.number), None)
+    if created is None:
+        return None, None, None
+    ready = facts.after(created, created.subject, *_READY)
+    again = facts.after(created, created.subject, EventKind.POD_LOST, EventKind.POD_GIVEN_UP)
+    if ready is not None and again is not None:
+        ready, again = (ready, None) if ready.number < again.number else (None, again)
+    return created, ready, again
+
+
 def _successor(facts: Facts, lost: JobEvent, follow: list[JobEvent]) -> tuple[str, Cost]:
     """Describe the successor of a lost pod, and how long its slot was empty."""
-    created = next((e for e in follow if e.kind is EventKind.POD_CREATED and e.cause == lost.number), None)
+    created, ready, again = successor(facts, lost)
     ended = next((e for e in follow if e.kind is EventKind.JOB_FAILED), None)
     until = facts.end if ended is None else ended.at
     if created is None:
@@ -65,9 +80,7 @@ def _successor(facts: Facts, lost: JobEvent, follow: list[JobEvent]) -> tuple[st
             max(0.0, until - lost.at), is_open=is_open
         )
     name = created.subject if created.subject != lost.subject else f"a new process of {created.subject}"
-    ready = facts.after(created, created.subject, *_READY)
-    again = facts.after(created, created.subject, EventKind.POD_LOST, EventKind.POD_GIVEN_UP)
-    if ready is not None and (again is None or ready.number < again.number):
+    if ready is not None:
         seconds = ready.at - lost.at
         restored = str(ready.details.get("restored_from") or "")
         source = f", restored from {restored}" if restored else ""

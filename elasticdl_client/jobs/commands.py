@@ -44,6 +44,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         "events": _events,
         "explain": _explain,
         "scale": _scale,
+        "chaos": _chaos,
         "delete": _delete,
         "clean": _clean,
         "resume": _resume,
@@ -157,6 +158,12 @@ def _scale(options: Options, places: JobStores) -> int:
     if job.phase is Phase.STOPPED:
         print(f"note: it has no master now, and follows after `elasticdl resume {job.name}`.", file=sys.stderr)
     return 0
+
+
+def _chaos(options: Options, places: JobStores) -> int:
+    from elasticdl_client.chaos import command
+
+    return command.run(options, places)
 
 
 def _delete(options: Options, places: JobStores) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from elasticdl_client import scaling
+from elasticdl_client.chaos.cluster_faults import ClusterFaults
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_journal import JobJournal
@@ -130,6 +131,10 @@ class KubernetesJobs:
                 "application/merge-patch+json",
             )
         return before
+
+    def faults(self, job: JobInfo) -> ClusterFaults:
+        """See `JobStore`."""
+        return ClusterFaults(self._connection, job, lambda: self.resume(job))
 
     def tensorboard(self, job: JobInfo, port: int) -> int:
         """See `JobStore`.

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elasticdl_client import scaling
+from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_dir import JobDir, home, read_journal, read_whole_spec, registered
@@ -103,6 +104,15 @@ class LocalJobs:
         except OSError as error:
             raise JobError(f"{path} cannot be written: {error.strerror}.") from error
         return before
+
+    def faults(self, job: JobInfo) -> FaultInjector:
+        """See `JobStore`."""
+        from elasticdl_client import local
+
+        local.require_runtime()
+        from elasticdl_client.chaos.local_faults import LocalFaults
+
+        return LocalFaults(Path(job.directory), job.spec.checkpoint_dir if job.spec is not None else "")
 
     def tensorboard(self, job: JobInfo, port: int) -> int:
         """See `JobStore`.

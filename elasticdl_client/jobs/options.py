@@ -27,14 +27,16 @@ FORMATS = {  # command → what --output may say
     "events": ("json", "yaml"),
     "explain": ("json", "yaml"),
     "scale": ("json", "name"),
+    "chaos": ("json", "yaml"),
     "delete": ("json", "name"),
     "clean": ("json", "name"),
     "resume": ("json", "name"),
     "tensorboard": (),
     "dashboard": (),
 }
-WITH_JOB = ("status", "logs", "events", "explain", "scale", "delete", "resume", "tensorboard")
+WITH_JOB = ("status", "logs", "events", "explain", "scale", "chaos", "delete", "resume", "tensorboard")
 MAY_HAVE_JOB = ("dashboard",)
+_ROLES = ("worker", "ps", "master")
 _ALL = tuple(FORMATS)
 _PRINTING = tuple(command for command, formats in FORMATS.items() if formats)
 
@@ -100,6 +102,20 @@ class Options:
     current_num_workers: str = _option(
         "", "Scale only if this number is wanted now, as kubectl's --current-replicas.", ("scale",)
     )
+    kill: str = _option(
+        "", "Kill pods of these roles: worker, ps, master, comma-separated. On Kubernetes: delete them.", ("chaos",)
+    )
+    stop: str = _option("", "Stop the processes of pods of these roles (SIGSTOP). Local jobs only.", ("chaos",))
+    fill_disk: bool = _option(
+        False,
+        "Fill the disk of --checkpoint_dir, which must be a small file system of its own. Local jobs only.",
+        ("chaos",),
+    )
+    stop_for: str = _option("10s", "How long a pod stays stopped, or the disk full.", ("chaos",))
+    every: str = _option("30s", "Time between two faults.", ("chaos",))
+    for_: str = _option("5m", "Inject faults for so long, from the first one on.", ("chaos",))
+    seed: int = _option(0, "Of the order of the faults, and of the choice of their victims.", ("chaos",))
+    yes: bool = _option(False, "Do not ask for confirmation.", ("chaos",), "y")
     watch: bool = _option(
         False,
         "Show each change, of a job to its end, whose exit code is the command's. Ctrl-C ends the watching alone.",
@@ -121,7 +137,7 @@ def options_of(command: str) -> dict[str, tuple[Option, object]]:
         option = field.metadata.get("option")
         if option is not None and command in option.commands:
             text = option.help.format(formats=", ".join(FORMATS[command]))
-            found[field.name] = dataclasses.replace(option, help=text), field.default
+            found[field.name.rstrip("_")] = dataclasses.replace(option, help=text), field.default
     return found
 
 
@@ -136,7 +152,8 @@ def parse(command: str, arguments: Sequence[str], environment: Mapping[str, str]
     """
     texts, jobs = _split(command, list(arguments))
     known = options_of(command)
-    values = {name: flags.parse(name, text, known[name][1]) for name, text in texts.items()}
+    fields = {field.name.rstrip("_"): field.name for field in dataclasses.fields(Options)}  # `for` is a keyword
+    values = {fields[name]: flags.parse(name, text, known[name][1]) for name, text in texts.items()}
     variables = {name: f"{PREFIX}{name.upper()}" for name in ("namespace", "context")}
     found = environment or {}
     defaults = {name: found[variable] for name, variable in variables.items() if variable in found}
@@ -184,6 +201,11 @@ def _name_and_value(
             raise FlagError(
                 "The number of parameter servers of a running job is fixed: each holds a part of the model.",
                 "A new job with --checkpoint_dir_for_init continues with the model on any number of them.",
+            )
+        if command == "chaos" and "network" in name:
+            raise FlagError(
+                "A network can be cut only by the administrator of the machine or of the cluster.",
+                "--stop makes a local pod as silent as a cut network does; on Kubernetes cut it off on the node.",
             )
         near = flags.nearest(name, [*known, "no_wait"] if "wait" in known else list(known))
     else:
@@ -236,6 +258,8 @@ def _check_values(command: str, options: Options) -> None:
         raise FlagError("--why_pending and --why_slow exclude each other.", "Give one of them.")
     _check_whose(options)
     _check_numbers(command, options)
+    if command == "chaos":
+        _check_chaos(options)
     if options.since and seconds_of(options.since) is None:
         raise FlagError(f"--since={options.since} is not a duration.", "For example 30s, 5m or 1h30m.")
     if options.previous and options.follow:
@@ -248,6 +272,20 @@ def _check_numbers(command: str, options: Options) -> None:
     current = options.current_num_workers
     if current and not (current.isascii() and current.isdecimal()):
         raise FlagError(f"--current_num_workers={current} is not a number of workers.", "Give 0 or more.")
+
+
+def _check_chaos(options: Options) -> None:
+    if not (options.kill or options.stop or options.fill_disk):
+        raise FlagError(
+            "`elasticdl chaos` needs a fault.", "For example --kill=worker, or --kill=worker,ps --stop=worker."
+        )
+    for name in ("kill", "stop"):
+        for role in filter(None, getattr(options, name).split(",")):
+            if role not in _ROLES:
+                raise FlagError(f"--{name}={role}: there is no such role.", f"The roles are {', '.join(_ROLES)}.")
+    for name, text in (("every", options.every), ("for", options.for_), ("stop_for", options.stop_for)):
+        if seconds_of(text) is None:
+            raise FlagError(f"--{name}={text} is not a duration.", "For example 30s, 5m or 1h30m.")
 
 
 def _check_whose(options: Options) -> None:
@@ -282,5 +320,5 @@ def seconds_of(text: str) -> float | None:
 def usage_of(command: str) -> str:
     """How a command is written."""
     jobs = {"delete": " JOB…", "dashboard": " [JOB]"}.get(command, " JOB" if command in WITH_JOB else "")
-    needed = " --num_workers=N" if command == "scale" else ""
+    needed = {"scale": " --num_workers=N", "chaos": " --kill=ROLE"}.get(command, "")
     return f"elasticdl {command}{jobs}{needed} [--flag=value …]"

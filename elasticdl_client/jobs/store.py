@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.jobs.job import JobInfo
 
@@ -54,7 +55,7 @@ class LogRequest:
 
 
 class JobStore(Protocol):
-    """Nine verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """Ten verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def list(self) -> list[JobInfo]:
         """Every job, ended ones too, the oldest first."""
@@ -96,6 +97,14 @@ class JobStore(Protocol):
 
         Raises:
             JobError: another number is wanted now, or the job's specification is gone.
+        """
+        ...
+
+    def faults(self, job: JobInfo) -> FaultInjector:
+        """Return the injector of faults into the job.
+
+        Raises:
+            JobError: its runtime is not installed here.
         """
         ...
 

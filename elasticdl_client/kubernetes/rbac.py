@@ -63,7 +63,7 @@ COMMAND_RIGHTS = (
     Right("", "persistentvolumeclaims", ("get",)),
     Right("authorization.k8s.io", "localsubjectaccessreviews", ("create",)),  # whether the master has its rights
 )
-"""Rights of the checks before a submission, and of status, logs, scale, delete, resume and tensorboard."""
+"""Rights of the checks before a submission, and of status, logs, scale, chaos, delete, resume and tensorboard."""
 
 
 def manifests(namespace: str, service_account: str) -> list[Manifest]:

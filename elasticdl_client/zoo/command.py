@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
 def _init(given: Arguments) -> None:
     wishes = _wishes(given)
     plan = folder.plan(wishes, VERSION)
-    folder.write(wishes, plan.files, _ask if sys.stdin.isatty() and sys.stderr.isatty() else None)
+    folder.write(wishes, plan.files, ask if sys.stdin.isatty() and sys.stderr.isatty() else None)
     origin = f"the wheels in {wishes.local_pkg_dir}" if wishes.local_pkg_dir else "pip's package index"
     print(
         f"wrote {wishes.folder / 'Dockerfile'}: {RUNTIME} {plan.recipe.version} with {wishes.framework} "
@@ -92,7 +92,8 @@ def _wishes(given: Arguments) -> folder.Wishes:
     )
 
 
-def _ask(question: str) -> bool:
+def ask(question: str) -> bool:
+    """Ask for confirmation on the terminal; no is the default."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

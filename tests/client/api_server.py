@@ -23,7 +23,7 @@ NAMESPACE = "team"
 class ApiServer:
     """Answers lists of ConfigMaps, pods and Events, single pods and logs; can be gone for a while.
 
-    The annotations of the job's ConfigMap can be patched.
+    The annotations of the job's ConfigMap can be patched, pods be deleted.
 
     Attributes:
         spec: in the job's ConfigMap; None: none is.
@@ -32,6 +32,9 @@ class ApiServer:
         logs: by pod and life, of which the last is the present one.
         asked: the query of each request for a log, with the pod's name under "pod".
         history: of the job, in its journal.
+        allows: the user has all rights.
+        deleted: the pods that were deleted, each with the options of that.
+        on_delete: called with the name of a pod that was deleted.
         between: called after the next list of pods and before the next other answer; once.
     """
 
@@ -47,6 +50,9 @@ class ApiServer:
         self.spec: JobSpec | None = None
         self.annotations: dict[str, str] = {}
         self.version = 1
+        self.allows = True
+        self.deleted: list[tuple[str, dict[str, Any]]] = []
+        self.on_delete: Callable[[str], None] = lambda name: None
         self._port = 0
         self.start()
 
@@ -61,6 +67,15 @@ class ApiServer:
             def do_PATCH(self) -> None:
                 sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 self._send(*script.patch(self.path, sent))
+
+            def do_DELETE(self) -> None:
+                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self._send(*script.delete(self.path, sent))
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                assert self.path.endswith("/selfsubjectaccessreviews")
+                self._send(201, json.dumps({"spec": {}, "status": {"allowed": script.allows}}).encode())
 
             def _send(self, code: int, body: bytes) -> None:
                 self.send_response(code)
@@ -154,6 +169,17 @@ class ApiServer:
         self.annotations |= sent["metadata"]["annotations"]
         self.version += 1
         return 200, json.dumps(self._config_maps()[0]).encode()
+
+    def delete(self, path: str, sent: dict[str, Any]) -> tuple[int, bytes]:
+        """Deletes a pod, if it is the one that the caller means."""
+        pod = self.pods[path.rpartition("/")[2]]
+        if pod["metadata"]["uid"] != sent["preconditions"]["uid"]:
+            return 409, b'{"message": "the UID in the precondition differs"}'
+        name = pod["metadata"]["name"]
+        del self.pods[name]
+        self.deleted.append((name, sent))
+        self.on_delete(name)
+        return 200, b"{}"
 
     def _config_maps(self) -> list[dict[str, Any]]:
         labels = {names.APP_LABEL: names.APP, names.JOB_LABEL: "job"}

@@ -32,6 +32,11 @@ from elasticdl_client.jobs.options import FORMATS, Options, options_of, parse
             "a --current_num_workers=2 --num_workers=0",
             Options(jobs=("a",), num_workers="0", current_num_workers="2"),
         ),
+        (
+            "chaos",
+            "a --kill=worker,ps --for 1m --stop-for=3s -y",
+            Options(jobs=("a",), kill="worker,ps", for_="1m", stop_for="3s", yes=True),
+        ),
     ],
 )
 def test_arguments_come_in_any_order_and_in_kubectls_spelling(command: str, arguments: str, expected: Options) -> None:
@@ -62,6 +67,11 @@ def test_arguments_come_in_any_order_and_in_kubectls_spelling(command: str, argu
         ("logs", "a -p -f", "nothing to follow"),
         ("logs", "a --tail=some", "whole number"),
         ("scale", "a", "needs --num_workers"),
+        ("chaos", "a", "needs a fault"),
+        ("chaos", "a --kill=boss", "no such role"),
+        ("chaos", "a --kill=ps --every=0s", "not a duration"),
+        ("chaos", "a --kill=ps --for_=9s", "Unknown flag"),
+        ("chaos", "a --cut_network=worker", "only by the administrator"),
         ("scale", "--num_workers=2", "needs the name of a job"),
         ("scale", "a --num_workers=2 --current_num_workers=two", "not a number of workers"),
         ("scale", "a --num_ps_pods=2", "parameter servers of a running job is fixed"),

@@ -34,12 +34,13 @@ BELOW = (  # what worker, master and ps stand on; the framework's port, not its 
 
 # Room → the modules of ours that it may import besides its own; the longest room that holds a module counts.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "elasticdl_client": ("elasticdl_client.local_job",),
+    "elasticdl_client": ("elasticdl_client.local_job", "elasticdl_client.chaos.local_faults"),
     "elasticdl_client.local_job": (  # starts the agent, with --runtime=local
         "elasticdl_client",
         "elasticdl.cluster",
         "elasticdl.protocol",
     ),
+    "elasticdl_client.chaos.local_faults": ("elasticdl_client", "elasticdl.cluster"),  # asks the agent for processes
     "elasticdl": ("elasticdl_client.version",),
     "elasticdl.protocol": (),
     "elasticdl.kernels": (),

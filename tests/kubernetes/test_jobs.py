@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from submission_scene import KINDS, NO_ROOM, ROOT, Scene
 
+from elasticdl_client.chaos.faults import Fault, FaultKind
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import cluster_end, commands
+from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
 from elasticdl_client.kubernetes import names, objects, submit
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.kubernetes.pods import Manifest, pod_manifest
@@ -261,6 +263,33 @@ def test_scale_annotates_the_jobs_config_map_and_a_user_may_do_so(jobs: Jobs, ru
     jobs.write(dataclasses.replace(STATUS, phase=JobPhase.SUCCEEDED, exit_code=0))
     with pytest.raises(JobError, match="has ended"):
         run("scale", "job", "--num_workers=1")
+
+
+def test_chaos_deletes_pods_without_grace_and_makes_a_masters_pod_again(jobs: Jobs) -> None:
+    jobs.make()
+    jobs.add_worker(0)
+    for role in ("master", "worker-0"):
+        jobs.wait_ready(role)
+    store = KubernetesJobs(jobs.scene.connection, jobs.scene.namespace)
+    job = store.find("job")
+    assert job is not None
+    injector, of_worker, of_master = store.faults(job), *(Fault(FaultKind.KILL, role) for role in ("worker", "master"))
+    injector.check([of_worker, of_master])
+    [worker], [master] = injector.running("worker"), injector.running("master")
+    assert (worker.subject, master.subject) == ("worker-0", "master")
+    injector.inject(of_worker, worker)
+    injector.inject(of_worker, worker)  # it is gone, which is no error
+    assert injector.running("worker") == []
+    injector.inject(of_master, master)
+    jobs.wait_ready()
+    [successor] = injector.running("master")
+    assert successor.uid != master.uid
+    injector.inject(of_master, master)  # of the name there is another pod, which is not meant
+    assert injector.running("master") == [successor]
+    jobs.core.delete_namespaced_pod(successor.name, jobs.scene.namespace, grace_period_seconds=0)
+    injector.undo(of_master, successor)
+    jobs.wait_ready()
+    assert len(injector.running("master")) == 1
 
 
 def test_delete_leaves_nothing_and_takes_many(jobs: Jobs, run: Run) -> None:

@@ -1,0 +1,1 @@
+"""`elasticdl chaos`: faults for a running job, and its recovery from them."""

@@ -1,0 +1,114 @@
+"""`elasticdl chaos` on a job of a cluster, whose API is scripted; and the order of faults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticdl_client.chaos.faults import Fault, FaultKind, FaultPlan
+from elasticdl_client.errors import FlagError, JobError
+from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
+from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.jobs import commands
+from tests.client.api_server import ApiServer
+
+KILL = ("job", "--kill=worker", "--every=1s", "--for=1s", "--yes")
+WORKERS = tuple(Fault(kind, "worker") for kind in (FaultKind.KILL, FaultKind.STOP))
+FAULTS = (*WORKERS, Fault(FaultKind.KILL, "ps"))
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """A job that trains, whose lost workers have successors at work after 2.5 s."""
+    made = ApiServer()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig(tmp_path / "config")))
+    for role in ("master", "worker-0", "worker-1"):
+        made.add_pod(role, [])
+    records = {"committed": 64, "lost": 0, "repeated": 0}
+    made.status = JobStatus(
+        "job", JobPhase.RUNNING, records_done=64, records_processed=64, records=records, workers_wanted=2,
+        worker_seconds={"useful": 30.0, "starting": 10.0}, started_at=1.0, updated_at=2.0,
+    )  # fmt: skip
+
+    def replace_worker(name: str) -> None:
+        made.history = EventHistory(
+            (
+                JobEvent(1, 10.0, EventKind.POD_LOST, name.removeprefix("elasticdl-job-")),
+                JobEvent(2, 10.5, EventKind.POD_CREATED, "worker-2", cause=1),
+                JobEvent(3, 12.5, EventKind.WORKER_REGISTERED, "worker-2", cause=2),
+            )
+        )
+        seconds = {"useful": 31.0, "starting": 10.0, "recovering": 3.0}
+        made.status = replace(made.status, records_processed=100, records_done=68, worker_seconds=seconds)
+
+    made.on_delete = replace_worker
+    yield made
+    made.stop()
+
+
+def test_a_worker_is_deleted_without_grace_and_its_recovery_read_from_the_events(
+    server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.run("chaos", [*KILL, "-o", "json"]) == 0
+    [(name, options)] = server.deleted
+    assert options == {"gracePeriodSeconds": 0, "preconditions": {"uid": f"uid-{name}"}}
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    seconds = {"injected": 1, "recovered": 1, "median_seconds": 2.5, "max_seconds": 2.5}
+    assert (found["recovery"], found["complaints"]) == ({"kill worker": seconds}, [])
+    assert found["records"] == {"lost": 0, "repeated": 0, "computed_again": 32}
+    assert (found["goodput"], found["goodput_before"]) == (0.25, 0.75)
+    [fault] = found["faults"]
+    assert f"elasticdl-job-{fault['subject']}" == name
+    assert len(printed.err.splitlines()) == 2
+
+
+def test_records_that_are_lost_are_an_exit_code_and_in_the_table(
+    server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace_worker = server.on_delete
+
+    def lose(name: str) -> None:
+        replace_worker(name)
+        server.status = replace(server.status, records={"committed": 60, "lost": 4, "repeated": 0})
+
+    server.on_delete = lose
+    assert commands.run("chaos", [*KILL]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-4].split() == ["kill", "worker", "1", "1", "2.5", "s", "2.5", "s"]
+    assert printed[-3:] == [
+        "records: lost 4, repeated 0, computed again 32",
+        "goodput: 25 % useful, 75 % recovering (75 % useful before)",
+        "job job: Running, 4 records lost",
+    ]
+
+
+def test_impossible_faults_and_missing_rights_are_named_before_the_first_fault(server: ApiServer) -> None:
+    with pytest.raises(FlagError, match="--stop is for local jobs"):
+        commands.run("chaos", ["job", "--stop=worker", "--yes"])
+    with pytest.raises(FlagError, match="no parameter servers"):
+        commands.run("chaos", ["job", "--kill=ps", "--yes"])
+    with pytest.raises(FlagError, match="no terminal to ask"):
+        commands.run("chaos", ["job", "--kill=worker"])
+    server.allows = False
+    with pytest.raises(JobError, match="delete, list pods"):
+        commands.run("chaos", [*KILL])
+    server.end_pods()
+    with pytest.raises(JobError, match="is succeeded"):
+        commands.run("chaos", [*KILL])
+    assert not server.deleted
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_each_round_has_every_fault_once_and_a_seed_decides_on_the_order(seed: int) -> None:
+    drawn = list(FaultPlan(FAULTS, 2.0, 13.0, 1.0, seed).draw())
+    assert drawn == list(FaultPlan(FAULTS, 2.0, 13.0, 1.0, seed).draw())
+    assert drawn != list(FaultPlan(FAULTS, 2.0, 13.0, 1.0, seed + 1).draw())
+    assert len(drawn) == 7
+    for begin in (0, 3):
+        assert {fault for fault, _ in drawn[begin : begin + 3]} == set(FAULTS)
