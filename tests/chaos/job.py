@@ -17,6 +17,8 @@ from pathlib import Path
 from elasticdl.cluster.cluster import Pod, PodPhase
 from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.protocol.values import Role
+from elasticdl_client.chaos.faults import Fault, FaultKind, Victim
+from elasticdl_client.chaos.local_faults import LocalFaults
 from elasticdl_client.job_status import JobStatus
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -95,6 +97,26 @@ class LocalJob:
         """Running pods of a role, oldest first."""
         found = [p for p in self.cluster().list() if p.role is role and p.phase is PodPhase.RUNNING and p.pid]
         return sorted(found, key=lambda pod: pod.index)
+
+    def victims(self, role: Role) -> list[Victim]:
+        """Running pods of a role as `elasticdl chaos` finds them, oldest first."""
+        return self._faults.running(role.value)
+
+    def kill(self, victim: Victim) -> None:
+        """Kill a pod as `elasticdl chaos` does; returns when its process has ended."""
+        self._faults.inject(Fault(FaultKind.KILL, victim.role), victim)
+
+    def stop(self, victim: Victim) -> None:
+        """Stop the processes of a pod as `elasticdl chaos` does, until `resume`."""
+        self._faults.inject(Fault(FaultKind.STOP, victim.role), victim)
+
+    def resume(self, victim: Victim) -> None:
+        """Let the processes of a stopped pod continue."""
+        self._faults.undo(Fault(FaultKind.STOP, victim.role), victim)
+
+    @property
+    def _faults(self) -> LocalFaults:
+        return LocalFaults(self.job_dir)
 
     def running(self) -> bool:
         assert self.process is not None

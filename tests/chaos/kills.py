@@ -1,10 +1,7 @@
-"""Faults as data: victim, fault, time.  `run_life` makes them happen to a job, in order of progress."""
+"""Faults of `elasticdl chaos` as data: victim, fault, time.  `run_life` injects them, in order of progress."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -12,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from elasticdl.cluster.cluster import Pod
 from elasticdl.protocol.values import Role
+from elasticdl_client.chaos.faults import Victim
 from elasticdl_client.job_dir import read_journal
 from elasticdl_client.job_events import EventKind
 from tests.chaos.job import JobTimeout, LocalJob
@@ -43,8 +40,7 @@ class Kill:
     at_version: int
 
     def strike(self, job: LocalJob) -> int:
-        job.wait_until(f"a running {self.role}", lambda: bool(job.pods(self.role)))
-        _kill(job, job.pods(self.role)[-1])
+        job.kill(running(job, self.role)[-1])
         return 1
 
 
@@ -56,14 +52,13 @@ class KillInCheckpoint:
     index: int = 0
 
     def strike(self, job: LocalJob) -> int:
-        job.wait_until("a running server", lambda: any(pod.index == self.index for pod in job.pods(Role.PS)))
-        victim = next(pod for pod in job.pods(Role.PS) if pod.index == self.index)
+        (victim,) = running(job, Role.PS, self.index)
         checkpoints, pause, deadline = job.job_dir / "checkpoints", threading.Event(), time.monotonic() + _CHECKPOINT_S
         while not _is_being_written(checkpoints):
             if not job.running() or time.monotonic() > deadline:
                 raise JobTimeout(f"waited for a checkpoint under way\n{job.story()}")
             pause.wait(_LOOK_S)
-        _kill(job, victim)
+        job.kill(victim)
         return 1
 
 
@@ -83,23 +78,20 @@ class Freeze:
 
     def strike(self, job: LocalJob) -> int:
         for _ in range(_MAX_FREEZES):
-            job.wait_until("a running worker", lambda: bool(job.pods(Role.WORKER)))
-            if self._freeze(job, job.pods(Role.WORKER)[0]):
+            if self._freeze(job, running(job, Role.WORKER)[0]):
                 return 0
         raise JobTimeout(f"a worker with a lease could not be frozen\n{job.story()}")
 
-    def _freeze(self, job: LocalJob, victim: Pod) -> bool:
+    def _freeze(self, job: LocalJob, victim: Victim) -> bool:
         pause, deadline = threading.Event(), time.monotonic() + self.for_s
-        try:
-            os.kill(victim.pid, signal.SIGSTOP)
-        except ProcessLookupError:
+        job.stop(victim)
+        if victim not in job.victims(Role.WORKER):
             return False
         try:
             while not (is_lost := self.loses_lease and _has_lost_a_lease(job, victim)) and time.monotonic() < deadline:
                 pause.wait(_CHECK_S)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim.pid, signal.SIGCONT)
+            job.resume(victim)
         return is_lost or not self.loses_lease
 
 
@@ -113,19 +105,21 @@ def run_life(job: LocalJob, life: Sequence[Fault]) -> int:
     return kills
 
 
-def _kill(job: LocalJob, victim: Pod) -> None:
-    """Returns when the pod's process has ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(victim.pid, signal.SIGKILL)
-    job.wait_until(
-        f"the end of {victim.name}",
-        lambda: all((pod.uid, pod.restarts) != (victim.uid, victim.restarts) for pod in job.pods(victim.role)),
-    )
+def running(job: LocalJob, role: Role, index: int | None = None) -> list[Victim]:
+    """Running pods of a role, or the one of a number; waits until there is one."""
+    found: list[Victim] = []
+
+    def is_there() -> bool:
+        found[:] = [victim for victim in job.victims(role) if index in (None, victim.index)]
+        return bool(found)
+
+    job.wait_until(f"a running {role}", is_there)
+    return found
 
 
-def _has_lost_a_lease(job: LocalJob, worker: Pod) -> bool:
+def _has_lost_a_lease(job: LocalJob, worker: Victim) -> bool:
     events = read_journal(job.job_dir).history.events
-    return any(event.kind is EventKind.LEASE_LOST and event.subject == f"worker-{worker.index}" for event in events)
+    return any(event.kind is EventKind.LEASE_LOST and event.subject == worker.subject for event in events)
 
 
 def _is_being_written(checkpoints: Path) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +35,8 @@ def test_all_pods_are_killed_at_once(tmp_path: Path) -> None:
     running = started(tmp_path)
     try:
         running.wait_for_version(200)
-        for pod in [pod for role in Role for pod in running.pods(role)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pod.pid, signal.SIGKILL)
+        for victim in [victim for role in Role for victim in running.victims(role)]:
+            running.kill(victim)
         assert_ends_exactly(running)
     finally:
         running.end()
@@ -52,10 +48,10 @@ def test_a_parameter_server_that_hangs_for_a_while_is_waited_for(tmp_path: Path)
     running = started(tmp_path)
     try:
         running.wait_for_version(200)
-        (server,) = running.pods(Role.PS)
-        os.kill(server.pid, signal.SIGSTOP)
+        (server,) = running.victims(Role.PS)
+        running.stop(server)
         threading.Event().wait(FREEZE_S)
-        os.kill(server.pid, signal.SIGCONT)
+        running.resume(server)
         assert_ends_exactly(running)
     finally:
         running.end()
@@ -68,8 +64,8 @@ def test_without_any_checkpoint_lost_state_is_trained_again_from_the_first_epoch
     running = JOB.local_job(tmp_path / "job", data, checkpoint_steps=1_000_000).start()
     try:
         running.wait_for_version(200)
-        (server,) = running.pods(Role.PS)
-        os.kill(server.pid, signal.SIGKILL)
+        (server,) = running.victims(Role.PS)
+        running.kill(server)
         assert_ends_exactly(running)
     finally:
         running.end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -83,8 +82,8 @@ def test_a_world_shrinks_to_one_and_grows_again(tmp_path: Path) -> None:
     running = started(job, tmp_path)
     try:
         running.wait_for_version(100)
-        for pod in running.pods(Role.WORKER)[1:]:
-            os.kill(pod.pid, signal.SIGKILL)
+        for victim in running.victims(Role.WORKER)[1:]:
+            running.kill(victim)
         running.wait_until("a world of one", lambda: "of 1 worker has formed" in running.master_log().split("of 3")[-1])
         alone = running.master_log()
         running.wait_until("a world of three", lambda: "of 3 workers has formed" in running.master_log()[len(alone) :])
@@ -113,9 +112,8 @@ def killed_all(tmp_path: Path, **flags: object) -> LocalJob:
     running = started(NUMPY_JOB, tmp_path, **flags)
     try:
         running.wait_for_version(400)
-        for pod in running.pods(Role.WORKER):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pod.pid, signal.SIGKILL)
+        for victim in running.victims(Role.WORKER):
+            running.kill(victim)
         running.hurry()
         assert running.wait() == 0, running.story()
     finally:

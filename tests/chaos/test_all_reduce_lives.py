@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -141,9 +138,8 @@ def test_all_workers_are_gone_for_a_while(framework: str, checkpoint_steps: int,
     try:
         running.wait_for_version(400)
         running.cluster().set_slots(0)
-        for pod in running.pods(Role.WORKER):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pod.pid, signal.SIGKILL)
+        for victim in running.victims(Role.WORKER):
+            running.kill(victim)
         running.wait_until("nobody", lambda: not running.pods(Role.WORKER))
         threading.Event().wait(ABSENCE_S)
         running.cluster().set_slots(2)

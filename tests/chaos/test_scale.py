@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -146,10 +145,10 @@ def test_a_number_that_a_killed_master_has_not_read_is_read_by_the_next(tmp_path
     running = begin(OF_SERVERS, tmp_path)
     try:
         two = scaled(running, 2)
-        master = running.pods(Role.MASTER)[0]
-        os.kill(master.pid, signal.SIGSTOP)
+        (master,) = running.victims(Role.MASTER)
+        running.stop(master)
         scale(running, 3)
-        os.kill(master.pid, signal.SIGKILL)
+        running.kill(master)
         three = scaled(running, 3)
         assert three.items() > two.items()
         running.hurry()

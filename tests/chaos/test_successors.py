@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +22,7 @@ def test_a_killed_workers_successor_has_a_new_id_and_computes_within_ten_seconds
     try:
         running.wait_for_version(30)
         for successor in (2, 3):
-            victim = running.pods(Role.WORKER)[0]
-            os.kill(victim.pid, signal.SIGKILL)
+            running.kill(running.victims(Role.WORKER)[0])
             killed_at = time.monotonic()
             running.wait_until(
                 f"a loss of worker {successor}",

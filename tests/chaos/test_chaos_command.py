@@ -1,0 +1,108 @@
+"""`elasticdl chaos` on real local jobs: they stand it, the table is right, and nothing of a fault stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticdl.protocol.values import Role
+from elasticdl_client.job_dir import read_journal
+from elasticdl_client.job_events import EventKind
+from tests.chaos.job import REPOSITORY, LocalJob
+from tests.chaos.jobs import NUMPY_DIGITS
+from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact
+from tests.master.small_disk import small_disk
+
+JOB = replace(NUMPY_DIGITS, num_epochs=100)
+NEVER = "10h"
+
+
+def chaos(job: LocalJob, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "elasticdl_client.main", "chaos", JOB.name, f"--job_dir={job.job_dir}", *flags]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[LocalJob]:
+    job = JOB.local_job(tmp_path / "job", JOB.make_data(tmp_path), checkpoint_steps=40, lease_timeout=LEASE_TIMEOUT_S)
+    job.pace_s = 0.005
+    yield job
+    job.end()
+
+
+@pytest.mark.timeout(400)
+def test_a_job_stands_kills_of_every_role_and_a_stopped_worker(running: LocalJob) -> None:
+    running.start().wait_for_version(1)
+    done = chaos(running, "--kill=worker,ps,master", "--stop=worker", "--stop_for=4s", "--every=5s", "--for=20s",
+                 "--yes", "-o=json")  # fmt: skip
+    out, err = done.communicate(timeout=300)
+    assert done.returncode == 0, err + running.story()
+    found = json.loads(out)
+    assert found["complaints"] == []
+    assert found["records"]["lost"] == found["records"]["repeated"] == 0
+    assert {name: (one["injected"], one["recovered"]) for name, one in found["recovery"].items()} == dict.fromkeys(
+        ("kill master", "kill ps", "kill worker", "stop worker"), (1, 1)
+    )
+    running.hurry()
+    assert running.wait() == 0, running.story()
+    assert_exact(running, JOB)
+    kinds = [event.kind for event in read_journal(running.job_dir).history.events]
+    assert kinds.count(EventKind.MASTER_RESTARTED) == 1
+    assert kinds.count(EventKind.POD_LOST) == 2
+
+
+@pytest.mark.timeout(300)
+def test_after_ctrl_c_a_stopped_pod_continues_and_the_table_is_printed(running: LocalJob) -> None:
+    running.start().wait_for_version(1)
+    done = chaos(running, "--stop=ps", f"--stop_for={NEVER}", f"--every={NEVER}", f"--for={NEVER}", "--yes")
+    (server,) = running.victims(Role.PS)
+    assert done.stdout is not None
+    assert "stop ps: ps-0" in done.stdout.readline()
+    assert state_of(server.pid) == "T"
+    done.send_signal(signal.SIGINT)
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == 128 + signal.SIGINT, out + err
+    assert "stop ps   1          0           -        -" in out, out
+    assert state_of(server.pid) != "T"
+    running.hurry()
+    assert running.wait() == 0, running.story()
+    assert_exact(running, JOB)
+
+
+@pytest.mark.timeout(300)
+def test_a_full_disk_of_the_checkpoints_is_freed_and_the_next_checkpoint_is_the_recovery(
+    running: LocalJob, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", 32 << 10) as disk:
+        running.flags["checkpoint_dir"] = disk
+        running.start().wait_for_version(50)
+        done = chaos(running, "--fill_disk", "--stop_for=3s", "--every=4s", "--for=4s", "--yes", "-o=json")
+        out, err = done.communicate(timeout=200)
+        assert done.returncode == 0, err + running.story()
+        assert json.loads(out)["recovery"]["fill disk"]["recovered"] == 1
+        assert not list(disk.glob(".elasticdl-chaos*"))
+        running.hurry()
+        assert running.wait() == 0, running.story()
+    assert_exact(running, JOB)
+    events = read_journal(running.job_dir).history.events
+    assert EventKind.CHECKPOINT_FAILED in [event.kind for event in events], events
+
+
+@pytest.mark.timeout(300)
+def test_a_disk_that_others_use_is_not_filled(running: LocalJob) -> None:
+    running.start().wait_until("a checkpoint", (running.job_dir / "checkpoints").is_dir)
+    done = chaos(running, "--fill_disk", "--yes")
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == 2, out + err
+    assert "--fill_disk would fill the file system of" in err
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
