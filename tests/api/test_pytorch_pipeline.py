@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from elasticdl.api.data import Minibatch
 from elasticdl.api.pytorch.pipeline import LoaderPipeline, cause_of
+from elasticdl.frameworks.torch.randomness import seed_script
 
 JOIN_S = 60.0  # on a busy machine; a process that is not ended stays
 
@@ -80,3 +82,17 @@ def test_an_error_of_the_data_set_names_the_record_with_and_without_worker_proce
         pipeline.get(Minibatch(1, 0, 0, 0, "", [2, 3]))
     assert cause_of(raised.value) == "OSError: the file is torn, in record 3 of Torn"
     pipeline.close()
+
+
+def test_seeds_are_those_of_torch_and_without_an_accelerator_no_stack_is_formatted() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(4)
+    called: set[str] = set()
+    sys.setprofile(lambda frame, *_: called.add(frame.f_code.co_name))
+    try:
+        seed_script(7)
+    finally:
+        sys.setprofile(None)
+    assert torch.equal(torch.rand(4), expected)
+    assert "seed_script" in called
+    assert "format_stack" not in called or torch.accelerator.current_accelerator() is not None

@@ -22,10 +22,10 @@ from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from elasticdl.api.data import Minibatch, Name
+from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl.rpc.signals import signal_pipe
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.termination import EXIT_CODE, LIMIT_S
@@ -217,7 +217,7 @@ def cause_of(error: Exception) -> str:
 
 def _seed_all(seed: int) -> None:
     """Seed all random sources, so that augmentation is the same in every worker."""
-    torch.manual_seed(seed)
+    seed_script(seed)
     if get_worker_info() is not None:  # a process of its own: no other code draws from these
         random.seed(seed)
         np.random.seed(seed % _NUMPY_SEEDS)

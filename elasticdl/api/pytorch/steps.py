@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-
 from elasticdl.api.data import Minibatch
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.api.pytorch.evaluation import ScriptEvaluation
@@ -25,6 +23,7 @@ from elasticdl.api.pytorch.loop import Loop
 from elasticdl.api.pytorch.pipeline import cause_of
 from elasticdl.api.pytorch.state import Arrays, RegisteredState
 from elasticdl.cluster.last_words import frames_of_user
+from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
@@ -393,7 +392,7 @@ class ScriptSteps:
             )
         self._has_stepped = True
         part, minibatch = self._todo[0]
-        torch.manual_seed(derive_seed(parts.data.session.spec.seed, *(max(0, number) for number in minibatch.name)))
+        seed_script(derive_seed(parts.data.session.spec.seed, *(max(0, number) for number in minibatch.name)))
         plan = self._plan
         is_own = plan is None or (self.size == 1 and len(plan.all_parts) == 1)
         weight = 0.0 if plan is None or part is None else plan.scale(part)

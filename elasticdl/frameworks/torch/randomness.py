@@ -57,3 +57,14 @@ def seed_step(seed: int, device: Any) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)
+
+
+def seed_script(seed: int) -> None:
+    """`torch.manual_seed` for code that chooses its device itself; quick where PyTorch is built for processors alone.
+
+    Else `torch.manual_seed` formats the stack of its caller for each kind of accelerator, for a call that never comes.
+    """
+    if torch.accelerator.current_accelerator() is None:
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
