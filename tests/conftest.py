@@ -1,6 +1,7 @@
 """The suite is the same in each run: hypothesis searches from fixed seeds, and a slow machine fails nothing."""
 
 import gc
+import os
 import signal
 
 import pytest
@@ -15,6 +16,9 @@ _GC_THRESHOLD = 50_000  # new objects; Python's own is 700
 
 settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
+
+# Processes share the processors here: a thread of PyTorch that waits for the others of its team must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A shell that starts the suite in the background has it ignore SIGINT, and so would the programs under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
