@@ -19,7 +19,7 @@ from tests.chaos.kills import Fault, Freeze, Kill, run_life
 from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, assert_time_is_whole, coverage_of
 
 JOB = replace(DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
-NUMPY_JOB = replace(NUMPY_DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
+NUMPY_JOB = replace(NUMPY_DIGITS, num_epochs=45, num_workers=3, num_ps_pods=0)
 NEVER = 1_000_000
 
 
@@ -69,6 +69,7 @@ def test_a_life_of_kills_a_hung_worker_and_a_new_master_costs_no_sample(tmp_path
     running = started(NUMPY_JOB, tmp_path)
     try:
         assert run_life(running, life) == 3
+        running.hurry()
         assert_good(running, NUMPY_JOB)
     finally:
         running.end()

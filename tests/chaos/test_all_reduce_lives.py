@@ -58,6 +58,7 @@ def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
     try:
         running.wait_until(f"a world of {size}", lambda: size in worlds(running), START_S)
         run_life(running, life)
+        running.hurry()
         assert running.wait(600) == 0, running.story()
     finally:
         running.end()
@@ -70,7 +71,7 @@ def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
 
 @pytest.mark.timeout(300)
 def test_room_is_taken_and_given_back(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_ps_pods=0, num_workers=3, num_epochs=60)
+    job = replace(NUMPY_DIGITS, num_ps_pods=0, num_workers=3, num_epochs=30)
     life: list[Fault] = [RoomFor(1, 100), RoomFor(3, 200), Kill(Role.WORKER, 400)]
     lived(job, started(job, tmp_path, local_slots=3), life)
 

@@ -13,7 +13,7 @@ import pytest
 from elasticdl.cluster.cluster import Pod
 from elasticdl.protocol.values import Role
 from tests.chaos.job import LocalJob
-from tests.chaos.jobs import DIGITS
+from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import coverage_of
 
 NEVER = 1_000_000
@@ -30,7 +30,7 @@ def told_to_end(running: LocalJob, role: Role, says: str = "") -> Pod:
 
 @pytest.mark.timeout(300)
 def test_a_worker_gives_its_lease_back_and_a_ps_saves_what_it_holds(tmp_path: Path) -> None:
-    job = replace(DIGITS, num_epochs=60)
+    job = replace(NUMPY_DIGITS, num_epochs=40)
     data = job.make_data(tmp_path)
     running = job.local_job(tmp_path / "job", data, checkpoint_steps=NEVER, max_task_failures=1).start()
     try:
@@ -42,6 +42,7 @@ def test_a_worker_gives_its_lease_back_and_a_ps_saves_what_it_holds(tmp_path: Pa
         running.wait_for_version(200)
         told_to_end(running, Role.PS)
         running.wait_until("the second PS", lambda: "PS 0 is ready (incarnation 2" in running.master_log())
+        running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()

@@ -20,8 +20,8 @@ from tests.chaos.test_all_reduce import assert_members_were_equal, started
 from tests.e2e.test_ctrl_c import resume
 
 STEPS_BETWEEN = 20
-OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=40, pace_s=0.003)  # longer than all starts of workers, up to `hurry`
-OF_GROUPS = replace(OF_SERVERS, num_ps_pods=0, num_epochs=60)
+OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=20, pace_s=0.004)  # longer than all starts of workers, up to `hurry`
+OF_GROUPS = replace(OF_SERVERS, num_ps_pods=0, num_epochs=30)
 
 
 def scale(running: LocalJob, num_workers: int, *flags: str) -> str:
@@ -108,7 +108,7 @@ def test_two_four_one_three_workers_cost_no_record_and_no_other_process(
 
 @pytest.mark.timeout(300)
 def test_the_workers_of_a_script_come_and_go_with_the_number(tmp_path: Path) -> None:
-    job = replace(OF_SERVERS, num_epochs=30)
+    job = OF_SERVERS
     data = job.make_data(tmp_path)
     flags: dict[str, object] = {
         "job_name": "script",
@@ -161,7 +161,7 @@ def test_a_number_that_a_killed_master_has_not_read_is_read_by_the_next(tmp_path
 
 @pytest.mark.timeout(300)
 def test_a_stopped_job_keeps_its_number_and_takes_another_when_it_is_resumed(tmp_path: Path) -> None:
-    running = begin(replace(OF_SERVERS, name="numpy", num_epochs=20), tmp_path)
+    running = begin(replace(OF_SERVERS, name="numpy", num_epochs=15), tmp_path)
     try:
         scaled(running, 2)
         scale(running, 3)
@@ -177,7 +177,7 @@ def test_a_stopped_job_keeps_its_number_and_takes_another_when_it_is_resumed(tmp
     status = running.status()
     assert status is not None
     assert (numbers, status.workers_wanted) == ([3, 1], 1), said
-    assert_exact(running, replace(OF_SERVERS, num_epochs=20))
+    assert_exact(running, replace(OF_SERVERS, num_epochs=15))
 
 
 @pytest.mark.timeout(300)

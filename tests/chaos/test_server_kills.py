@@ -19,6 +19,7 @@ def killed(job: RealJob, life: list[Fault], tmp_path: Path, **flags: object) -> 
     running = job.local_job(tmp_path / "killed", data, **flags).start()
     try:
         assert run_life(running, life) == len(life), running.story()
+        running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()
@@ -28,7 +29,7 @@ def killed(job: RealJob, life: list[Fault], tmp_path: Path, **flags: object) -> 
 
 @pytest.mark.timeout(300)
 def test_two_servers_killed_in_turn_and_in_a_checkpoint_lose_nothing(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=60, num_ps_pods=2)
+    job = replace(NUMPY_DIGITS, num_epochs=40, num_ps_pods=2)
     life = [KillInCheckpoint(150, index=0), Kill(Role.PS, 500), KillInCheckpoint(900, index=1)]
     metrics = killed(job, life, tmp_path, checkpoint_steps=20)
     assert metrics["accuracy"] >= 0.9

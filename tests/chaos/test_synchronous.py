@@ -24,6 +24,7 @@ def assert_survives(job: RealJob, life: Sequence[Fault], tmp_path: Path, **flags
     running = job.local_job(tmp_path / "job", job.make_data(tmp_path), **SYNC, **flags).start()
     try:
         assert run_life(running, life) == sum(not isinstance(fault, Freeze) for fault in life)
+        running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()
@@ -37,7 +38,7 @@ def has_workers(running: LocalJob, number: int) -> bool:
 
 @pytest.mark.timeout(300)
 def test_a_round_of_three_continues_when_workers_and_a_server_are_killed(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=60, num_workers=3, num_ps_pods=2)
+    job = replace(NUMPY_DIGITS, num_epochs=30, num_workers=3, num_ps_pods=2)
     life = [
         Kill(Role.WORKER, 100),
         Kill(Role.WORKER, 250),

@@ -46,6 +46,12 @@ def job_with(code: str, tmp_path: Path, digits: Path, **flags: object) -> LocalJ
     return DIGITS.local_job(tmp_path / "job", digits, model_zoo=zoo, model_def="model.custom_model", **flags)
 
 
+def refused_of_one(code: str, tmp_path: Path, digits: Path, **flags: object) -> tuple[LocalJob, str]:
+    """A failing job with one worker, and what its client printed."""
+    running = job_with(code, tmp_path, digits, num_workers=1, **flags)
+    return running, refused(running)
+
+
 def refused(running: LocalJob) -> str:
     """What the client of a failing job printed."""
     assert running.start().wait(120) == 1, running.story()
@@ -73,8 +79,8 @@ def test_minibatches_that_are_not_finite_are_skipped_counted_and_reported(tmp_pa
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("offset", "named"), [(1, "17"), (-1, "-1")], ids=["beyond", "negative"])
 def test_ids_that_no_table_has_name_the_layer(offset: int, named: str, tmp_path: Path, digits: Path) -> None:
-    running = job_with(EMBEDDED.replace("OFFSET", str(offset)), tmp_path, digits, max_task_failures=1)
-    text = refused(running)
+    code = EMBEDDED.replace("OFFSET", str(offset))
+    running, text = refused_of_one(code, tmp_path, digits, max_task_failures=1)
     assert "shades" in text, running.story()
     assert named in text
     assert "17" in text
@@ -92,8 +98,8 @@ def test_ids_that_no_table_has_name_the_layer(offset: int, named: str, tmp_path:
 def test_an_optimizer_that_servers_do_not_know_fails_by_name_before_any_update(
     made: str, named: str, tmp_path: Path, digits: Path
 ) -> None:
-    running = job_with(f"def optimizer():\n    return {made}\n", tmp_path, digits)
-    assert named in refused(running), running.story()
+    running, text = refused_of_one(f"def optimizer():\n    return {made}\n", tmp_path, digits)
+    assert named in text, running.story()
     status = running.status()
     assert status is not None
     assert status.model_version == 0
@@ -101,8 +107,7 @@ def test_an_optimizer_that_servers_do_not_know_fails_by_name_before_any_update(
 
 @pytest.mark.timeout(180)
 def test_a_train_step_that_no_worker_calls_fails_by_name_before_any_update(tmp_path: Path, digits: Path) -> None:
-    running = job_with(OWN_STEP, tmp_path, digits)
-    text = refused(running)
+    running, text = refused_of_one(OWN_STEP, tmp_path, digits)
     assert "Own overrides train_step, which no worker calls" in text, running.story()
     assert "compute_loss" in text
     status = running.status()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ class Images(Dataset[int]):
         if index == 4 and not self._mark.exists():
             self._mark.touch()
             while True:
-                pass
+                signal.pause()
         return index
 
 
