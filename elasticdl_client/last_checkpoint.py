@@ -43,24 +43,31 @@ def write(spec: JobSpec, job_dir: JobDir, find_master: Callable[[], int | None],
         The number of minibatches in it; 0: there is none in time, or it has failed.
     """
     before, failures = _newest(spec, job_dir), _number(job_dir, EventKind.CHECKPOINT_FAILED)
+    wanted, version = _committed(spec, job_dir.status()), before
     asked, deadline, pause = 0, time.monotonic() + timeout_s, threading.Event()
     while time.monotonic() < deadline:
         master = find_master()
         if master is None:
-            return 0
+            break
         if master not in (0, asked) and _takes_requests(master):
             with suppress(ProcessLookupError):
                 os.kill(master, signal.SIGUSR1)
             asked = master
-        if (version := _newest(spec, job_dir)) > before:
+        status, version = job_dir.status(), _newest(spec, job_dir)
+        if version > before and version >= min(wanted, _committed(spec, status)):  # fewer, once a server is lost
             return version
-        status = job_dir.status()
         if _number(job_dir, EventKind.CHECKPOINT_FAILED) > failures:
-            return 0
+            break
         if status is not None and status.exit_code is not None:
-            return 0
+            break
         pause.wait(_LOOK_S)
-    return 0
+    return version if version > before else 0
+
+
+def _committed(spec: JobSpec, status: JobStatus | None) -> int:
+    """The minibatches that a checkpoint of parameter servers must hold; one that was begun earlier lacks some."""
+    is_of_servers = spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
+    return status.model_version if is_of_servers and status is not None else 0
 
 
 def _takes_requests(process: int) -> bool:

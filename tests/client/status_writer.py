@@ -19,9 +19,9 @@ def write(job_dir: Path, status: JobStatus) -> None:
     draft.rename(job_dir / "status.json")
 
 
-def save(job_dir: Path) -> None:
+def save(job_dir: Path, version: int = 50) -> None:
     """Writes down that there is a checkpoint."""
-    saved = JobEvent(1, 1.0, EventKind.CHECKPOINT_SAVED, "checkpoint-50")
+    saved = JobEvent(1, 1.0, EventKind.CHECKPOINT_SAVED, f"checkpoint-{version}")
     journal = {"snapshot": {"core": {"events": to_journal(EventHistory((saved,)))}}}
     draft = job_dir / "journal.tmp"
     draft.write_text(json.dumps(journal))
@@ -30,26 +30,38 @@ def save(job_dir: Path) -> None:
 
 def take_requests(job_dir: Path, scenario: str) -> None:
     """For a checkpoint, from now on."""
-    signal.signal(signal.SIGUSR1, lambda number, frame: (scenario != "deaf" and save(job_dir)) or None)
+
+    def take(_number: int, _frame: object) -> None:
+        if scenario == "behind":
+            save(job_dir, 40)
+            (job_dir / "go").read_text()
+        if scenario != "deaf":
+            save(job_dir)
+
+    signal.signal(signal.SIGUSR1, take)
 
 
 def main() -> None:
     """Plays one scenario: succeed, fail, crash, die_once, wait, or one that differs from wait.
 
     deaf: it writes no checkpoint.  late: its first life takes no request until something is written to the pipe `go`.
+    behind: at a request it ends an earlier checkpoint first, and then waits for that pipe.
     """
     scenario = sys.argv[1]
     job_dir = Path(os.environ["ELASTICDL_JOB_DIR"])
     first_life = not (job_dir / "lived").exists()
     (job_dir / "lived").touch()
     running = JobStatus("job", JobPhase.RUNNING, epoch=1, num_epochs=1, records_done=50, records_total=100)
-    running = dataclasses.replace(running, workers_wanted=2, workers_alive=2, generation=1 if first_life else 2)
+    running = dataclasses.replace(
+        running, model_version=50, workers_wanted=2, workers_alive=2, generation=1 if first_life else 2
+    )
     if scenario == "crash":
         raise SystemExit("this master never works")
     print("port", os.environ["MASTER_PORT"], "pod", os.environ["ELASTICDL_POD_NAME"], flush=True)
-    if is_late := scenario == "late" and first_life:
+    is_late = scenario == "late" and first_life
+    if is_late or scenario == "behind":
         os.mkfifo(job_dir / "go")
-    waits = scenario in ("wait", "deaf", "late")
+    waits = scenario in ("wait", "deaf", "late", "behind")
     if waits:
         (job_dir / "pid").write_text(str(os.getpid()))
     if waits and not is_late:

@@ -238,6 +238,20 @@ def test_ctrl_c_asks_a_master_that_is_starting_once_it_can_take_the_request(flag
     assert "started again" not in output
 
 
+def test_a_checkpoint_that_was_begun_before_ctrl_c_is_not_the_one_that_is_waited_for(flags: dict[str, str]) -> None:
+    process = start(flags, "behind")
+    wait_for_line(process, "records 50/100")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "Ctrl-C again ends the job at once")
+    journal = Path(flags["job_dir"]) / "journal.json"
+    wait_until(journal.exists, "the earlier checkpoint")
+    assert not select.select([process.stdout], [], [], 1.0)[0], "the client has taken the earlier one"
+    journal.with_name("go").write_text("")
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert "A checkpoint of 50 minibatches is written." in output
+
+
 def test_ctrl_c_asks_the_next_master_where_the_one_that_was_asked_is_killed(flags: dict[str, str]) -> None:
     process = start(flags, "late")
     wait_for_line(process, "records 50/100")
