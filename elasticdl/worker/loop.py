@@ -9,17 +9,14 @@ import logging
 
 import grpc
 
-from elasticdl.frameworks.framework import FeedError, Framework, Mode
+from elasticdl.frameworks.framework import FeedError, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.memory import keep_large_buffers
-from elasticdl.worker.activity import Activity, ActivityClock
-from elasticdl.worker.export.exporter import Exporter
+from elasticdl.worker.activity import Activity
 from elasticdl.worker.input.batches import LeaseLost, NotFinite, TaskBatches
 from elasticdl.worker.input.quarantine import Quarantine, inspected
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
@@ -35,23 +32,17 @@ class WorkerLoop:
 
     def __init__(
         self,
-        link: MasterLink,
         tasks: TaskStream,
-        framework: Framework,
         strategy: Strategy,
-        reporter: Reporter,
-        clock: ActivityClock,
-        exporter: Exporter,
+        outcomes: TaskReporter,
         quarantine: Quarantine,
         termination: Termination,
     ) -> None:
-        self._link = link
+        self._link, self._framework = outcomes.link, outcomes.framework
+        self._reporter, self._clock = outcomes.reporter, outcomes.clock
         self._tasks = tasks
-        self._framework = framework
         self._strategy = strategy
-        self._reporter = reporter
-        self._clock = clock
-        self._outcomes = TaskReporter(link, framework, reporter, exporter, clock)
+        self._outcomes = outcomes
         self._quarantine = quarantine
         self._termination = termination
 

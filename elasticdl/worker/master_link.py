@@ -49,7 +49,7 @@ class MasterLink:
     ) -> None:
         self.worker_id = worker_id
         self.leases = LeaseBook()
-        self._clock = clock
+        self.clock = clock
         self._pod_name = pod_name
         self._incarnation = secrets.randbits(62)
         self._generation = 0  # of the master that this worker has registered with
@@ -344,7 +344,7 @@ class MasterLink:
         Raises:
             MasterGone: the master is not there.
         """
-        activity, seconds = self._clock.read()
+        activity, seconds = self.clock.read()
         message = pb.HeartbeatRequest(
             role=pb.WORKER,
             id=self.worker_id,
@@ -389,7 +389,7 @@ class MasterLink:
             self._beat_at_once.wait(_HEARTBEAT_S)
 
     def _beat(self) -> None:
-        activity, seconds = self._clock.read()
+        activity, seconds = self.clock.read()
         world_version, waiting_seconds = self._standing()
         taken, self._stacks = self._stacks, None
         reply: pb.HeartbeatReply = self._stub.Heartbeat(
@@ -430,7 +430,7 @@ class MasterLink:
 
     def _take_stacks(self) -> None:
         """In a thread of its own: heartbeats must not wait for py-spy."""
-        self._stacks = stacks.take(self._clock.read()[0], self._children.take())
+        self._stacks = stacks.take(self.clock.read()[0], self._children.take())
         self._is_taking_stacks = False
         self._beat_at_once.set()
 

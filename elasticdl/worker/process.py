@@ -42,6 +42,7 @@ from elasticdl.worker.ps.strategy import ParameterServerStrategy, Training
 from elasticdl.worker.ps.sync_training import SynchronousTraining
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.choices import DistributionStrategy, JobType, NanPolicy
 from elasticdl_client.errors import CheckpointError, ElasticDLError, JobError
@@ -183,17 +184,9 @@ class WorkerProcess:
             self._link, self._readers.of, strategy.begin, self._spec.seed, self._spec.shuffle, self._clock
         )
         reporter = Reporter(self._link, self._spec.log_loss_steps)
-        return WorkerLoop(
-            self._link,
-            tasks,
-            self._framework,
-            strategy,
-            reporter,
-            self._clock,
-            Exporter(self._framework, strategy, self._link, self._spec),
-            Quarantine.of(self._spec),
-            self._termination,
-        )
+        exporter = Exporter(self._framework, strategy, self._link, self._spec)
+        outcomes = TaskReporter(self._link, self._framework, reporter, exporter, self._clock)
+        return WorkerLoop(tasks, strategy, outcomes, Quarantine.of(self._spec), self._termination)
 
     def _strategy(self, report: ModelReport) -> Strategy:
         spec = self._spec
@@ -215,9 +208,7 @@ class WorkerProcess:
 
     def _parameter_server_strategy(self, report: ModelReport) -> Strategy:
         spec = self._spec
-        session = PsSession(
-            self._link, self._framework, report, self._token, spec.seed, spec.wire_dtype.value, encrypts=spec.encrypt
-        )
+        session = PsSession(self._link, self._framework, report, self._token, spec)
         skips = spec.nan_policy is NanPolicy.SKIP
         gradients = Gradients(self._framework, self._link, spec.seed, skips, self._clock)
         training: Training = SynchronousTraining(session, gradients, self._clock)

@@ -22,7 +22,14 @@ _log = logging.getLogger("elasticdl.worker")
 
 
 class TaskReporter:
-    """Works off what is not training, and ends tasks."""
+    """Works off what is not training, and ends tasks.
+
+    Attributes:
+        link: to the master.
+        framework: of the user's module.
+        reporter: of minibatches.
+        clock: of what the worker does.
+    """
 
     def __init__(
         self,
@@ -32,32 +39,32 @@ class TaskReporter:
         exporter: Exporter,
         clock: ActivityClock,
     ) -> None:
-        self._link = link
-        self._framework = framework
-        self._reporter = reporter
+        self.link = link
+        self.framework = framework
+        self.reporter = reporter
         self._exporter = exporter
-        self._clock = clock
+        self.clock = clock
 
     def evaluate(self, held: HeldLease, values: Values, batches: TaskBatches, tasks: TaskStream) -> None:
         """An EVALUATION task: the metrics' states over its records."""
-        with self._clock.during(Activity.EVALUATE):
-            states = evaluate_task(self._framework, values, held, batches)
+        with self.clock.during(Activity.EVALUATE):
+            states = evaluate_task(self.framework, values, held, batches)
         if self.is_unreadable(held, tasks):
             return
-        self._link.report_evaluation(held.id, states, {}, batches.surplus)
-        self._link.leases.remove(held.id)
+        self.link.report_evaluation(held.id, states, {}, batches.surplus)
+        self.link.leases.remove(held.id)
 
     def merge(self, held: HeldLease, tasks: TaskStream) -> None:
         """An evaluation's numbers from the states of all its tasks."""
-        with self._clock.during(Activity.EVALUATE):
-            results = merged_results(self._framework, held.lease.merged)
+        with self.clock.during(Activity.EVALUATE):
+            results = merged_results(self.framework, held.lease.merged)
             try:
-                self._framework.end_evaluation(held.lease.model_version, results)
+                self.framework.end_evaluation(held.lease.model_version, results)
             except Exception as error:  # noqa: BLE001  the user's callbacks run in here
                 self.user_code_failed(held, error)
                 tasks.close(held)
                 return
-        self._link.report_evaluation(held.id, [], results)
+        self.link.report_evaluation(held.id, [], results)
         self.close(held, tasks)
 
     def end_training(self, held: HeldLease) -> None:
@@ -69,9 +76,9 @@ class TaskReporter:
         self._do_alone(held, self._exporter.occasion)
 
     def _do_alone(self, held: HeldLease, do: Callable[[HeldLease], None]) -> None:
-        self._reporter.drain()
+        self.reporter.drain()
         try:
-            with self._clock.during(Activity.EXPORT):
+            with self.clock.during(Activity.EXPORT):
                 do(held)
         except LeaseLost:
             _log.info("Lease %d (%s) is lost; another worker has it", held.id, held.task_name)
@@ -79,10 +86,10 @@ class TaskReporter:
             raise
         except Exception as error:  # noqa: BLE001  the user's model and callbacks run in here
             _log.error("%s", traceback.format_exc())
-            self._link.fail(held.id, 0, f"{type(error).__name__}: {error}", traceback.format_exc(), [])
+            self.link.fail(held.id, 0, f"{type(error).__name__}: {error}", traceback.format_exc(), [])
         else:
-            self._link.finish(held.id, 0)
-        self._link.leases.remove(held.id)
+            self.link.finish(held.id, 0)
+        self.link.leases.remove(held.id)
 
     def is_unreadable(self, held: HeldLease, tasks: TaskStream) -> bool:
         """Whether its records could not be read; then report that."""
@@ -94,37 +101,37 @@ class TaskReporter:
 
     def unreadable(self, held: HeldLease, error: DataError) -> None:
         """The records of a task cannot be read."""
-        self._reporter.drain()
-        self._link.fail(held.id, 0, str(error), "", [])
-        self._link.leases.remove(held.id)
+        self.reporter.drain()
+        self.link.fail(held.id, 0, str(error), "", [])
+        self.link.leases.remove(held.id)
 
     def feed_failed(self, error: FeedError, tasks: TaskStream) -> None:
         """The user's `feed` raised; the task may be one whose lease is lost."""
         _log.error("%s", error.details or error)
-        self._reporter.drain()
-        held = self._link.leases.get(error.lease)
+        self.reporter.drain()
+        held = self.link.leases.get(error.lease)
         if held is not None:
-            self._link.fail(held.id, error.n, str(error), error.details, list(error.bad_records))
+            self.link.fail(held.id, error.n, str(error), error.details, list(error.bad_records))
             self.close(held, tasks)
 
     def not_finite(self, held: HeldLease, error: NotFinite) -> None:
         """The job ends by it."""
         _log.error("Minibatch %d of %s: %s", error.minibatch, held.task_name, error)
-        self._reporter.drain()
+        self.reporter.drain()
         what, arrow, advice = str(error).partition("\n  → ")
         what = f"{what}, in minibatch {error.minibatch}{arrow}{advice}"
-        self._link.report_progress(held.id, [], None, not_finite=what)
-        self._link.leases.remove(held.id)
+        self.link.report_progress(held.id, [], None, not_finite=what)
+        self.link.leases.remove(held.id)
 
     def user_code_failed(self, held: HeldLease, error: Exception) -> None:
         """The user's model, loss or metrics raised the exception being handled."""
         _log.error("%s", traceback.format_exc())
-        self._reporter.drain()
-        self._link.fail(held.id, held.minibatch, *said_of(error, held), [])
-        self._link.leases.remove(held.id)
+        self.reporter.drain()
+        self.link.fail(held.id, held.minibatch, *said_of(error, held), [])
+        self.link.leases.remove(held.id)
 
     def close(self, held: HeldLease, tasks: TaskStream) -> None:
-        self._link.leases.remove(held.id)
+        self.link.leases.remove(held.id)
         tasks.close(held)
 
 

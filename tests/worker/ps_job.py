@@ -32,6 +32,7 @@ from elasticdl.worker.ps.gradients import Gradients
 from elasticdl.worker.ps.session import PsSession
 from elasticdl.worker.ps.strategy import ParameterServerStrategy
 from elasticdl.worker.ps.sync_training import SynchronousTraining
+from elasticdl_client.job_spec import JobSpec
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 
 NUM_TASKS, TASK_MINIBATCHES = 4, 8
@@ -180,7 +181,7 @@ class Worker:
         self.link = MasterLink(job.master.address, TOKEN, len(job.workers), "pod", clock, 20.0)
         self.link.learn_partition(job.known_partition())
         framework: Any = self.framework
-        self.session = PsSession(self.link, framework, REPORT, token, 1, timeout_s=timeout_s)
+        self.session = PsSession(self.link, framework, REPORT, token, JobSpec(seed=1), timeout_s)
         gradients = Gradients(framework, self.link, 1, skips, clock)
         training = (
             PipelinedTraining(self.session, gradients, get_model_steps, clock)

@@ -24,6 +24,7 @@ from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Numbers
@@ -74,7 +75,8 @@ def main() -> None:
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
     reporter = Reporter(link, 1)
     exporter = Exporter(framework, strategy, link, JobSpec())
-    loop = WorkerLoop(link, tasks, framework, strategy, reporter, clock, exporter, Quarantine(), termination)
+    outcomes = TaskReporter(link, framework, reporter, exporter, clock)
+    loop = WorkerLoop(tasks, strategy, outcomes, Quarantine(), termination)
     termination.before_end(loop.leave)
     loop.run()
 

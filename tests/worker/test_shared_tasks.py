@@ -21,6 +21,7 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.ledger import UNKNOWN, Ledger, RestoredModel
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.task_reporting import TaskReporter
+from elasticdl_client.choices import NanPolicy
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Counting, Numbers, lease
 from tests.worker.world_master import ANSWER_S, SessionMember, WorldMaster, ended
@@ -46,19 +47,14 @@ class Sharing(SessionMember):
         outcomes = TaskReporter(
             self.link, framework, self.reporter, Exporter(framework, nothing, self.link, JobSpec()), clock
         )
-        self.supply = GlobalBatches(
-            link=self.link,
-            session=self.session,
-            drawer=LeasePrefetcher(InterruptibleLeases(self.link)),
-            leases=local,
-            feeder=BatchPrefetcher(tasks, local, framework, local.leases, Quarantine()),
-            outcomes=outcomes,
-            reporter=self.reporter,
+        spec = JobSpec(
             minibatch_size=MINIBATCH,
-            num_per_step=PER_STEP,
-            num_per_epoch=num_per_epoch,
-            skips_not_finite=skips,
+            fixed_global_batch=MINIBATCH * PER_STEP,
+            nan_policy=NanPolicy.SKIP if skips else NanPolicy.FAIL,
         )
+        drawer = LeasePrefetcher(InterruptibleLeases(self.link))
+        feeder = BatchPrefetcher(tasks, local, framework, local.leases, Quarantine())
+        self.supply = GlobalBatches(spec, self.session, drawer, local, feeder, outcomes, num_per_epoch)
 
     def close(self) -> None:
         super().close()

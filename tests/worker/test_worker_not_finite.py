@@ -16,6 +16,7 @@ from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Commit
+from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
 from tests.worker.counting import Numbers
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
@@ -53,9 +54,8 @@ def test_what_is_not_finite_is_told_and_the_lease_given_up() -> None:
     framework: Any = OneByOne()
     exporter: Any = None
     tasks = TaskStream(link, lambda task_type: Numbers(), strategy.begin, seed=1, shuffle=False, clock=clock)
-    loop = WorkerLoop(
-        link, tasks, framework, strategy, Reporter(link, 10), clock, exporter, Quarantine(), Termination(clock)
-    )
+    outcomes = TaskReporter(link, framework, Reporter(link, 10), exporter, clock)
+    loop = WorkerLoop(tasks, strategy, outcomes, Quarantine(), Termination(clock))
     loop.run()
     reports = master.hears("ReportProgress", times=2)
     assert [n for report in reports[:-1] for n in report.committed] == [0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elasticdl.api.data import DataShardService
 from elasticdl.api.pytorch.alone import StepGroup
@@ -14,31 +15,23 @@ from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.termination import Termination
 
 
+@dataclass(frozen=True, slots=True)
 class Loop:
-    """The parts that `ElasticController` drives; put together by `wiring`."""
+    """The parts that `ElasticController` drives; put together by `wiring`.
 
-    def __init__(
-        self,
-        data: DataShardService,
-        world: StepGroup,
-        shares: ScriptBatchSource,
-        pipeline: LoaderPipeline,
-        state: RegisteredState,
-        gradients: ScriptGradients,
-        model: Replica,
-        writer: CheckpointWriter,
-        termination: Termination,
-        start: Callable[[], None],
-        stop: Callable[[], None],
-    ) -> None:
-        self.data = data
-        self.world = world
-        self.shares = shares
-        self.pipeline = pipeline
-        self.state = state
-        self.gradients = gradients
-        self.model = model
-        self.writer = writer
-        self.termination = termination
-        self.start = start  # of the threads behind the world and the shares
-        self.stop = stop  # of what the interpreter must not find alive at its end
+    Attributes:
+        start: the threads behind the world and the shares.
+        stop: what the interpreter must not find alive at its end.
+    """
+
+    data: DataShardService
+    world: StepGroup
+    shares: ScriptBatchSource
+    pipeline: LoaderPipeline
+    state: RegisteredState
+    gradients: ScriptGradients
+    model: Replica
+    writer: CheckpointWriter
+    termination: Termination
+    start: Callable[[], None]
+    stop: Callable[[], None]

@@ -26,9 +26,9 @@ from elasticdl.worker.input.batches import NotFinite
 from elasticdl.worker.input.lease_prefetcher import LeasePrefetcher, LocalLeases
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import UNKNOWN
-from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.task_reporting import TaskReporter, said_of
+from elasticdl_client.choices import NanPolicy
+from elasticdl_client.job_spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +63,31 @@ class GlobalBatches:
 
     def __init__(
         self,
-        link: MasterLink,
+        spec: JobSpec,
         session: WorldSession,
         drawer: LeasePrefetcher,
         leases: LocalLeases,
         feeder: BatchPrefetcher,
         outcomes: TaskReporter,
-        reporter: Reporter,
-        minibatch_size: int,
-        num_per_step: int,
         num_per_epoch: int,
-        skips_not_finite: bool,
     ) -> None:
         """
         Args:
             leases: what the feeder draws from.
-            num_per_step: minibatches of a step.
             num_per_epoch: minibatches of an epoch; 0: not known.
-            skips_not_finite: see `LeasedBatches`.
         """
         self.wish = StepFlag.NOTHING
         self.is_over = False
-        self._link = link
+        self._link, self._reporter = outcomes.link, outcomes.reporter
         self._session = session
         self._drawer = drawer
         self._local = leases
         self._feeder = feeder
         self._outcomes = outcomes
-        self._reporter = reporter
-        self._minibatch_size = minibatch_size
-        self._num_per_step = num_per_step
+        self._minibatch_size = spec.minibatch_size
+        self._num_per_step = spec.fixed_global_batch // spec.minibatch_size
         self._num_per_epoch = num_per_epoch
-        self._skips_not_finite = skips_not_finite
+        self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # see `LeasedBatches`
         self._queue: deque[StepOrder] = deque()  # in order; each once, none of which the model holds
         self._closed_epoch = -1  # no more minibatches of it will come
         self._fed: set[int] = set()  # leases given to the feeder

@@ -14,7 +14,7 @@ import grpc
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, LocalGradient, Mode, Share
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource
 from elasticdl.worker.allreduce.replica import CheckpointWriter, Replica
 from elasticdl.worker.allreduce.step_header import BatchRef, StepFlag, StepPlan
@@ -23,12 +23,12 @@ from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.input.quarantine import Quarantine, inspected
 from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
-from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.task_reporting import TaskReporter
 from elasticdl.worker.termination import Termination
+from elasticdl_client.choices import NanPolicy
 from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _PATIENCE_S = 0.1  # between two looks while no member has work
@@ -40,44 +40,32 @@ class AllReduceLoop:
 
     def __init__(
         self,
-        link: MasterLink,
+        spec: JobSpec,
         session: WorldSession,
         supply: BatchSource,
         evaluations: TaskStream,
-        framework: Framework,
-        model: Replica,
         checkpoints: CheckpointWriter,
         outcomes: TaskReporter,
-        reporter: Reporter,
-        clock: ActivityClock,
         termination: Termination,
-        seed: int,
-        minibatch_size: int,
-        skips_not_finite: bool,
-        quarantine: Quarantine,
     ) -> None:
         """
         Args:
             evaluations: of evaluation tasks alone.
-            seed: the job's.
-            skips_not_finite: minibatches with a NaN or an infinity are left out of the model; else they end the job.
-            quarantine: of evaluation tasks.
+            checkpoints: of the model that this trains.
         """
-        self._link = link
+        self._link, self._framework = outcomes.link, outcomes.framework
+        self._reporter, self._clock = outcomes.reporter, outcomes.clock
         self._session = session
         self._supply = supply
         self._evaluations = evaluations
-        self._framework = framework
-        self._model = model
+        self._model = checkpoints.model
         self._checkpoints = checkpoints
         self._outcomes = outcomes
-        self._reporter = reporter
-        self._clock = clock
         self._termination = termination
-        self._seed = seed
-        self._minibatch_size = minibatch_size
-        self._skips_not_finite = skips_not_finite
-        self._quarantine = quarantine
+        self._seed = spec.seed
+        self._minibatch_size = spec.minibatch_size
+        self._skips_not_finite = spec.nan_policy is NanPolicy.SKIP  # out of the model; else they end the job
+        self._quarantine = Quarantine.of(spec)  # of evaluation tasks
         self._is_idle = False  # no member had work in the last round
         self._is_last = False  # no member continues after this one
 

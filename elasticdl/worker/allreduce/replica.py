@@ -87,14 +87,18 @@ class Replica:
 
 
 class CheckpointWriter:
-    """Writes checkpoints of the model as it is between two steps, in the background."""
+    """Writes checkpoints of the model as it is between two steps, in the background.
+
+    Attributes:
+        model: what it writes.
+    """
 
     def __init__(self, model: Replica, checkpoints: StateCheckpoints, every: int) -> None:
         """
         Args:
             every: minibatches between two checkpoints; 0: one a minute.
         """
-        self._model = model
+        self.model = model
         self._checkpoints = checkpoints
         self._every = every
         self._saved_at = (0, time.monotonic())
@@ -133,7 +137,7 @@ class CheckpointWriter:
 
     def _start(self, ledger: Ledger) -> None:
         self._saved_at = (ledger.applied.num_names, time.monotonic())
-        arguments = (self._model.arrays(), ledger.copy())
+        arguments = (self.model.arrays(), ledger.copy())
         self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 

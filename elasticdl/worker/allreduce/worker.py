@@ -62,57 +62,25 @@ def make_all_reduce_loop(
     def stream(requests: LeaseLink) -> TaskStream:
         return TaskStream(requests, readers.of, lambda held: None, spec.seed, spec.shuffle, clock)
 
-    skips = spec.nan_policy is NanPolicy.SKIP
-    supply = _supply(link, session, stream, framework, outcomes, reporter, spec, skips)
-    return AllReduceLoop(
-        link=link,
-        session=session,
-        supply=supply,
-        evaluations=stream(link),
-        framework=framework,
-        model=model,
-        checkpoints=writer,
-        outcomes=outcomes,
-        reporter=reporter,
-        clock=clock,
-        termination=termination,
-        seed=spec.seed,
-        minibatch_size=spec.minibatch_size,
-        skips_not_finite=skips,
-        quarantine=Quarantine.of(spec),
-    )
+    supply = _supply(session, stream, outcomes, spec)
+    return AllReduceLoop(spec, session, supply, stream(link), writer, outcomes, termination)
 
 
 def _supply(
-    link: MasterLink,
-    session: WorldSession,
-    stream: Callable[[LeaseLink], TaskStream],
-    framework: Framework,
-    outcomes: TaskReporter,
-    reporter: Reporter,
-    spec: JobSpec,
-    skips: bool,
+    session: WorldSession, stream: Callable[[LeaseLink], TaskStream], outcomes: TaskReporter, spec: JobSpec
 ) -> BatchSource:
     """Of the world together, with --fixed_global_batch, or each member's own."""
+    link, framework = outcomes.link, outcomes.framework
     if spec.fixed_global_batch:
         local = LocalLeases()
-        return GlobalBatches(
-            link=link,
-            session=session,
-            drawer=LeasePrefetcher(InterruptibleLeases(link)),
-            leases=local,
-            feeder=BatchPrefetcher(stream(local), local, framework, local.leases, Quarantine.of(spec)),
-            outcomes=outcomes,
-            reporter=reporter,
-            minibatch_size=spec.minibatch_size,
-            num_per_step=spec.fixed_global_batch // spec.minibatch_size,
-            num_per_epoch=link.register().plan.num_minibatches,
-            skips_not_finite=skips,
-        )
+        drawer = LeasePrefetcher(InterruptibleLeases(link))
+        feeder = BatchPrefetcher(stream(local), local, framework, local.leases, Quarantine.of(spec))
+        return GlobalBatches(spec, session, drawer, local, feeder, outcomes, link.register().plan.num_minibatches)
     requests = InterruptibleLeases(link)
     tasks = stream(requests)
     feeder = BatchPrefetcher(tasks, requests, framework, link.leases, Quarantine.of(spec))
-    return LeasedBatches(link, session, feeder, tasks, outcomes, reporter, skips)
+    skips = spec.nan_policy is NanPolicy.SKIP
+    return LeasedBatches(link, session, feeder, tasks, outcomes, outcomes.reporter, skips)
 
 
 def _samples(link: MasterLink, framework: Framework, readers: Readers, spec: JobSpec) -> list[Batch]:

@@ -105,7 +105,6 @@ def make_analysis_loop(link: MasterLink, readers: Readers, spec: JobSpec, clock:
         cast(Inference, TableInput(columns_of(spec, metadata))),
         lambda held: nothing,
         AnalysisWork(link, spec, clock),
-        clock,
         Quarantine.of(spec),
         lambda: shutil.rmtree(spec.prediction_outputs, ignore_errors=True),
     )

@@ -83,7 +83,6 @@ class OnePassLoop:
         model: Inference,
         values: Callable[[HeldLease], Values],
         work: PassWork,
-        clock: ActivityClock,
         quarantine: Quarantine,
         close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -92,12 +91,11 @@ class OnePassLoop:
             values: of the model, for a task.
             close: called at the end.
         """
-        self._link = link
+        self._link, self._clock = link, link.clock
         self._tasks = tasks
         self._model = model
         self._values = values
         self._work = work
-        self._clock = clock
         self._quarantine = quarantine
         self._close = close
 

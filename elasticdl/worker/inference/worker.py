@@ -88,12 +88,10 @@ def make_one_pass_loop(
     tasks = TaskStream(link, readers.of, lambda held: None, spec.seed, False, clock)
     if not spec.num_ps_pods:
         own = Values(None, lambda batch: {})
-        return OnePassLoop(link, tasks, model, lambda held: own, work, clock, Quarantine.of(spec))
-    session = PsSession(
-        link, cast(Framework, model), report, token, spec.seed, spec.wire_dtype.value, encrypts=spec.encrypt
-    )
+        return OnePassLoop(link, tasks, model, lambda held: own, work, Quarantine.of(spec))
+    session = PsSession(link, cast(Framework, model), report, token, spec)
     values = ServedValues(session).values
-    return OnePassLoop(link, tasks, model, values, work, clock, Quarantine.of(spec), session.close)
+    return OnePassLoop(link, tasks, model, values, work, Quarantine.of(spec), session.close)
 
 
 class ServedValues:

@@ -26,6 +26,7 @@ from elasticdl.ps.client import (
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _PARTITION_WAIT_S = 0.5
@@ -43,24 +44,21 @@ class PsSession:
         framework: Framework,
         report: ModelReport,
         token: str,
-        seed: int,
-        wire_dtype: str = "float32",
+        spec: JobSpec,
         timeout_s: float = 30.0,
-        encrypts: bool = False,
     ) -> None:
         """
         Args:
             timeout_s: deadline of one call.
-            encrypts: tensors that cross the network.
         """
         self.report = report
         self._link = link
         self._framework = framework
         self._token = token
-        self._seed = seed
-        self._wire_dtype = wire_dtype
+        self._seed = spec.seed
+        self._wire_dtype = spec.wire_dtype.value
         self._timeout_s = timeout_s
-        self._encrypts = encrypts
+        self._encrypts = spec.encrypt
         self._client: PsClient | None = None
         self._connecting = threading.Lock()
         self._said: tuple[str, float] = ("", 0.0)  # why it waits, and when that was logged
