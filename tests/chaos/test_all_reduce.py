@@ -19,7 +19,7 @@ from tests.chaos.kills import Fault, Freeze, Kill, run_life
 from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact, assert_time_is_whole, coverage_of
 
 JOB = replace(DIGITS, num_epochs=60, num_workers=3, num_ps_pods=0)
-NUMPY_JOB = replace(NUMPY_DIGITS, num_epochs=45, num_workers=3, num_ps_pods=0)
+NUMPY_JOB = replace(NUMPY_DIGITS, num_epochs=45, num_workers=3, num_ps_pods=0, pace_s=0.0008)
 NEVER = 1_000_000
 
 
@@ -64,7 +64,7 @@ def test_a_life_of_kills_a_hung_worker_and_a_new_master_costs_no_sample(tmp_path
         Kill(Role.WORKER, 150),
         Kill(Role.MASTER, 400),
         Freeze(700, 4.5, loses_lease=False),  # longer than the collective time-out: the others go on without it
-        Kill(Role.WORKER, 1500),
+        Kill(Role.WORKER, 1100),
     ]
     running = started(NUMPY_JOB, tmp_path)
     try:

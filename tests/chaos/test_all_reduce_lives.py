@@ -71,7 +71,7 @@ def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
 
 @pytest.mark.timeout(300)
 def test_room_is_taken_and_given_back(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_ps_pods=0, num_workers=3, num_epochs=30)
+    job = replace(NUMPY_DIGITS, num_ps_pods=0, num_workers=3, num_epochs=30, pace_s=0.001)
     life: list[Fault] = [RoomFor(1, 100), RoomFor(3, 200), Kill(Role.WORKER, 400)]
     lived(job, started(job, tmp_path, local_slots=3), life)
 

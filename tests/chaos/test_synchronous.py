@@ -38,13 +38,13 @@ def has_workers(running: LocalJob, number: int) -> bool:
 
 @pytest.mark.timeout(300)
 def test_a_round_of_three_continues_when_workers_and_a_server_are_killed(tmp_path: Path) -> None:
-    job = replace(NUMPY_DIGITS, num_epochs=30, num_workers=3, num_ps_pods=2)
+    job = replace(NUMPY_DIGITS, num_epochs=30, num_workers=3, num_ps_pods=2, pace_s=0.001)
     life = [
         Kill(Role.WORKER, 100),
-        Kill(Role.WORKER, 250),
-        Freeze(350, FREEZE_S),
-        Kill(Role.PS, 500),
-        Kill(Role.WORKER, 800),
+        Kill(Role.WORKER, 200),
+        Freeze(300, FREEZE_S),
+        Kill(Role.PS, 400),
+        Kill(Role.WORKER, 500),
     ]
     assert_survives(job, life, tmp_path, grads_to_wait=3)
 
