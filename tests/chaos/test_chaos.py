@@ -79,7 +79,7 @@ def test_digits_survive_the_death_of_a_worker_a_ps_the_master_and_a_zombie(tmp_p
         Kill(Role.WORKER, at_version=300),
         Kill(Role.MASTER, at_version=360),
     ]
-    assert_survives(replace(NUMPY_DIGITS, num_epochs=30), life, tmp_path)
+    assert_survives(replace(NUMPY_DIGITS, num_epochs=30, pace_s=0.001), life, tmp_path)
 
 
 @pytest.mark.timeout(300)
