@@ -47,7 +47,12 @@ class Listing:
 
 
 class Effects:
-    """Executes commands; returns at once."""
+    """Executes commands; returns at once.
+
+    Attributes:
+        cluster: where the job's pods are.
+        inbox: takes the events in which effects end.
+    """
 
     def __init__(
         self,
@@ -59,10 +64,10 @@ class Effects:
         num_pod_threads: int = 1,
     ) -> None:
         self._spec = spec
-        self._cluster = cluster
+        self.cluster = cluster
         self._pod_specs = pod_specs
         self._ps_calls = ps_calls
-        self._inbox = inbox
+        self.inbox = inbox
         self._pod_threads = PodThreads(num_pod_threads)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="effect")
         self._resizing = ThreadPoolExecutor(4, thread_name_prefix="resize")  # which may take long
@@ -123,59 +128,59 @@ class Effects:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001  handed to the loop, which ends the master with it
-                self._inbox.post(Crashed(error))
+                self.inbox.post(Crashed(error))
 
         return guarded
 
     def _create_pod(self, command: commands.CreatePod) -> None:
         try:
-            self._cluster.create(self._pod_specs.of(command))
+            self.cluster.create(self._pod_specs.of(command))
         except ElasticDLError as error:
-            self._inbox.post(events.PodNotCreated(command.name, error.what))
+            self.inbox.post(events.PodNotCreated(command.name, error.what))
 
     def _resize_pod(self, pod: commands.CreatePod) -> None:
         try:
-            size = self._cluster.resize(self._pod_specs.of(pod))
+            size = self.cluster.resize(self._pod_specs.of(pod))
         except ElasticDLError as error:
-            self._inbox.post(events.PodNotResized(pod.name, error.what, isinstance(error, CannotResize)))
+            self.inbox.post(events.PodNotResized(pod.name, error.what, isinstance(error, CannotResize)))
         else:
-            self._inbox.post(events.PodResized(pod.name, pod.memory_factor, size))
+            self.inbox.post(events.PodResized(pod.name, pod.memory_factor, size))
 
     def _delete_pod(self, command: commands.DeletePod) -> None:
         try:
-            self._cluster.delete(command.name, command.grace_s)
+            self.cluster.delete(command.name, command.grace_s)
         except ElasticDLError as error:
             logger.warning("Pod %s cannot be deleted: %s", command.name, error.what)
 
     def _list_pods(self) -> None:
         num_done = self._pod_threads.num_done
         try:
-            pods = self._cluster.list()
+            pods = self.cluster.list()
         except ElasticDLError as error:
             logger.warning("Pods cannot be listed: %s", error.what)
             return
-        self._inbox.post(Listing(pods_listed(pods), num_done))
+        self.inbox.post(Listing(pods_listed(pods), num_done))
 
     def _list_shards(self, kind: DataKind) -> None:
         try:
             found = self._read_shards(kind)
         except ElasticDLError as error:
-            self._inbox.post(events.ShardsUnreadable(kind, str(error)))
+            self.inbox.post(events.ShardsUnreadable(kind, str(error)))
             return
         num_records = sum(len(shard) for shard in found)
         logger.info("Create %d shards of %s data with a total of %d records", len(found), kind, num_records)
-        self._inbox.post(events.ShardsListed(kind, found))
+        self.inbox.post(events.ShardsListed(kind, found))
 
     def _verify_shards(self, kind: DataKind, known: tuple[Shard, ...]) -> None:
         try:
             found = self._read_shards(kind)
         except ElasticDLError as error:
-            self._inbox.post(events.ShardsUnreadable(kind, str(error)))
+            self.inbox.post(events.ShardsUnreadable(kind, str(error)))
             return
         if sorted(found) != sorted(known):
             changed = sorted(set(found) ^ set(known))[0].name
             what = f"it has changed since the job began: {changed} does not hold the same records any more"
-            self._inbox.post(events.ShardsUnreadable(kind, f"{what}\n  → start a new job on the new data"))
+            self.inbox.post(events.ShardsUnreadable(kind, f"{what}\n  → start a new job on the new data"))
 
     def _read_shards(self, kind: DataKind) -> tuple[Shard, ...]:
         reader = open_source(self._spec, getattr(self._spec, f"{kind}_data"))
@@ -185,9 +190,9 @@ class Effects:
         try:
             sets = self._ps_calls.read_applied_sets(command.ps)
         except PsUnreachable as error:
-            self._inbox.post(events.AppliedSetsUnreadable(command.question, error.what))
+            self.inbox.post(events.AppliedSetsUnreadable(command.question, error.what))
         else:
-            self._inbox.post(events.AppliedSetsRead(command.question, sets))
+            self.inbox.post(events.AppliedSetsRead(command.question, sets))
 
     def _save_checkpoint(self, command: commands.SaveCheckpoint, layout: Mapping[str, object]) -> None:
         checkpoint_dir = Path(self._spec.checkpoint_dir)
@@ -198,9 +203,9 @@ class Effects:
             last = checkpoints.newest(checkpoint_dir)
             good = f"the last good one is {last}" if last else "there is none yet"
             reason = f"the checkpoint of version {command.version} in {checkpoint_dir} failed: {error.what}; {good}"
-            self._inbox.post(events.CheckpointFailed(command.version, reason))
+            self.inbox.post(events.CheckpointFailed(command.version, reason))
             return
-        self._inbox.post(events.CheckpointSaved(command.version, str(directory)))
+        self.inbox.post(events.CheckpointSaved(command.version, str(directory)))
         checkpoints.prune(checkpoint_dir, self._spec.keep_checkpoint_max)
 
     def _write_checkpoint(

@@ -145,9 +145,7 @@ class Master:
         inbox = Inbox()
         effects = self._make_effects(inbox, generation, state["port"])
         watching = watcher(self._spec.tensorboard_log_dir, generation, job.status().model_version)
-        shell = Shell(
-            job, inbox, effects, self._journal, self._environment.cluster, state, self._environment.patience_s, watching
-        )
+        shell = Shell(job, effects, self._journal, state, self._environment.patience_s, watching)
         self._environment.publish(lambda: shell.history)
         server = self._serve(inbox, generation, shell, state["port"])
         with self._shell_lock:

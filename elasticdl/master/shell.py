@@ -17,7 +17,6 @@ from elasticdl.cluster.cluster import Cluster
 from elasticdl.master.core import commands, events
 from elasticdl.master.core.values import Level
 from elasticdl.master.effects import Crashed, Effects, Listing, pod_changed, pods_listed
-from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import Journal, JournalWriteError, save_patiently
 from elasticdl.master.pod_view import PodView, to_job_status
 from elasticdl.master.tensorboard import NullWatcher, Watcher
@@ -60,10 +59,8 @@ class Shell:
 
     Args:
         core: owned from here on by the thread that calls `run`.
-        inbox: the events of all other threads.
-        effects: executes what is slow.
+        effects: executes what is slow, in its cluster; its inbox takes the events of all other threads.
         journal: of this job.
-        cluster: where the job's pods are.
         shell_state: what the shell itself keeps in the journal; `snapshot` adds the core's to it.
         patience_s: how long the cluster may be away at the start, and the journal at the end.
         watcher: receives the job's progress.
@@ -72,19 +69,16 @@ class Shell:
     def __init__(
         self,
         core: Core,
-        inbox: Inbox,
         effects: Effects,
         journal: Journal,
-        cluster: Cluster,
         shell_state: dict[str, Any],
         patience_s: float = 0.0,
         watcher: Watcher | None = None,
     ) -> None:
         self._core = core
-        self._inbox = inbox
         self._effects = effects
+        self._inbox, self._cluster = effects.inbox, effects.cluster
         self._journal = journal
-        self._cluster = cluster
         self._state = shell_state
         self._state_lock = threading.Lock()
         self._patience_s = patience_s

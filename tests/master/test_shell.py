@@ -85,7 +85,7 @@ class Life:
         self.effects = Effects(spec, self.cluster, specs, PsCalls("token", 1), self.inbox)
         state = {"job_name": "digits", "started_at": 0.0, "generation": 1}
         job = Job(JobSettings("digits", num_workers=1, num_ps=_NUM_PS))
-        self.shell = Shell(job, self.inbox, self.effects, self.journal, self.cluster, state)
+        self.shell = Shell(job, self.effects, self.journal, state)
         self.error: BaseException | None = None
         self.outcome: EndJob | None = None
         self._thread = threading.Thread(target=self._run)

@@ -38,17 +38,26 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class ExponentialDecay:
-    """initial · decay_rate ^ (iterations / decay_steps); `staircase`: of whole periods."""
+class _DecayByPeriods:
+    """Of an initial rate, by periods of `decay_steps` updates; `staircase`: by whole ones."""
 
     initial: np.float32
     decay_steps: np.float32
     decay_rate: np.float32
     staircase: bool = False
 
-    def rate(self, iterations: int) -> np.float32:
+    def periods(self, iterations: int) -> np.float32:
         periods = F32(iterations) / self.decay_steps
-        return F32(self.initial * np.power(self.decay_rate, np.floor(periods) if self.staircase else periods))
+        return F32(np.floor(periods) if self.staircase else periods)
+
+
+class ExponentialDecay(_DecayByPeriods):
+    """initial · decay_rate ^ (iterations / decay_steps)."""
+
+    __slots__ = ()
+
+    def rate(self, iterations: int) -> np.float32:
+        return F32(self.initial * np.power(self.decay_rate, self.periods(iterations)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +90,13 @@ class PolynomialDecay:
         return F32((self.initial - self.end) * np.power(_ONE - step / length, self.power) + self.end)
 
 
-@dataclass(frozen=True, slots=True)
-class InverseTimeDecay:
-    """initial / (1 + decay_rate · iterations / decay_steps); `staircase`: whole periods."""
+class InverseTimeDecay(_DecayByPeriods):
+    """initial / (1 + decay_rate · iterations / decay_steps)."""
 
-    initial: np.float32
-    decay_steps: np.float32
-    decay_rate: np.float32
-    staircase: bool = False
+    __slots__ = ()
 
     def rate(self, iterations: int) -> np.float32:
-        periods = F32(iterations) / self.decay_steps
-        return F32(self.initial / (_ONE + self.decay_rate * (np.floor(periods) if self.staircase else periods)))
+        return F32(self.initial / (_ONE + self.decay_rate * self.periods(iterations)))
 
 
 @dataclass(frozen=True, slots=True)
