@@ -52,7 +52,7 @@ def test_a_round_of_three_continues_when_workers_and_a_server_are_killed(tmp_pat
 @pytest.mark.timeout(300)
 def test_rounds_of_a_keras_model_survive_a_worker_and_a_server(tmp_path: Path) -> None:
     life = [Kill(Role.WORKER, 60), Kill(Role.PS, 150)]
-    assert_survives(replace(DIGITS, num_epochs=20, num_ps_pods=2), life, tmp_path, grads_to_wait=2)
+    assert_survives(replace(DIGITS, num_ps_pods=2), life, tmp_path, grads_to_wait=2)
 
 
 @pytest.mark.full

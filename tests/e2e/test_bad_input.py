@@ -185,7 +185,7 @@ def test_bad_records_are_set_aside_and_counted(tmp_path: Path, digits: Path) -> 
     assert not diagnosis.is_fatal
     assert diagnosis.cost.records == len(written)
     assert "an ugly seven" in str(diagnosis.evidence["message"])
-    code, text = said(DIGITS.local_job(tmp_path / "strict", digits, **flags))
+    code, text = said(DIGITS.local_job(tmp_path / "strict", digits, num_workers=1, max_task_failures=1, **flags))
     assert code == 1
     assert "an ugly seven" in text
 
