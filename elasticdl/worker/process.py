@@ -35,11 +35,9 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.local import STATE_FILE, LocalStrategy
 from elasticdl.worker.loop import WorkerLoop
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.ps.async_training import PipelinedTraining
 from elasticdl.worker.ps.gradients import Gradients
 from elasticdl.worker.ps.session import PsSession
-from elasticdl.worker.ps.strategy import ParameterServerStrategy, Training
-from elasticdl.worker.ps.sync_training import SynchronousTraining
+from elasticdl.worker.ps.strategy import ParameterServerStrategy, PipelinedTraining, SynchronousTraining, Training
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.strategy import Strategy
 from elasticdl.worker.task_reporting import TaskReporter

@@ -27,11 +27,9 @@ from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
-from elasticdl.worker.ps.async_training import PipelinedTraining
 from elasticdl.worker.ps.gradients import Gradients
 from elasticdl.worker.ps.session import PsSession
-from elasticdl.worker.ps.strategy import ParameterServerStrategy
-from elasticdl.worker.ps.sync_training import SynchronousTraining
+from elasticdl.worker.ps.strategy import ParameterServerStrategy, PipelinedTraining, SynchronousTraining
 from elasticdl_client.job_spec import JobSpec
 from tests.worker.scripted_master import TOKEN, ScriptedMaster
 

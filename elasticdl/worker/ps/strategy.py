@@ -1,17 +1,24 @@
-"""ParameterServerStrategy: gradients go to the parameter servers under the minibatch's name, values come back."""
+"""ParameterServerStrategy: gradients go to the parameter servers under the minibatch's name, values come back.
+
+They are exchanged in a pipeline, or in rounds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from elasticdl.frameworks.framework import Batch, Floats, Ids, Table, TableRows
-from elasticdl.ps.client import Pull
-from elasticdl.worker.input.batches import TaskBatches
+from elasticdl.ps.client import LocalDenseValues, PsClient, Pull, Pulled, TooStale
+from elasticdl.worker.activity import Activity, ActivityClock
+from elasticdl.worker.input.batches import LeaseLost, TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.ps.gradients import Computed, Gradients
 from elasticdl.worker.ps.session import PsSession
 from elasticdl.worker.strategy import Commit, Values
 
@@ -76,3 +83,182 @@ class ParameterServerStrategy:
             part = np.array(ids[start : start + step], np.int64)
             pull = Pull(dense=False, ids={table.name: part}, read_only=True)
             yield part, self._session.exchange(held, None, pull).rows[table.name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A call under way: the minibatch that it pushes, and the one that it pulls for."""
+
+    call: Future[Pulled]
+    pushed: Computed | None
+    pulled: Batch | None
+
+
+class PipelinedTraining:
+    """Asynchronous training: while minibatch k computes, one call per PS carries the push of k-1 and the pull for k+1.
+
+    So a worker misses one update of its own.  A call is handed over as soon as its gradients are there, and begins when
+    the one before it has ended: servers never wait for this thread.  The pipeline is drained at the end of each task:
+    what a worker computes depends on its tasks alone, never on timing.  Between two pulls of dense values
+    (--get_model_steps) it continues with its own updates of them.  For one thread.
+    """
+
+    def __init__(self, session: PsSession, gradients: Gradients, get_model_steps: int, clock: ActivityClock) -> None:
+        """
+        Args:
+            get_model_steps: minibatches from one pull of dense values to the next.
+        """
+        self._session = session
+        self._gradients = gradients
+        self._dense = LocalDenseValues(session.report.optimizer, get_model_steps)
+        self._clock = clock
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix="exchange")
+
+    def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
+        """See `Strategy.train_task`."""
+        try:
+            self._train(held, batches, commit)
+        except BaseException:
+            self._dense.forget()
+            raise
+
+    def close(self) -> None:
+        self._calls.shutdown(wait=False)
+
+    def _train(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
+        batch = next(batches, None)
+        if batch is None:
+            return
+        with self._clock.during(Activity.PS):
+            pulled = self._session.exchange(held, None, self._pull(batch))
+        self._take(pulled)
+        following = next(batches, None)
+        sent = self._send(held, None, following)
+        while batch is not None:
+            try:
+                computed = self._gradients.compute(
+                    held, batch, self._dense.parameters, pulled.rows, self._dense.versions
+                )
+                after = next(batches, None) if following is not None else None
+            except BaseException:
+                wait([sent.call])
+                if sent.pushed is not None and sent.call.exception() is None:
+                    commit(sent.pushed.batch.n, sent.pushed.loss)
+                raise
+            then = self._send(held, computed, after)
+            try:
+                pulled = self._received(held, sent, commit)
+            except BaseException:
+                wait([then.call])
+                raise
+            if not self._take(pulled):
+                self._dense.apply(computed.push)
+            sent, batch, following = then, None if batches.is_cut_short else following, after
+        self._received(held, sent, commit)
+
+    def _pull(self, batch: Batch) -> Pull:
+        return Pull(dense=self._dense.begin_minibatch(), ids=batch.ids)
+
+    def _take(self, pulled: Pulled) -> bool:
+        """Whether the dense values came, too."""
+        if pulled.parameters is None:
+            return False
+        self._dense.replace(pulled.parameters, pulled.versions)
+        return True
+
+    def _send(self, held: HeldLease, computed: Computed | None, following: Batch | None) -> _Sent:
+        push = computed.push if computed is not None else None
+        pull = self._pull(following) if following is not None else None
+        return _Sent(self._calls.submit(self._session.exchange, held, push, pull), computed, following)
+
+    def _received(self, held: HeldLease, sent: _Sent, commit: Commit) -> Pulled:
+        """The answer of a call whose push is in the model then, and committed."""
+        pushed = sent.pushed
+        with self._clock.during(Activity.PS):
+            try:
+                pulled = sent.call.result()
+            except TooStale:
+                assert pushed is not None
+                pushed = self._compute_again(held, pushed.batch)
+                pull = Pull(dense=True, ids=sent.pulled.ids) if sent.pulled is not None else None
+                pulled = self._session.exchange(held, None, pull)
+        if pushed is not None:
+            commit(pushed.batch.n, pushed.loss)
+        return pulled
+
+    def _compute_again(self, held: HeldLease, batch: Batch) -> Computed:
+        """A minibatch that came too late, on new values, until it is in the model."""
+        while True:
+            pulled = self._session.exchange(held, None, Pull(dense=True, ids=batch.ids))
+            assert pulled.parameters is not None
+            computed = self._gradients.compute(
+                held, batch, pulled.parameters, pulled.rows, pulled.versions, Activity.REPEAT
+            )
+            try:
+                self._session.exchange(held, computed.push, None)
+            except TooStale:
+                continue
+            return computed
+
+
+class SynchronousTraining:
+    """Synchronous training: gradients are applied in rounds, which PS 0 closes.
+
+    A minibatch is pushed to every PS, which hold it; then this worker waits at PS 0 until the round is closed and takes
+    it to the other PS together with its next pull.  A minibatch that comes too late for its round is computed again on
+    newer values.  Nothing is pipelined.  For one thread.
+    """
+
+    def __init__(self, session: PsSession, gradients: Gradients, clock: ActivityClock) -> None:
+        self._session = session
+        self._gradients = gradients
+        self._clock = clock
+
+    def train_task(self, held: HeldLease, batches: TaskBatches, commit: Commit) -> None:
+        """See `Strategy.train_task`."""
+        batch = next(batches, None)
+        pulled = self._pulled(held, batch) if batch is not None else None
+        while batch is not None:
+            assert pulled is not None
+            computed = self._compute(held, batch, pulled)
+            following = next(batches, None)
+            computed, pulled = self._brought_in(held, computed, following)
+            commit(computed.batch.n, computed.loss)
+            batch = following
+
+    def close(self) -> None:
+        """Nothing is left over."""
+
+    def _compute(
+        self, held: HeldLease, batch: Batch, pulled: Pulled, activity: Activity = Activity.COMPUTE
+    ) -> Computed:
+        assert pulled.parameters is not None
+        return self._gradients.compute(held, batch, pulled.parameters, pulled.rows, pulled.versions, activity)
+
+    def _pulled(self, held: HeldLease, batch: Batch) -> Pulled:
+        with self._clock.during(Activity.PS):
+            return self._session.exchange(held, None, Pull(dense=True, ids=batch.ids))
+
+    def _brought_in(self, held: HeldLease, computed: Computed, following: Batch | None) -> tuple[Computed, Pulled]:
+        """The minibatch as it has entered the model of every PS, and the values for the following one."""
+        pull = Pull(dense=True, ids=following.ids) if following is not None else None
+        while True:
+            try:
+                return computed, self._round(held, computed, pull)
+            except TooStale:
+                pulled = self._pulled(held, computed.batch)
+                computed = self._compute(held, computed.batch, pulled, Activity.REPEAT)
+
+    def _round(self, held: HeldLease, computed: Computed, pull: Pull | None) -> Pulled:
+        def check() -> None:
+            if held.revoked:
+                raise LeaseLost
+
+        def call(ps: PsClient) -> Pulled:
+            if not all(ps.exchange(computed.push, None).repeated_push):
+                ps.close_round(computed.push, check)
+            return ps.exchange(None, pull)
+
+        # From the push on when a PS is lost: what was held there is gone.
+        with self._clock.during(Activity.PS):
+            return self._session.on_ps(held, call)
