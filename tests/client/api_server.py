@@ -23,7 +23,7 @@ NAMESPACE = "team"
 class ApiServer:
     """Answers lists of ConfigMaps, pods and Events, single pods and logs; can be gone for a while.
 
-    The annotations of the job's ConfigMap can be patched, pods be deleted.
+    The annotations of the job's ConfigMap can be patched, pods be made and deleted.
 
     Attributes:
         spec: in the job's ConfigMap; None: none is.
@@ -34,7 +34,9 @@ class ApiServer:
         history: of the job, in its journal.
         allows: the user has all rights.
         deleted: the pods that were deleted, each with the options of that.
-        on_delete: called with the name of a pod that was deleted.
+        on_delete, on_create: called with the name of a pod that was deleted, or made.
+        master_pod: its manifest in the job's ConfigMap; None: none is.
+        made: how many pods were made.
         between: called after the next list of pods and before the next other answer; once.
     """
 
@@ -53,6 +55,9 @@ class ApiServer:
         self.allows = True
         self.deleted: list[tuple[str, dict[str, Any]]] = []
         self.on_delete: Callable[[str], None] = lambda name: None
+        self.on_create: Callable[[str], None] = lambda name: None
+        self.master_pod: dict[str, Any] | None = None
+        self.made = 0
         self._port = 0
         self.start()
 
@@ -73,9 +78,8 @@ class ApiServer:
                 self._send(*script.delete(self.path, sent))
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                assert self.path.endswith("/selfsubjectaccessreviews")
-                self._send(201, json.dumps({"spec": {}, "status": {"allowed": script.allows}}).encode())
+                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self._send(201, json.dumps(script.post(self.path, sent)).encode())
 
             def _send(self, code: int, body: bytes) -> None:
                 self.send_response(code)
@@ -181,12 +185,26 @@ class ApiServer:
         self.on_delete(name)
         return 200, b"{}"
 
+    def post(self, path: str, sent: dict[str, Any]) -> dict[str, Any]:
+        """Reviews a right, or makes a pod, which runs at once."""
+        if path.endswith("/selfsubjectaccessreviews"):
+            return {"spec": {}, "status": {"allowed": self.allows}}
+        self.made += 1
+        made = sent | {"status": {"phase": "Running"}}
+        made["metadata"] |= {"namespace": NAMESPACE, "uid": f"uid-{self.made}"}
+        made["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        self.pods[sent["metadata"]["name"]] = made
+        self.on_create(sent["metadata"]["name"])
+        return made
+
     def _config_maps(self) -> list[dict[str, Any]]:
         labels = {names.APP_LABEL: names.APP, names.JOB_LABEL: "job"}
         state = {names.STATUS_KEY: self.status.to_json()}
         job = _metadata(names.job_object("job"), labels)
         job |= {"annotations": dict(self.annotations), "resourceVersion": str(self.version)}
         spec = {} if self.spec is None else {names.SPEC_KEY: self.spec.to_json()}
+        if self.master_pod is not None:
+            spec[names.MASTER_POD_KEY] = json.dumps(self.master_pod)
         journal = json.dumps({"snapshot": {"core": {"events": to_journal(self.history)}}})
         packed = base64.b64encode(zlib.compress(journal.encode())).decode()
         own = {"data": state, "binaryData": {names.JOURNAL_KEY: packed}}

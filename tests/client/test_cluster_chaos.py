@@ -88,6 +88,28 @@ def test_records_that_are_lost_are_an_exit_code_and_in_the_table(
     ]
 
 
+def test_a_master_is_deleted_and_made_again_and_its_recovery_is_the_next_commit(
+    server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "elasticdl-job-master"
+    labels = server.pods[name]["metadata"]["labels"]
+    pod = {"metadata": {"name": name, "labels": labels}, "spec": {"containers": [{"name": "main"}]}}
+    server.master_pod = {"apiVersion": "v1", "kind": "Pod", **pod}
+    server.on_delete = lambda _: None
+
+    def train(_: str) -> None:
+        server.history = EventHistory((JobEvent(1, 10.0, EventKind.MASTER_RESTARTED, "master"),))
+        server.status = replace(server.status, generation=2, records_processed=70, records_done=70, updated_at=3.0)
+
+    server.on_create = train
+    assert commands.run("chaos", [*KILL[:1], "--kill=master", *KILL[2:], "-o", "json"]) == 0
+    assert [deleted for deleted, _ in server.deleted] == [name]
+    assert server.pods[name]["metadata"]["uid"] == "uid-1"
+    found = json.loads(capsys.readouterr().out)
+    assert found["recovery"]["kill master"]["recovered"] == 1
+    assert found["faults"][0]["recovery"] == "the master has restarted, and training continues"
+
+
 def test_impossible_faults_and_missing_rights_are_named_before_the_first_fault(server: ApiServer) -> None:
     with pytest.raises(FlagError, match="--stop is for local jobs"):
         commands.run("chaos", ["job", "--stop=worker", "--yes"])
