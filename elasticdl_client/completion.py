@@ -11,6 +11,7 @@ from elasticdl_client.help import COMMANDS, JOBS
 from elasticdl_client.job_spec import RUN, flag_fields
 from elasticdl_client.jobs.options import FORMATS, options_of
 from elasticdl_client.rbac import FLAGS as RBAC_FLAGS
+from elasticdl_client.simulate import FLAGS as SIMULATE_FLAGS
 from elasticdl_client.zoo.arguments import COMMANDS as ZOO_COMMANDS
 
 SHELLS = ("bash", "zsh", "fish")
@@ -73,6 +74,8 @@ def flags_of(command: str) -> Flags:
         if "output" in found:
             found["output"] = FORMATS[command]
         return found
+    if command == "simulate":
+        return {name: () for name in SIMULATE_FLAGS if len(name) > 1} | flags_of("train")
     if command == "rbac":
         return {name: _BOOLEAN if name == "print" else () for name in RBAC_FLAGS}
     if command == "zoo":

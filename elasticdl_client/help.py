@@ -19,6 +19,7 @@ JOBS = {
 _PREPARATION = {
     "zoo": "make an image of a folder of models and push it: zoo init, zoo build, zoo push",
     "rbac": "print the service account and the rights that a job's master needs",
+    "simulate": "say how long a job would take and cost on a cluster, elastic and as a gang",
     "completion": "print what makes a shell complete commands and flags: completion bash, zsh or fish",
 }
 _AFTERWARDS = {
@@ -64,6 +65,9 @@ _MORE = {
     "pip install 'elasticdl2-client[dashboard]'.",
     "completion": "bash: `source <(elasticdl completion bash)` in ~/.bashrc; zsh: `source <(elasticdl completion zsh)` "
     "in ~/.zshrc; fish: `elasticdl completion fish > ~/.config/fish/completions/elasticdl.fish`.",
+    "simulate": "Runs the master's own logic in virtual time, with simulated pods, nodes and workers; the same seed "
+    "(--seed of the job) gives the same result. JOBFLAGS are those of `elasticdl train`, from a file with -f, too; see "
+    "`elasticdl train --help`.",
     "rbac": "For `kubectl apply -f -`. Applying it needs the right to grant these rights.",
 }
 _USAGE = {
@@ -116,19 +120,19 @@ def of_command(command: str, width: int) -> str:
 
 
 def _of_later_command(command: str, width: int) -> str:
-    from elasticdl_client import rbac
+    from elasticdl_client import rbac, simulate
     from elasticdl_client.jobs import options
 
     lines = [f"elasticdl {command}: {COMMANDS[command]}.", ""]
-    usages = {"rbac": rbac.USAGE, "completion": "elasticdl completion bash|zsh|fish"}
+    usages = {"rbac": rbac.USAGE, "simulate": simulate.USAGE, "completion": "elasticdl completion bash|zsh|fish"}
     lines += [f"Usage: {usages.get(command) or options.usage_of(command)}", ""]
     lines += [*textwrap.wrap(_MORE[command], width), ""]
     if command == "completion":
         return "\n".join(lines)
-    if command == "rbac":
-        return "\n".join(
-            lines + [line for name, text in rbac.FLAGS.items() for line in _of_flag(f"--{name}", text, width)]
-        )
+    if command in ("rbac", "simulate"):
+        flags = rbac.FLAGS if command == "rbac" else simulate.FLAGS
+        heads = {name: f"-{name}" if len(name) == 1 else f"--{name}" for name in flags}
+        return "\n".join(lines + [line for name, text in flags.items() for line in _of_flag(heads[name], text, width)])
     for name, (option, default) in options.options_of(command).items():
         head = f"-{option.short}, --{name}" if option.short else f"--{name}"
         lines += _of_flag(head, f"{option.help}{_default(default)}", max(width, _INDENT + 20))

@@ -72,6 +72,12 @@ class Commands:
 
         self._print("rbac", lambda: rbac.run(self.arguments))
 
+    def simulate(self) -> NoReturn:
+        """Says how long a job would take and cost on a cluster."""
+        from elasticdl_client import simulate
+
+        self._print("simulate", lambda: simulate.run(self.arguments))
+
     def completion(self) -> NoReturn:
         """Prints a shell's completion script."""
         from elasticdl_client import completion

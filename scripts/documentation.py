@@ -22,7 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from elasticdl_client import job_status, run_script
+from elasticdl_client import job_status, run_script, simulate
 from elasticdl_client.flags import Group, flag_of
 from elasticdl_client.help import COMMANDS, JOBS
 from elasticdl_client.job_spec import flag_fields
@@ -106,6 +106,9 @@ def flags_page() -> str:
             rows.append((f"{short}`--{name}`", _default(default), option.help))
         lines += ["", f"## elasticdl {command}", "", f"{COMMANDS[command].capitalize()}.", ""]
         lines += _table(("option", "default", ""), rows)
+    lines += ["", "## elasticdl simulate", "", f"{COMMANDS['simulate'].capitalize()}.", ""]
+    heads = {name: f"`-{name}`" if len(name) == 1 else f"`--{name}`" for name in simulate.FLAGS}
+    lines += _table(("option", ""), [(heads[name], text) for name, text in simulate.FLAGS.items()])
     return "\n".join(lines) + "\n"
 
 

@@ -34,13 +34,24 @@ BELOW = (  # what worker, master and ps stand on; the framework's port, not its 
 
 # Room → the modules of ours that it may import besides its own; the longest room that holds a module counts.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "elasticdl_client": ("elasticdl_client.local_job", "elasticdl_client.chaos.local_faults"),
+    "elasticdl_client": (
+        "elasticdl_client.local_job",
+        "elasticdl_client.chaos.local_faults",
+        "elasticdl_client.simulate",
+    ),
     "elasticdl_client.local_job": (  # starts the agent, with --runtime=local
         "elasticdl_client",
         "elasticdl.cluster",
         "elasticdl.protocol",
     ),
     "elasticdl_client.chaos.local_faults": ("elasticdl_client", "elasticdl.cluster"),  # asks the agent for processes
+    "elasticdl_client.simulate": ("elasticdl_client", "elasticdl.simulation"),
+    "elasticdl.simulation": (  # the master's core, and what a job's flags say
+        *SHARED,
+        "elasticdl.master.core",
+        "elasticdl.master.settings",
+        "elasticdl_client.kubernetes",
+    ),
     "elasticdl": ("elasticdl_client.version",),
     "elasticdl.protocol": (),
     "elasticdl.kernels": (),

@@ -1,0 +1,105 @@
+"""`elasticdl simulate` as its page shows it, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticdl.simulation.scenario import scenario_of
+from elasticdl_client.errors import FlagError
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "simulate.md").read_text()
+JOB = (
+    "--job_name=j",
+    "--image_name=i:1",
+    "--model_def=m.custom_model",
+    "--training_data=/data",
+    "--num_workers=2",
+)
+SIZE = ("--step_seconds=1", "--records=6400")
+
+
+def block(language: str) -> str:
+    found = re.search(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def simulate(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "elasticdl_client.main", "simulate", *arguments]
+    return subprocess.run(argv, cwd=directory, capture_output=True, text=True)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(block("yaml"))
+    return tmp_path
+
+
+def test_the_command_of_the_page_prints_both_columns(directory: Path) -> None:
+    command = block("bash").replace("\\\n", " ").split()
+    assert command[:2] == ["elasticdl", "simulate"]
+    done = simulate(directory, *command[2:])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == block("text")
+
+
+def test_json_has_the_same_for_programs_and_a_file_may_hold_the_flags(directory: Path) -> None:
+    (directory / "job.yaml").write_text("".join(f"{flag[2:].replace('=', ': ')}\n" for flag in JOB))
+    done = simulate(directory, "--cluster=cluster.yaml", *SIZE, "-f", "job.yaml", "-o", "json")
+    found = json.loads(done.stdout)
+    assert found["workers"] == 2
+    for name in ("elastic", "gang"):
+        assert set(found[name]) == {"seconds", "cost", "mean_workers", "workers_lost", "records_again", "starts"}
+        assert found[name]["seconds"] == pytest.approx(40 + 20 + 50, abs=10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--cluster=cluster.yaml", *SIZE, *JOB, "--distribution_strategy=AllReduceStrategy"], "cannot be simulated"),
+        (["--cluster=cluster.yaml", *SIZE, *JOB, "--num_workerz=3"], "num_workerz"),
+        (["--cluster=none.yaml", *SIZE, *JOB], "none.yaml cannot be read"),
+        ([*SIZE, *JOB], "--cluster is missing"),
+        (["--cluster=cluster.yaml", "--step_seconds=slow", "--records=10", *JOB], "--step_seconds=slow"),
+        (["--cluster=cluster.yaml", *SIZE, *JOB, "-o", "xml"], "xml is not a format"),
+        (["--cluster=cluster.yaml", *SIZE, *JOB, "--num_epochs=0"], "never ends"),
+    ],
+)
+def test_a_mistake_is_said_at_once(directory: Path, arguments: list[str], what: str) -> None:
+    done = simulate(directory, *arguments)
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("nodes:\n- name: a\n  resources: cpu=1\n  prize: 3\n", 4, "'prize'"),
+        ("nodes:\n- name: a\n", 2, "lacks resources"),
+        ("nodes:\n- {name: a, resources: cpu=1}\nstart: soon\n", 3, "start is a time"),
+        ("nodes:\n- {name: a, resources: tea=1}\n", 2, "resources is no text of resources"),
+        ("nodes: 3\n", 1, "nodes is a list"),
+        ("nodes:\n- {name: a, resources: cpu=1}\nnodes: []\n", 3, "nodes is given twice"),
+        ("nodes: [\n", 2, "not YAML"),
+        ("nodes:\n- {name: a, resources: cpu=1}\npriorities: {high: very}\n", 3, "high is a whole number"),
+    ],
+)
+def test_a_mistake_in_the_file_is_said_with_its_line(text: str, line: int, what: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        scenario_of(text, "c.yaml")
+    assert caught.value.what.startswith(f"c.yaml:{line}: ")
+    assert what in caught.value.what
+
+
+def test_times_are_read_as_kubectl_writes_them() -> None:
+    text = "nodes: [{name: a, resources: 'cpu=500m,memory=1Gi', notice: 2m}]\nstart: 1h30m\nnode_lost: 7\n"
+    found = scenario_of(text, "c.yaml")
+    assert found.nodes[0].resources == {"cpu": 0.5, "memory": 2.0**30}
+    assert (found.nodes[0].notice, found.start, found.node_lost) == (120.0, 5400.0, 7.0)
