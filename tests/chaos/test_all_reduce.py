@@ -69,7 +69,6 @@ def test_a_life_of_kills_a_hung_worker_and_a_new_master_costs_no_sample(tmp_path
     running = started(NUMPY_JOB, tmp_path)
     try:
         assert run_life(running, life) == 3
-        running.hurry()
         assert_good(running, NUMPY_JOB)
     finally:
         running.end()

@@ -58,7 +58,6 @@ def lived(job: RealJob, running: LocalJob, life: Sequence[Fault]) -> None:
     try:
         running.wait_until(f"a world of {size}", lambda: size in worlds(running), START_S)
         run_life(running, life)
-        running.hurry()
         assert running.wait(600) == 0, running.story()
     finally:
         running.end()

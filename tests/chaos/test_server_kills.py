@@ -19,7 +19,6 @@ def killed(job: RealJob, life: list[Fault], tmp_path: Path, **flags: object) -> 
     running = job.local_job(tmp_path / "killed", data, **flags).start()
     try:
         assert run_life(running, life) == len(life), running.story()
-        running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()

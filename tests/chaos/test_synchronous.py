@@ -24,7 +24,6 @@ def assert_survives(job: RealJob, life: Sequence[Fault], tmp_path: Path, **flags
     running = job.local_job(tmp_path / "job", job.make_data(tmp_path), **SYNC, **flags).start()
     try:
         assert run_life(running, life) == sum(not isinstance(fault, Freeze) for fault in life)
-        running.hurry()
         assert running.wait() == 0, running.story()
     finally:
         running.end()
