@@ -52,7 +52,7 @@ class PodTimes:
     def __init__(self, limit: int = MAX_CELLS) -> None:
         self._limit = limit
         self._length = FIRST_LENGTH_US
-        self._pods: dict[int, _Pod] = {}
+        self._pods: dict[int, _Pod] = {}  # in the order of their last time
         self._num_cells = 0
 
     @property
@@ -76,7 +76,8 @@ class PodTimes:
             return
         self._make_room(worker_id, begin, end)
         first, last = begin // self._length, (end - 1) // self._length
-        pod = self._pods.setdefault(worker_id, _Pod(first))
+        pod = self._pods.pop(worker_id) if worker_id in self._pods else _Pod(first)
+        self._pods[worker_id] = pod
         before = len(pod.cells)
         for state, us in parts.items():
             spread = 0
@@ -130,7 +131,7 @@ class PodTimes:
     def _make_room(self, worker_id: int, begin: int, end: int) -> None:
         """For the cells of a pod between two moments."""
         while len(self._pods) > self._limit // _MIN_CELLS:
-            oldest = min(self._pods, key=lambda one: self._pods[one].first + len(self._pods[one].cells))
+            oldest = next(iter(self._pods))
             self._num_cells -= len(self._pods.pop(oldest).cells)
         while self._num_cells + self._num_missing(worker_id, begin, end) > self._limit:
             self._halve()

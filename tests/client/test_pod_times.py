@@ -122,3 +122,13 @@ def test_full_times_take_little_of_the_journal() -> None:
                 worker, second * SECOND, (second + 1) * SECOND, {USEFUL: 867_000, INPUT: 83_000, STARTING: 50_000}
             )
     assert len(json.dumps(times.to_journal(), separators=(",", ":"))) < 50_000
+
+
+def test_of_more_pods_than_there_is_room_for_those_go_that_have_been_silent_for_longest() -> None:
+    times = PodTimes(limit=16)
+    for worker_id in range(4):
+        times.add(worker_id, 0, 1_000_000, {SlotState.USEFUL: 1_000_000})
+    times.add(0, 1_000_000, 2_000_000, {SlotState.USEFUL: 1_000_000})
+    for worker_id in (4, 5):
+        times.add(worker_id, 2_000_000, 3_000_000, {SlotState.USEFUL: 1_000_000})
+    assert [bool(times.cells(worker_id)) for worker_id in range(6)] == [True, False, True, True, True, True]
