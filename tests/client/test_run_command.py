@@ -189,9 +189,9 @@ def test_a_cluster_that_is_configured_is_taken_and_followed_and_one_that_is_not_
 
 
 def test_a_script_of_the_image_is_not_looked_for_here() -> None:
-    spec = job("--image_name=i", "/opt/train.py", "--lr=1")
+    spec = job("--image_name=i", "/app/train.py", "--lr=1")
     assert (spec.job_command, spec.distribution_strategy) == (
-        "python /opt/train.py --lr=1",
+        "python /app/train.py --lr=1",
         DistributionStrategy.ALL_REDUCE,
     )
 

@@ -92,10 +92,11 @@ def test_its_role_grants_what_it_asks_for_and_nothing_else(cluster: Recording, t
 
 def test_a_cluster_that_is_away_is_said_and_what_was_known_stays(cluster: Recording, tmp_path: Path) -> None:
     kubeconfig = str(cluster.kubeconfig(tmp_path / "config"))
+    cluster.allows = False
     dashboard = RunningDashboard(tmp_path, "--runtime=kubernetes", KUBECONFIG=kubeconfig)
     try:
         (row,) = dashboard.get("/api/jobs")["jobs"]
-        page = dashboard.get(f"/api/jobs/{row['id']}")  # this server does not say what one may do
+        page = dashboard.get(f"/api/jobs/{row['id']}")
         assert (len(page["events"]), page["actions"]) == (3, [])
         cluster.stop()
         answer = dashboard.get("/api/jobs")
