@@ -44,7 +44,7 @@ def write(spec: JobSpec, job_dir: JobDir, find_master: Callable[[], int | None],
     """
     before, failures = _newest(spec, job_dir), _number(job_dir, EventKind.CHECKPOINT_FAILED)
     wanted, version = _committed(spec, job_dir.status()), before
-    asked, deadline, pause = 0, time.monotonic() + timeout_s, threading.Event()
+    began_at, asked, deadline, pause = time.time(), 0, time.monotonic() + timeout_s, threading.Event()
     while time.monotonic() < deadline:
         master = find_master()
         if master is None:
@@ -54,8 +54,11 @@ def write(spec: JobSpec, job_dir: JobDir, find_master: Callable[[], int | None],
                 os.kill(master, signal.SIGUSR1)
             asked = master
         status, version = job_dir.status(), _newest(spec, job_dir)
-        if version > before and version >= min(wanted, _committed(spec, status)):  # fewer, once a server is lost
+        committed = _committed(spec, status)
+        if version > before and version >= min(wanted, committed):  # fewer, once a server is lost
             return version
+        if status is not None and status.updated_at > began_at and 0 < committed <= version:
+            return version  # there was nothing to write
         if _number(job_dir, EventKind.CHECKPOINT_FAILED) > failures:
             break
         if status is not None and status.exit_code is not None:

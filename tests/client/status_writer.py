@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, to_journal
@@ -28,10 +29,13 @@ def save(job_dir: Path, version: int = 50) -> None:
     draft.rename(job_dir / "journal.json")
 
 
-def take_requests(job_dir: Path, scenario: str) -> None:
+def take_requests(job_dir: Path, scenario: str, status: JobStatus) -> None:
     """For a checkpoint, from now on."""
 
     def take(_number: int, _frame: object) -> None:
+        if scenario == "saved":
+            write(job_dir, dataclasses.replace(status, updated_at=time.time()))
+            return
         if scenario == "behind":
             save(job_dir, 40)
             (job_dir / "go").read_text()
@@ -45,6 +49,7 @@ def main() -> None:
     """Plays one scenario: succeed, fail, crash, die_once, wait, or one that differs from wait.
 
     deaf: it writes no checkpoint.  late: its first life takes no request until something is written to the pipe `go`.
+    saved: its newest checkpoint has everything, and it writes its status alone.
     behind: at a request it ends an earlier checkpoint first, and then waits for that pipe.
     """
     scenario = sys.argv[1]
@@ -61,15 +66,17 @@ def main() -> None:
     is_late = scenario == "late" and first_life
     if is_late or scenario == "behind":
         os.mkfifo(job_dir / "go")
-    waits = scenario in ("wait", "deaf", "late", "behind")
+    waits = scenario in ("wait", "deaf", "late", "behind", "saved")
     if waits:
         (job_dir / "pid").write_text(str(os.getpid()))
+    if scenario == "saved":
+        save(job_dir)
     if waits and not is_late:
-        take_requests(job_dir, scenario)
+        take_requests(job_dir, scenario, running)
     write(job_dir, running)  # a reader of the client's output finds the line and the pid
     if is_late:
         (job_dir / "go").read_text()
-        take_requests(job_dir, scenario)
+        take_requests(job_dir, scenario, running)
     while waits:
         signal.pause()
     if scenario == "die_once" and first_life:

@@ -87,6 +87,15 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"the client ended without saying {text!r}")
 
 
+def start_and_interrupt(flags: dict[str, str], scenario: str) -> subprocess.Popen[str]:
+    """A job that has begun and waits for a checkpoint after Ctrl-C."""
+    process = start(flags, scenario)
+    wait_for_line(process, "records 50/100")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "Ctrl-C again ends the job at once")
+    return process
+
+
 def test_a_job_that_succeeds_exits_0_and_says_what_became_of_each_record(flags: dict[str, str]) -> None:
     code, output, errors = finish(flags, "succeed")
     assert code == 0, errors
@@ -223,10 +232,7 @@ def test_ctrl_c_waits_for_a_checkpoint_and_names_the_command_that_continues(flag
 
 
 def test_ctrl_c_asks_a_master_that_is_starting_once_it_can_take_the_request(flags: dict[str, str]) -> None:
-    process = start(flags, "late")
-    wait_for_line(process, "records 50/100")
-    process.send_signal(signal.SIGINT)
-    wait_for_line(process, "Ctrl-C again ends the job at once")
+    process = start_and_interrupt(flags, "late")
     job_dir = Path(flags["job_dir"])
     master = os.pidfd_open(int((job_dir / "pid").read_text()))
     assert not select.select([master], [], [], 1.0)[0], "the request has ended the master"
@@ -239,10 +245,7 @@ def test_ctrl_c_asks_a_master_that_is_starting_once_it_can_take_the_request(flag
 
 
 def test_a_checkpoint_that_was_begun_before_ctrl_c_is_not_the_one_that_is_waited_for(flags: dict[str, str]) -> None:
-    process = start(flags, "behind")
-    wait_for_line(process, "records 50/100")
-    process.send_signal(signal.SIGINT)
-    wait_for_line(process, "Ctrl-C again ends the job at once")
+    process = start_and_interrupt(flags, "behind")
     journal = Path(flags["job_dir"]) / "journal.json"
     wait_until(journal.exists, "the earlier checkpoint")
     assert not select.select([process.stdout], [], [], 1.0)[0], "the client has taken the earlier one"
@@ -252,11 +255,15 @@ def test_a_checkpoint_that_was_begun_before_ctrl_c_is_not_the_one_that_is_waited
     assert "A checkpoint of 50 minibatches is written." in output
 
 
+def test_ctrl_c_waits_for_no_checkpoint_where_the_newest_one_has_everything(flags: dict[str, str]) -> None:
+    process = start_and_interrupt(flags, "saved")
+    output, errors = process.communicate(timeout=30)  # less than a checkpoint is waited for
+    assert process.returncode == 130, output + errors
+    assert "A checkpoint of 50 minibatches is written." in output
+
+
 def test_ctrl_c_asks_the_next_master_where_the_one_that_was_asked_is_killed(flags: dict[str, str]) -> None:
-    process = start(flags, "late")
-    wait_for_line(process, "records 50/100")
-    process.send_signal(signal.SIGINT)
-    wait_for_line(process, "Ctrl-C again ends the job at once")
+    process = start_and_interrupt(flags, "late")
     os.kill(int((Path(flags["job_dir"]) / "pid").read_text()), signal.SIGKILL)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, output + errors
@@ -264,10 +271,7 @@ def test_ctrl_c_asks_the_next_master_where_the_one_that_was_asked_is_killed(flag
 
 
 def test_a_second_ctrl_c_waits_for_nothing(flags: dict[str, str]) -> None:
-    process = start(flags, "deaf")
-    wait_for_line(process, "records 50/100")
-    process.send_signal(signal.SIGINT)
-    wait_for_line(process, "Ctrl-C again ends the job at once")
+    process = start_and_interrupt(flags, "deaf")
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130, output + errors
