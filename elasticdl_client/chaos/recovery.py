@@ -222,9 +222,7 @@ class ChaosResult:
         """The object of ``--output=json``; docs/chaos.md lists its keys."""
         job = self.facts.job
         return {
-            "name": job.name,
-            "runtime": job.runtime.value,
-            "namespace": job.namespace,
+            **job.identity,
             "phase": job.phase.value,
             "complaints": self.complaints,
             "recovery": self._by_fault(),

@@ -22,9 +22,7 @@ def job_row(job_id: str, job: JobInfo) -> Plain:
     status = job.status
     return {
         "id": job_id,
-        "name": job.name,
-        "runtime": job.runtime.value,
-        "namespace": job.namespace,
+        **job.identity,
         "phase": job.phase.value,
         "message": " ".join(" ".join([*words.messages(job), words.waiting_for(job)]).split())[:300],
         "created_at": job.created_at,

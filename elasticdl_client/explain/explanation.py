@@ -71,9 +71,7 @@ class Explanation:
         """The object of ``--output=json``; docs/troubles.md lists its keys."""
         job = self.facts.job
         return {
-            "name": job.name,
-            "runtime": job.runtime.value,
-            "namespace": job.namespace,
+            **job.identity,
             "phase": job.phase.value,
             "goodput": self.goodput,
             "worker_seconds": dict(job.status.worker_seconds),

@@ -147,8 +147,7 @@ def _scale(options: Options, places: JobStores) -> int:
     current = int(options.current_num_workers) if options.current_num_workers else None
     before = store.scale(job, num_workers, current)
     if options.output == "json":
-        plain = {"name": job.name, "runtime": job.runtime.value, "namespace": job.namespace}
-        print(words.structured({**plain, "num_workers": num_workers, "num_workers_before": before}, "json"))
+        print(words.structured({**job.identity, "num_workers": num_workers, "num_workers_before": before}, "json"))
     elif options.output == "name":
         print(f"job/{job.name}")
     elif before == num_workers:

@@ -71,6 +71,11 @@ class JobInfo:
         context = f" --context={self.context}" if self.context else ""
         return f"elasticdl {verb} {self.name} {where}{context}"
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What every object of ``--output=json`` about a job begins with."""
+        return {"name": self.name, "runtime": self.runtime.value, "namespace": self.namespace}
+
     def to_plain(self) -> dict[str, Any]:
         """The object of ``--output=json``; docs/jobs.md lists its keys."""
         status = dataclasses.asdict(self.status)
@@ -79,9 +84,7 @@ class JobInfo:
         if self.has_ended or self.phase is Phase.STOPPED:
             status["eta_seconds"] = None
         return {
-            "name": self.name,
-            "runtime": self.runtime.value,
-            "namespace": self.namespace,
+            **self.identity,
             "phase": self.phase.value,
             "note": self.note,
             "created_at": self.created_at,

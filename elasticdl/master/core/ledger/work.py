@@ -107,7 +107,7 @@ class Work:
 
     @property
     def _has_something_to_grant(self) -> bool:
-        """Else every request waits, of whatever worker it is."""
+        """Otherwise the requests of all workers wait."""
         current = self.evaluations.current
         is_evaluating = current is not None and bool(current.todo)
         has_tasks = self.tasks.has_todo or self.tasks.can_begin
