@@ -116,7 +116,7 @@ def test_a_job_with_a_killed_worker_is_followed_live(chrome: Browser, tmp_path: 
         with opened(chrome, dashboard) as page:
             open_job(page, "digits")
             expect(page.locator(".lane[data-pod=worker-1] .span-working")).to_have_count(1)
-            expect(page.locator(".lane[data-pod=worker-1] .time-useful")).to_have_count(1)
+            expect(page.locator(".lane[data-pod=worker-1] .time-input")).to_have_count(1)  # most of its time: the pace
             killed = page.locator(".diagnosis", has_text="Killed")  # its paced input may be a trouble, too
             assert not killed.count()
             victim = job.pods(Role.WORKER)[0]
