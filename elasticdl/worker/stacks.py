@@ -94,15 +94,16 @@ class ThreadStack:
 
 def take(activity: Activity, children: Iterable[ChildThread] = ()) -> pb.Stacks:
     """The stacks of all threads but the calling one; a few milliseconds, or some seconds where py-spy is installed."""
-    of_children = [
-        ThreadStack(f"of process {child.process}", False, [StackFrame(*frame) for frame in child.frames])
-        for child in children
-    ]
-    described = describe([*_threads(), *of_children], activity)
+    described = describe([*_threads(), *map(of_child, children)], activity)
     native = _native_stacks(shutil.which("py-spy"))
     if native:
         described.text = f"{described.text[: MAX_TEXT - len(native) - 1]}\n{native}"
     return described
+
+
+def of_child(child: ChildThread) -> ThreadStack:
+    """A thread of a process that this one has started."""
+    return ThreadStack(f"of process {child.process}", False, [StackFrame(*frame) for frame in child.frames])
 
 
 def describe(threads: Iterable[ThreadStack], activity: Activity) -> pb.Stacks:

@@ -19,6 +19,7 @@ _COUNTED = re.compile(
 )
 _NODES = re.compile(r"0/(\d+) nodes are available")
 _GPU = re.compile(r"gpu|nvidia|amd\.com|habana|tpu", re.IGNORECASE)
+_CONTROL_PLANE = re.compile(r"node-role\.kubernetes\.io/(control-plane|master)$")  # no place for a job in any cluster
 _TAINT = re.compile(r"taint\w* \{(?P<key>[^:}]+)")
 _CLAIM = re.compile(
     r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim \"?[\w.-]+\"? not found"
@@ -151,6 +152,9 @@ def _unscheduled(message: str, role: str) -> Wait:
         claim = _claim(message)
         return Wait(claim.trouble, claim.seen, claim.advice, {**evidence, **claim.evidence})
     taints = {found["key"].strip() for reason in reasons if (found := _TAINT.search(reason)) is not None}
+    control_plane = set(filter(_CONTROL_PLANE.match, taints))
+    if len(reasons) > len(control_plane):  # what keeps it from the other nodes is what matters
+        taints -= control_plane
     lacking = [found[1].rstrip(".,") for found in re.finditer(r"Insufficient (\S+)", scheduled)]
     request = f"--{role}_resource_request"
     if any(map(_GPU.search, lacking)):

@@ -18,6 +18,7 @@ from elasticdl_client.job_events import EventKind
 from tests.chaos.job import REPOSITORY, LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS
 from tests.chaos.scenarios import LEASE_TIMEOUT_S, assert_exact
+from tests.lines import next_line
 from tests.master.small_disk import small_disk
 
 JOB = replace(NUMPY_DIGITS, num_epochs=100)
@@ -63,8 +64,7 @@ def test_after_ctrl_c_a_stopped_pod_continues_and_the_table_is_printed(running: 
     running.start().wait_for_version(1)
     done = chaos(running, "--stop=ps", f"--stop_for={NEVER}", f"--every={NEVER}", f"--for={NEVER}", "--yes")
     (server,) = running.victims(Role.PS)
-    assert done.stdout is not None
-    assert "stop ps: ps-0" in done.stdout.readline()
+    assert "stop ps: ps-0" in next_line(done)
     assert state_of(server.pid) == "T"
     done.send_signal(signal.SIGINT)
     out, err = done.communicate(timeout=60)

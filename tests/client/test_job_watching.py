@@ -24,6 +24,7 @@ from tests.client.api_server import ApiServer
 from tests.client.status_writer import write
 from tests.client.test_jobs_local import Run, flags, home, run, running  # noqa: F401
 from tests.client.test_local_front import ROOT, finish
+from tests.lines import line_with
 
 RUNNING = JobStatus(
     "job", JobPhase.RUNNING, generation=1, epoch=1, num_epochs=1, records_done=50, records_total=100, updated_at=1.0
@@ -72,15 +73,6 @@ def watch() -> Iterator[Watch]:
         process.communicate()
 
 
-def until(process: subprocess.Popen[str], text: str) -> str:
-    """The first line with a text."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if text in line:
-            return line
-    raise AssertionError(f"it ended without saying {text!r}")
-
-
 def test_a_role_is_all_its_pods_each_line_after_its_pods_name(cluster: ApiServer, run: Run) -> None:  # noqa: F811
     assert run("logs", "job", "--role=worker") == "[elasticdl-job-worker-0] loss 2\n[elasticdl-job-worker-3] loss 1\n"
     assert run("logs", "job", "--pod=worker-3") == "loss 1\n"
@@ -111,13 +103,13 @@ def test_lines_come_with_their_times(cluster: ApiServer, run: Run) -> None:  # n
 
 def test_following_a_role_takes_pods_that_come_later_whole(cluster: ApiServer, watch: Watch) -> None:
     reader = watch("logs", "job", "--role=worker", "-f", "--since=30s", "--tail=1")
-    assert {until(reader, "loss"), until(reader, "loss")} == {
+    assert {line_with(reader, "loss"), line_with(reader, "loss")} == {
         "[elasticdl-job-worker-0] loss 2\n",
         "[elasticdl-job-worker-3] loss 1\n",
     }
     cluster.add_pod("worker-4", ["I am", "its successor"])
-    assert until(reader, "worker-4") == "[elasticdl-job-worker-4] I am\n"
-    assert until(reader, "worker-4") == "[elasticdl-job-worker-4] its successor\n"
+    assert line_with(reader, "worker-4") == "[elasticdl-job-worker-4] I am\n"
+    assert line_with(reader, "worker-4") == "[elasticdl-job-worker-4] its successor\n"
     cluster.end_pods()
     assert reader.wait(30) == 0
     first = {one["pod"]: one for one in reversed(cluster.asked)}
@@ -127,23 +119,23 @@ def test_following_a_role_takes_pods_that_come_later_whole(cluster: ApiServer, w
 
 def test_a_watched_job_is_shown_through_an_outage_to_its_end(cluster: ApiServer, watch: Watch) -> None:
     watching = watch("status", "job", "--watch", "--runtime=kubernetes")
-    until(watching, "records 50/100")
+    line_with(watching, "records 50/100")
     cluster.stop()
-    until(watching, "cannot be reached")
+    line_with(watching, "cannot be reached")
     cluster.status = ENDED
     cluster.start()
-    until(watching, "answers again")
-    until(watching, "epoch 1: records 100, committed 100")
+    line_with(watching, "answers again")
+    line_with(watching, "epoch 1: records 100, committed 100")
     assert watching.wait(30) == 0
 
 
 def test_what_happens_last_is_shown_of_a_watched_job(cluster: ApiServer, watch: Watch) -> None:
     watching = watch("status", "job", "--watch", "--runtime=kubernetes")
-    until(watching, "records 50/100")
+    line_with(watching, "records 50/100")
     cluster.history = EventHistory((LOST,))
     cluster.status = dataclasses.replace(ENDED, updated_at=2.0)
-    until(watching, "worker-3 ran out of memory")
-    until(watching, "epoch 1: records 100, committed 100")
+    line_with(watching, "worker-3 ran out of memory")
+    line_with(watching, "epoch 1: records 100, committed 100")
     assert watching.wait(30) == 0
 
 
@@ -167,7 +159,7 @@ def test_a_job_that_ends_while_it_is_looked_at_is_shown_to_its_end(
 
 def test_a_watched_job_that_is_deleted_ends_the_watching(cluster: ApiServer, watch: Watch) -> None:
     watching = watch("status", "job", "-w", "-o", "json")
-    until(watching, '"records_done": 50')
+    line_with(watching, '"records_done": 50')
     cluster.has_job, cluster.pods = False, {}
     assert watching.wait(30) == 1
     assert "was deleted" in watching.communicate()[1]
@@ -175,7 +167,7 @@ def test_a_watched_job_that_is_deleted_ends_the_watching(cluster: ApiServer, wat
 
 def test_ctrl_c_ends_the_watching_alone(cluster: ApiServer, watch: Watch) -> None:
     watching = watch("status", "job", "-w")
-    until(watching, "job: Running")
+    line_with(watching, "job: Running")
     watching.send_signal(signal.SIGINT)
     assert watching.wait(30) == 130
     assert watching.communicate()[1] == ""
@@ -187,9 +179,9 @@ def test_a_watched_local_job_ends_with_its_exit_code(
     watch: Watch,
 ) -> None:
     watching = watch("status", "job", "--watch")
-    until(watching, "job: Running")
+    line_with(watching, "job: Running")
     write(Path(flags["job_dir"]), dataclasses.replace(ENDED, phase=JobPhase.FAILED, exit_code=3, message="feed raised"))
-    until(watching, "feed raised")
+    line_with(watching, "feed raised")
     assert watching.wait(30) == 3
 
 

@@ -20,7 +20,8 @@ from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.local_jobs import LocalJobs
 from elasticdl_client.jobs.store import LogRequest
 from elasticdl_client.kubernetes.api import ClusterError
-from tests.client.test_local_front import MODEL, ROOT, alive, assert_master_is_gone, finish, start, wait_for_line
+from tests.client.test_local_front import MODEL, ROOT, alive, assert_master_is_gone, finish, start
+from tests.lines import line_with, next_line
 
 Run = Callable[..., str]
 
@@ -62,7 +63,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.fixture
 def running(flags: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     process = start(flags, "wait")
-    wait_for_line(process, "records 50/100")
+    line_with(process, "records 50/100")
     yield process
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
@@ -138,10 +139,9 @@ def test_follow_prints_to_the_end_of_the_job(running: subprocess.Popen[str], fla
     reader = subprocess.Popen(
         [sys.executable, "-c", code, "logs", "job", "-f", "--all"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
-    assert reader.stdout is not None
-    assert reader.stdout.readline().startswith("[elasticdl-job-master] port")
+    assert next_line(reader).startswith("[elasticdl-job-master] port")
     log.write_text("first\nsecond without an end")
-    assert reader.stdout.readline() == "[elasticdl-job-worker-0] first\n"
+    assert next_line(reader) == "[elasticdl-job-worker-0] first\n"
     running.send_signal(signal.SIGTERM)
     running.communicate(timeout=30)
     rest, _ = reader.communicate(timeout=30)
@@ -198,7 +198,7 @@ def test_clean_deletes_what_has_ended_and_nothing_else(
     for name, scenario in (("good", "succeed"), ("bad", "fail")):
         finish(flags_of(home, name), scenario)
     cut_off = start(flags, "wait")
-    wait_for_line(cut_off, "records 50/100")
+    line_with(cut_off, "records 50/100")
     cut_off.send_signal(signal.SIGTERM)
     cut_off.communicate(timeout=30)
     listed = {job["name"]: job["phase"] for job in json.loads(run("list", "-o", "json"))}
@@ -314,7 +314,7 @@ def test_damaged_files_do_not_hide_a_job(flags: dict[str, str], run: Run) -> Non
 def test_a_killed_client_s_job_continues_from_its_journal(flags: dict[str, str], run: Run) -> None:
     """The scripted master writes no journal, so one is put there: the started processes and their arguments count."""
     process = start(flags, "wait")
-    wait_for_line(process, "records 50/100")
+    line_with(process, "records 50/100")
     job_dir = Path(flags["job_dir"])
     process.kill()
     process.communicate(timeout=30)

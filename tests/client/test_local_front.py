@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lines import line_with
 from tests.master.actors import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,20 +80,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if text in line:
-            return
-    raise AssertionError(f"the client ended without saying {text!r}")
-
-
 def start_and_interrupt(flags: dict[str, str], scenario: str) -> subprocess.Popen[str]:
     """A job that has begun and waits for a checkpoint after Ctrl-C."""
     process = start(flags, scenario)
-    wait_for_line(process, "records 50/100")
+    line_with(process, "records 50/100")
     process.send_signal(signal.SIGINT)
-    wait_for_line(process, "Ctrl-C again ends the job at once")
+    line_with(process, "Ctrl-C again ends the job at once")
     return process
 
 
@@ -208,7 +201,7 @@ def test_a_master_that_never_works_fails_the_job_with_its_last_lines(flags: dict
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_job_and_all_its_processes(flags: dict[str, str], number: signal.Signals, code: int) -> None:
     process = start(flags, "wait")
-    wait_for_line(process, "records 50/100")
+    line_with(process, "records 50/100")
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == code, output + errors
@@ -218,7 +211,7 @@ def test_a_signal_ends_the_job_and_all_its_processes(flags: dict[str, str], numb
 
 def test_ctrl_c_waits_for_a_checkpoint_and_names_the_command_that_continues(flags: dict[str, str]) -> None:
     process = start(flags, "wait")
-    wait_for_line(process, "records 50/100")
+    line_with(process, "records 50/100")
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130, output + errors
@@ -281,7 +274,7 @@ def test_a_second_ctrl_c_waits_for_nothing(flags: dict[str, str]) -> None:
 
 def test_a_second_ctrl_c_is_heard_while_the_first_is_answered(flags: dict[str, str]) -> None:
     process = start(flags, "deaf", ANSWERED_AT_ONCE)
-    wait_for_line(process, "records 50/100")
+    line_with(process, "records 50/100")
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130, output + errors
@@ -292,7 +285,7 @@ def test_a_second_ctrl_c_is_heard_while_the_first_is_answered(flags: dict[str, s
 
 def test_a_killed_client_leaves_no_process_behind(flags: dict[str, str]) -> None:
     process = start(flags, "wait")
-    wait_for_line(process, "records 50/100")
+    line_with(process, "records 50/100")
     process.kill()
     process.communicate(timeout=30)  # the agent holds its standard output until it ends
     retry = finish(flags | {"job_name": "job"}, "succeed")
@@ -314,7 +307,7 @@ def assert_master_is_gone(flags: dict[str, str]) -> None:
 
 def test_a_second_job_of_the_same_name_is_refused_while_the_first_runs(flags: dict[str, str]) -> None:
     first = start(flags, "wait")
-    wait_for_line(first, "records 50/100")
+    line_with(first, "records 50/100")
     code, _, errors = finish(flags, "succeed")
     assert code == 2
     assert "still runs" in errors
@@ -342,7 +335,7 @@ def test_a_directory_that_is_no_jobs_is_left_alone(flags: dict[str, str], tmp_pa
 
 def test_the_death_of_the_agent_fails_the_job(flags: dict[str, str]) -> None:
     process = start(flags, "wait")
-    wait_for_line(process, "records 50/100")
+    line_with(process, "records 50/100")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
     _, errors = process.communicate(timeout=30)

@@ -102,8 +102,11 @@ class HollowNode:
     def _await_ready(self) -> None:
         nodes = {"field_selector": f"metadata.name={self.name}", "timeout_seconds": _READY_S}
         for event in watch.Watch().stream(self._core.list_node, **nodes):
-            conditions = event["raw_object"]["status"].get("conditions") or []
-            if {"Ready"} & {one["type"] for one in conditions if one["status"] == "True"}:
+            node = event["raw_object"]
+            conditions = node["status"].get("conditions") or []
+            is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+            # Those of a node that was not ready go one after the other, later: the last one would evict a first pod.
+            if is_ready and {one["key"] for one in node["spec"].get("taints") or []} == {_TAINT}:
                 return
         raise TimeoutError(f"{self.name} has not become ready:\n{self.log[-2000:]}")
 

@@ -19,7 +19,8 @@ from elasticdl_client.kubernetes.names import USER_ID, pod_labels
 IMAGE = "python:3.11-slim"
 JOB = "contract"
 TIMEOUT_S = 60
-NOWHERE = {"nodeSelector": {"no-node-has": "this-label"}}  # keeps a pod pending
+# Keeps a pod pending, whatever the taints of nodes that other tests add.
+NOWHERE = {"nodeSelector": {"no-node-has": "this-label"}, "tolerations": [{"operator": "Exists"}]}
 
 
 class Namespace:

@@ -48,6 +48,27 @@ SCHEDULED: list[Case] = [
         {"taint": "dedicated", "nodes": 1},
     ),
     (
+        (
+            "0/4 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 3 "
+            "node(s) didn't match Pod's node affinity/selector."
+        ),
+        Trouble.NO_MATCHING_NODE,
+        {"nodes": 4},
+    ),
+    (
+        (
+            "0/3 nodes are available: 1 node(s) had taint {node-role.kubernetes.io/master: }, that the pod didn't "
+            "tolerate, 2 node(s) had taint {dedicated: others}, that the pod didn't tolerate."
+        ),
+        Trouble.TAINT_NOT_TOLERATED,
+        {"taint": "dedicated"},
+    ),
+    (
+        "0/1 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }.",
+        Trouble.TAINT_NOT_TOLERATED,
+        {"taint": "node-role.kubernetes.io/control-plane"},
+    ),
+    (
         "0/1 nodes are available: 1 Insufficient example.com/room.",
         Trouble.NO_RESOURCE,
         {"resource": "example.com/room"},

@@ -17,13 +17,14 @@ pytestmark = pytest.mark.cluster
 
 TINY = "cpu=10m,memory=64Mi"
 NOWHERE = {
+    "tolerations": [{"operator": "Exists"}],  # of the nodes that other tests add
     "affinity": {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {
                 "nodeSelectorTerms": [{"matchExpressions": [{"key": "no-node-has", "operator": "Exists"}]}]
             }
         }
-    }
+    },
 }
 UNBOUND_CLAIM = {
     "apiVersion": "v1",

@@ -20,6 +20,7 @@ from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
 from elasticdl_client.kubernetes import names, objects, submit
 from elasticdl_client.kubernetes.api import ClusterError
 from elasticdl_client.kubernetes.pods import Manifest, pod_manifest
+from tests.lines import next_line
 
 pytestmark = pytest.mark.cluster
 Run = Callable[..., str]
@@ -211,13 +212,12 @@ def test_logs_follow_the_master_through_restart_deletion_and_resume(jobs: Jobs, 
     jobs.wait_ready()
     jobs.write(STATUS)
     reader = jobs.follow()
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "begins\n"
+    assert next_line(reader) == "begins\n"
     jobs.end_container("master", 5)
-    assert [reader.stdout.readline() for _ in range(2)] == ["ends with 5\n", "begins\n"]
+    assert [next_line(reader) for _ in range(2)] == ["ends with 5\n", "begins\n"]
     jobs.scene.take_away("elasticdl-job-master")
     run("resume", "job")
-    assert reader.stdout.readline() == "begins\n"
+    assert next_line(reader) == "begins\n"
     assert run("logs", "job") == "begins\n"
     assert run("logs", "job", "--tail=0") == ""
     jobs.wait_ready()
@@ -236,14 +236,13 @@ def test_logs_of_all_pods_are_followed_successors_included(jobs: Jobs, run: Run)
     jobs.wait_ready()
     jobs.wait_ready("worker-0")
     reader, one = jobs.follow("--all", "-o", "json"), jobs.follow("--role=worker-0")
-    assert reader.stdout is not None
-    seen = {json.loads(reader.stdout.readline())["pod"] for _ in range(2)}
+    seen = {json.loads(next_line(reader))["pod"] for _ in range(2)}
     assert seen == {"elasticdl-job-master", "elasticdl-job-worker-0"}
     jobs.end_container("worker-0", 1)
-    assert json.loads(reader.stdout.readline()) == {"pod": "elasticdl-job-worker-0", "line": "ends with 1"}
+    assert json.loads(next_line(reader)) == {"pod": "elasticdl-job-worker-0", "line": "ends with 1"}
     assert one.communicate(timeout=60)[0] == "begins\nends with 1\n"
     jobs.add_worker(2)
-    assert json.loads(reader.stdout.readline()) == {"pod": "elasticdl-job-worker-2", "line": "begins"}
+    assert json.loads(next_line(reader)) == {"pod": "elasticdl-job-worker-2", "line": "begins"}
     assert "[elasticdl-job-worker-2] begins" in run("logs", "job", "--all").splitlines()
     assert '"deleted": true' in run("delete", "job", "-o", "json")
     reader.communicate(timeout=60)
@@ -378,8 +377,7 @@ def test_logs_have_kubectls_options_and_status_watches_to_the_end(jobs: Jobs, ru
     jobs.wait_ready("worker-0")
     jobs.write(STATUS)
     watching = jobs.start("status", "--watch")
-    assert watching.stdout is not None
-    assert watching.stdout.readline() == "job: Running\n"
+    assert next_line(watching) == "job: Running\n"
     assert run("logs", "job", "--role=worker") == "[elasticdl-job-worker-0] begins\n"
     assert run("logs", "job", "--pod=elasticdl-job-worker-0", "--since=1h") == "begins\n"
     with pytest.raises(JobError, match="no earlier log"):

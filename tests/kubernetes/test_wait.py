@@ -21,6 +21,7 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.follow import ClusterFollower
+from tests.lines import line_with
 
 pytestmark = pytest.mark.cluster
 TINY = "cpu=10m,memory=64Mi"
@@ -90,16 +91,6 @@ def start(scene: Scene) -> Iterator[Start]:
         client.communicate()
 
 
-def wait_for_line(client: subprocess.Popen[str], part: str) -> str:
-    assert client.stdout is not None
-    seen = ""
-    for line in client.stdout:
-        seen += line
-        if part in line:
-            return line
-    raise AssertionError(f"it ended without saying {part}: {seen}{client.communicate()[1]}")
-
-
 def end_of(client: subprocess.Popen[str]) -> tuple[int, str, str]:
     output, errors = client.communicate(timeout=TIMEOUT_S)
     assert "Traceback" not in errors
@@ -125,7 +116,7 @@ def test_a_failed_jobs_exit_code_and_reason_are_the_clients(start: Start) -> Non
 
 def test_ctrl_c_ends_the_following_and_not_the_job(scene: Scene, start: Start) -> None:
     client = start([RUNNING], None)
-    wait_for_line(client, "records 50/100")
+    line_with(client, "records 50/100")
     client.send_signal(signal.SIGINT)
     code, _, errors = end_of(client)
     assert code == 130
@@ -138,7 +129,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(scene: Scene, start: Start) -
 
 def test_a_deleted_master_can_be_resumed(scene: Scene, start: Start) -> None:
     client = start([RUNNING], None)
-    wait_for_line(client, "records 50/100")
+    line_with(client, "records 50/100")
     scene.take_away("elasticdl-job-master")
     code, _, errors = end_of(client)
     assert code == 1
@@ -173,7 +164,7 @@ def test_a_master_that_should_be_gone_and_is_not_is_reported(scene: Scene, lost_
 
 def test_a_deleted_job_is_called_that(scene: Scene, start: Start) -> None:
     client = start([RUNNING], None)
-    wait_for_line(client, "records 50/100")
+    line_with(client, "records 50/100")
     scene.kubectl("delete", "configmap", "elasticdl-job")
     scene.take_away("elasticdl-job-master")
     code, _, errors = end_of(client)
@@ -190,8 +181,8 @@ def test_a_master_that_ends_for_good_without_a_word_of_the_job(scene: Scene, sta
 
 def test_a_master_that_comes_back_is_followed_further(scene: Scene, start: Start) -> None:
     client = start([RUNNING], "the disk is full")
-    wait_for_line(client, "The master has ended (Error, exit code 1) and is started again (restart 1).")
-    assert "the disk is full" in wait_for_line(client, "disk")
+    line_with(client, "The master has ended (Error, exit code 1) and is started again (restart 1).")
+    assert "the disk is full" in line_with(client, "disk")
     assert client.poll() is None
 
 
@@ -207,7 +198,7 @@ def test_an_image_that_cannot_be_had_ends_the_following(scene: Scene, start: Sta
 
 def test_why_the_master_waits_is_said(start: Start) -> None:
     client = start([], None, master_resource_request=NO_ROOM)
-    assert "Insufficient cpu" in wait_for_line(client, "The master's pod is pending: Unschedulable")
+    assert "Insufficient cpu" in line_with(client, "The master's pod is pending: Unschedulable")
     client.send_signal(signal.SIGINT)
     assert end_of(client)[0] == 130
 
@@ -218,11 +209,11 @@ def test_an_outage_of_the_api_is_said_once_and_outlasted(scene: Scene, start: St
     road = Road((server.hostname, server.port or 443))
     config = scene.kubeconfig("by-road", server=f"https://127.0.0.1:{road.port}")
     client = start([RUNNING], None, config)
-    wait_for_line(client, "records 50/100")
+    line_with(client, "records 50/100")
     road.break_up()
-    assert "context by-road" in wait_for_line(client, "cannot be reached")
+    assert "context by-road" in line_with(client, "cannot be reached")
     road.mend()
-    line = wait_for_line(client, "")
+    line = line_with(client, "")
     assert "The cluster answers again." in line
     client.send_signal(signal.SIGINT)
     assert end_of(client)[0] == 130

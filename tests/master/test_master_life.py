@@ -276,6 +276,7 @@ def test_a_checkpoint_that_is_requested_before_the_job_has_begun_is_written_then
         master.request_stop("the test")
         job.cluster.delete("elasticdl-digits-worker-0")
         life.join()
+        environment.cluster.close()
         environment.close()
         job.end()
 

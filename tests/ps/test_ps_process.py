@@ -17,6 +17,7 @@ from elasticdl.ps.client import LeaseRefused, PsUnavailable
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
+from tests.lines import line_with
 from tests.ps.masters import OnePsMaster, connected, save, serving, start
 from tests.ps.scenes import (
     ADAM,
@@ -121,8 +122,7 @@ def test_a_ps_waits_for_a_master_that_comes_later(stack: ExitStack, tmp_path: Pa
     with serving(OnePsMaster()) as port:
         pass
     process = start(stack, port, tmp_path)
-    assert process.stdout is not None
-    assert any("Waiting for the master" in line for line in process.stdout)
+    line_with(process, "Waiting for the master")
     master = OnePsMaster()
     stack.enter_context(serving(master, port))
     master.wait(lambda: master.readies)
@@ -181,8 +181,7 @@ def test_a_ps_that_is_told_to_end_does_not_wait_for_a_master_that_is_away(stack:
 
 def test_an_unused_ps_ends_at_once(stack: ExitStack, tmp_path: Path) -> None:
     process = start(stack, silent_port(stack), tmp_path)
-    assert process.stdout is not None
-    assert any("Waiting for the master" in line for line in process.stdout)
+    line_with(process, "Waiting for the master")
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143
