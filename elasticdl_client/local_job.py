@@ -24,7 +24,7 @@ from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.progress import Display
-from elasticdl_client.script_output import ScriptOutput, Shown
+from elasticdl_client.script_output import LogFiles, ScriptOutput, Shown
 
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 _LOOK_S = 0.5
@@ -112,7 +112,7 @@ class LocalFollower:
         self._idle_restarts = 0
         self._deadline: float | None = None
         prefix = master_name(spec).removesuffix("master")
-        self._script = ScriptOutput(job_dir.logs, prefix, spec.num_workers, shown)
+        self._script = ScriptOutput(LogFiles(job_dir.logs, prefix), prefix, spec.num_workers, shown)
 
     def follow(self) -> Ended:
         """Returns when the job has ended.

@@ -178,7 +178,7 @@ def _start(job_type: JobType, given: GivenFlags, shown: Shown) -> NoReturn:
     if spec.runtime is Runtime.KUBERNETES:
         from elasticdl_client.kubernetes import submit
 
-        sys.exit(submit.run(spec))
+        sys.exit(submit.run(spec, shown=shown))
     from elasticdl_client import local
 
     sys.exit(local.run(spec, shown=shown))

@@ -27,7 +27,7 @@ from elasticdl_client.zoo_modules import Source, sources, within
 
 USAGE = "elasticdl run [--flag=value …] [--all] [-m] SCRIPT [ARGUMENT …]"
 OPTIONS = {
-    "all": "Show the output of all workers, each line after its pod's name; by default that of rank 0. Local runtime.",
+    "all": "Show the output of all workers, each line after its pod's name; by default that of rank 0.",
     "module": "SCRIPT is the name of a module, as with `python -m`. Its short form is -m.",
 }
 _OF_TORCHRUN = {
@@ -123,10 +123,6 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> ScriptJob:
         other = Runtime.KUBERNETES if values["runtime"] is Runtime.LOCAL else Runtime.LOCAL
         notes.append(f"--runtime={values['runtime']}, since {why}; --runtime={other} overrides it.")
     is_local = parse("runtime", values["runtime"], Runtime.KUBERNETES) is Runtime.LOCAL
-    if command.shows_all and not is_local:
-        notes.append(
-            "--all: for the local runtime; `elasticdl logs -f --all JOB` shows the output of a cluster's pods."
-        )
     _check_image(command, values, notes, is_local=is_local)
     base = Path(str(values.get("model_zoo") or ".") if is_local else ".").expanduser()
     program = _find(command, base, is_local=is_local)

@@ -1,17 +1,19 @@
-"""The output of the user's code in a local job, for the terminal: of rank 0, or of all workers.
+"""The output of the user's code in a job that is followed, for the terminal: of rank 0, or of all workers.
 
-Each pod prints to a file, which is read as it grows.  `elasticdl train` shows a part of it: log entries (ours,
-TensorFlow's, warnings) stay in the file, where `elasticdl logs` shows them.  `elasticdl run` shows the whole.  In both
-tracebacks, which the job's error repeats, and what a progress bar has overwritten stay in the file.
+`elasticdl train` shows a part of it: log entries (ours, TensorFlow's, warnings) stay in the log, where `elasticdl logs`
+shows them.  `elasticdl run` shows the whole.  In both tracebacks, which the job's error repeats, and what a progress
+bar has overwritten stay in the log.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from typing import Protocol
 
 from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs.log_files import GrowingFile
@@ -41,6 +43,68 @@ class Shown(Enum):
     ALL_WORKERS = auto()
 
 
+class PrintedLines(Protocol):
+    """The lines that one pod prints, as they come."""
+
+    def lines(self, *, last: bool) -> list[str]:
+        """Return the lines since the call before.
+
+        Args:
+            last: nothing more will be printed.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the reading."""
+        ...
+
+
+class WorkerLogs(Protocol):
+    """The logs of a job's workers, which are named worker-0, worker-1, …  Adapters: `LogFiles`, `PodLogs`."""
+
+    def workers(self, status: JobStatus) -> list[str]:
+        """Return the workers that may have printed."""
+        ...
+
+    def open(self, worker: str, *, from_now: bool) -> PrintedLines | None:
+        """Begin to read a worker; return None while it has no log.
+
+        Args:
+            worker: its name.
+            from_now: leave out what it has printed before.
+        """
+        ...
+
+
+class LogFiles:
+    """The logs of a local job: each pod prints to a file.
+
+    Args:
+        logs: the directory of the files.
+        prefix: of the pods' names, `elasticdl-JOB-`.
+    """
+
+    def __init__(self, logs: Path, prefix: str) -> None:
+        self._logs = logs
+        self._prefix = prefix
+        self._old = {path.stem: path.stat().st_size for path in self._of_workers()}  # a job that is resumed has some
+
+    def workers(self, status: JobStatus) -> list[str]:
+        return sorted(path.stem.removeprefix(self._prefix) for path in self._of_workers())
+
+    def open(self, worker: str, *, from_now: bool) -> GrowingFile | None:
+        path = self._logs / f"{self._prefix}{worker}.log"
+        try:
+            return GrowingFile(
+                path, path.stat().st_size if from_now else self._old.get(path.stem, 0), keeps_overwritten=False
+            )
+        except FileNotFoundError:
+            return None
+
+    def _of_workers(self) -> Iterator[Path]:
+        return self._logs.glob(f"{self._prefix}worker-*.log")
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """A printed line that is not shown yet."""
@@ -54,20 +118,22 @@ class _WorkerOutput:
     """The printed lines of one worker.
 
     Args:
-        path: of its log.
-        start: where to begin.
+        printed: all that it prints.
         shows_logs: log entries are shown, too.
     """
 
-    def __init__(self, path: Path, start: int, *, shows_logs: bool) -> None:
-        self._file = GrowingFile(path, start, keeps_overwritten=False)
+    def __init__(self, printed: PrintedLines, *, shows_logs: bool) -> None:
+        self._all = printed
         self._shows_logs = shows_logs
         self._is_in_traceback = False
         self._is_after_warning = False
 
     def read(self, *, last: bool) -> list[str]:
         """Return the lines since the call before, as they are shown."""
-        return [line for text in self._file.lines(last=last) if (line := self._printed(text)) is not None]
+        return [line for text in self._all.lines(last=last) if (line := self._printed(text)) is not None]
+
+    def close(self) -> None:
+        self._all.close()
 
     def _printed(self, text: str) -> str | None:
         """A line as a terminal would show it; None if it is not shown."""
@@ -91,18 +157,17 @@ class ScriptOutput:
     """The printed lines of a job's workers: of rank 0 and, when that is lost, of its successor; or of all of them.
 
     Args:
-        logs: the directory of the pods' logs.
-        prefix: of the workers' names, `elasticdl-JOB-`.
+        logs: of the workers.
+        prefix: of the pods' names, `elasticdl-JOB-`.
         num_workers: where there are several, a line begins with the one that has printed it.
         shown: what is shown.
     """
 
-    def __init__(self, logs: Path, prefix: str, num_workers: int, shown: Shown = Shown.GLANCE) -> None:
+    def __init__(self, logs: WorkerLogs, prefix: str, num_workers: int, shown: Shown = Shown.GLANCE) -> None:
         self._logs = logs
         self._prefix = prefix
         self._names_it = num_workers > 1
         self._shown = shown
-        self._old = {path.stem: path.stat().st_size for path in logs.glob(f"{prefix}worker-*.log")}
         self._workers: dict[str, _WorkerOutput] = {}
         self._worker = ""
         self._held: deque[_Held] = deque()
@@ -137,15 +202,14 @@ class ScriptOutput:
     def _open_more(self, status: JobStatus, *, last: bool) -> bool:
         """Opens the logs of workers that are shown from now on; whether there is one."""
         if self._shown is Shown.ALL_WORKERS:
-            names = sorted(
-                path.stem.removeprefix(self._prefix) for path in self._logs.glob(f"{self._prefix}worker-*.log")
-            )
-            return bool([name for name in names if name not in self._workers and self._open(name)])
+            new = [name for name in self._logs.workers(status) if name not in self._workers]
+            return bool([name for name in new if self._open(name)])
         phases = {"Running", "Succeeded", "Failed"} if last and not self._worker else {"Running"}
         rank_0 = self._rank_0(status, phases)
         if not rank_0 or rank_0 == self._worker or not self._open(rank_0):
             return False
-        self._workers = {rank_0: self._workers[rank_0]}
+        if self._worker:
+            self._workers.pop(self._worker).close()
         self._worker = rank_0
         return True
 
@@ -160,14 +224,11 @@ class ScriptOutput:
 
     def _open(self, worker: str) -> bool:
         """Begins to read a worker, from its beginning; where rank 0 alone is shown, its successor from here on."""
-        path = self._logs / f"{self._prefix}{worker}.log"
-        try:
-            is_successor = self._shown is not Shown.ALL_WORKERS and self._worker
-            start = path.stat().st_size if is_successor else self._old.get(path.stem, 0)
-            self._workers[worker] = _WorkerOutput(path, start, shows_logs=self._shown is not Shown.GLANCE)
-        except FileNotFoundError:
-            return False
-        return True
+        is_successor = self._shown is not Shown.ALL_WORKERS and bool(self._worker)
+        printed = self._logs.open(worker, from_now=is_successor)
+        if printed is not None:
+            self._workers[worker] = _WorkerOutput(printed, shows_logs=self._shown is not Shown.GLANCE)
+        return printed is not None
 
 
 def _tells(message: str, text: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from elasticdl_client.errors import JobError
+from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import pods
 from elasticdl_client.jobs.cluster_objects import Object, list_objects, read_pod
 from elasticdl_client.jobs.job import JobInfo, Phase
@@ -43,9 +44,14 @@ def lines(
         ClusterError: the cluster does not answer, or refuses.
     """
     if request.follow:
-        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # many streams are no mistake
+        _expect_many_streams()
         return _Follower(connection, job, request, find).lines()
     return _printed(connection, job, request)
+
+
+def _expect_many_streams() -> None:
+    """Silences the warning of a full connection pool: each stream keeps a connection to itself."""
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 
 def _printed(connection: Connection, job: JobInfo, request: LogRequest) -> Iterator[LogLine]:
@@ -180,13 +186,24 @@ class _Position:
         return text
 
 
+def _note(what: str) -> None:
+    print(f"note: {what}", file=sys.stderr, flush=True)
+
+
 class _PodReader:
     """Reads one pod, by its uid, through the lives of its container, and puts its lines into a queue."""
 
     def __init__(
-        self, connection: Connection, pod: Object, position: _Position, lines: queue.SimpleQueue[LogLine]
+        self,
+        connection: Connection,
+        pod: Object,
+        position: _Position,
+        lines: queue.SimpleQueue[LogLine],
+        say: Callable[[str], None] = _note,
     ) -> None:
         self._connection = connection
+        self._say = say
+        self._is_closed = False
         self._name, self._namespace = str(pod["metadata"]["name"]), str(pod["metadata"]["namespace"])
         self._uid = pod["metadata"]["uid"]
         self._position = position
@@ -196,7 +213,7 @@ class _PodReader:
 
     def _run(self) -> None:
         life, position = "", self._position
-        while True:
+        while not self._is_closed:
             try:
                 pod = self._look()
                 if pod is None:
@@ -212,9 +229,13 @@ class _PodReader:
                     return
             except ClusterError as error:
                 if not error.unreachable and error.status not in (400, 404):  # its container, or it, is just changing
-                    print(f"note: {error.what}", file=sys.stderr)
+                    self._say(error.what)
                     return
             threading.Event().wait(_LOOK_S)
+
+    def close(self) -> None:
+        """Let the thread end with the next line that the pod prints; that line and later ones are not taken."""
+        self._is_closed = True
 
     def _read(self, pod: Object, position: _Position) -> None:
         with self._connection.doing(f"read the log of pod {self._name}"):
@@ -230,6 +251,9 @@ class _PodReader:
                 response.close()
                 return
             for line in _split(response):
+                if self._is_closed:
+                    response.close()
+                    return
                 if (text := position.take(line)) is not None:
                     self._lines.put(LogLine(self._name, text, position.stamp))
 
@@ -237,6 +261,73 @@ class _PodReader:
         """The pod of this reader; None once it is gone."""
         pod = read_pod(self._connection, self._namespace, self._name)
         return pod if pod is not None and pod["metadata"]["uid"] == self._uid else None
+
+
+class PodLogs:
+    """The logs of a job's workers for a client that follows the job, as they come: one thread a worker.
+
+    Args:
+        connection: to the cluster.
+        namespace: of the job.
+        prefix: of the pods' names, `elasticdl-JOB-`.
+    """
+
+    def __init__(self, connection: Connection, namespace: str, prefix: str) -> None:
+        self._connection = connection
+        self._namespace = namespace
+        self._prefix = prefix
+        self._deadline: float | None = None  # for the last lines of all workers
+        _expect_many_streams()
+
+    def workers(self, status: JobStatus) -> list[str]:
+        """Return those that have started."""
+        started = [pod for pod in status.pods if pod.role == "worker" and pod.phase != "Pending"]
+        return [pod.name.removeprefix(self._prefix) for pod in started]
+
+    def open(self, worker: str, *, from_now: bool) -> _PodLines | None:
+        """Begin to read a worker; return None while it has no container, or the cluster does not answer."""
+        try:
+            pod = read_pod(self._connection, self._namespace, f"{self._prefix}{worker}")
+        except ClusterError as error:
+            if not error.unreachable:
+                raise
+            return None
+        if pod is None or not pods.container(pod).get("containerID"):
+            return None
+        lines: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
+        position = _Position(0 if from_now else -1, 0.0)
+        reader = _PodReader(
+            self._connection, pod, position, lines, lambda what: lines.put(LogLine(worker, f"note: {what}"))
+        )
+        return _PodLines(reader, lines, self._wait_for_end)
+
+    def _wait_for_end(self, reader: _PodReader) -> None:
+        """Waits for a pod's last lines; all pods together get a limited time for them."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _LAST_LINES_S
+        reader.thread.join(max(0.0, self._deadline - time.monotonic()))
+
+
+class _PodLines:
+    """The lines of one pod, of which `lines` returns those since the call before."""
+
+    def __init__(
+        self, reader: _PodReader, lines: queue.SimpleQueue[LogLine], wait_for_end: Callable[[_PodReader], None]
+    ) -> None:
+        self._reader = reader
+        self._queue = lines
+        self._wait_for_end = wait_for_end
+
+    def lines(self, *, last: bool) -> list[str]:
+        if last:
+            self._wait_for_end(self._reader)
+        found = list[str]()
+        while not self._queue.empty():  # nothing else takes from it
+            found.append(self._queue.get().text)
+        return found
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 class _Follower:
@@ -300,7 +391,7 @@ class _Follower:
     def _say(self, what: str) -> None:
         if what != self._said:
             self._said = what
-            print(f"note: {what}", file=sys.stderr, flush=True)
+            _note(what)
 
 
 def _may_print(pod: Object) -> bool:

@@ -57,6 +57,10 @@ class GrowingFile:
             self._rest = b""
         return [line.decode(errors="replace") for line in lines]
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
     @property
     def written_at(self) -> float:
         """Return the time of the last write."""

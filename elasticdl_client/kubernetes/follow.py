@@ -16,10 +16,12 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobPhase, JobStatus
+from elasticdl_client.jobs.cluster_logs import PodLogs
 from elasticdl_client.kubernetes import commands, events, names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.progress import Display
 from elasticdl_client.report import print_end
+from elasticdl_client.script_output import ScriptOutput, Shown
 
 BLOCKED = frozenset(
     {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "RegistryUnavailable"}
@@ -32,8 +34,13 @@ _INTERRUPTED = 130
 _OVERDUE_S = 30.0  # after its grace period; kubelets of the servers that we know take up to 90 s where they are slow
 
 
-def wait(connection: Connection, spec: JobSpec) -> int:
+def wait(connection: Connection, spec: JobSpec, shown: Shown = Shown.GLANCE) -> int:
     """Follows a job; the exit code for the shell: the job's, or 130 after Ctrl-C.
+
+    Args:
+        connection: to the cluster.
+        spec: of the job.
+        shown: the part of its workers' output that is shown.
 
     Raises:
         ClusterError: the cluster refuses to tell.
@@ -42,7 +49,7 @@ def wait(connection: Connection, spec: JobSpec) -> int:
     logs = commands.elasticdl("logs -f", spec)
     display = progress.open_display(sys.stdout)
     try:
-        follower = ClusterFollower(connection, spec, display)
+        follower = ClusterFollower(connection, spec, display, shown)
         ended = follower.follow()
     except KeyboardInterrupt:
         display.close()
@@ -64,13 +71,24 @@ class ClusterFollower:
     """Looks at a job's master and status until they say that the job has ended, or cannot continue as it is.
 
     Args:
+        connection: to the cluster.
+        spec: of the job.
+        display: shows the job.
+        shown: the part of its workers' output that is shown, too.
         overdue_s: a deleted master is called overdue when it is there for so long after its grace period.
 
     Attributes:
         history: what has happened to the job, as far as it could be read.
     """
 
-    def __init__(self, connection: Connection, spec: JobSpec, display: Display, overdue_s: float = _OVERDUE_S) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        spec: JobSpec,
+        display: Display,
+        shown: Shown = Shown.GLANCE,
+        overdue_s: float = _OVERDUE_S,
+    ) -> None:
         self._connection = connection
         self._spec = spec
         self._display = display
@@ -83,6 +101,8 @@ class ClusterFollower:
         self._restarts = 0
         self._idle_restarts = 0
         self._outage = False
+        prefix = names.pod_name(spec.job_name, "master", 0).removesuffix("master")
+        self._script = ScriptOutput(PodLogs(connection, spec.namespace, prefix), prefix, spec.num_workers, shown)
 
     def follow(self) -> Ended:
         """Returns when the job has ended.
@@ -94,6 +114,9 @@ class ClusterFollower:
         pause = threading.Event()
         while True:
             ended = self._look()
+            if self._status is not None:
+                for line in self._script.lines(self._status, last=ended is not None):
+                    self._display.say(line)
             if ended is not None:
                 return ended
             pause.wait(_LOOK_S)

@@ -19,6 +19,7 @@ from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
 from elasticdl_client.kubernetes.pods import Manifest, owned
 from elasticdl_client.kubernetes.security import CHOSEN_BY_CLUSTER, DEFAULT_USER
 from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
+from elasticdl_client.script_output import Shown
 
 _TOKEN_BYTES = 32
 _NO_ACCOUNT_TOKEN = "No API token found for service account"  # servers before 1.24, right after it was made
@@ -26,8 +27,12 @@ _ACCOUNT_TOKEN_S = 30.0
 _LOOK_S = 0.5
 
 
-def run(spec: JobSpec) -> int:
+def run(spec: JobSpec, *, shown: Shown = Shown.GLANCE) -> int:
     """Submits a job; the exit code for the shell.
+
+    Args:
+        spec: of the job.
+        shown: the part of its workers' output that --wait shows.
 
     Raises:
         ElasticDLError: it could not be submitted.
@@ -44,7 +49,7 @@ def run(spec: JobSpec) -> int:
         _note(note)
     create(connection, spec, manifests)
     _say_submitted(spec)
-    return follow.wait(connection, spec) if spec.wait else 0
+    return follow.wait(connection, spec, shown) if spec.wait else 0
 
 
 def _note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Following the log of a pod through the lives of its container, by what its kubelet and the API server say."""
+"""Following the logs of pods by what their kubelets and the API server say."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import queue
 from collections.abc import Iterator
 from typing import Any
 
-from elasticdl_client.jobs.cluster_logs import _PodReader, _Position
+from elasticdl_client.job_status import JobStatus, PodStatus
+from elasticdl_client.jobs.cluster_logs import PodLogs, _PodReader, _Position
 from elasticdl_client.jobs.store import LogLine
-from elasticdl_client.kubernetes.api import Connection
+from elasticdl_client.kubernetes.api import ClusterError, Connection
+from elasticdl_client.script_output import ScriptOutput, Shown
 
+PREFIX = "elasticdl-job-"
 FIRST = ["begins", "ends with 5"]
 SECOND = ["begins", "ends with 0"]
 
@@ -74,3 +77,44 @@ def test_lines_of_a_life_that_the_server_does_not_show_yet_are_read_once() -> No
     reader.thread.join(60)
     assert [lines.get_nowait().text for _ in range(lines.qsize())] == FIRST + SECOND
     assert core.asked_for_a_part == [False, True, False]
+
+
+class Workers:
+    """A server of workers' pods that have ended, each with a log of its own; worker-3 may not be read."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, dict[str, object]] = {}
+
+    def read_namespaced_pod(self, name: str, *_: object, **__: object) -> Answer:
+        shown = pod("a", "Succeeded")
+        shown["metadata"]["name"] = name
+        return Answer(json.dumps(shown).encode())
+
+    def read_namespaced_pod_log(self, name: str, *_: object, **options: object) -> Answer:
+        self.options[name] = options
+        if name == "elasticdl-job-worker-3":
+            raise ClusterError("User jo cannot get pods/log.", status=403)
+        return Answer(log([f"I am {name[-1]}", "Traceback (most recent call last):", "  it broke", "E: x"], 1))
+
+
+def output_of(server: Workers, shown: Shown) -> ScriptOutput:
+    return ScriptOutput(PodLogs(Connected("c", "n", "https://s", None, server), "n", PREFIX), PREFIX, 4, shown)
+
+
+def status_of(*workers: int, rank_0: int = 1) -> JobStatus:
+    pods = [PodStatus(f"{PREFIX}worker-{k}", "worker", "Running") for k in workers]
+    return JobStatus("job", pods=(*pods, PodStatus(f"{PREFIX}worker-9", "worker", "Pending")), world=(rank_0,))
+
+
+def test_a_followed_job_shows_the_output_of_rank_0_and_of_its_successor_from_then_on() -> None:
+    server = Workers()
+    output = output_of(server, Shown.RANK_0)
+    assert output.lines(status_of(1, 2), last=True) == ["[worker-1] I am 1"]
+    output.lines(status_of(2, rank_0=2), last=True)
+    assert "tail_lines" not in server.options["elasticdl-job-worker-1"]
+    assert server.options["elasticdl-job-worker-2"]["tail_lines"] == 0
+
+
+def test_a_followed_job_shows_the_output_of_all_workers_and_what_it_may_not_read() -> None:
+    lines = output_of(Workers(), Shown.ALL_WORKERS).lines(status_of(1, 2, 3), last=True)
+    assert lines == ["[worker-1] I am 1", "[worker-2] I am 2", "[worker-3] note: User jo cannot get pods/log."]

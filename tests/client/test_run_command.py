@@ -179,7 +179,7 @@ def test_a_cluster_that_is_configured_is_taken_and_followed_and_one_that_is_not_
     error = refused("train.py")
     assert "on Kubernetes (--runtime=kubernetes, since a cluster is configured (context far-away))" in error.what
     assert job("--image_name=i", "train.py").wait
-    assert "elasticdl logs -f --all" in read(["--image_name=i", "--all", "train.py"], {}).given.notes[-1]
+    assert read(["--image_name=i", "--all", "train.py"], {}).shows_all
     assert job("--runtime=local", "train.py").runtime is Runtime.LOCAL
     assert job("--job_dir=d", "train.py").runtime is Runtime.LOCAL
     config.write_text("apiVersion: v1\nkind: Config\nclusters: null\ncontexts: null\ncurrent-context: ''\n")

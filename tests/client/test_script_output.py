@@ -10,7 +10,7 @@ import pytest
 
 from elasticdl_client.job_status import JobStatus, PodStatus
 from elasticdl_client.jobs.log_files import GrowingFile
-from elasticdl_client.script_output import MAX_LINES, ScriptOutput, Shown
+from elasticdl_client.script_output import MAX_LINES, LogFiles, ScriptOutput, Shown
 
 PREFIX = "elasticdl-job-"
 
@@ -33,7 +33,7 @@ def append(logs: Path, worker: int, text: str) -> None:
 
 
 def test_lines_of_the_first_worker_come_as_they_are_printed(tmp_path: Path) -> None:
-    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     assert show(shown, status(0)) == []
     append(tmp_path, 0, "2026-11-24 15:52:15,958 INFO Starting worker 0\nhello\nhalf a ")
     assert show(shown, status(0)) == ["hello"]
@@ -44,7 +44,7 @@ def test_lines_of_the_first_worker_come_as_they_are_printed(tmp_path: Path) -> N
 
 
 def test_of_several_workers_rank_0_is_shown_and_named_and_its_successor_after_it(tmp_path: Path) -> None:
-    shown = ScriptOutput(tmp_path, PREFIX, 3)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 3)
     for worker in (1, 2):
         append(tmp_path, worker, f"I am {worker}\n")
     assert show(shown, status(1, 2)) == ["[worker-1] I am 1"]
@@ -60,14 +60,14 @@ def test_of_several_workers_rank_0_is_shown_and_named_and_its_successor_after_it
 
 def test_a_worker_that_has_ended_before_it_was_seen_is_shown_at_the_end(tmp_path: Path) -> None:
     append(tmp_path, 0, "")
-    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     append(tmp_path, 0, "that was quick\n")
     assert shown.lines(status(ended=(0,)), last=True) == ["that was quick"]
 
 
 def test_what_was_printed_before_a_job_is_resumed_is_not_shown_again(tmp_path: Path) -> None:
     append(tmp_path, 0, "old\n")
-    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     append(tmp_path, 0, "---- started again 2026-11-24 15:00:00 ----\nnew\n")
     assert show(shown, status(0)) == ["new"]
 
@@ -84,13 +84,13 @@ def test_what_was_printed_before_a_job_is_resumed_is_not_shown_again(tmp_path: P
     ],
 )
 def test_logs_warnings_and_tracebacks_stay_in_the_log(tmp_path: Path, text: str) -> None:
-    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     append(tmp_path, 0, f"before\n{text}\nafter\n")
     assert show(shown, status(0)) == ["before", "after"]
 
 
 def test_a_flood_of_lines_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> None:
-    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     append(tmp_path, 0, "".join(f"step {step}\n" for step in range(1000)))
     lines = show(shown, status(0))
     assert len(lines) == MAX_LINES + 1
@@ -98,14 +98,14 @@ def test_a_flood_of_lines_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> N
 
 
 def test_the_whole_of_rank_0_has_its_log_entries_and_each_line_but_no_traceback(tmp_path: Path) -> None:
-    shown = ScriptOutput(tmp_path, PREFIX, 1, Shown.RANK_0)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1, Shown.RANK_0)
     lines = ["2026-11-24 15:00:00,000 ERROR of the script", "", *(f"step {step}" for step in range(3 * MAX_LINES))]
     append(tmp_path, 0, "\n".join([*lines, "Traceback (most recent call last):", "  File a.py", "ValueError: x", ""]))
     assert show(shown, status(0)) == lines
 
 
 def test_of_all_workers_each_line_is_shown_from_the_first_one_on(tmp_path: Path) -> None:
-    shown = ScriptOutput(tmp_path, PREFIX, 2, Shown.ALL_WORKERS)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 2, Shown.ALL_WORKERS)
     append(tmp_path, 0, "zero\n")
     append(tmp_path, 1, "one\n")
     assert show(shown, status(0, 1)) == ["[worker-0] zero", "[worker-1] one"]
@@ -115,7 +115,7 @@ def test_of_all_workers_each_line_is_shown_from_the_first_one_on(tmp_path: Path)
 
 
 def test_an_error_that_the_job_tells_is_not_shown_a_second_time(tmp_path: Path) -> None:
-    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     append(tmp_path, 0, "epoch 1\nthe rate is wrong\n")
     assert shown.lines(status(0, updated_at=1.0)) == []
     failed = PodStatus(f"{PREFIX}worker-0", "worker", "Failed", "exit code 1: the rate is wrong")
@@ -145,14 +145,14 @@ def test_a_long_line_without_any_end_comes_in_parts_and_whole(tmp_path: Path) ->
 
 
 def test_lines_come_though_the_clock_of_the_machine_is_set_back(tmp_path: Path) -> None:
-    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     append(tmp_path, 0, "hello\n")
     assert shown.lines(status(0, updated_at=5000.0)) == []
     assert shown.lines(status(0, updated_at=1400.0)) == ["hello"]
 
 
 def test_a_line_is_left_out_only_if_a_message_has_it_as_a_line_or_as_its_error(tmp_path: Path) -> None:
-    shown = ScriptOutput(tmp_path, PREFIX, 1)
+    shown = ScriptOutput(LogFiles(tmp_path, PREFIX), PREFIX, 1)
     append(tmp_path, 0, "1\nworkers\ncode\nthe rate is wrong\nValueError: broken\n")
     lost = PodStatus(f"{PREFIX}worker-1", "worker", "Failed", "Error, exit code 1; its last lines:\nthe rate is wrong)")
     now = status(0, message="waiting for workers; exit code 1: ValueError: broken")

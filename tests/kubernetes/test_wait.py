@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,12 +14,13 @@ from urllib.parse import urlsplit
 
 import pytest
 from breakable_road import Road
+from kubernetes import watch
 from played_master import DONE, FAILED, RUNNING, play
 from submission_scene import NO_ROOM, ROOT, TIMEOUT_S, Scene
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_events import EventHistory
-from elasticdl_client.job_status import JobStatus
+from elasticdl_client.job_status import JobStatus, PodStatus
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.follow import ClusterFollower
 from tests.lines import line_with
@@ -105,6 +107,21 @@ def test_a_job_is_followed_to_its_end(scene: Scene, start: Start) -> None:
     assert "Job job succeeded." in output
     assert "model: /tmp/model" in output
     assert f"logs: elasticdl logs job --namespace={scene.namespace}" in output
+
+
+def test_what_rank_0_prints_is_shown(scene: Scene, start: Start) -> None:
+    printing = "print('step 1'); print('step 2')"
+    scene.kubectl(
+        *("run", "elasticdl-job-worker-0", "--image=python:3.11-slim", "--image-pull-policy=IfNotPresent"),
+        *("--restart=Never", "--command", "--", "python", "-c", printing),
+    )
+    for event in watch.Watch().stream(scene.connection.core.list_namespaced_pod, scene.namespace, timeout_seconds=60):
+        if event["raw_object"]["status"].get("phase") == "Succeeded":
+            break
+    done = dataclasses.replace(DONE, pods=(PodStatus("elasticdl-job-worker-0", "worker", "Succeeded"),))
+    code, output, errors = end_of(start([RUNNING, done], 0))
+    assert code == 0, output + errors
+    assert "[worker-0] step 1\n[worker-0] step 2\n" in output
 
 
 def test_a_failed_jobs_exit_code_and_reason_are_the_clients(start: Start) -> None:
