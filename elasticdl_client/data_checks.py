@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import glob
 import io
+import json
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,8 @@ def _check_kind(name: str, spec: JobSpec, source: str) -> None:
         columns = _schema(kind, files[0])
         if columns:
             _check_columns(name, spec, files[0], columns)
+    if kind == "JSONL" and files:
+        _check_first_object(name, files[0])
     header = str(params.get("header", True)).lower() != "false"
     if kind == "CSV" and header and files:
         delimiter = str(params.get("delimiter", "\t" if files[0].lower().endswith(".tsv") else ","))
@@ -102,6 +105,23 @@ def _header(path: str, delimiter: str) -> list[str]:
     with open(path, "rb") as file:
         text = file.read(_LONGEST_HEADER).decode("utf-8-sig", errors="replace")
     return [field.strip() for field in next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])]
+
+
+def _check_first_object(name: str, path: str) -> None:
+    with open(path, "rb") as file:
+        line = file.readline(_LONGEST_HEADER)
+    if not line.endswith(b"\n") and len(line) == _LONGEST_HEADER:
+        return  # the reader parses it
+    text = line.decode("utf-8-sig", errors="replace").strip()
+    try:
+        is_object = not text or isinstance(json.loads(text), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise DataError(
+            f"--{name}: the first line of {path} is not a JSON object: {text[:100]}",
+            "JSON Lines have one object a line; write an array as lines, for example with jq -c '.[]'.",
+        )
 
 
 def _schema(kind: str, path: str) -> list[str]:

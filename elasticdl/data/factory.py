@@ -23,6 +23,7 @@ from elasticdl.data.sql import sql_reader
 from elasticdl.data.text import TextReader
 from elasticdl.data.text_rows import TextRules
 from elasticdl.data.tfrecord import TFRecordFile
+from elasticdl.data.webdataset import webdataset_reader
 from elasticdl.protocol.values import Shard
 from elasticdl_client.data_sources import check_params, is_url, known_type, split_columns, split_sources, type_by_ending
 from elasticdl_client.errors import DataError
@@ -148,11 +149,19 @@ def _create(wanted: _Wanted, kind: str) -> Reader:
                 arrow_files.parquet_reader if kind == "Parquet" else arrow_files.arrow_reader
             )
             return open_files(wanted.source, wanted.parts, wanted.selection, wanted.seed)
+        case "JSONL":
+            need("pyarrow", "JSON Lines files", "pyarrow")
+            from elasticdl.data.jsonl import jsonl_reader
+
+            return jsonl_reader(wanted.source, wanted.parts, wanted.selection, wanted.seed)
         case "NumPy":
             return npz_reader(wanted.source, wanted.parts, wanted.selection, wanted.seed)
         case "ImageFolder":
             size = _image_size(wanted.params)
             return image_reader(wanted.source, wanted.parts, wanted.selection, size, wanted.seed)
+        case "WebDataset":
+            size = _image_size(wanted.params)
+            return webdataset_reader(wanted.source, wanted.parts, wanted.selection, size, wanted.seed)
         case "HuggingFace":
             split = str(wanted.params.get("split", ""))
             return huggingface_reader(wanted.source, wanted.parts, wanted.selection, split, wanted.seed)

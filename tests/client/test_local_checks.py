@@ -191,3 +191,12 @@ def test_a_module_needs_no_feed_where_a_label_is_named(spec: JobSpec, tmp_path: 
     assert "or give --label_column" in said
     (tmp_path / "rows.csv").write_text("a,y\n1,2\n")
     check_local(dataclasses.replace(without, training_data=str(tmp_path / "rows.csv"), label_column="y"))
+
+
+def test_json_that_is_not_one_object_a_line_is_refused_with_its_first_line(spec: JobSpec, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('[\n{"a": 1}]\n')
+    said = refused(spec, DataError, training_data=str(rows))
+    assert f"the first line of {rows} is not a JSON object: [" in said
+    rows.write_text('\ufeff{"a": 1}\n')
+    check_local(dataclasses.replace(spec, training_data=str(rows)))

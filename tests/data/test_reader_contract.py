@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import os
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,28 @@ def arrow_files(directory: Path) -> Source:
 
 def arrow_streams(directory: Path) -> Source:
     return typed_files(directory, ".arrow", lambda path, made: typed.write_arrow_stream(path, made))
+
+
+def jsonl_files(directory: Path) -> Source:
+    return typed_files(directory, ".jsonl", lambda path, made: typed.write_jsonl(path, made))
+
+
+def webdataset_files(directory: Path) -> Source:
+    found: dict[str, list[bytes]] = {}
+    for number in range(2):
+        samples = {f"train/{number}-{i:04}": {"cls": b"%d" % (i % 7), "JPG": b"pixels" * (i % 9)} for i in range(300)}
+        path = directory / f"part-{number}.tar"
+        typed.write_tar(path, samples)
+        made = [{"cls": int(files["cls"]), "jpg": files["JPG"]} for files in samples.values()]
+        found[str(path)] = [encode_example(row) for row in made]
+
+    def cut() -> str:
+        with tarfile.open(directory / "part-1.tar") as archive:
+            last = archive.getmembers()[-1]
+        os.truncate(directory / "part-1.tar", last.offset_data + 1)
+        return str(directory / "part-1.tar")
+
+    return Source(lambda: create_reader(str(directory)), found, cut)
 
 
 def numpy_files(directory: Path) -> Source:
@@ -227,6 +250,8 @@ DAMAGEABLE = [
     parquet_files,
     arrow_files,
     arrow_streams,
+    jsonl_files,
+    webdataset_files,
     numpy_files,
     compressed_numpy_files,
     image_folder,
@@ -307,7 +332,7 @@ def test_a_shard_of_another_source_is_refused_by_name(source: Source) -> None:
 def test_metadata_carries_a_seed_and_the_columns(source: Source) -> None:
     metadata = source.open().metadata()
     assert metadata.seed == 0
-    known = ((), ("only",), ("a b", 'quoted "b",', "c"), ("f", "n", "t"), ("image", "label"))
+    known = ((), ("only",), ("a b", 'quoted "b",', "c"), ("f", "n", "t"), ("image", "label"), ("cls", "jpg"))
     assert metadata.column_names in known
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sqlite3
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +49,21 @@ def write_arrow_stream(path: Path, made: list[dict[str, object]], rows_in_a_batc
     table = pa.Table.from_pylist(made)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=rows_in_a_batch)
+
+
+def write_jsonl(path: Path, made: list[dict[str, object]]) -> None:
+    """One object a line, without a line end behind the last."""
+    path.write_text("\n".join(json.dumps(row) for row in made))
+
+
+def write_tar(path: Path, samples: Mapping[str, Mapping[str, bytes]]) -> None:
+    """A tar file as WebDataset's writers leave it: the files KEY.COLUMN of one sample after those of another."""
+    with tarfile.open(path, "w") as archive:
+        for key, files in samples.items():
+            for column, content in files.items():
+                member = tarfile.TarInfo(f"{key}.{column}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
 
 
 def write_npz(path: Path, made: list[dict[str, object]], compressed: bool = False) -> None:

@@ -21,6 +21,7 @@ from tests.data import typed_sources as typed
 from tests.fuzz.mutations import damage
 
 _ROWS = typed.rows(60)
+_SAMPLES = {f"{i:03}": {"cls": b"%d" % i, "txt": b"text" * i} for i in range(60)}
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ FORMATS = {
     "arrow": Format(_typed("data.arrow", lambda path: typed.write_arrow(path, _ROWS, 20, "uncompressed"))),
     "arrow_lz4": Format(_typed("data.arrow", lambda path: typed.write_arrow(path, _ROWS, 20))),
     "arrow_stream": Format(_typed("data.arrow", lambda path: typed.write_arrow_stream(path, _ROWS, 20))),
+    "jsonl": Format(_typed("data.jsonl", lambda path: typed.write_jsonl(path, _ROWS))),
+    "webdataset": Format(_typed("data.tar", lambda path: typed.write_tar(path, _SAMPLES))),
     "npz": Format(_typed("data.npz", lambda path: typed.write_npz(path, _ROWS)), has_checksums=True),
     "npz_compressed": Format(_typed("data.npz", lambda path: typed.write_npz(path, _ROWS, True)), has_checksums=True),
     "images": Format(_images),

@@ -1,0 +1,278 @@
+"""JSON Lines: an object a line, read by record number; a record has a column for each key.
+
+One pass over a file finds where its rows begin and the types of all its values; both are kept in the index.  So a type
+is that of all rows: whole numbers among which one is a fraction are fractions.  Objects in a row become a column for
+each key, `outer.inner`.  Texts stay texts, dates among them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+import pyarrow.types as kinds
+
+from elasticdl.data.arrow_columns import column_type, encode, flat_schema, flat_table
+from elasticdl.data.columns import ColumnType, Selection, describe
+from elasticdl.data.index_cache import Arrays, cached
+from elasticdl.data.reader import Metadata
+from elasticdl.data.shard_files import PartsReader
+from elasticdl_client.errors import DataError
+
+_log = logging.getLogger(__name__)
+_ROWS_BETWEEN_OFFSETS = 256
+_BLOCK_BYTES = 8 << 20  # of rows whose types are found at once
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LONG_NUMBER = re.compile(rb"[\s:\[,]-?\d{19,}[\s,\]}]")
+_ROW = re.compile(r" in row (\d+)")
+_HINT = "Repair or remove the row; each line is one object, {…}, in UTF-8."
+
+
+class _TooLarge(ValueError):
+    pass
+
+
+class JsonLinesFile:
+    """The rows of one file."""
+
+    def __init__(self, path: str) -> None:
+        """Builds the index, or finds it.
+
+        Raises:
+            DataError: the file cannot be read, or a line is not an object.
+        """
+        self.path = path
+        try:
+            with open(path, "rb"):
+                index = cached(path, "jsonl", self._index)
+        except OSError as error:
+            raise DataError(f"The file {path} cannot be opened: {error.strerror}.") from error
+        self._offsets = index["offsets"]
+        self._num_records, self._size_bytes = index["numbers"].tolist()
+        self.schema = pa.ipc.read_schema(pa.py_buffer(index["schema"].tobytes()))
+
+    def __len__(self) -> int:
+        return int(self._num_records)
+
+    def table(self, start: int, end: int, schema: Any) -> Any:
+        """Return rows ``start`` to ``end`` - 1 with the columns of a schema."""
+        first = start // _ROWS_BETWEEN_OFFSETS
+        after = (end - 1) // _ROWS_BETWEEN_OFFSETS + 1
+        begin = int(self._offsets[first])
+        stop = int(self._offsets[after]) if after < len(self._offsets) else self._size_bytes
+        with open(self.path, "rb") as file:
+            file.seek(begin)
+            data = file.read(stop - begin)
+            if len(data) < stop - begin:
+                raise DataError(
+                    f"The file {self.path}, byte {begin + len(data)}: it has become shorter since it was indexed.",
+                    "Put new data into a new file.",
+                )
+        rows = [row for row in data.split(b"\n") if row.strip()]
+        skipped = start - first * _ROWS_BETWEEN_OFFSETS
+        return self._parsed(rows[skipped : skipped + end - start], start, schema)
+
+    def _index(self) -> Arrays:
+        offsets: list[int] = []
+        found: list[Any] = []
+        num_records = 0
+        with open(self.path, "rb") as file:
+            position = len(_BYTE_ORDER_MARK) if file.read(3) == _BYTE_ORDER_MARK else 0
+            file.seek(position)
+            while block := _whole_lines(file):
+                rows = list[bytes]()
+                for line in block.split(b"\n"):
+                    if line.strip():
+                        if (num_records + len(rows)) % _ROWS_BETWEEN_OFFSETS == 0:
+                            offsets.append(position)
+                        rows.append(line)
+                    position += len(line) + 1
+                position -= 1  # the last part has no line end of its own
+                if rows:
+                    self._check_long_numbers(block, rows, num_records)
+                    schema = _of_json(self._parsed(rows, num_records).schema)
+                    found = [self._joined([*found, schema], num_records, len(rows))]
+                    num_records += len(rows)
+            size_bytes = file.tell()
+        schema = found[0] if found else pa.schema([])
+        return {
+            "offsets": np.array(offsets, np.int64),
+            "numbers": np.array([num_records, size_bytes], np.int64),
+            "schema": np.frombuffer(schema.serialize().to_pybytes(), np.uint8),
+        }
+
+    def _parsed(self, rows: Sequence[bytes], first: int, schema: Any = None) -> Any:
+        """A table of rows; `first` is the number of the first of them."""
+        data = b"\n".join(rows)
+        options = pj.ParseOptions(
+            explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
+        )
+        try:
+            table = pj.read_json(
+                pa.BufferReader(data), pj.ReadOptions(use_threads=False, block_size=len(data) + 1), options
+            )
+            table.validate(full=True)
+        except pa.ArrowException as error:
+            raise self._damaged(rows, first, str(error)) from error
+        if table.num_rows != len(rows):
+            raise self._damaged(rows, first, "two objects are on one line")
+        return table
+
+    def _damaged(self, rows: Sequence[bytes], first: int, what: str) -> DataError:
+        """The error of some rows, in the place that Arrow says, or else of the first that is not an object."""
+        place = _ROW.search(what)
+        what = _ROW.sub("", what.strip().splitlines()[0]).removeprefix("JSON parse error: ").rstrip(".")
+        number = (
+            int(place[1]) if place is not None else next((i for i, row in enumerate(rows) if not _is_object(row)), 0)
+        )
+        number = min(number, len(rows) - 1)
+        record = first + number
+        text = rows[number][:100].decode(errors="replace")
+        return DataError(f"{self.path}, byte {self._byte_of(record)}, record {record}: {what}: {text}", _HINT)
+
+    def _byte_of(self, record: int) -> int:
+        """Where a record begins: for messages, by a pass over the file."""
+        position, number = 0, -1
+        with open(self.path, "rb") as file:
+            for line in file:
+                number += bool(line.strip())
+                if number == record:
+                    break
+                position += len(line)
+        return position
+
+    def _joined(self, schemas: Sequence[Any], first: int, count: int) -> Any:
+        try:
+            return joined(schemas)
+        except pa.ArrowException as error:
+            what = str(error).removeprefix("Unable to merge: ")
+            raise DataError(
+                f"{self.path}, byte {self._byte_of(first)}, records {first} to {first + count - 1}: {what}.",
+                "A column holds values of one type: write all of them as texts, or all as numbers.",
+            ) from error
+
+    def _check_long_numbers(self, block: bytes, rows: Sequence[bytes], first: int) -> None:
+        """Refuses whole numbers beyond int64, which Arrow would round."""
+        if not _LONG_NUMBER.search(block):
+            return
+        for record, row in enumerate(rows, first):
+            try:
+                if _LONG_NUMBER.search(row):
+                    json.loads(row, parse_int=_int64)
+            except _TooLarge as error:
+                raise DataError(
+                    f"{self.path}, byte {self._byte_of(record)}, record {record}: {error} is beyond int64.",
+                    "Write such ids as texts, or large quantities as fractions (1e20).",
+                ) from error
+            except ValueError:
+                pass  # no JSON at all: the parser says where
+
+
+class _Rows:
+    """The records of one file, of the columns that are read."""
+
+    def __init__(self, file: JsonLinesFile, schema: Any, wanted: Sequence[str]) -> None:
+        self._file = file
+        self._wanted = list(wanted)
+        roots = {name.partition(".")[0] for name in wanted} | set(wanted)
+        self._schema = pa.schema([field for field in schema if field.name in roots])
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def read(self, start: int, end: int) -> list[bytes]:
+        table = flat_table(self._file.table(start, end, self._schema))
+        return encode(table.select(self._wanted), self._file.path)
+
+
+def jsonl_reader(source: str, paths: Sequence[str], selection: Selection, seed: int) -> PartsReader:
+    """The `Reader` over files of JSON Lines; a column is of the type of all values in all files."""
+
+    @functools.cache
+    def open_file(path: str) -> JsonLinesFile:
+        return JsonLinesFile(path)
+
+    @functools.cache
+    def schema() -> Any:
+        known = pa.schema([])
+        for path in sorted(paths):
+            try:
+                known = joined([known, open_file(path).schema])
+            except pa.ArrowException as error:
+                raise DataError(
+                    f"{path}, byte 0: {str(error).removeprefix('Unable to merge: ')} in the files before it.",
+                    "All files of a data source must have columns of the same types.",
+                ) from error
+        return _named(known, source)
+
+    @functools.cache
+    def types() -> dict[str, ColumnType]:
+        flat = flat_schema(schema())
+        return {name: column_type(flat.field(name), source) for name in selection.of(flat.names, source)}
+
+    def open_rows(path: str) -> _Rows:
+        return _Rows(open_file(path), schema(), list(types()))
+
+    def metadata() -> Metadata:
+        return describe(types(), selection, seed)
+
+    return PartsReader(source, paths, open_rows, metadata)
+
+
+def joined(schemas: Sequence[Any]) -> Any:
+    """Return the schema that holds the values of all of these.
+
+    Raises:
+        ArrowException: a column is of types that do not go together.
+    """
+    return pa.unify_schemas(list(schemas), promote_options="permissive")
+
+
+def _whole_lines(file: BinaryIO) -> bytes:
+    """The next lines; nothing at the end of the file."""
+    block = file.read(_BLOCK_BYTES)
+    return block + file.readline() if block else block
+
+
+def _of_json(schema: Any) -> Any:
+    """Return a schema as Arrow has guessed it, with texts where it has guessed times."""
+    return pa.schema([field.with_type(_text_for_times(field.type)) for field in schema])
+
+
+def _text_for_times(kind: Any) -> Any:
+    if kinds.is_timestamp(kind):
+        return pa.string()
+    if kinds.is_list(kind):
+        return pa.list_(_text_for_times(kind.value_type))
+    if kinds.is_struct(kind):
+        return pa.struct([field.with_type(_text_for_times(field.type)) for field in kind.fields])
+    return kind
+
+
+def _named(schema: Any, source: str) -> Any:
+    """Return a schema in which columns without any value hold texts."""
+    empty = [field.name for field in schema if kinds.is_null(field.type)]
+    for name in empty:
+        _log.warning("The column %s has no value in %s and is read as texts", name, source)
+    return pa.schema([field.with_type(pa.string()) if field.name in empty else field for field in schema])
+
+
+def _is_object(row: bytes) -> bool:
+    try:
+        return isinstance(json.loads(row), dict)
+    except ValueError:
+        return False
+
+
+def _int64(digits: str) -> int:
+    number = int(digits)
+    if not -(2**63) <= number < 2**63:
+        raise _TooLarge(digits)
+    return number

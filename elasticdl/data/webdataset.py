@@ -1,0 +1,205 @@
+"""WebDataset: tar files in which the files of a sample follow one another, read by sample number.
+
+The files of a sample share their name up to its first dot; what follows the dot is the column (`7.jpg`, `7.cls`), and
+`__key__` is the name.  `cls` and `id` are whole numbers, all other columns the bytes of their files.  One pass over the
+headers of a tar file is its index; contents are read where they lie.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.data.columns import ColumnType, Selection, describe
+from elasticdl.data.image_folder import ENDINGS
+from elasticdl.data.index_cache import Arrays, cached
+from elasticdl.data.reader import Metadata
+from elasticdl.data.shard_files import PartsReader
+from elasticdl.data.table_encoder import Numbers, TableColumn, Texts, encode_table
+from elasticdl_client.errors import DataError
+
+KEY = "__key__"
+_NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id"})  # as the decoders of webdataset take them
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
+_BLOCK_BYTES = 512  # of a tar file
+_HINT = "The file was cut off, changed or is compressed: write it again as an uncompressed tar file, or remove it."
+
+
+class TarFile:
+    """The samples of one tar file."""
+
+    def __init__(self, path: str) -> None:
+        """Builds the index, or finds it.
+
+        Raises:
+            DataError: the file cannot be read, or is not such a tar file.
+        """
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise DataError(f"The file {path} cannot be opened: {error.strerror}.") from error
+        index = cached(path, "webdataset", self._index)
+        self.columns: list[str] = [name.decode() for name in index["columns"].tolist()]
+        self._keys, self._offsets, self._sizes = index["keys"], index["offsets"], index["sizes"]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def column(self, name: str, start: int, end: int) -> TableColumn:
+        """Return a column of samples ``start`` to ``end`` - 1; one without that file has no value.
+
+        Raises:
+            DataError: a whole number is not one, or the file has become shorter.
+        """
+        if name == KEY:
+            return Texts(self._keys[start:end].tolist())
+        if name not in self.columns:
+            return _numbers([None] * (end - start)) if name in _NUMBERS else Texts([b""] * (end - start))
+        place = self.columns.index(name)
+        contents = [
+            None if offset < 0 else self._bytes(offset, size)
+            for offset, size in zip(
+                self._offsets[start:end, place].tolist(), self._sizes[start:end, place].tolist(), strict=True
+            )
+        ]
+        if name not in _NUMBERS:
+            return Texts([content or b"" for content in contents])
+        return _numbers(
+            [None if text is None else self._number(text, name, start + i) for i, text in enumerate(contents)]
+        )
+
+    def _number(self, text: bytes, name: str, sample: int) -> int:
+        number: int | None
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or not -(2**63) <= number < 2**63:
+            offset = int(self._offsets[sample, self.columns.index(name)])
+            raise DataError(
+                f"{self.path}, byte {offset}: {self._keys[sample].decode()}.{name} holds {text[:50]!r}, "
+                "not a whole number of 64 bits.",
+                f"Write a class number in ASCII digits, or give the files another ending than .{name}.",
+            )
+        return number
+
+    def _bytes(self, offset: int, size: int) -> bytes:
+        content = os.pread(self._descriptor, size, offset)
+        while len(content) < size:  # the system gives 2 GiB at once, at most
+            more = os.pread(self._descriptor, size - len(content), offset + len(content))
+            if not more:
+                raise self._damaged(offset, "the file has become shorter since it was indexed")
+            content += more
+        return content
+
+    def _index(self) -> Arrays:
+        columns: dict[str, int] = {}
+        samples: dict[str, dict[int, tuple[int, int]]] = {}
+        last = ""
+        for member in self._members():
+            name = _NAME.fullmatch(member.name)
+            if not member.isfile() or name is None:
+                continue  # directories, hidden files, notes
+            key = name[1]
+            files = samples.setdefault(key, {})
+            if files and key != last:
+                raise self._damaged(member.offset, f"the files of the sample {key} do not follow one another")
+            column = columns.setdefault(name[2].lower(), len(columns))
+            if column in files:
+                raise self._damaged(member.offset, f"{member.name} is there twice")
+            files[column] = (member.offset_data, member.size)
+            last = key
+        shape = len(samples), len(columns)
+        offsets, sizes = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
+        for row, files in enumerate(samples.values()):
+            for column, (offset, size) in files.items():
+                offsets[row, column], sizes[row, column] = offset, size
+        return {"columns": _texts(columns), "keys": _texts(samples), "offsets": offsets, "sizes": sizes}
+
+    def _members(self) -> Iterator[tarfile.TarInfo]:
+        """Yields what the archive says of its files, from header to header.
+
+        Raises:
+            DataError: a header is damaged, or the mark at the end is missing: `tarfile` takes both for the end.
+        """
+        end = 0
+        try:
+            with tarfile.open(self.path, "r:") as archive:
+                while (member := archive.next()) is not None:
+                    archive.members.clear()  # type: ignore[attr-defined]  # else they all stay in memory
+                    end = member.offset_data + -(-member.size // _BLOCK_BYTES) * _BLOCK_BYTES
+                    yield member
+        except tarfile.TarError as error:
+            raise self._damaged(end, str(error)) from error
+        if os.pread(self._descriptor, _BLOCK_BYTES, end) != bytes(_BLOCK_BYTES):
+            raise self._damaged(end, "there is no end of the archive")
+
+    def _damaged(self, offset: int, what: str) -> DataError:
+        return DataError(f"Tar file {self.path}, byte {offset}: {what}.", _HINT)
+
+
+class _Samples:
+    """The records of one tar file, of the columns that are read."""
+
+    def __init__(self, file: TarFile, columns: Sequence[str]) -> None:
+        self._file = file
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def read(self, start: int, end: int) -> list[bytes]:
+        return encode_table({name: self._file.column(name, start, end) for name in self._columns}, end - start)
+
+
+def webdataset_reader(
+    source: str, paths: Sequence[str], selection: Selection, image_shape: tuple[int, ...], seed: int
+) -> PartsReader:
+    """The `Reader` over tar files; it has the columns of all of them, and `__key__` where --columns names it.
+
+    Args:
+        source: as the user named it; for messages.
+        paths: of the files.
+        selection: of the columns.
+        image_shape: (height, width, channels) that the default feed makes of images; empty: not said.
+        seed: of the job; for the metadata.
+    """
+
+    @functools.cache
+    def types() -> dict[str, ColumnType]:
+        available = sorted({column for path in sorted(paths) for column in TarFile(path).columns})
+        wanted = selection.of([KEY, *available], source)
+        if KEY not in selection.features:
+            wanted.remove(KEY)
+        return {name: _type_of(name, image_shape) for name in wanted}
+
+    def metadata() -> Metadata:
+        return describe(types(), selection, seed)
+
+    return PartsReader(source, paths, lambda path: _Samples(TarFile(path), list(types())), metadata)
+
+
+def _type_of(column: str, image_shape: tuple[int, ...]) -> ColumnType:
+    if f".{column.rpartition('.')[2]}" in ENDINGS:
+        return ColumnType("image", image_shape)
+    return ColumnType("int64" if column in _NUMBERS else "string")
+
+
+def _numbers(values: Sequence[int | None]) -> Numbers:
+    missing = np.array([value is None for value in values], np.bool_)
+    return Numbers(np.array([value or 0 for value in values], np.int64), missing if missing.any() else None)
+
+
+def _texts(values: Iterable[str]) -> NDArray[np.bytes_]:
+    return np.array([value.encode() for value in values], np.bytes_)
