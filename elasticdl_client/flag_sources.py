@@ -6,6 +6,7 @@ for every flag but those that name one job.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -112,7 +113,9 @@ def _read(path: str, job_type: str) -> dict[str, object]:
             f"{path} describes a job of `elasticdl {described}`.", f"Run `elasticdl {described} -f {path}`."
         )
     for name, value in found.items():
-        if not isinstance(value, str | int | float):
+        if isinstance(value, dict) and name.replace("-", "_").endswith("pod_template"):
+            found[name] = json.dumps(value)
+        elif not isinstance(value, str | int | float):
             raise FlagError(f"{path}: {name} is {_kind(value)}, not one value.", 'Write lists as texts: "a.csv,b.csv".')
     return {name.replace("-", "_"): value for name, value in found.items()}
 

@@ -41,6 +41,7 @@ class Trouble(StrEnum):
     NO_RESOURCE = "NoResource"
     TAINT_NOT_TOLERATED = "TaintNotTolerated"
     NO_MATCHING_NODE = "NoMatchingNode"
+    SCHEDULING_GATED = "SchedulingGated"
     CLAIM_NOT_BOUND = "ClaimNotBound"
     RIGHT_MISSING = "RightMissing"
     POD_REFUSED = "PodRefused"
@@ -92,6 +93,7 @@ PENDING = frozenset(
         Trouble.NO_RESOURCE,
         Trouble.TAINT_NOT_TOLERATED,
         Trouble.NO_MATCHING_NODE,
+        Trouble.SCHEDULING_GATED,
         Trouble.CLAIM_NOT_BOUND,
         Trouble.RIGHT_MISSING,
         Trouble.POD_REFUSED,

@@ -34,6 +34,7 @@ _PULL_SECRET = re.compile(
 )
 _PULL = re.compile(r"ErrImagePull|ImagePullBackOff|Back-off pulling|Failed to pull image")
 _NO_IMAGE = re.compile(r"ErrImageNeverPull|InvalidImageName|ImageInspectError|InspectFailed")
+_GATE = re.compile(r"waiting (in queue (?P<queue>\S+)|for its scheduling gates: (?P<gates>.+))")
 _RIGHT = re.compile(r"has no right to|cannot \w+ resource|serviceaccount \"?[\w.-]+\"? not found", re.IGNORECASE)
 _IMAGE = re.compile(r"[Ii]mage \\?\"(?P<image>[^\"\\]+)\\?\"")
 
@@ -78,6 +79,8 @@ def why_waiting(message: str, role: str = "worker") -> Wait | None:
         return _quota(message)
     if _RIGHT.search(message):
         return _RIGHT_MISSING
+    if (gate := _GATE.match(message)) is not None:
+        return _gated(gate["queue"] or "", gate["gates"] or "")
     if _NODES.search(message) or "Insufficient" in message:
         return _unscheduled(message, role)
     if _CLAIM.search(message):
@@ -190,9 +193,26 @@ def _unscheduled(message: str, role: str) -> Wait:
     return Wait(
         Trouble.NO_MATCHING_NODE,
         "waits for a node that it may run on",
-        "Compare the selector and affinity of --cluster_spec or --cluster_spec_json with `kubectl get nodes "
+        "Compare --node_selector, and affinities of --pod_template or --cluster_spec, with `kubectl get nodes "
         "--show-labels`.",
         evidence,
+    )
+
+
+def _gated(queue: str, gates: str) -> Wait:
+    if queue:
+        return Wait(
+            Trouble.SCHEDULING_GATED,
+            f"waits in the queue {queue}",
+            "Nothing, if others use the quota: it starts when the queue admits it, and the job uses the pods that it "
+            "has. `kubectl describe workloads` shows what the queue lacks.",
+            {"queue": queue},
+        )
+    return Wait(
+        Trouble.SCHEDULING_GATED,
+        "waits for its scheduling gates",
+        "What has set the gates removes them: an admission webhook, or a pod template.",
+        {"gates": gates},
     )
 
 
@@ -201,7 +221,7 @@ def _tainted(taints: set[str], evidence: dict[str, Detail]) -> Wait:
     return Wait(
         Trouble.TAINT_NOT_TOLERATED,
         f"is tolerated by no node with room: they have the taint {names}",
-        'Tolerate it: --cluster_spec_json=\'{"tolerations": [{"key": "…", "operator": "Exists"}]}\', or remove it.',
+        f"Tolerate it: --tolerations={min(taints)}; or remove it.",
         {**evidence, "taint": names},
     )
 

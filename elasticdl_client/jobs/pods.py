@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticdl_client.job_status import PodStatus
-from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes import names, placement
 
 _ROLES = ("master", "ps", "worker")
 _LONGEST_MESSAGE = 500
@@ -81,7 +81,7 @@ def _message(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
         before = (container(pod).get("lastState") or {}).get("terminated")
         parts.append(_joined(waiting) + (f"; before: {_ending(before)}" if before else ""))
     elif status.get("phase") == "Pending":
-        parts.append(_joined(_condition(status, "PodScheduled", "False")))
+        parts.append(placement.why_gated(pod) or _joined(_condition(status, "PodScheduled", "False")))
     return "; ".join(part for part in parts if part)
 
 

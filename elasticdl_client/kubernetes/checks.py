@@ -21,6 +21,8 @@ from elasticdl_client.kubernetes.resources import container_resources, quantity
 from elasticdl_client.kubernetes.security import UID_RANGE
 from elasticdl_client.kubernetes.volumes import parse_volumes
 
+_KUEUE = "kueue.x-k8s.io"
+
 
 def check(connection: Connection, spec: JobSpec) -> list[str]:
     """Checks a job against the cluster; what the user should know but need not mend.
@@ -35,6 +37,7 @@ def check(connection: Connection, spec: JobSpec) -> list[str]:
     _check_priorities(connection, spec)
     notes += _check_claims(connection, spec)
     _check_mounted(connection, spec)
+    _check_queue(connection, spec)
     _check_pods(connection, spec)
     return notes + _too_large(connection, spec)
 
@@ -218,6 +221,28 @@ def _check_mounted(connection: Connection, spec: JobSpec) -> None:
                 f"--{flag}: there is no {kind} {name} in the namespace {spec.namespace}.",
                 f"`{commands.kubectl(f'get {kind}'.lower(), spec)}` lists the existing ones.",
             )
+
+
+def _check_queue(connection: Connection, spec: JobSpec) -> None:
+    """Kueue's queue, without which the pods would be scheduled at once, or never."""
+    from kubernetes.client import ApisApi, CustomObjectsApi
+
+    if not spec.queue:
+        return
+    groups = _readable(connection, "the API groups", lambda: ApisApi(connection.client).get_api_versions())
+    version = next((group.preferred_version.version for group in groups.groups if group.name == _KUEUE), "")
+    if not version:
+        raise FlagError(
+            f"--queue={spec.queue}: there is no Kueue in the cluster of context {connection.context}.",
+            "An administrator installs it, with the integration `pod`; or leave --queue out.",
+        )
+    api = CustomObjectsApi(connection.client)
+    wanted = (_KUEUE, version, spec.namespace, "localqueues", spec.queue)
+    if not _exists(connection, f"the LocalQueue {spec.queue}", lambda: api.get_namespaced_custom_object(*wanted)):
+        raise FlagError(
+            f"--queue={spec.queue}: there is no LocalQueue {spec.queue} in the namespace {spec.namespace}.",
+            f"`{commands.kubectl('get localqueues', spec)}` lists the existing ones.",
+        )
 
 
 def _check_pods(connection: Connection, spec: JobSpec) -> None:

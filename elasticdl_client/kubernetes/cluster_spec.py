@@ -10,13 +10,14 @@ import json
 from typing import Any
 
 from elasticdl_client.errors import FlagError
+from elasticdl_client.kubernetes.placement import add_tolerations
 
 _OBJECTS = {"labels", "annotations", "affinity"}
 _LISTS = {"tolerations", "env"}
 _POD_KEYS = _OBJECTS | _LISTS
 _HINT = (
     'For example --cluster_spec_json=\'{"worker_pod_spec": {"labels": {"team": "a"}}}\'. '
-    "Other fields of pods: --cluster_spec, a Python file."
+    "Other fields of pods: --pod_template, a YAML file."
 )
 _PARTS = {"pod_spec", "master_pod_spec", "ps_pod_spec", "worker_pod_spec", "service_spec"}
 
@@ -67,7 +68,7 @@ def adapt_pod(pod: dict[str, Any], role: str, text: str) -> None:
         if "affinity" in part:
             pod["spec"]["affinity"] = part["affinity"]
         if "tolerations" in part:
-            _add_tolerations(pod["spec"], part["tolerations"])
+            add_tolerations(pod["spec"], part["tolerations"])
         container = pod["spec"]["containers"][0]
         taken = {entry["name"] for entry in container["env"]}
         container["env"] = container["env"] + [entry for entry in part.get("env", []) if entry["name"] not in taken]
@@ -76,10 +77,3 @@ def adapt_pod(pod: dict[str, Any], role: str, text: str) -> None:
 def adapt_service(service: dict[str, Any], text: str) -> None:
     """Puts what the JSON says of Services into a Service's manifest."""
     service["spec"] |= parse_cluster_spec_json(text).get("service_spec", {})
-
-
-def _add_tolerations(spec: dict[str, Any], tolerations: list[dict[str, Any]]) -> None:
-    """Adds tolerations; one for a taint that we tolerate for some seconds takes the place of ours."""
-    keys = {toleration.get("key") for toleration in tolerations}
-    kept = [toleration for toleration in spec.get("tolerations", []) if toleration.get("key") not in keys]
-    spec["tolerations"] = kept + tolerations

@@ -9,7 +9,9 @@ from functools import partial
 from elasticdl_client.checks import at_least, check_path, regular_expression
 from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
 from elasticdl_client.flags import Group, flag, parses
+from elasticdl_client.kubernetes import placement
 from elasticdl_client.kubernetes.cluster_spec import parse_cluster_spec_json
+from elasticdl_client.kubernetes.pod_template import check as check_pod_template
 from elasticdl_client.kubernetes.priority import worker_priorities
 from elasticdl_client.kubernetes.resources import parse_resources
 from elasticdl_client.kubernetes.security import DEFAULT_USER, parse_user
@@ -81,6 +83,25 @@ class KubernetesFlags:
         check=parses(partial(worker_priorities, num_workers=1)),
     )
     ps_pod_priority: str = flag("", "PriorityClass of the parameter servers.", Group.KUBERNETES)
+    node_selector: str = flag(
+        "",
+        "Labels of the nodes for all pods: key=value,key2=value2.",
+        Group.KUBERNETES,
+        check=parses(placement.parse_node_selector),
+    )
+    tolerations: str = flag(
+        "",
+        "Taints that all pods tolerate, as `kubectl taint` writes them: key=value:NoSchedule,key2:NoExecute,key3.",
+        Group.KUBERNETES,
+        check=parses(placement.parse_tolerations),
+    )
+    scheduler_name: str = flag("", "Scheduler of all pods.", Group.KUBERNETES, check=placement.check_name)
+    queue: str = flag(
+        "",
+        "Kueue's LocalQueue for workers and parameter servers: each starts when the queue admits it.",
+        Group.KUBERNETES,
+        check=placement.check_name,
+    )
     volume: str = flag(
         "",
         'Mounts of all pods: "claim_name=c,mount_path=/data;host_path=/d,mount_path=/d"; also nfs=HOST:/PATH, '
@@ -110,12 +131,27 @@ class KubernetesFlags:
         Group.KUBERNETES,
         check=regular_expression,
     )
+    pod_template: str = flag(
+        "",
+        "YAML file with any other fields of all pods, merged over ours: metadata (labels, annotations) and spec.",
+        Group.KUBERNETES,
+        check=check_pod_template,
+    )
+    master_pod_template: str = flag(
+        "", "The same for the master, after --pod_template.", Group.KUBERNETES, check=check_pod_template
+    )
+    worker_pod_template: str = flag(
+        "", "The same for workers, after --pod_template.", Group.KUBERNETES, check=check_pod_template
+    )
+    ps_pod_template: str = flag(
+        "", "The same for parameter servers, after --pod_template.", Group.KUBERNETES, check=check_pod_template
+    )
     cluster_spec: str = flag(
         "", "Python file that adapts pods and services to the cluster.", Group.KUBERNETES, check=check_path
     )
     cluster_spec_json: str = flag(
         "",
-        "Labels, annotations, affinity, tolerations and env of pods, as JSON.",
+        "Labels, annotations, affinity, tolerations and env of pods, as JSON; --pod_template takes all fields.",
         Group.KUBERNETES,
         check=parses(parse_cluster_spec_json),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from elasticdl_client.choices import Tls
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import cluster_plugin, names
+from elasticdl_client.kubernetes import cluster_plugin, names, pod_template
 from elasticdl_client.kubernetes.cluster_spec import adapt_service
 from elasticdl_client.kubernetes.pods import Manifest, owned, pod_manifest
 from elasticdl_client.secret_values import HIDDEN
@@ -54,6 +54,10 @@ def spec_for_pods(spec: JobSpec) -> JobSpec:
         spec,
         model_zoo=spec.model_zoo or names.ZOO_DIRECTORY,
         cluster_spec=cluster_spec_in_image(spec.cluster_spec),
+        pod_template=pod_template.compact(spec.pod_template),
+        master_pod_template="",  # its pod is made by the client
+        worker_pod_template=pod_template.compact(spec.worker_pod_template),
+        ps_pod_template=pod_template.compact(spec.ps_pod_template),
         yaml="",
         dry_run=False,
         wait=False,

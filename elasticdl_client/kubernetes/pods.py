@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, ImagePullPolicy, LogFormat
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import cluster_plugin, names
+from elasticdl_client.kubernetes import cluster_plugin, names, placement, pod_template
 from elasticdl_client.kubernetes.cluster_spec import adapt_pod
 from elasticdl_client.kubernetes.priority import worker_priorities
 from elasticdl_client.kubernetes.resources import Resources, container_resources, quantity
@@ -86,6 +86,8 @@ def pod_manifest(
         "metadata": metadata,
         "spec": _pod_spec(spec, pod, max_memory, spec.secret_envs_dict() if has_secret_envs else {}),
     }
+    for template in (spec.pod_template, getattr(spec, f"{role}_pod_template")):
+        pod_template.apply(manifest, pod_template.load(template))
     if spec.cluster_spec:
         manifest = cluster_plugin.with_pod(spec.cluster_spec, manifest)
     else:
@@ -109,6 +111,8 @@ def _labels(spec: JobSpec, pod: PodLike) -> dict[str, str]:
     labels = {**pod.labels, **names.pod_labels(spec.job_name, str(pod.role), pod.index)}
     if pod.role == "worker":
         labels[names.SLOT_LABEL] = str(pod.slot)
+    if spec.queue and pod.role != "master":
+        labels[placement.QUEUE_LABEL] = spec.queue
     return labels
 
 
@@ -134,6 +138,11 @@ def _pod_spec(spec: JobSpec, pod: PodLike, max_memory: int | None, secret_envs: 
         ]
         if spec.worker_service_account:
             found["serviceAccountName"] = spec.worker_service_account
+    placement.add_tolerations(found, placement.parse_tolerations(spec.tolerations))
+    if selector := placement.parse_node_selector(spec.node_selector):
+        found["nodeSelector"] = selector
+    if spec.scheduler_name:
+        found["schedulerName"] = spec.scheduler_name
     if secrets := image_pull_secrets(spec):
         found["imagePullSecrets"] = [{"name": name} for name in secrets]
     if priority := _priority(spec, pod):

@@ -329,7 +329,7 @@ def test_a_url_is_no_path(name: str) -> None:
         (
             "cluster_spec_json",
             '{"pod_spec": {"nodeSelector": {}}}',
-            "Other fields of pods: --cluster_spec, a Python file.",
+            "Other fields of pods: --pod_template, a YAML file.",
         ),
         ("volume", "claim_name=a", "For example claim_name=my-claim,mount_path=/data"),
         ("model_params", "lr", 'Write --model_params="name=value;name2=value2"'),

@@ -155,3 +155,26 @@ def test_a_node_is_silent_when_the_cluster_and_the_kubelet_disagree() -> None:
     assert node_is_silent(pod)
     pod["status"]["containerStatuses"][1]["ready"] = False
     assert not node_is_silent(pod)
+
+
+def test_a_pod_that_a_queue_holds_back_says_so_and_is_not_blocked() -> None:
+    held = shown("Pending", conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}])
+    held["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team-a"
+    held["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    pod = read_pod(held)
+    assert pod is not None
+    assert (pod.phase, pod.message, pod.blocked) == (PodPhase.PENDING, "waiting in queue team-a", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("Preempted to accommodate a higher priority Workload", EndReason.PREEMPTED),
+        ("The ClusterQueue is stopped", EndReason.EVICTED),
+    ],
+)
+def test_a_pod_that_a_queue_takes_back_had_to_go(said: str, reason: EndReason) -> None:
+    target = [{"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted", "message": said}]
+    pod = read_pod(shown("Failed", terminated(143), conditions=target))
+    assert pod is not None
+    assert (pod.reason, pod.message) == (reason, said)

@@ -94,6 +94,12 @@ SCHEDULED: list[Case] = [
         Trouble.CLAIM_NOT_BOUND,
         {"nodes": 1, "claim": "data"},
     ),
+    ("waiting in queue team-a", Trouble.SCHEDULING_GATED, {"queue": "team-a"}),
+    (
+        "waiting for its scheduling gates: example.com/approval",
+        Trouble.SCHEDULING_GATED,
+        {"gates": "example.com/approval"},
+    ),
 ]
 KUBELET: list[Case] = [
     (

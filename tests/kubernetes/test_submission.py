@@ -70,6 +70,65 @@ def test_the_api_keeps_the_security_of_the_master_as_it_was_asked_for(scene: Sce
     assert spec["enableServiceLinks"] is False
 
 
+def test_the_api_keeps_placement_and_a_template_of_the_master_and_takes_those_of_the_others(scene: Scene) -> None:
+    template = scene.directory / "pod.yaml"
+    template.write_text(
+        "metadata: {annotations: {example.com/note: kept}}\n"
+        "spec:\n"
+        "  volumes: [{name: cache, emptyDir: {}}]\n"
+        "  containers:\n"
+        "  - name: elasticdl\n"
+        "    volumeMounts: [{name: cache, mountPath: /cache}]\n"
+        "  - {name: beside, image: 'python:3.11-slim', command: [sleep, '1'], securityContext: {runAsUser: 1234}}\n"
+    )
+    place = {"node_selector": "kubernetes.io/os=linux", "tolerations": "spot=yes:NoExecute", "scheduler_name": "other"}
+    done = scene.train(pod_template=str(template), **place)
+    assert done.returncode == 0, done.stderr
+    pod = json.loads(scene.kubectl("get", "pod", "elasticdl-job-master", "-o", "json"))
+    assert pod["metadata"]["annotations"]["example.com/note"] == "kept"
+    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert pod["spec"]["schedulerName"] == "other"
+    toleration = {"key": "spot", "operator": "Equal", "value": "yes", "effect": "NoExecute"}
+    assert toleration in pod["spec"]["tolerations"]
+    own, beside = pod["spec"]["containers"]
+    assert "/cache" in [mount["mountPath"] for mount in own["volumeMounts"]]
+    assert beside["command"] == ["sleep", "1"]
+    text = scene.kubectl("get", "configmap", "elasticdl-job", "-o", "jsonpath={.data.spec\\.json}")
+    assert json.loads(json.loads(text)["pod_template"])["metadata"]["annotations"] == {"example.com/note": "kept"}
+
+
+def test_a_field_of_a_worker_that_the_api_refuses_is_named_before_anything_is_made(scene: Scene) -> None:
+    refused(scene, "dnsPolicy", worker_pod_template='{"spec": {"dnsPolicy": "Nowhere"}}')
+
+
+def test_a_queue_needs_kueue_and_must_be_there(scene: Scene) -> None:
+    refused(scene, "--queue=team-a: there is no Kueue in the cluster", queue="team-a")
+    names = {"kind": "LocalQueue", "plural": "localqueues", "singular": "localqueue"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1beta1", "served": True, "storage": True, "schema": schema}
+    annotations = {"api-approved.kubernetes.io": "unapproved, a part of Kueue's"}
+    scene.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": "localqueues.kueue.x-k8s.io", "annotations": annotations},
+            "spec": {"group": "kueue.x-k8s.io", "scope": "Namespaced", "names": names, "versions": [version]},
+        }
+    )
+    try:
+        definition = "crd/localqueues.kueue.x-k8s.io"
+        scene.kubectl("wait", "--for=condition=Established", definition, "--timeout=60s")
+        while "kueue.x-k8s.io" not in scene.kubectl("get", "--raw", "/apis"):
+            pass
+        refused(scene, f"there is no LocalQueue team-a in the namespace {scene.namespace}", queue="team-a")
+        queue = {"name": "team-a", "namespace": scene.namespace}
+        scene.apply({"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue", "metadata": queue})
+        done = scene.train(queue="team-a")
+        assert done.returncode == 0, done.stderr
+    finally:
+        scene.kubectl("delete", "crd", "localqueues.kueue.x-k8s.io")
+
+
 def test_kubectl_applies_what_yaml_writes(scene: Scene) -> None:
     file = scene.directory / "job.yaml"
     done = scene.train(yaml=str(file))

@@ -14,6 +14,7 @@ from elasticdl.cluster.cluster import EndReason, Pod, PodPhase
 from elasticdl.cluster.last_words import explained, shows_error_of_script
 from elasticdl.protocol.values import Role
 from elasticdl_client.kubernetes.names import INDEX_LABEL, ROLE_LABEL
+from elasticdl_client.kubernetes.placement import why_gated
 
 Object = dict[str, Any]
 
@@ -148,9 +149,13 @@ def container_of(pod: Object) -> str:
 def disruption_of(pod: Object) -> Cause:
     """Return the cause of an end from outside, as servers from version 1.26 on or the kubelet report it."""
     for condition in _conditions(pod):
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            said = condition.get("message") or condition.get("reason") or ""
+        if condition["status"] != "True":
+            continue
+        said = condition.get("message") or condition.get("reason") or ""
+        if condition["type"] == "DisruptionTarget":
             return Cause(_DISRUPTIONS.get(condition.get("reason", ""), EndReason.EVICTED), said)
+        if condition["type"] == "TerminationTarget":  # of Kueue, before it deletes a pod for its quota
+            return Cause(EndReason.PREEMPTED if "reempt" in said else EndReason.EVICTED, said)
     word = pod["status"].get("reason") or ""
     said = pod["status"].get("message") or word
     if word in _KUBELETS_WORDS:
@@ -213,6 +218,8 @@ def _why_pending(pod: Object) -> str:
     wait = waiting(pod)
     if wait.reason:
         return str(wait)
+    if gated := why_gated(pod):
+        return gated
     for condition in _conditions(pod):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message") or condition.get("reason") or "")
