@@ -14,15 +14,38 @@ heartbeats.
 """
 
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elasticdl_client.sdk import ElasticDLError as ElasticDLError
+    from elasticdl_client.sdk import JobFailed as JobFailed
+    from elasticdl_client.sdk import JobHandle as JobHandle
+    from elasticdl_client.sdk import JobStatus as JobStatus
+    from elasticdl_client.sdk import Phase as Phase
+    from elasticdl_client.sdk import evaluate as evaluate
+    from elasticdl_client.sdk import get as get
+    from elasticdl_client.sdk import predict as predict
+    from elasticdl_client.sdk import train as train
 
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 os.environ.setdefault("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "200")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-def __getattr__(name: str) -> str:
+_API = ("ElasticDLError", "JobHandle", "JobFailed", "JobStatus", "Phase", "evaluate", "get", "predict", "train")
+
+
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         from elasticdl_client.version import VERSION
 
         return VERSION
+    if name in _API:  # on demand: pods import this package, too
+        from elasticdl_client import sdk
+
+        return getattr(sdk, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_API, "__version__"})

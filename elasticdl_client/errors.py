@@ -49,3 +49,20 @@ class CheckpointError(ElasticDLError):
 
 class JobError(ElasticDLError):
     """A job cannot be started, found or continued."""
+
+
+class JobFailed(JobError):
+    """A job has failed, or has stopped before its end.
+
+    Attributes:
+        exit_code: of the job; None: it has stopped before its end.
+        explanation: the output of `elasticdl explain`; may be empty.
+    """
+
+    def __init__(self, what: str, hint: str, exit_code: int | None, explanation: str) -> None:
+        super().__init__(what, hint)
+        self.exit_code = exit_code
+        self.explanation = explanation
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n\n{self.explanation}" if self.explanation else super().__str__()

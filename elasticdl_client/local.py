@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,24 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND, shown: Sh
     Raises:
         ElasticDLError: it could not be started.
     """
+    spec, job_dir = prepare(spec, _note)
+    print(f"Job {spec.job_name} starts on this machine; its directory is {job_dir.path}", flush=True)
+    return run_prepared(spec, job_dir, master_command, shown)
+
+
+def prepare(spec: JobSpec, note: Callable[[str], None]) -> tuple[JobSpec, JobDir]:
+    """Check a job, and take and fill its directory; nothing of it runs yet.
+
+    Args:
+        spec: of the job.
+        note: takes what the user should know.
+
+    Returns:
+        The job with absolute paths, and its directory, which this process has locked.
+
+    Raises:
+        ElasticDLError: the job cannot be started.
+    """
     require_runtime()
     spec = check_local(spec)
     path = path_of(spec)
@@ -61,16 +80,34 @@ def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND, shown: Sh
         tensorboard_log_dir=spec.tensorboard_log_dir or _event_files(spec, path),
     )
     job_dir = JobDir.take(path)
-    if job_dir.prepare(spec):
-        print(f"note: an earlier run's logs and checkpoints are now in {path / 'previous'}.", file=sys.stderr)
+    try:
+        if job_dir.prepare(spec):
+            note(f"an earlier run's logs and checkpoints are now in {path / 'previous'}.")
+    except BaseException:
+        os.close(job_dir.lock_fd)
+        raise
     if is_elsewhere(path):
         try:
             register(path)
         except OSError as error:
-            note = f"`elasticdl list` does not show this job: {error.filename} cannot be written ({error.strerror})"
-            print(f"note: {note}; give --job_dir={path}.", file=sys.stderr)
-    print(f"Job {spec.job_name} starts on this machine; its directory is {path}", flush=True)
+            why = f"{error.filename} cannot be written ({error.strerror})"
+            note(f"`elasticdl list` does not show this job: {why}; give --job_dir={path}.")
+    return spec, job_dir
+
+
+def run_prepared(
+    spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER_COMMAND, shown: Shown = Shown.GLANCE
+) -> int:
+    """Run a job that `prepare` has returned to its end; the exit code for the shell.
+
+    Raises:
+        ElasticDLError: it could not be started.
+    """
     return _run_to_its_end(spec, job_dir, master_command, News(), shown)
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
 
 def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER_COMMAND) -> int:

@@ -33,6 +33,7 @@ DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<=\]\()(?![a-z][a-z0-9+.-]*:|#)([^()\s#]+)(#[^()\s]*)?(?=\))")
 _FENCE = re.compile(r"^```(\w+) [^\n]*$", re.MULTILINE)  # ```bash kubernetes: the second word is for our tests
 _API = {
+    "Jobs from Python": ("elasticdl_client.sdk.start", "elasticdl_client.sdk.job"),
     "PyTorch scripts": ("elasticdl.api.pytorch", "elasticdl.api.pytorch.controller"),
     "Data of your own script": ("elasticdl.api.data",),
     "TensorFlow scripts": ("elasticdl.api.tensorflow",),
@@ -250,7 +251,7 @@ def api_page() -> str:
     lines = [
         "# Python API",
         "",
-        "The API of model definitions and training scripts. Paths of the original: [this page](../original.md).",
+        "The API of jobs, model definitions and training scripts. Paths of the original: [this page](../original.md).",
     ]
     for title, modules in _API.items():
         lines += ["", f"## {title}"]

@@ -140,6 +140,18 @@ class LocalJobs:
         return local.go_on(spec, JobDir.take(directory))
 
 
+def stop(job: JobInfo, timeout_s: float) -> bool:
+    """End a job as the first Ctrl-C does: it writes a checkpoint where it can, and may be resumed.
+
+    Returns:
+        Whether nothing of it runs any more in time.
+    """
+    processes = holders.holders(Path(job.directory))
+    for process in holders.first_of(processes):
+        holders.send(process, signal.SIGINT)
+    return holders.wait_for_end(processes, timeout_s)
+
+
 def _directories() -> list[Path]:
     own = sorted(home().iterdir()) if home().is_dir() else []
     return own + registered()

@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -37,19 +38,38 @@ def run(spec: JobSpec, *, shown: Shown = Shown.GLANCE) -> int:
     Raises:
         ElasticDLError: it could not be submitted.
     """
-    for note in mount_notes(spec):
-        _note(note)
     if spec.yaml or spec.dry_run:
+        for note in mount_notes(spec):
+            _note(note)
         _write(spec)
         return 0
+    connection, spec = submit(spec, _note)
+    _say_submitted(spec)
+    return follow.wait(connection, spec, shown) if spec.wait else 0
+
+
+def submit(spec: JobSpec, note: Callable[[str], None]) -> tuple[api.Connection, JobSpec]:
+    """Check a job and create its objects.
+
+    Args:
+        spec: of the job.
+        note: takes what the user should know.
+
+    Returns:
+        The connection to its cluster, and the job in the namespace and with the user that it has there.
+
+    Raises:
+        ElasticDLError: it could not be submitted.
+    """
+    for text in mount_notes(spec):
+        note(text)
     connection = api.connect(spec.force_use_kube_config_file, spec.context)
     spec = _admitted(_placed(spec, connection.namespace), connection)
     manifests = _manifests(spec)
-    for note in check(connection, spec):
-        _note(note)
+    for text in check(connection, spec):
+        note(text)
     create(connection, spec, manifests)
-    _say_submitted(spec)
-    return follow.wait(connection, spec, shown) if spec.wait else 0
+    return connection, spec
 
 
 def _note(text: str) -> None:

@@ -52,7 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.master.settings",
         "elasticdl_client.kubernetes",
     ),
-    "elasticdl": ("elasticdl_client.version",),
+    "elasticdl": ("elasticdl_client.version", "elasticdl_client.sdk"),  # on demand
     "elasticdl.protocol": (),
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
@@ -192,6 +192,7 @@ FRUGAL: dict[str, tuple[str, ...]] = {
         "yaml",
         "rich",
         "pyarrow",
+        "IPython",  # in a notebook, whose kernel has it
         "starlette",  # the dashboard, with the next
         "uvicorn",
     ),
