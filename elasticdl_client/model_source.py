@@ -15,6 +15,7 @@ from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.model_framework import ADAPTER, check_framework, framework_of
 from elasticdl_client.original_imports import check_source
+from elasticdl_client.zoo_modules import sources
 
 _EXPECTED = {
     "feed": "a function feed(dataset, mode, metadata), or give --label_column for a table (CSV, Parquet, SQL, …)",
@@ -23,6 +24,8 @@ _EXPECTED = {
     "prediction_outputs_processor": "a class with a method process(predictions, worker_id); or --prediction_outputs",
     "optimizer": "a function that returns an optimizer: optimizer() of Keras, optimizer(model) of PyTorch",
 }
+_OF_COMPILE = {"loss": "loss", "optimizer": "optimizer", "eval_metrics_fn": "metrics"}
+_COMPILING = frozenset({"compile", "load_model", "from_preset", "compile_from_config"})
 ADAPTER_HINT = (
     "Define framework(definition, minibatch_size, seed, metadata, on_parameter_server, mode), which returns an "
     "elasticdl.frameworks.framework.Framework."
@@ -60,6 +63,8 @@ def check_model_source(spec: JobSpec, zoo: Path) -> None:
     needed = [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
     if spec.job_type is JobType.PREDICT and not spec.prediction_outputs:
         needed.append("prediction_outputs_processor")
+    if framework_of(spec) is FrameworkName.TENSORFLOW and _may_compile(zoo, module):
+        needed = [name for name in needed if name not in _OF_COMPILE or getattr(spec, name) != name]
     for name in needed:
         _check_symbol(zoo, file, name, getattr(spec, name))
 
@@ -73,14 +78,25 @@ def reads_data_itself(spec: JobSpec, zoo: Path) -> bool:
     return _defines(file, symbol)
 
 
+def _may_compile(zoo: Path, module: str) -> bool:
+    """Whether a module, or one of the zoo that it imports, names a function that returns or makes a compiled model."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in _COMPILING)
+        or (isinstance(node, ast.Name) and node.id in _COMPILING)
+        for source in sources(zoo, module)
+        for node in ast.walk(source.tree)
+    )
+
+
 def _check_symbol(zoo: Path, model_file: Path, name: str, wanted: str) -> None:
     module, _, symbol = wanted.rpartition(".")
     file = _module_file(zoo, module, f"--{name}={wanted}") if module else model_file
     names = (symbol, "dataset_fn", "dataset") if wanted == "feed" else (symbol,)
     if not any(_defines(file, candidate) for candidate in names):
+        compiled = f"; or, with Keras, return a model compiled with {_OF_COMPILE[name]}" if name in _OF_COMPILE else ""
         raise ModelDefinitionError(
             f"{file} has no {symbol}.",
-            f"Define {symbol}: {_EXPECTED[name]}; or name another symbol with --{name}.",
+            f"Define {symbol}: {_EXPECTED[name]}{compiled}; or name another symbol with --{name}.",
         )
 
 

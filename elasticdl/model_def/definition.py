@@ -17,6 +17,7 @@ class ModelDefinition:
         model: makes the model; `--model_params` are bound already.
         feed: ``feed(dataset, mode, metadata)``; of PyTorch ``feed(records, mode, metadata)``, or ``dataset``.
         loss: ``loss(labels, predictions)``; of Keras also what `compile` takes: a name, a config, one for each output.
+        loss_weights: of Keras alone: those of a `loss` that `compile` was given.
         optimizer: ``optimizer()``; of PyTorch ``optimizer(model)`` or ``optimizer(params)``; of Keras also a name or
             a config.
         eval_metrics_fn: ``eval_metrics_fn()``.
@@ -34,6 +35,7 @@ class ModelDefinition:
     model: Callable[[], Any]
     feed: Callable[..., Any] | None = None
     loss: Any = None
+    loss_weights: Any = None
     optimizer: Any = None
     eval_metrics_fn: Callable[[], Any] | None = None
     callbacks: Callable[[], Any] | None = None

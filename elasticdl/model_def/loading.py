@@ -49,6 +49,7 @@ _ADAPTER = "a function framework(definition, …) that returns a Framework"
 _DESCRIBED = ("loss", "optimizer")  # Keras takes their names and configs, too
 _OTHER_NAMES = {"feed": ("dataset_fn", "dataset")}  # the older name, and that of PyTorch
 _DEFAULTS = {symbol: symbol for symbol in _SIGNATURES} | {"prediction_outputs_processor": "PredictionOutputsProcessor"}
+_OF_COMPILE = ("loss", "optimizer", "eval_metrics_fn")  # a compiled model may bring them, which is seen once it is made
 _REQUIRED = {
     "train": ("feed", "loss", "optimizer"),
     "evaluate": ("feed", "eval_metrics_fn"),
@@ -72,9 +73,11 @@ def load_model_definition(spec: JobSpec) -> ModelDefinition:
 
 
 def _required(spec: JobSpec) -> list[str]:
-    if framework_of(spec) is FrameworkName.CUSTOM:
+    framework = framework_of(spec)
+    if framework is FrameworkName.CUSTOM:
         return [ADAPTER]
-    return [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
+    needed = [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
+    return [name for name in needed if framework is FrameworkName.TORCH or name not in _OF_COMPILE]
 
 
 def load(

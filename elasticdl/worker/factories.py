@@ -17,6 +17,7 @@ from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobTyp
 from elasticdl_client.job_spec import JobSpec
 
 TASK_TYPES = {JobType.TRAIN: pb.TRAINING, JobType.EVALUATE: pb.EVALUATION, JobType.PREDICT: pb.PREDICTION}
+_NEEDED = {JobType.TRAIN: ("loss", "optimizer"), JobType.EVALUATE: ("eval_metrics_fn",)}  # of a Keras module
 MODES = {JobType.TRAIN: Mode.TRAINING, JobType.EVALUATE: Mode.EVALUATION, JobType.PREDICT: Mode.PREDICTION}
 
 
@@ -113,4 +114,5 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
         on_parameter_server=on_parameter_servers(spec),
         embedding_threshold=spec.embedding_threshold_bytes,
         mode=MODES[spec.job_type],
+        needed=_NEEDED.get(spec.job_type, ()),
     )

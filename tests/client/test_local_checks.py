@@ -63,6 +63,18 @@ def test_a_missing_zoo_module_or_symbol_is_named_with_its_file(spec: JobSpec) ->
     assert "loss(labels, predictions)" in said
 
 
+def test_a_module_that_compiles_its_model_needs_no_loss_and_no_optimizer(spec: JobSpec) -> None:
+    bare = "import keras\n\ndef feed(dataset): ...\n\ndef custom_model():\n    model = keras.Sequential()\n"
+    said = refused(model(spec, bare + "    return model\n"), ModelDefinitionError)
+    assert "has no loss" in said
+    assert "return a model compiled with loss" in said
+    check_local(model(spec, bare + "    model.compile('adam', 'mse')\n    return model\n"))
+    said = refused(
+        model(spec, bare + "    return keras.saving.load_model('m.keras')\n"), ModelDefinitionError, loss="other"
+    )
+    assert "has no other" in said
+
+
 def test_a_module_that_is_not_python_is_said_to_be_so(spec: JobSpec) -> None:
     assert "not valid Python" in refused(model(spec, "def custom_model(:"), ModelDefinitionError)
 

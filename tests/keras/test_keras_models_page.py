@@ -13,10 +13,11 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.keras.compiled import check_compiled, completed, taken_from_compile
 from elasticdl.frameworks.keras.losses import TotalLoss
 from elasticdl.frameworks.keras.metrics import Evaluated, measures_of
 from elasticdl.frameworks.keras.optimizer import make_optimizer
-from elasticdl.frameworks.keras.overrides import NOTED, REFUSED, check_compiled, check_overrides
+from elasticdl.frameworks.keras.overrides import NOTED, REFUSED, check_overrides
 from elasticdl.frameworks.keras.samples import Examples
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
@@ -111,7 +112,10 @@ def test_what_the_page_says_is_honoured_is_in_the_loss() -> None:
 
 def test_the_code_of_the_page_is_what_keras_takes() -> None:
     scope: dict[str, Any] = {"keras": keras}
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    compiling, block = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compiling, scope)
+    bare = ModelDefinition("m.py", "custom_model", scope["custom_model"])
+    assert set(taken_from_compile(bare, completed(bare, bare.model()))) == {"loss", "optimizer", "eval_metrics_fn"}
     exec(block, scope)
     example = Evaluated(tf.zeros([2]), tf.zeros([2, 5]))
     names = [measure.name for measure in measures_of("m.py", scope["eval_metrics_fn"](), lambda: example)]
@@ -133,16 +137,23 @@ def mean_error(labels: Any, predictions: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(labels - predictions))
 
 
-def compiled(**settings: Any) -> Callable[[], None]:
-    """Checks a model that is compiled with the module's loss, optimizer and metric, but for some settings."""
+def compiled(module: dict[str, Any], **settings: Any) -> Callable[[], ModelDefinition]:
+    """Completes a module by a model that is compiled like it, but for some settings."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     given = {"optimizer": keras.optimizers.SGD(0.5), "loss": mean_error, "metrics": ["mae"], **settings}
     model.compile(**given)
-    definition = ModelDefinition("m.py", "custom_model", lambda: model, loss=mean_error)
-    return lambda: check_compiled(definition, model, keras.optimizers.SGD(0.5), ["mae"])
+    definition = ModelDefinition("m.py", "custom_model", lambda: model, **module)
+
+    def check() -> ModelDefinition:
+        check_compiled(definition, model, keras.optimizers.SGD(0.5), ["mae"])
+        return completed(definition, model)
+
+    return check
 
 
+MODULE = {"loss": mean_error, "optimizer": "sgd", "eval_metrics_fn": lambda: ["mae"]}
 ANOTHER = {"optimizer": "sgd", "loss": "mse", "metrics": ["mae", keras.metrics.AUC()]}
+SYMBOLS = {"optimizer": "optimizer", "loss": "loss", "metrics": "eval_metrics_fn", "loss_weights": "loss_weights"}
 SETTINGS = {
     "loss_weights": [2.0],
     "weighted_metrics": ["mse"],
@@ -154,17 +165,22 @@ SETTINGS = {
 
 
 def test_what_the_page_says_of_compile_is_so() -> None:
-    compiled()()
+    compiled(MODULE)()
     said = rows("A compiled model")
     assert set(said) == {*ANOTHER, *SETTINGS}
     for name, what in said.items():
-        check = compiled(**{name: ANOTHER[name] if name in ANOTHER else SETTINGS[name]})
-        assert what == "refused if another" if name in ANOTHER else what in ("refused", "not needed", "honoured")
-        if what.startswith("refused"):
+        settings = {name: ANOTHER[name] if name in ANOTHER else SETTINGS[name]}
+        if what in ("taken", "refused"):
             with pytest.raises(ModelDefinitionError, match=f"compiled with {name}="):
-                check()
+                compiled(MODULE, **settings)()
         else:
-            check()
+            assert what in ("not needed", "honoured")
+            compiled(MODULE, **settings)()
+        if what == "taken":
+            assert getattr(compiled({}, **settings)(), SYMBOLS[name]) is not None
+        elif what == "refused":
+            with pytest.raises(ModelDefinitionError, match=f"compiled with {name}=.*which no worker does"):
+                compiled({}, **settings)()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,7 @@ from elasticdl.frameworks.framework import (
     TaskRecords,
 )
 from elasticdl.frameworks.keras import callbacks as hooks
+from elasticdl.frameworks.keras.compiled import by_output, check_compiled, check_complete, taken_from_compile
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.feed import TracedFeed
@@ -43,7 +44,6 @@ from elasticdl.frameworks.keras.optimizer import (
     make_optimizer,
     own_rate_at,
 )
-from elasticdl.frameworks.keras.overrides import check_compiled
 from elasticdl.frameworks.keras.prediction import arrays_of, load_weights
 from elasticdl.frameworks.keras.samples import Examples, take_apart, zeros_like_spec
 from elasticdl.frameworks.keras.saving.export import export_model
@@ -80,6 +80,7 @@ class KerasFramework:
         jit_compile: bool = True,
         embedding_threshold: int = 2 << 20,
         mode: Mode = Mode.TRAINING,
+        needed: Collection[str] = (),
     ) -> None:
         """
         Args:
@@ -90,8 +91,10 @@ class KerasFramework:
             jit_compile: try to compile steps of gradients with XLA.
             embedding_threshold: bytes; larger tables of `keras.layers.Embedding` live on the parameter servers.
             mode: that of the job's tasks.
+            needed: symbols that the module or `compile` must have: loss, optimizer, eval_metrics_fn.
         """
         self._mode = mode
+        self._needed = needed
         self._definition = definition
         self._minibatch_size = minibatch_size
         self._seed = seed
@@ -118,9 +121,10 @@ class KerasFramework:
     def report(self) -> ModelReport:
         """See `Framework.report`."""
         built = self._built()
+        check_complete(built.definition, [name for name in self._needed if name != "eval_metrics_fn"])
         self._examples(built.inputs)
         optimizer = ""
-        if self._definition.optimizer is not None:
+        if built.definition.optimizer is not None:
             optimizer = describe_optimizer(self._optimizer())
             if self._on_parameter_server and self._mode is Mode.TRAINING:
                 check_for_parameter_server(self._definition.path, self._optimizer(), built.model)
@@ -131,8 +135,12 @@ class KerasFramework:
             check_keras_file(self._definition.path, built.model)
         has_callbacks = hooks.has(callbacks, hooks.END) or bool(rules.export_paths)
         metrics = tuple(measure.name for measure in measures)
+        if not metrics:
+            check_complete(built.definition, [name for name in self._needed if name == "eval_metrics_fn"])
         if self._mode is Mode.TRAINING:
             check_compiled(self._definition, built.model, self._optimizer(), metrics)
+            if taken := taken_from_compile(self._definition, built.definition):
+                _log.info("The model is compiled: %s are those of compile()", ", ".join(taken))
         return ModelReport(built.variables(), built.tables(), optimizer, metrics, has_callbacks, rules)
 
     def initial(self) -> Parameters:
@@ -293,8 +301,9 @@ class KerasFramework:
         return self._model
 
     def _optimizer(self) -> Any:
-        if self._made_optimizer is None and self._definition.optimizer is not None:
-            self._made_optimizer = make_optimizer(self._definition, self._built().model, self._on_parameter_server)
+        built = self._built()
+        if self._made_optimizer is None and built.definition.optimizer is not None:
+            self._made_optimizer = make_optimizer(built.definition, built.model, self._on_parameter_server)
         return self._made_optimizer
 
     def _steps(self) -> CompiledSteps:
@@ -312,12 +321,12 @@ class KerasFramework:
     def _measures(self) -> Measures:
         if self._made_measures is None:
             made: list[TensorMeasure] = []
-            if self._definition.eval_metrics_fn is not None:
-                path = self._definition.path
-                defined = user_call(self._definition.eval_metrics_fn, f"{path}: eval_metrics_fn()")
-                made = measures_of(path, defined, self._example)
-            has_loss = self._definition.loss is not None
-            if has_loss and hooks.watches_loss(self._callbacks()) and all(one.name != "loss" for one in made):
+            definition = self._built().definition
+            if definition.eval_metrics_fn is not None:
+                defined = user_call(definition.eval_metrics_fn, f"{definition.path}: eval_metrics_fn()")
+                made = measures_of(definition.path, defined, self._example)
+            is_watched = hooks.watches_loss(self._callbacks()) or self._definition.loss is None  # as `evaluate` has it
+            if definition.loss is not None and is_watched and all(one.name != "loss" for one in made):
                 made.append(LossMeasure())
             self._made_measures = Measures(made, self._example)
         return self._made_measures
@@ -326,14 +335,15 @@ class KerasFramework:
         examples = take_apart(Mode.EVALUATION, zeros_like_spec(self._spec(Mode.EVALUATION)))
         built = self._built()
         predictions = built.model(built.inputs.matched(examples.features), training=False)
-        return Evaluated(examples.labels, predictions, tf.zeros(()))
+        return by_output(built.model, Evaluated(examples.labels, predictions, tf.zeros(())))
 
     def _evaluated(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Evaluated:
-        labels = take_apart(Mode.EVALUATION, batch.data.element).labels
+        labels, model = take_apart(Mode.EVALUATION, batch.data.element).labels, self._built().model
         if not any(isinstance(measure, LossMeasure) for measure in self._measures()):
-            return Evaluated(labels, self.predictions(batch, parameters, rows))
+            return by_output(model, Evaluated(labels, self.predictions(batch, parameters, rows)))
         with self._labels_blamed(batch):
-            return Evaluated(labels, *self._steps().evaluated(batch.data, self._batch_spec(batch), parameters, rows))
+            evaluated = self._steps().evaluated(batch.data, self._batch_spec(batch), parameters, rows)
+        return by_output(model, Evaluated(labels, *evaluated))
 
     def _feed(self, mode: Mode) -> TracedFeed:
         if mode not in self._feeds:
@@ -372,7 +382,7 @@ class KerasFramework:
         examples = take_apart(batch.data.mode, batch.data.element)
         taken: ClassLabels | ProbabilityLabels | None = None
         if loss is not None and loss.num_classes is not None:
-            taken = ClassLabels(loss.num_classes, getattr(self._definition.loss, "ignore_class", None), True)
+            taken = ClassLabels(loss.num_classes, getattr(self._built().definition.loss, "ignore_class", None), True)
         elif loss is not None and loss.is_binary and examples.weights is None:  # 0 may take a sample out
             taken = ProbabilityLabels()
         return label_flaw(examples.labels, taken, self._metadata.label_column, _LOOKUP, _array)

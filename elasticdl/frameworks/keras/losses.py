@@ -38,17 +38,20 @@ class TotalLoss:
     `compute_loss` is made of the module's `loss`.
     """
 
-    def __init__(self, model: Any, loss: Any, placement: Placement | None) -> None:
+    def __init__(self, model: Any, loss: Any, placement: Placement | None, loss_weights: Any = None) -> None:
         """
         Args:
             loss: the module's: a function, or what Keras's `compile` takes.
             placement: of the model's embedding tables; `compute_loss` cannot look them up.
+            loss_weights: as `compile` takes them.
         """
         self._model = model
         # Names, configs, classes and losses by output are Keras's own matter, as in `compile`.
-        self.is_described = not callable(loss) or inspect.isclass(loss)
+        self.is_described = not callable(loss) or inspect.isclass(loss) or loss_weights is not None
         outputs = getattr(model, "output_names", None)
-        self._loss = CompileLoss(_configured(loss), None, output_names=outputs) if self.is_described else loss
+        self._loss = loss
+        if self.is_described:
+            self._loss = CompileLoss(_configured(loss), loss_weights, output_names=outputs)
         self.is_binary = _is_binary(loss) and not is_overridden(model, "compute_loss")
         self._placement = placement
         self._takes_weights = _takes_weights(self._loss)

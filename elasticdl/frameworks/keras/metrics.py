@@ -178,10 +178,11 @@ def measures_of(path: str, defined: Any, example: Callable[[], Evaluated]) -> li
     if isinstance(defined, str | list | tuple):
         if tf.nest.is_nested(example().predictions):
             raise _unclear(path, f"{defined!r}, and the model has several outputs")
-        defined = _by_name(path, defined)
+        defined = metrics_by_name(path, defined)
     elif isinstance(defined, Mapping):
         defined = {
-            key: _by_name(path, value) if isinstance(value, list | tuple) else value for key, value in defined.items()
+            key: metrics_by_name(path, value) if isinstance(value, list | tuple) else value
+            for key, value in defined.items()
         }
     return make_measures(path, defined, partial(_make_measure, example))
 
@@ -194,8 +195,16 @@ def metric_name(identifier: Any) -> str:
     return str(getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__))
 
 
-def _by_name(path: str, metrics: Any) -> dict[str, Any]:
-    """As Keras does it, the second of a name gets the suffix _1, and so on."""
+def metrics_by_name(path: str, metrics: Any) -> dict[str, Any]:
+    """Return metrics by name; as in Keras, the second of a name gets the suffix _1, and so on.
+
+    Args:
+        path: of the user's module, for messages.
+        metrics: as `compile` takes those of one output.
+
+    Raises:
+        ModelDefinitionError: there are metrics of several outputs, or a name that Keras does not know.
+    """
     named: dict[str, Any] = {}
     for metric in [metrics] if isinstance(metrics, str) else metrics:
         if metric is None or isinstance(metric, list | tuple):

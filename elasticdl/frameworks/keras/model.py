@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.frameworks.framework import Floats, Mode, Parameters, Table, Variable
+from elasticdl.frameworks.keras.compiled import completed
 from elasticdl.frameworks.keras.embedding.swap import Swap, Unmovable
 from elasticdl.frameworks.keras.embedding.tables import describe_table
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs, nested_models_checked
@@ -39,6 +40,7 @@ class BuiltModel:
     """A model with all of its variables.
 
     Attributes:
+        definition: the module's, completed by what the model was compiled with.
         inputs: what it declares.
         trainable: Keras variables of the trainable vector, in order.
         non_trainable: of the non-trainable vector.
@@ -47,6 +49,7 @@ class BuiltModel:
         placement: of its embedding tables; None: they are variables like any other.
     """
 
+    definition: ModelDefinition
     model: Any
     inputs: ModelInputs
     trainable: tuple[Any, ...]
@@ -139,6 +142,7 @@ def _built(
                 f"{definition.path}: {definition.symbol} returned a {type(model).__name__}, not a keras.Model."
             )
         check_overrides(definition.path, model, mode)
+        definition = completed(definition, model)
         where = f"{definition.path}: {definition.symbol}"
         inputs = ModelInputs.of(where, model)
         with nested_models_checked(where):
@@ -162,7 +166,7 @@ def _built(
         _log.warning("Each worker keeps its own value of these variables, which are not float32: %s", names)
     initial = Parameters(flat_values(trainable), flat_values(non_trainable))
     seeds = StepSeeds(generator_states(model), seed)
-    return BuiltModel(model, inputs, trainable, non_trainable, own, loss, placement, seeds, initial)
+    return BuiltModel(definition, model, inputs, trainable, non_trainable, own, loss, placement, seeds, initial)
 
 
 def flat_values(variables: Sequence[Any]) -> Floats:
@@ -224,7 +228,7 @@ def _make_loss(
     if definition.loss is None:
         return None
     what = f"{definition.path}: loss = {definition.loss!r}"
-    loss: TotalLoss = user_call(lambda: TotalLoss(model, definition.loss, placement), what)
+    loss: TotalLoss = user_call(lambda: TotalLoss(model, definition.loss, placement, definition.loss_weights), what)
     if loss.is_of_model or loss.is_described:
         if loss.is_of_model:
             what = f"{definition.path}: {definition.symbol}.compute_loss"

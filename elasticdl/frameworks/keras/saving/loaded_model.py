@@ -1,6 +1,6 @@
 """`LoadedKeras`: an exported model, from a SavedModel or a `.keras` file; of the user's module feed and metrics.
 
-The module's model function is not called: the export is whole.
+The module's model function is called for the metrics of a compiled model alone: the export is whole.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tensorflow as tf
 import elasticdl.layers  # noqa: F401  its layers may be in a .keras file
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Evaluation, Floats, Mode, ModelReport, Parameters, TaskRecords
+from elasticdl.frameworks.keras.compiled import by_output, check_complete, completed
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.pipeline import Pipeline
@@ -51,6 +52,7 @@ class LoadedKeras:
         self._feed = traced_feed(definition, mode, metadata, minibatch_size)
         self._inputs, self._forward = _keras_file(path, mode) if path.is_file() else _saved_model(path)
         self._pipeline = Pipeline(mode, self._feed, self._inputs, minibatch_size, {}, _no_ids)
+        self._compiled: Any = None  # the module's model, where its metrics are those that count
         self._measures = Measures(self._make_measures(), self._example)
 
     def report(self) -> ModelReport:
@@ -77,17 +79,24 @@ class LoadedKeras:
 
     def _evaluated(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Evaluated:
         labels = take_apart(self._mode, batch.data.element).labels
-        return Evaluated(labels, self.predictions(batch, parameters, rows))
+        return by_output(self._compiled, Evaluated(labels, self.predictions(batch, parameters, rows)))
 
     def _make_measures(self) -> list[TensorMeasure]:
-        path, metrics = self._definition.path, self._definition.eval_metrics_fn
-        if metrics is None:
+        definition = self._definition
+        if self._mode is not Mode.EVALUATION and definition.eval_metrics_fn is None:
             return []
-        return measures_of(path, user_call(metrics, f"{path}: eval_metrics_fn()"), self._example)
+        if definition.eval_metrics_fn is None:
+            self._compiled = user_call(definition.model, f"{definition.path}: {definition.symbol}")
+            definition = completed(definition, self._compiled)
+        check_complete(definition, ("eval_metrics_fn",))
+        assert definition.eval_metrics_fn is not None
+        defined = user_call(definition.eval_metrics_fn, f"{definition.path}: eval_metrics_fn()")
+        return measures_of(definition.path, defined, self._example)
 
     def _example(self) -> Evaluated:
         examples = self._fed(zeros_like_spec)
-        return Evaluated(examples.labels, self._forward(self._inputs.matched(examples.features)))
+        predictions = self._forward(self._inputs.matched(examples.features))
+        return by_output(self._compiled, Evaluated(examples.labels, predictions))
 
     def _fed(self, made: Callable[[Any], Any] = lambda spec: spec) -> Examples:
         """Apply `made` to the spec of a minibatch."""

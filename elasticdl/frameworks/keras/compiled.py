@@ -1,0 +1,194 @@
+"""A compiled model: `compile` says what the module leaves out; what both say must be the same.
+
+docs/keras_models.md has the same as a table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from elasticdl.frameworks.keras.metrics import Evaluated, metric_name, metrics_by_name
+from elasticdl.frameworks.keras.overrides import is_overridden
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import ModelDefinitionError
+
+_COMPILED = "Say it once: leave it out of the module, or leave it out of compile()."
+_log = logging.getLogger("elasticdl.keras")
+
+
+def completed(definition: ModelDefinition, model: Any) -> ModelDefinition:
+    """Return the definition with what it leaves to `compile`; that of a model which is not compiled as it is.
+
+    The loss of `compile` has its `loss_weights`; a model with a `compute_loss` of its own needs none.
+    """
+    given = _arguments(model)
+    taken: dict[str, Any] = {}
+    if definition.loss is None and given.get("loss") is not None:
+        taken = {"loss": given["loss"], "loss_weights": given.get("loss_weights")}
+    elif definition.loss is None and given and is_overridden(model, "compute_loss"):
+        taken["loss"] = _no_loss
+    if definition.optimizer is None and given.get("optimizer") is not None:
+        taken["optimizer"] = lambda: given["optimizer"]
+    if definition.eval_metrics_fn is None and _flat(given.get("metrics")):
+        taken["eval_metrics_fn"] = partial(_metrics_of, definition.path, model, given["metrics"])
+    return replace(definition, **taken)
+
+
+def taken_from_compile(definition: ModelDefinition, complete: ModelDefinition) -> list[str]:
+    """Return the symbols that `completed` has added."""
+    names = ("loss", "optimizer", "eval_metrics_fn")
+    return [name for name in names if getattr(definition, name) is None and getattr(complete, name) is not None]
+
+
+def check_complete(definition: ModelDefinition, needed: Collection[str]) -> None:
+    """Check a completed definition.
+
+    Args:
+        needed: symbols that a job cannot do without.
+
+    Raises:
+        ModelDefinitionError: neither the module nor `compile` has one.
+    """
+    arguments = {"eval_metrics_fn": "metrics"}
+    for name in needed:
+        if getattr(definition, name) is None:
+            raise ModelDefinitionError(
+                f"{definition.path} has no {name}, and {definition.symbol} returned no model that is compiled with "
+                f"{arguments.get(name, name)}.",
+                f"Define {name}, or let {definition.symbol} return a model on which compile("
+                f"{arguments.get(name, name)}=…) was called.",
+            )
+
+
+def by_output(model: Any, evaluated: Evaluated) -> Evaluated:
+    """Give the outputs of a model that returns a list the names by which `compile` takes their metrics."""
+    names = _output_names(model)
+    parts = evaluated.predictions
+    if len(names) < 2 or not isinstance(parts, list | tuple) or len(parts) != len(names):
+        return evaluated
+    labels = evaluated.labels
+    if isinstance(labels, list | tuple) and len(labels) == len(names):
+        labels = dict(zip(names, labels, strict=True))
+    return evaluated._replace(labels=labels, predictions=dict(zip(names, parts, strict=True)))
+
+
+def check_compiled(definition: ModelDefinition, model: Any, optimizer: Any, metrics: Collection[str]) -> None:
+    """Check what `compile` was given against what the module says.
+
+    Args:
+        definition: the module's own.
+        optimizer: that of the job.
+        metrics: names of the job's.
+
+    Raises:
+        ModelDefinitionError: the model was compiled with something else than the module says, or with something that
+            no worker does.
+    """
+    given = _arguments(model)
+    refused = {name: given[name] for name in ("weighted_metrics", "run_eagerly") if given.get(name)}
+    if definition.loss is not None:
+        if given.get("loss_weights"):
+            refused["loss_weights"] = given["loss_weights"]
+        if given.get("loss") is not None and not _same_loss(given["loss"], definition.loss):
+            refused["loss"] = given["loss"]
+    is_given = definition.optimizer is not None and given.get("optimizer") is not None
+    if is_given and not _same(given["optimizer"], optimizer):
+        refused["optimizer"] = given["optimizer"]
+    if definition.eval_metrics_fn is not None:
+        unknown = [one for one in _flat(given.get("metrics")) if metric_name(one) not in metrics]
+        if unknown:
+            refused["metrics"] = [metric_name(one) for one in unknown]
+    if refused:
+        listed = ", ".join(f"{name}={_shown(value)}" for name, value in refused.items())
+        why = (
+            "which the module does not say"
+            if {"loss", "optimizer", "metrics"} & set(refused)
+            else "which no worker does"
+        )
+        raise ModelDefinitionError(
+            f"{definition.path}: {definition.symbol} returned a model compiled with {listed}, {why}.", _COMPILED
+        )
+    if given.get("steps_per_execution", 1) != 1:
+        _log.warning("compile(steps_per_execution=…) changes nothing here: each minibatch is a step of its own")
+
+
+def _arguments(model: Any) -> Mapping[str, Any]:
+    """Return the arguments of `compile` by name; none: it was not called."""
+    given: Mapping[str, Any] = getattr(getattr(model, "_compile_config", None), "config", {})
+    return given
+
+
+def _no_loss(labels: Any, predictions: Any) -> Any:
+    return tf.zeros(())
+
+
+def _output_names(model: Any) -> list[str]:
+    return [str(name) for name in getattr(model, "output_names", None) or ()]
+
+
+def _metrics_of(path: str, model: Any, metrics: Any) -> Any:
+    """Return the `metrics` of `compile` as `eval_metrics_fn()` gives them; of several outputs with Keras's names."""
+    names = _output_names(model)
+    if isinstance(metrics, Mapping) and "class_name" not in metrics:
+        named = dict(metrics)
+    elif len(names) > 1:
+        listed = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+        if len(listed) != len(names):
+            raise ModelDefinitionError(
+                f"{path}: compile was given {len(listed)} metrics for a model with the outputs {', '.join(names)}.",
+                'Name the output that metrics are of: {"output": ["accuracy"]}.',
+            )
+        named = dict(zip(names, listed, strict=True))
+    else:
+        return _flat(metrics)
+    if len(named) == 1 and len(names) < 2 and list(named) == names:
+        return _flat(metrics)
+    unknown = [name for name in named if names and name not in names]
+    if unknown:
+        raise ModelDefinitionError(
+            f"{path}: compile was given metrics of the output {unknown[0]!r}; the model's outputs: {', '.join(names)}.",
+            "Name one of these.",
+        )
+    return {
+        output: {f"{output}_{name}": metric for name, metric in metrics_by_name(path, _flat(given)).items()}
+        for output, given in named.items()
+        if given is not None
+    }
+
+
+def _same_loss(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, str | dict) and isinstance(other, str | dict) and one == other:
+        return True
+    try:
+        return _same(keras.losses.get(one), keras.losses.get(other))
+    except (ValueError, TypeError):  # by output
+        return bool(keras.tree.flatten(one) == keras.tree.flatten(other))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two of Keras's objects are of the same class and settings."""
+    one, other = (getattr(part, "inner_optimizer", part) for part in (one, other))
+    if one is other or not (hasattr(one, "get_config") and hasattr(other, "get_config")):
+        return one is other
+    return type(one) is type(other) and {**one.get_config(), "name": ""} == {**other.get_config(), "name": ""}
+
+
+def _flat(metrics: Any) -> list[Any]:
+    if isinstance(metrics, Mapping) and "class_name" not in metrics:
+        return [one for part in metrics.values() for one in _flat(part)]
+    if isinstance(metrics, list | tuple):
+        return [one for part in metrics for one in _flat(part)]
+    return [] if metrics is None else [metrics]
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str | bool | list | dict | tuple) else type(value).__name__

@@ -1,0 +1,83 @@
+"""A compiled model in a module without loss, optimizer and metrics trains and is evaluated as Keras itself does it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.framework import Mode, Parameters
+from elasticdl.frameworks.keras import KerasFramework
+from elasticdl.model_def import load
+from elasticdl_client.errors import ModelDefinitionError
+
+FEEDS = {"both": "feed_both", "listed": "feed_listed"}
+NAMES = {
+    "custom_model": {"accuracy", "top", "loss"},
+    "both": {"kind_acc", "size_mae", "size_mean_squared_error", "loss"},
+    "listed": {"kind_acc", "size_mae", "size_mse", "loss"},
+}
+NUMBERS = np.random.default_rng(6).normal(size=(24, 4)).astype("f4")
+LABELS = np.random.default_rng(7).integers(0, 3, 24).astype("f4")
+ROWS = np.concatenate([NUMBERS, LABELS[:, None]], axis=1)
+
+
+def labels_of(symbol: str) -> Any:
+    sizes = NUMBERS[:, :1]
+    return {"both": {"kind": LABELS, "size": sizes}, "listed": [LABELS, sizes]}.get(symbol, LABELS)
+
+
+def same_as(tested: KerasFramework, request: Any, symbol: str) -> Any:
+    """The compiled model of Keras alone, with the values of a tested one."""
+    model = load(str(request.path.parent / "zoo"), f"compiled.{symbol}", required=("feed",)).model()
+    model.set_weights([variable.numpy() for variable in tested._built().trainable])
+    return model
+
+
+@pytest.mark.parametrize("symbol", ["custom_model", "both", "listed"])
+def test_steps_and_metrics_are_those_of_fit_and_evaluate(
+    framework: Any, rows_of: Any, minibatches: Any, request: Any, symbol: str
+) -> None:
+    options = {"feed": FEEDS.get(symbol, "feed"), "minibatch_size": 24}
+    local = framework(f"compiled.{symbol}", on_parameter_server=False, **options)
+    served = framework(f"compiled.{symbol}", **options)
+    assert served.report().optimizer == local.report().optimizer
+    plain = same_as(local, request, symbol)
+    (batch,), (own,) = minibatches(local, rows_of(ROWS)), minibatches(served, rows_of(ROWS))
+    step = served.gradients(own, Parameters(served.initial().trainable, np.zeros(0, "f4")), {}, 1)
+    wanted = plain.train_on_batch(NUMBERS, labels_of(symbol), return_dict=True)["loss"]
+    assert step.loss == pytest.approx(float(wanted), rel=1e-5)
+    assert local.train(batch, 1) == pytest.approx(float(wanted), rel=1e-5)
+    for one, other in zip(local._built().trainable, plain.trainable_variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+    evaluation = local.evaluation()
+    for part in minibatches(local, rows_of(ROWS), Mode.EVALUATION):
+        evaluation.update(part, None, {})
+    expected = plain.evaluate(NUMBERS, labels_of(symbol), batch_size=24, verbose=0, return_dict=True)
+    results = evaluation.results(evaluation.states())
+    assert results == pytest.approx({name: expected[name] for name in results}, rel=1e-4)
+    assert set(results) == NAMES[symbol]
+
+
+def test_a_model_that_computes_its_loss_itself_may_be_compiled_without_one(
+    framework: Any, rows_of: Any, minibatches: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "elasticdl.keras")
+    tested = framework("compiled.own", minibatch_size=24, on_parameter_server=False)
+    tested.report()
+    assert "loss, optimizer are those of compile()" in caplog.text
+    (batch,) = minibatches(tested, rows_of(ROWS))
+    model = tested._built().model
+    wanted = float(np.abs(model(NUMBERS).numpy()[:, 0] - LABELS).mean())
+    assert tested.train(batch, 1) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_loss_that_neither_module_nor_compile_has_is_named(request: pytest.FixtureRequest) -> None:
+    zoo = str(request.path.parent / "zoo")
+    definition = load(zoo, "compiled.without_loss", required=("feed",))
+    tested = KerasFramework(definition, 8, 3, Metadata(), False, needed=("loss", "optimizer"))
+    with pytest.raises(ModelDefinitionError, match="has no loss, and without_loss returned no model that is compiled"):
+        tested.report()

@@ -1,0 +1,74 @@
+"""Compiled models in a module without loss, optimizer and metrics.  A record is five numbers, the last 0 to 2."""
+
+import described
+import keras
+import tensorflow as tf
+
+feed = described.feed
+feed_both = described.feed_both
+feed_listed = described.feed_listed
+
+COMPILED = {
+    "custom_model": {
+        "loss": "sparse_categorical_crossentropy",
+        "metrics": ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")],
+    },
+    "both": {
+        "loss": {"kind": "sparse_categorical_crossentropy", "size": "mse"},
+        "loss_weights": {"kind": 0.5, "size": 3.0},
+        "metrics": {"kind": "acc", "size": ["mae", keras.metrics.MeanSquaredError()]},
+    },
+    "listed": {
+        "loss": ["sparse_categorical_crossentropy", keras.losses.mean_squared_error],
+        "loss_weights": [2.0, 0.25],
+        "metrics": [["acc"], ["mae", "mse"]],
+    },
+}
+
+
+def _compiled(symbol: str) -> keras.Model:
+    model = getattr(described, symbol)()
+    model.compile(optimizer=keras.optimizers.SGD(0.05), **COMPILED[symbol])
+    return model
+
+
+def custom_model() -> keras.Model:
+    return _compiled("custom_model")
+
+
+def both() -> keras.Model:
+    return _compiled("both")
+
+
+def listed() -> keras.Model:
+    x = keras.Input((4,))
+    kind = keras.layers.Dense(3, activation="softmax", name="kind")(x)
+    model = keras.Model(x, [kind, keras.layers.Dense(1, name="size")(x)])
+    model.compile(optimizer=keras.optimizers.SGD(0.05), **COMPILED["listed"])
+    return model
+
+
+class Own(keras.Model):
+    """A model that says its loss itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_mean(tf.abs(y_pred[:, 0] - tf.cast(y, tf.float32)))
+
+
+def own() -> keras.Model:
+    model = Own()
+    model.compile(optimizer="sgd")
+    return model
+
+
+def without_loss() -> keras.Model:
+    model = described.number()
+    model.compile(optimizer="sgd", metrics=["mae"])
+    return model
