@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from urllib.parse import urlsplit
 
 from elasticdl_client.flags import Check
 
@@ -73,6 +74,22 @@ def check_path(path: str) -> str:
     if any(len(os.fsencode(name)) > _LONGEST_NAME_BYTES for name in path.split("/")):
         return f"has a name of more than {_LONGEST_NAME_BYTES} bytes in it, which no file system takes"
     return ""
+
+
+def check_endpoint(url: str) -> str:
+    """A URL to which something is sent; empty: none.  What is wrong is said without the URL, which may be secret."""
+    if not url:
+        return ""
+    if any(character.isspace() or not character.isprintable() for character in url):
+        return "has white space in it"
+    try:
+        parts = urlsplit(url)
+        has_host, _ = bool(parts.hostname), parts.port
+    except ValueError:
+        return "has no valid host and port"
+    if parts.scheme not in ("http", "https"):
+        return "is not an http:// or https:// URL"
+    return "" if has_host else "names no host"
 
 
 def check_model_def(name: str) -> str:

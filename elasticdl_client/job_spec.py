@@ -20,6 +20,7 @@ from elasticdl_client.checks import (
     at_least,
     between,
     check_columns,
+    check_endpoint,
     check_job_command,
     check_job_name,
     check_path,
@@ -131,6 +132,12 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         "Port at which the master serves metrics for Prometheus, as /metrics; 0: none.",
         Group.JOB,
         check=between(0, 65535),
+    )
+    on_end: str = flag(
+        "",
+        "URL (http, https) to which the job's status is posted as JSON when it has ended, well or not.",
+        Group.JOB,
+        check=check_endpoint,
     )
 
     # Data

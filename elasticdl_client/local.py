@@ -18,16 +18,17 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from elasticdl_client import last_checkpoint, progress, report
+from elasticdl_client import end_hook, last_checkpoint, progress, report
 from elasticdl_client.agent_process import AgentProcess
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_dir import JobDir, is_elsewhere, path_of, register
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import Ended
+from elasticdl_client.job_status import Ended, JobPhase, JobStatus
 from elasticdl_client.local_checks import check_local
 from elasticdl_client.news import News
 from elasticdl_client.script_output import Shown
+from elasticdl_client.secret_values import hide
 
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -139,12 +140,24 @@ def _news_of_earlier_runs(job_dir: JobDir) -> News:
 def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News, shown: Shown) -> int:
     try:
         with _signals_interrupt():
-            return _run(spec, job_dir, master_command, news, shown)
+            ended = _run(spec, job_dir, master_command, news, shown)
     except Interrupted as interruption:
         return 128 + interruption.number
+    if spec.on_end:
+        _post_end(spec, ended)
+    return ended.exit_code
 
 
-def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News, shown: Shown) -> int:
+def _post_end(spec: JobSpec, ended: Ended) -> None:
+    phase = JobPhase.FAILED if ended.exit_code else JobPhase.SUCCEEDED
+    status = ended.status or JobStatus(spec.job_name)
+    status = dataclasses.replace(status, phase=phase, exit_code=ended.exit_code, message=hide(ended.message))
+    delivery = end_hook.post(spec, status)
+    if delivery is not None and not delivery.is_done:
+        _note(delivery.text)
+
+
+def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News, shown: Shown) -> Ended:
     from elasticdl_client.local_job import LocalFollower, start_master
 
     agent = AgentProcess.start(spec, job_dir)
@@ -160,7 +173,7 @@ def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: Ne
         display.close()
         agent.end()
     _report(spec, job_dir, ended)
-    return ended.exit_code
+    return ended
 
 
 def _leave(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, display: progress.Display, number: int) -> None:

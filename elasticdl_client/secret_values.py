@@ -1,7 +1,8 @@
 """Which parts of flags and texts are secret, and how they are hidden: the one place that decides both.
 
-Secret are the values of `--envs`, passwords in URLs, and values whose names say so, in the query of a URL, in
-``name=value;…``, in JSON and on a command line.  `JobSpec.public` and `JobSpec.secrets` apply it to a whole job.
+Secret are the values of `--envs`, all of `--on_end` but its host, passwords in URLs, and values whose names say so, in
+the query of a URL, in ``name=value;…``, in JSON and on a command line.  `JobSpec.public` and `JobSpec.secrets` apply it
+to a whole job.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _JSON_VALUE = re.compile(rf"(([\"']){_NAME}\2\s*:\s*)(?:{_QUOTED}|[^,}}\s]+)", r
 _ARGUMENT = re.compile(rf"(--{_NAME}\s+)(?!--)(?:{_QUOTED}|[^\s\"']+)", re.IGNORECASE)
 _ENV_OF_JSON = re.compile(rf"(\"value\"\s*:\s*)(?:{_QUOTED})")
 _REFERENCE = re.compile(r"\$\([A-Za-z_][A-Za-z0-9_.-]*\)")
+_ENDPOINT = re.compile(
+    r"(https?://)([^/?#\s]*@)?([\w.-]+(?::\d+)?|\[[\da-f:.]+\](?::\d+)?)([/?#].*)?", re.IGNORECASE | re.DOTALL
+)
 _PARAMS = ("data_reader_params", "model_params")
 
 
@@ -42,6 +46,8 @@ def hide_in_flag(name: str, value: object) -> object:
         return value
     if name == "envs":
         return _hidden_envs(value)
+    if name == "on_end":
+        return _hidden_endpoint(value)
     if name in _PARAMS:  # a value may hold anything but a semicolon
         return ";".join(_hidden_param(part) for part in value.split(";"))
     if name == "cluster_spec_json":
@@ -63,6 +69,15 @@ def _hidden_envs(value: str) -> str:
     except FlagError:  # it is to be shown in an error
         return HIDDEN
     return ",".join(f"{name}={HIDDEN if is_secret_env(text) else text}" for name, text in envs.items())
+
+
+def _hidden_endpoint(value: str) -> str:
+    """A URL without its user, and without its path and query: that of a webhook is its password."""
+    found = _ENDPOINT.fullmatch(value)
+    if found is None:  # it is to be shown in an error
+        return HIDDEN if value else ""
+    scheme, user, host, rest = found.groups()
+    return f"{scheme}{f'{HIDDEN}@' if user else ''}{host}{f'/{HIDDEN}' if rest not in (None, '', '/') else rest or ''}"
 
 
 def _hidden_param(part: str) -> str:

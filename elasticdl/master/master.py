@@ -34,8 +34,8 @@ from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
-from elasticdl_client import scaling
-from elasticdl_client.choices import DistributionStrategy, JobType
+from elasticdl_client import end_hook, scaling
+from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.contradictions import check_sums_are_encrypted
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
@@ -110,7 +110,7 @@ class Master:
         """Runs the job to its end; the exit code."""
         saved = self._journal.load()
         if saved is not None and saved.get("ended") is not None:
-            return self._end_again(*saved["ended"])
+            return self._end_again(saved)
         try:
             return self._run(saved)
         except ElasticDLError as error:
@@ -176,6 +176,7 @@ class Master:
         shell.write_end(end)
         log = logger.info if outcome.exit_code == 0 else logger.error
         log("The job has ended with exit code %d%s", outcome.exit_code, f": {message}" if message else "")
+        self._post_end(end, shell.snapshot())
         self._environment.end(outcome.exit_code, end.updated_at, self._stop)
         return outcome.exit_code
 
@@ -183,13 +184,25 @@ class Master:
         logger.info("This life of the master was ended by %s; the job continues with the next", self._stopped_by)
         return EXIT_TERMINATED
 
-    def _end_again(self, exit_code: int, message: str, ended_at: float) -> int:
+    def _end_again(self, saved: dict[str, Any]) -> int:
         """A life that was started after the job's end has nothing to do but to say so."""
+        exit_code, message, ended_at = int(saved["ended"][0]), str(saved["ended"][1]), float(saved["ended"][2])
         status = self._journal.read_status() or JobStatus(self._spec.job_name)
-        self._journal.write_status(dataclasses.replace(_ended(status, exit_code, message), updated_at=ended_at))
+        end = dataclasses.replace(_ended(status, exit_code, message), updated_at=ended_at)
+        self._journal.write_status(end)
         logger.info("The job has ended before with exit code %d%s", exit_code, f": {message}" if message else "")
+        self._post_end(end, saved)
         self._environment.end(exit_code, ended_at, self._stop)
         return exit_code
+
+    def _post_end(self, end: JobStatus, snapshot: Mapping[str, Any]) -> None:
+        """Post the job's end to --on_end, once for all lives of the master."""
+        if snapshot.get("end_posted") or not _post_end(self._environment, end, self._stop):
+            return
+        try:
+            self._journal.save({**snapshot, "end_posted": True})
+        except (JournalWriteError, Superseded) as error:  # another life would post it once more
+            logger.warning("%s", error)
 
     def _make_job(self, state: dict[str, Any]) -> Job:
         snapshot = state.pop("core", None)
@@ -301,8 +314,11 @@ def fail(environment: RuntimeEnvironment, error: ElasticDLError, stop: threading
     if environment.is_transient(error):
         return
     before = environment.journal.read_status()
-    ended_at = time.time() if before is None or before.exit_code is None else before.updated_at  # of an earlier life
-    _change_status(environment, phase=JobPhase.FAILED, message=str(error), exit_code=1, updated_at=ended_at)
+    is_new = before is None or before.exit_code is None
+    ended_at = before.updated_at if before is not None and not is_new else time.time()  # of an earlier life
+    end = _change_status(environment, phase=JobPhase.FAILED, message=str(error), exit_code=1, updated_at=ended_at)
+    if is_new:
+        _post_end(environment, end, stop)
     environment.end(1, ended_at, stop)
 
 
@@ -311,12 +327,29 @@ def crash(environment: RuntimeEnvironment, log: str) -> None:
     _change_status(environment, message=f"internal error, see {log}", updated_at=time.time())
 
 
-def _change_status(environment: RuntimeEnvironment, **changes: Any) -> None:
+def _change_status(environment: RuntimeEnvironment, **changes: Any) -> JobStatus:
     before = environment.journal.read_status() or JobStatus(environment.spec.job_name)
+    status = dataclasses.replace(before, **changes)
     try:
-        environment.journal.write_status(dataclasses.replace(before, **changes))
+        environment.journal.write_status(status)
     except Superseded as error:
         logger.error("%s", error)
+    return status
+
+
+def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.Event) -> bool:
+    """Post the end of a job with --on_end; of a local one its front does that.
+
+    Returns:
+        Whether no other life needs to.
+    """
+    spec = environment.spec
+    if not spec.on_end or spec.runtime is not Runtime.KUBERNETES:
+        return False
+    delivery = end_hook.post(spec, end, stop)
+    if delivery is not None:
+        logger.log(logging.INFO if delivery.is_done else logging.WARNING, "%s", delivery.text)
+    return delivery is not None
 
 
 def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:

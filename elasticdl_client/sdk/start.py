@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -121,6 +122,8 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, str | int | float | os.PathLike):
         return str(os.fspath(value) if isinstance(value, os.PathLike) else value)
     separator = ";" if name in _PARAMS else ","
+    if isinstance(value, Mapping) and name.endswith("pod_template"):
+        return json.dumps(value)
     if isinstance(value, Mapping):
         parts = [f"{key}={_part(name, one, separator)}" for key, one in value.items()]
     elif isinstance(value, list | tuple):

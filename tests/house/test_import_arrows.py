@@ -110,6 +110,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *SHARED,
         *BELOW,
         "elasticdl_client.contradictions",  # those that only a model's framework shows
+        "elasticdl_client.end_hook",
         "elasticdl_client.model_source",
         "elasticdl_client.model_framework",
         "elasticdl_client.scaling",
