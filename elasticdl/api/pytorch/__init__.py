@@ -46,6 +46,7 @@ def create_elastic_controller(
     training_data: str = "",
     checkpoint_dir: str | None = None,
     checkpoint_steps: int = 0,
+    trainable_only: bool = False,
     session: ScriptSession | None = None,
 ) -> ElasticController:
     """Joins the job, if the script runs in one.
@@ -61,6 +62,8 @@ def create_elastic_controller(
         training_data: files that ElasticDL reads; empty: --training_data, or the data set is the script's own.
         checkpoint_dir: None: --checkpoint_dir.
         checkpoint_steps: minibatches between two checkpoints; 0: --checkpoint_steps, or one a minute.
+        trainable_only: frozen parameters of registered modules are neither sent to new workers nor written to
+            checkpoints: every worker loads the same ones itself, which is checked.
         session: if the script has joined already.
 
     Raises:
@@ -79,7 +82,9 @@ def create_elastic_controller(
         checkpoint_steps,
     )
     return ElasticController(
-        state, lambda controller, dataset, options: make_loop(wishes, joined, controller, dataset, options)
+        state,
+        lambda controller, dataset, options: make_loop(wishes, joined, controller, dataset, options),
+        trainable_only,
     )
 
 

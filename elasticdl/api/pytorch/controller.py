@@ -33,13 +33,17 @@ class ElasticController(ScriptSteps):
         """Register objects that are equal in all members and are restored from checkpoints; same order everywhere.
 
         Models, optimizers, schedulers, scalers, objects of the script's own with `state_dict` and `load_state_dict`.
+        Models come before `loader`, all else before the first batch.
         """
-        if self._loop is not None:
+        if self._has_rehearsed:
             raise JobError("register() comes too late: training has begun", "call it before the first batch")
-        for thing in things:
-            self.state.add(thing)
-        for name, thing in named.items():
+        named_things = [(thing, "") for thing in things] + [(thing, name) for name, thing in named.items()]
+        if self._loop is not None and any(isinstance(thing, torch.nn.Module) for thing, _ in named_things):
+            raise JobError("register() of a model comes too late", "call it before loader()")
+        for thing, name in named_things:
             self.state.add(thing, name)
+        if self._loop is not None:
+            self._loop.model.begin()
 
     def set_broadcast_model(self, model: torch.nn.Module) -> None:
         """As in the original: registers it."""
@@ -117,6 +121,54 @@ class ElasticController(ScriptSteps):
     def log_loss(self, loss: Any) -> None:
         """Lets the master know (and the log show) the loss of this batch; a number or a tensor of one."""
         self._loss = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+
+    def add_loss(self, loss: torch.Tensor) -> None:
+        """Take the loss of a forward pass into `mean_loss`; called before its `backward()`."""
+        self._parts.gradients.add_loss(loss)
+
+    @property
+    def mean_loss(self) -> torch.Tensor:
+        """Return the loss of the step, a mean over all workers weighted by their records, once `backward()` is done."""
+        return cast(torch.Tensor, self._parts.gradients.mean_loss)
+
+    @property
+    def num_minibatches_in_step(self) -> int:
+        """Return the minibatches of all workers in the step that is being made; 0 between two steps."""
+        return len(self._plan.all_parts) if self._plan is not None else 0
+
+    @property
+    def num_steps_left(self) -> int | None:
+        """Return the updates after the present one, if the group stays as it is; None: training is endless."""
+        data, shares = self._parts.data, self._parts.shares
+        per_epoch = data.get_minibatch_count_per_epoch()
+        total = per_epoch * data.plan.num_epochs
+        if not total:
+            return None
+        done = self._num_names + self.num_minibatches_in_step
+        if not shares.num_per_step:
+            return -(-max(0, total - done) // self.size)
+        of_epoch = -(-(per_epoch - done % per_epoch) // shares.num_per_step) if done % per_epoch else 0
+        return of_epoch + (total - done) // per_epoch * -(-per_epoch // shares.num_per_step)
+
+    @property
+    def num_minibatches_per_epoch(self) -> int:
+        """Return the minibatches of all workers together."""
+        return self._parts.data.get_minibatch_count_per_epoch()
+
+    @property
+    def has_fixed_global_batch(self) -> bool:
+        """Return whether every step has the same number of records."""
+        return bool(self._parts.shares.num_per_step)
+
+    @property
+    def epochs_trained(self) -> float:
+        """Return the epochs in the model, with the part of the present one."""
+        return self._num_names / max(1, self._parts.data.get_minibatch_count_per_epoch())
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether there is no more to train for this worker."""
+        return self._is_over
 
     @property
     def global_completed_batch_num(self) -> int:

@@ -90,8 +90,8 @@ class ScriptGradients(Buckets):
         self._places = places
         num_changes = sum(place.tensor.numel() for place in places)
         self._clock = clock
-        self._last = torch.zeros(len(self._parameters) + num_changes, device=device)
-        self._counts, self._changes = self._last[: len(self._parameters)], self._last[len(self._parameters) :]
+        self._last = torch.zeros(len(self._parameters) + num_changes + 1, device=device)
+        self._counts, self._changes, self._loss = self._last.split([len(self._parameters), num_changes, 1])
         self._starts: list[Any] = []
         self._place: StepPosition | None = None
         self._world: StepGroup | None = None
@@ -118,6 +118,7 @@ class ScriptGradients(Buckets):
             self.used = [False] * len(self._parameters)
             self._next = 0
             self._changes.zero_()
+            self._loss.zero_()
         if not place.is_own:
             self._starts = [one.tensor.clone() for one in self._places]
             if place.is_last:
@@ -131,6 +132,17 @@ class ScriptGradients(Buckets):
             yield
         finally:
             self._is_local = False
+
+    def add_loss(self, loss: Any) -> None:
+        """Take the loss of a forward pass into `mean_loss`; called before its backward."""
+        place = self._place
+        if place is not None and (place.is_own or place.weight):
+            self._loss.add_(loss.detach().to(self._loss.dtype).reshape(1), alpha=1.0 if place.is_own else place.weight)
+
+    @property
+    def mean_loss(self) -> Any:
+        """Return the mean over the records of the whole step of what `add_loss` was given, when backward is through."""
+        return self._loss[0].clone()
 
     def end(self) -> None:
         """The step is made: what its forward passes have changed of buffers is put there."""

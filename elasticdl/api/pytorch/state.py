@@ -1,11 +1,13 @@
 """Everything of a script that must be the same in all members, as arrays by name and back, without pickle.
 
 Any object with `state_dict` and `load_state_dict` can be registered.  Tensors and arrays become arrays; the rest of a
-state, numbers, words and the structure around them, becomes one JSON text, kept as an array of bytes.
+state, numbers, words and the structure around them, becomes one JSON text, kept as an array of bytes.  Of a module with
+frozen parameters the trainable part can do: a fingerprint of the others shows that all members have the same ones.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -20,15 +22,67 @@ from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 _STRUCTURE = "structure"
 _KIND = "kind"
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+_MAX_NAMED = 4
 
 Arrays = dict[str, npt.NDArray[Any]]
+
+
+class TrainablePart:
+    """The state of a module without its frozen parameters, which every member has loaded for itself."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self._frozen = ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return buffers, the parameters that are trained, and a fingerprint of the others."""
+        kept = {name: value for name, value in self._values().items() if not _is_frozen(value)}
+        return {"values": kept, "frozen": self._fingerprint()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`.
+
+        Raises:
+            ValueError: the state is that of another module, or of one with other frozen parameters.
+        """
+        expected = {name for name, value in self._values().items() if not _is_frozen(value)}
+        if expected != set(state["values"]):
+            differing = ", ".join(sorted(expected ^ set(state["values"]))[:_MAX_NAMED])
+            raise ValueError(f"other parameters are trained here, among them {differing}")
+        if state["frozen"] != self._fingerprint():
+            raise ValueError(
+                "its frozen parameters are not those of the process that wrote the state: load the same pretrained "
+                "weights in every worker, or make them with the same seed"
+            )
+        self.module.load_state_dict(state["values"], strict=False)
+
+    def _values(self) -> dict[str, Any]:
+        return dict(self.module.state_dict(keep_vars=True))
+
+    def _fingerprint(self) -> str:
+        """Of names, shapes and bits; sums of whole numbers, which are the same on every device."""
+        if self._frozen:
+            return self._frozen
+        found = hashlib.blake2b(digest_size=8)
+        for name, value in self._values().items():
+            if _is_frozen(value):
+                bits = value.detach().contiguous().view(_WHOLE.get(value.element_size(), torch.int64))
+                found.update(f"{name} {tuple(value.shape)} {int(bits.sum(dtype=torch.int64))} ".encode())
+        self._frozen = found.hexdigest()
+        return self._frozen
 
 
 class RegisteredState:
     """The objects that a script has registered, by name, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, trainable_only: bool = False) -> None:
+        """
+        Args:
+            trainable_only: of modules, leave out the frozen parameters, see `TrainablePart`.
+        """
         self._objects: dict[str, Any] = {}
+        self._trainable_only = trainable_only
 
     def add(self, thing: Any, name: str = "") -> None:
         """Registers an object; once is enough.
@@ -39,7 +93,7 @@ class RegisteredState:
         Raises:
             ModelDefinitionError: it has no state that can be had and set, or the name is taken.
         """
-        if any(known is thing for known in self._objects.values()):
+        if any(_registered(known) is plain(thing) for known in self._objects.values()):
             return
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(thing, method, None)):
@@ -53,11 +107,13 @@ class RegisteredState:
             unique = f"{kind}{1 + int(unique.removeprefix(kind) or 0)}"
         if unique in self._objects:
             raise ModelDefinitionError(f"two objects are registered as {name!r}.", "Give each a name of its own.")
-        self._objects[unique] = plain(thing)
+        is_part = self._trainable_only and isinstance(thing, torch.nn.Module)
+        self._objects[unique] = TrainablePart(plain(thing)) if is_part else plain(thing)
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        return [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
+        registered = map(_registered, self._objects.values())
+        return [thing for thing in registered if isinstance(thing, torch.nn.Module)]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -92,7 +148,7 @@ class RegisteredState:
                 thing.load_state_dict(_decoded(structure[name], arrays))
             except (RuntimeError, ValueError, KeyError) as error:
                 raise CheckpointError(
-                    f"The state of {name} does not fit this script's {type(thing).__name__}: {error}",
+                    f"The state of {name} does not fit this script's {type(_registered(thing)).__name__}: {error}",
                     "Build the same model and optimizer as the script that wrote it.",
                 ) from error
 
@@ -100,6 +156,15 @@ class RegisteredState:
 def plain(thing: Any) -> Any:
     """A module without the wrapper of `torch.compile`."""
     return getattr(thing, "_orig_mod", thing)
+
+
+def _registered(known: Any) -> Any:
+    """What the script has registered."""
+    return known.module if isinstance(known, TrainablePart) else known
+
+
+def _is_frozen(value: torch.Tensor) -> bool:
+    return isinstance(value, torch.nn.Parameter) and not value.requires_grad
 
 
 def _kind_of(thing: Any) -> str:

@@ -57,12 +57,15 @@ class _Progress:
 class ScriptSteps:
     """See above; the user's side of it is `ElasticController`."""
 
-    def __init__(self, state: Sequence[Any], wire: Callable[[Any, Any, dict[str, Any]], Loop]) -> None:
+    def __init__(
+        self, state: Sequence[Any], wire: Callable[[Any, Any, dict[str, Any]], Loop], trainable_only: bool = False
+    ) -> None:
         """
         Args:
             wire: puts the parts together once the data set is known.
+            trainable_only: frozen parameters of modules are no part of the state.
         """
-        self.state = RegisteredState()
+        self.state = RegisteredState(trainable_only)
         self._progress = _Progress()
         self.state.add(self._progress, "progress")
         for thing in state:
@@ -108,6 +111,23 @@ class ScriptSteps:
     def world(self) -> StepGroup:
         """Of this process; for what comes between two batches."""
         return self._parts.world
+
+    def share(self, data: bytes | None) -> bytes | None:
+        """Return what the member with rank 0 gives to all; called by all of them between the same two batches.
+
+        Args:
+            data: of rank 0; None in the others.
+
+        Returns:
+            None: the group was lost meanwhile.
+        """
+        if not self._is_inside:
+            return data
+        try:
+            return self._parts.world.share(data)
+        except WorldEnded:
+            self._come_out()
+            return data
 
     def close(self) -> None:
         """Leaves the world; also done at the end of the process."""
