@@ -41,7 +41,11 @@ _OF_TORCHRUN = {
     "max_restarts": "Leave it out: lost workers are replaced; --max_task_failures counts failures of a task.",
 }
 _API = ("elasticdl.api", "elasticai_api")
-_GROUPS = ("elasticdl.api.pytorch", "elasticai_api.pytorch")  # what makes workers train one model together
+_GROUPS = (  # what makes workers train one model together
+    "elasticdl.api.pytorch",
+    "elasticai_api.pytorch",
+    "elasticdl.api.transformers",
+)
 _TORCH = frozenset({"torch", "torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"})
 _OF_FIXED_GROUPS = ("init_process_group", "DistributedDataParallel", "DistributedSampler")
 _MAX_NAMED = 4

@@ -17,6 +17,7 @@ LISTED = {
     r"OrbaxCheckpoint cannot be made here": "orbax is no dependency of ours",
     r"Estimators need TensorFlow 2\.15": "they run with `make test-estimator`",
     r"needs TensorFlow 2\.15": "the same",
+    r"needs (transformers|peft)": "they are no requirements of ours; `make test-versions` has them",
     r"this (Keras|TensorFlow) is older": "CI has newer ones; `make test-versions` has the oldest",
 }
 

@@ -119,6 +119,11 @@ LANES = {
         minutes=3,
         tools=("scikit-learn",),
     ),
+    "trainers-oldest": Lane(
+        extras=("torch", "allreduce", "transformers"),
+        tests=("tests/api/test_pytorch_adapters.py", "tests/api/test_transformers_arguments.py"),
+        minutes=1,
+    ),
     "newest": Lane(
         extras=("zoo", "tensorflow", "allreduce", "arrow", "images", "tensorboard"),
         tests=(

@@ -106,6 +106,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.ps.applied",
         "elasticdl.frameworks.torch",
     ),
+    "elasticdl.api.transformers": (*SHARED, "elasticdl.api"),
     "elasticdl.master": (
         *SHARED,
         *BELOW,
@@ -178,7 +179,13 @@ CONFINED: dict[str, tuple[str, ...]] = {
             "model_zoo",
         ),
     ),
-    "torch": ("elasticdl.frameworks.torch", "elasticdl.collective", "elasticdl.api.pytorch", "model_zoo"),
+    "torch": (
+        "elasticdl.frameworks.torch",
+        "elasticdl.collective",
+        "elasticdl.api.pytorch",
+        "elasticdl.api.transformers",
+        "model_zoo",
+    ),
 }
 
 # Room → the only packages of others that it may import.

@@ -1,0 +1,577 @@
+"""Hugging Face's `Trainer`, elastic: a job's workers train together and come and go; elsewhere it is the plain one.
+
+    from elasticdl.api.transformers import ElasticTrainer as Trainer
+
+The Trainer keeps its loop.  One iteration of it is one update of the model by all workers: what comes to nothing (the
+sample on which a new worker gets ready, a step that is lost with a worker) is done again inside of `training_step`, so
+that callbacks, logs and schedulers see each update once.  Its counters are those of the job's ledger.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+import transformers
+from transformers import IntervalStrategy, ProgressCallback, Trainer, TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler
+
+from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
+from elasticdl.api.pytorch.trainers import check_epochs, check_minibatch_size, say_plain
+from elasticdl_client.errors import JobError
+
+_ONE_DEVICE = "give each worker one GPU; the workers of the job (--num_workers) train together"
+_NO_WRAPPERS = (
+    "leave it out: in a job each worker holds the whole model, and ElasticDL sums the gradients; where the model does "
+    "not fit, train fewer parameters (peft), or use `torchrun` without ElasticDL"
+)
+_NO_BEST = (
+    "leave it out: workers would end with models of different steps; load the best checkpoint after the job, its path "
+    "is best_model_checkpoint in trainer_state.json"
+)
+_METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
+_BY_LEDGER = "leave it out: the job's ledger decides which records come, so that none is left out or repeated"
+_SHARED = ("log_history", "best_metric", "best_global_step", "best_model_checkpoint")  # of TrainerState
+
+Compute = Callable[[Any, Any, Any], torch.Tensor]
+
+
+class ElasticTrainer(Trainer):  # type: ignore[misc]
+    """`transformers.Trainer` for the workers of a job; see above, and docs/pytorch_trainers.md for what differs.
+
+    Raises:
+        JobError: an argument is impossible in a job, or contradicts its flags.
+    """
+
+    args: Any
+    callback_handler: Any
+    control: Any
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        session = join_job()
+        self._training: ElasticTraining | None = None
+        if session.link is None:
+            say_plain("ElasticTrainer", "transformers.Trainer")
+        else:
+            check_version()
+            check_arguments(keywords.get("args", arguments[1] if len(arguments) > 1 else None))
+        super().__init__(*arguments, **keywords)
+        if session.link is None:
+            return
+        num_parts = self.args.gradient_accumulation_steps
+        check_epochs(session.spec, self.args.num_train_epochs, "TrainingArguments(num_train_epochs=…)")
+        check_minibatch_size(
+            session.spec,
+            self.args.per_device_train_batch_size * num_parts,
+            "per_device_train_batch_size times gradient_accumulation_steps",
+        )
+        self.args = copy.copy(self.args)
+        self.args.gradient_accumulation_steps = 1  # the parts of an update are one batch to the Trainer's loop
+        self._training = ElasticTraining(self, num_parts, session, super().training_step)
+        self.callback_handler = ElasticCallbacks(self.callback_handler, self._training)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, **keywords: Any) -> Any:
+        """Train as the plain one; in a job it continues from the job's own checkpoint.
+
+        Raises:
+            JobError: it is to begin with a checkpoint of the Trainer's, or to search hyperparameters.
+        """
+        training = self._training
+        if training is None:
+            return super().train(resume_from_checkpoint, trial, **keywords)
+        if resume_from_checkpoint or trial is not None:
+            raise JobError(
+                "resume_from_checkpoint and hyperparameter_search are impossible in a job",
+                "call train() without them; --checkpoint_dir lets a job continue where it was",
+            )
+        with training.abandoned_by_error():
+            return super().train(None, None, **keywords)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the Accelerator; what its `backward` is given counts in the mean loss of the step."""
+        super().create_accelerator_and_postprocess()
+        backward = self.accelerator.backward
+
+        def elastic_backward(loss: torch.Tensor, **keywords: Any) -> None:
+            if self._training is not None:
+                self._training.controller.add_loss(loss)
+            backward(loss, **keywords)
+
+        self.accelerator.backward = elastic_backward
+
+    # Data and schedule ----------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        """Return the elastic loader; data set, `data_collator` and `dataloader_…` arguments hold."""
+        plain = super().get_train_dataloader()
+        return plain if self._training is None else self._training.open(plain)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return the parts of one update as one batch, and the number of items in them."""
+        if self._training is None or not isinstance(epoch_iterator, Batches):
+            return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[no-any-return]
+        batch = next(epoch_iterator, None)
+        return ([batch], self.count_items(batch)) if batch is not None else ([], None)
+
+    def count_items(self, batch: UpdateParts) -> Any:
+        """Return what the model's loss is divided by over all parts of an update, None: by the records of each."""
+        return super().get_batch_samples(iter(batch.parts), len(batch.parts), self.args.device)[1]
+
+    def set_initial_training_values(self, *arguments: Any, **keywords: Any) -> Any:
+        """Return the plain ones; where `max_steps` ends training, epochs do not."""
+        values = super().set_initial_training_values(*arguments, **keywords)
+        return (sys.maxsize, *values[1:]) if self._training is not None and self.args.max_steps > 0 else values
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make a scheduler that reaches its end with the data, however many workers there will be."""
+        if self._training is not None:
+            num_training_steps = self._training.schedule(num_training_steps)
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    # A step ---------------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Return the loss of a step over all workers, whose gradient stands at the parameters."""
+        if self._training is None:
+            return super().training_step(model, inputs, num_items_in_batch)  # type: ignore[no-any-return]
+        return self._training.step(model, inputs, num_items_in_batch)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Return those of a batch, over all its parts."""
+        return sum(super(ElasticTrainer, self).floating_point_ops(part) for part in parts_of(inputs))
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        for part in parts_of(inputs):
+            super()._track_num_input_tokens(part)
+
+    # Rank 0 of the moment -------------------------------------------------------------------------------------------
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this worker has rank 0 at the moment."""
+        return bool(super().is_world_process_zero()) if self._training is None else self._training.controller.rank == 0
+
+    def is_local_process_zero(self) -> bool:
+        """The same: what is logged once is logged by one worker of the job."""
+        return bool(super().is_local_process_zero()) if self._training is None else self.is_world_process_zero()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model if this worker has rank 0."""
+        if self.is_world_process_zero():
+            super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        if self.is_world_process_zero():
+            super()._save_checkpoint(*arguments, **keywords)
+
+    def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
+        """Evaluate; what is due by `eval_strategy` is done by rank 0, and the others are given its metrics."""
+        training = self._training
+        if training is None or not training.shares_metrics:
+            return super().evaluate(*arguments, **keywords)  # type: ignore[no-any-return]
+        training.shares_metrics = False
+        if training.controller.rank == 0:
+            metrics: dict[str, float] = super().evaluate(*arguments, **keywords)
+            training.controller.share(json.dumps(metrics, default=float).encode())
+            return metrics
+        data = training.controller.share(None)
+        if data is None:  # rank 0 is lost
+            return super().evaluate(*arguments, **keywords)  # type: ignore[no-any-return]
+        metrics = json.loads(data)
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+class UpdateParts(dict[str, Any]):
+    """The minibatch of a worker as the Trainer's loop sees it: its first part, with all of them in `parts`.
+
+    Attributes:
+        weights: of the parts, by their records; their sum is 1.
+    """
+
+    def __init__(self, parts: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> None:
+        super().__init__(parts[0])
+        self.parts, self.weights = parts, weights
+
+
+def parts_of(inputs: Any) -> Sequence[Any]:
+    """Return the parts of a batch, or the batch where it has none."""
+    return inputs.parts if isinstance(inputs, UpdateParts) else [inputs]
+
+
+class CollateParts:
+    """Makes the batches of `per_device_train_batch_size` of a minibatch; runs in the loader's processes."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], size: int) -> None:
+        """
+        Args:
+            size: records of a part.
+        """
+        self._collate, self._size = collate, size
+
+    def __call__(self, samples: Sequence[Any]) -> list[tuple[int, Any]]:
+        pieces = [list(samples[start : start + self._size]) for start in range(0, len(samples), self._size)]
+        return [(len(piece), self._collate(piece)) for piece in pieces]
+
+
+class Batches(Iterator[Any]):
+    """The Trainer's iterator over an epoch: batches of steps in which this worker takes part, none of a rehearsal."""
+
+    def __init__(self, training: ElasticTraining) -> None:
+        self._training = training
+
+    def __next__(self) -> Any:
+        batch = self._training.next_batch()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+
+class TrainerLoader:
+    """In the place of the Trainer's DataLoader.
+
+    Attributes:
+        dataset: the one to train on.
+    """
+
+    def __init__(self, training: ElasticTraining, dataset: Any) -> None:
+        self._training, self.dataset = training, dataset
+
+    def __len__(self) -> int:
+        """Return the minibatches of an epoch, of all workers together: the most updates that it can have."""
+        return self._training.controller.num_minibatches_per_epoch
+
+    def __iter__(self) -> Batches:
+        self._training.begin_epoch()
+        return Batches(self._training)
+
+
+class ElasticTraining:
+    """What an `ElasticTrainer` does in a job.
+
+    Attributes:
+        shares_metrics: the next evaluation is due in all workers after the same step.
+        is_void: the Trainer's present iteration makes no step: the data ended after its batch was lost.
+        is_aligned: all workers of the group have come to this place with this worker, by the same step.
+    """
+
+    controller: ElasticController
+
+    def __init__(self, trainer: Any, num_parts: int, session: Any, compute: Compute) -> None:
+        """
+        Args:
+            num_parts: parts of an update, each with its backward.
+            compute: the plain `training_step`.
+        """
+        self.shares_metrics = self.is_void = self.is_aligned = False
+        self._trainer, self._num_parts, self._session, self._compute = trainer, num_parts, session, compute
+        self._is_open = False
+        self._loader: Any = None
+        self._batches: Iterator[Any] = iter(())
+        self._first: UpdateParts | None = None
+        self._before_void: Any = None
+        self._step: AbstractContextManager[None] | None = None
+        self._by_minibatch = False  # the schedule advances by one for each minibatch
+
+    # Before training ------------------------------------------------------------------------------------------------
+
+    def open(self, plain: Any) -> TrainerLoader:
+        """Return the elastic loader in the place of a DataLoader."""
+        args = self._trainer.args
+        strategy = getattr(args, "train_sampling_strategy", "random")
+        self.controller = create_elastic_controller(
+            args.per_device_train_batch_size * self._num_parts,
+            0 if args.max_steps > 0 else int(args.num_train_epochs),
+            shuffle=strategy != "sequential",
+            state=[self._trainer.model],
+            trainable_only=True,
+            session=self._session,
+        )
+        collate = CollateParts(plain.collate_fn, args.per_device_train_batch_size)
+        self._loader = self.controller.loader(plain, collate)
+        self._is_open = True
+        return TrainerLoader(self, self._loader.dataset)
+
+    def schedule(self, num_steps: int) -> int:
+        """Return the steps of a schedule of `num_steps`, which are minibatches where it follows the data."""
+        left = self.controller.num_steps_left
+        self._by_minibatch = left is not None and not self.controller.has_fixed_global_batch
+        return num_steps if left is None or self._by_minibatch else left
+
+    def join(self, state: TrainerState) -> None:
+        """Register the rest, get ready, enter the group, and take over where it is.
+
+        Raises:
+            JobError: the Trainer does not train with the elastic loader.
+        """
+        if not self._is_open:
+            raise JobError(
+                "get_train_dataloader() is overridden, and each worker would train on all of the data",
+                "let it return super().get_train_dataloader(); the data set and data_collator are yours",
+            )
+        trainer = self._trainer
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        rest = [trainer.optimizer, trainer.lr_scheduler, *([scaler] if scaler is not None else [])]
+        self.controller.register(*rest, trainer=TrainerProgress(trainer))
+        self._batches = iter(self._loader)
+        self._first = self.next_batch()
+        self._follow(state)
+
+    # A step ---------------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self) -> None:
+        """The next batches are those of an epoch, or of what is left of it."""
+        if self._first is None:
+            self._batches = iter(self._loader)
+
+    def next_batch(self) -> UpdateParts | None:
+        """Return the batch of the next step in which this worker takes part; None: the epoch is over."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        while (found := next(self._batches, None)) is not None:
+            sizes = [size for size, _ in found]
+            batch = UpdateParts([part for _, part in found], [size / sum(sizes) for size in sizes])
+            if not self.controller.is_rehearsal:
+                return batch
+            model = self._trainer.model_wrapped
+            with self.controller.step():
+                self._compute_parts(model, batch, self._trainer.count_items(batch))
+            model.zero_grad()
+        self._batches = iter(())
+        return None
+
+    def step(self, model: Any, batch: UpdateParts, num_items: Any) -> torch.Tensor:
+        """Compute batches until the gradient of a step of all workers is complete; returns its loss."""
+        while True:
+            step = self.controller.step()
+            step.__enter__()
+            try:
+                self._compute_parts(model, batch, num_items)
+            except BaseException as error:
+                if not step.__exit__(type(error), error, error.__traceback__):
+                    raise
+            else:
+                self._step = step
+                return self.controller.mean_loss.to(self._trainer.args.device)
+            found = self.next_batch()
+            if found is None:
+                return self._make_void()
+            batch, num_items = found, self._trainer.count_items(found)
+
+    def end_step(self, state: TrainerState) -> None:
+        """The model is updated: commit the step, and set the Trainer's counters."""
+        controller, step, self._step = self.controller, self._step, None
+        assert step is not None
+        if self._by_minibatch and self._trainer._created_lr_scheduler:
+            for _ in range(controller.num_minibatches_in_step - 1):
+                self._trainer.lr_scheduler.step()
+        controller.log_loss(controller.mean_loss)
+        step.__exit__(None, None, None)
+        self.is_aligned = True
+        self._follow(state)
+
+    def end_void(self, state: TrainerState) -> None:
+        """Take back what the Trainer has done without a step."""
+        self.is_void = False
+        self.controller.state.load_state(self._before_void)
+        self._follow(state)
+
+    def settle(self, control: TrainerControl, state: TrainerState) -> None:
+        """Stop the job where the Trainer stops before the end of the data, and the Trainer where they end."""
+        left = self.controller.num_steps_left
+        if control.should_training_stop and left != 0 and not self.controller.is_over:
+            self.controller.stop_training(f"the Trainer stops at step {state.global_step}: max_steps or a callback")
+        elif self.controller.is_over:
+            control.should_training_stop = True
+
+    def abandoned_by_error(self) -> AbstractContextManager[Any]:
+        """An error ends the step that is being made: the others make it again."""
+        stack = ExitStack()
+
+        def end(kind: Any, error: BaseException | None, trace: Any) -> bool:
+            step, self._step = self._step, None
+            return error is not None and step is not None and bool(step.__exit__(kind, error, trace))
+
+        stack.push(end)
+        return stack
+
+    def _compute_parts(self, model: Any, batch: UpdateParts, num_items: Any) -> None:
+        trainer = self._trainer
+        for number, (part, weight) in enumerate(zip(batch.parts, batch.weights, strict=True), 1):
+            trainer.current_gradient_accumulation_steps = 1 / weight  # divides a part's mean loss
+            with ExitStack() as stack:
+                if number < len(batch.parts):
+                    stack.enter_context(self.controller.no_sync())
+                self._compute(model, part, num_items)
+        trainer.current_gradient_accumulation_steps = 1
+
+    def _make_void(self) -> torch.Tensor:
+        self.is_void, self.is_aligned = True, False
+        self._before_void = self.controller.state.state()
+        self._trainer.accelerator.gradient_state._set_sync_gradients(False)  # its optimizer does nothing
+        return torch.zeros((), device=self._trainer.args.device)
+
+    def _follow(self, state: TrainerState) -> None:
+        """The Trainer's counters are those of the ledger."""
+        controller = self.controller
+        state.global_step, state.epoch = controller.num_steps, controller.epochs_trained
+        state.is_world_process_zero = state.is_local_process_zero = controller.rank == 0
+        left = controller.num_steps_left
+        if left is not None:
+            state.max_steps = state.global_step + left + (controller.num_minibatches_in_step > 0)
+        for callback in self._trainer.callback_handler.callbacks:
+            bar = getattr(callback, "training_bar", None)
+            if bar is not None:
+                bar.total = state.max_steps
+
+
+class TrainerProgress:
+    """What the Trainer counts and logs, for workers that come later: it is the same in all."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the log, the best metric and the losses that are not logged yet."""
+        trainer = self._trainer
+        known = {name: getattr(trainer.state, name) for name in _SHARED}
+        return {
+            "state": json.dumps(known, default=float),
+            "loss": float(trainer._tr_loss),
+            "total_loss": float(trainer._total_loss_scalar),
+            "logged": int(trainer._globalstep_last_logged),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        trainer = self._trainer
+        for name, value in json.loads(state["state"]).items():
+            setattr(trainer.state, name, value)
+        trainer._tr_loss = torch.tensor(state["loss"], device=trainer.args.device)
+        trainer._total_loss_scalar, trainer._globalstep_last_logged = state["total_loss"], state["logged"]
+
+
+class ElasticCallbacks(CallbackHandler):  # type: ignore[misc]
+    """The Trainer's events, each once for a step of the job, with the ledger's counters."""
+
+    def __init__(self, plain: CallbackHandler, training: ElasticTraining) -> None:
+        self.__dict__.update(plain.__dict__)
+        self._training = training
+        self._trains = False  # there are batches in the present epoch
+
+    def on_train_begin(self, args: Any, state: Any, control: Any) -> Any:
+        """The worker joins first."""
+        self._training.join(state)
+        return super().on_train_begin(args, state, control)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any) -> Any:
+        """Nothing begins where the data are over."""
+        self._trains = not self._training.controller.is_over
+        if self._trains:
+            return super().on_epoch_begin(args, state, control)
+        control.should_training_stop = True
+        return control
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
+        """Not without a step."""
+        return control if self._training.is_void else super().on_pre_optimizer_step(args, state, control)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any) -> Any:
+        """Not without a step."""
+        return control if self._training.is_void else super().on_optimizer_step(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any) -> Any:
+        """The step is committed, and its number is the ledger's."""
+        training = self._training
+        if training.is_void:
+            training.end_void(state)
+            return control
+        training.end_step(state)
+        self._show_progress(args, state, control)
+        control = super().on_step_end(args, state, control)
+        training.shares_metrics = control.should_evaluate and _is_due(args, state)
+        training.settle(control, state)
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any) -> Any:
+        """Not of an epoch that had no batches."""
+        if not self._trains:
+            return control
+        control = super().on_epoch_end(args, state, control)
+        is_by_epochs = args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
+        self._training.shares_metrics = control.should_evaluate and is_by_epochs and self._training.is_aligned
+        self._training.settle(control, state)
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any) -> Any:
+        """The worker leaves its group first."""
+        self._training.controller.close()
+        return super().on_train_end(args, state, control)
+
+    def _show_progress(self, args: Any, state: Any, control: Any) -> None:
+        """A worker that comes to have rank 0 begins to show what it has not shown before."""
+        for callback in self.callbacks:
+            if state.is_world_process_zero and isinstance(callback, ProgressCallback) and callback.training_bar is None:
+                callback.on_train_begin(args, state, control)
+
+
+def _is_due(args: Any, state: TrainerState) -> bool:
+    """Return whether all workers evaluate after this step."""
+    if args.eval_strategy != IntervalStrategy.STEPS or args.eval_delay > state.global_step:
+        return False
+    return bool(state.global_step % state.eval_steps == 0 or state.global_step >= state.max_steps)
+
+
+def check_version() -> None:
+    """Refuse a Trainer whose loop is another one.
+
+    Raises:
+        JobError: it is older than 5.3.
+    """
+    if not hasattr(Trainer, "_run_epoch"):
+        raise JobError(
+            f"transformers {transformers.__version__} is too old for ElasticTrainer in a job",
+            "pip install 'transformers>=5.3,<6'",
+        )
+
+
+def check_arguments(args: Any) -> None:
+    """Refuse what cannot be done in a job.
+
+    Args:
+        args: TrainingArguments; None: their defaults.
+
+    Raises:
+        JobError: an argument is impossible.
+    """
+    if args is None:
+        return
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    sampling = str(getattr(args, "train_sampling_strategy", "random"))
+    refused = {
+        "deepspeed": (bool(args.deepspeed), _NO_WRAPPERS),
+        "fsdp": (bool(args.fsdp), _NO_WRAPPERS),
+        "parallelism_config": (getattr(args, "parallelism_config", None) is not None, _NO_WRAPPERS),
+        "several GPUs in one worker": (args.n_gpu > 1, _ONE_DEVICE),
+        "auto_find_batch_size": (bool(args.auto_find_batch_size), "give per_device_train_batch_size"),
+        "dataloader_drop_last": (bool(args.dataloader_drop_last), _BY_LEDGER),
+        "group_by_length": (bool(getattr(args, "group_by_length", False)) or "length" in sampling, _BY_LEDGER),
+        "load_best_model_at_end": (bool(args.load_best_model_at_end), _NO_BEST),
+        f"lr_scheduler_type={schedule}": (
+            schedule in _METRIC_SCHEDULES,
+            "give a schedule by steps, such as linear or cosine",
+        ),
+        f"num_train_epochs={args.num_train_epochs}": (
+            args.max_steps <= 0 and (args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1),
+            "give a whole number of epochs, or max_steps",
+        ),
+    }
+    for what, (is_refused, hint) in refused.items():
+        if is_refused:
+            raise JobError(f"{what} is impossible with ElasticTrainer in a job", hint)

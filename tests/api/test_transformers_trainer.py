@@ -1,0 +1,127 @@
+"""Hugging Face's Trainer in jobs of several workers: exact, with the ledger's counters, and LoRA's state only."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from script_waits import kept_from_beginning
+
+from elasticdl.protocol.values import Role
+from tests.chaos.job import LocalJob
+from tests.chaos.scenarios import coverage_of
+
+pytestmark = pytest.mark.full  # needs transformers, which is no requirement of ours, and 3 to 8 s for each job
+SCRIPT = Path(__file__).parent / "transformers_script.py"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pytorch_trainers.md"
+RECORDS, EPOCHS = 600, 2
+
+
+def job_of(tmp_path: Path, name: str, arguments: str = "", **flags: object) -> LocalJob:
+    pytest.importorskip("transformers", reason="needs transformers")
+    directory = tmp_path / name
+    (directory / "notes").mkdir(parents=True)
+    all_flags = {"num_workers": 2, "min_workers": 2, "num_minibatches_per_task": 2} | flags
+    words = [str(SCRIPT), str(directory / "notes"), *(["--arguments", arguments] if arguments else [])]
+    return LocalJob(directory / "job", all_flags, "run", arguments=tuple(words), environment={"OMP_NUM_THREADS": "1"})
+
+
+def hold(job: LocalJob, at: int) -> LocalJob:
+    """Worker 1 waits in this step."""
+    job.arguments = (*job.arguments, "--hold-worker", "1", "--hold-at", str(at))
+    return job
+
+
+def notes_of(job: LocalJob) -> Path:
+    return job.job_dir.parent / "notes"
+
+
+def rows_of(job: LocalJob, kind: str, worker: int) -> list[list[Any]]:
+    return [json.loads(line) for line in (notes_of(job) / f"{kind}-{worker}").read_text().splitlines()]
+
+
+def finish(job: LocalJob, killed: bool = False) -> None:
+    """The job ends well, every record was trained once in each epoch; with `killed` worker 1 is lost while it holds."""
+    job.start()
+    if killed:
+        job.wait_until("worker 1 to hold", (notes_of(job) / "held").exists, 150)
+        os.kill(next(pod.pid for pod in job.pods(Role.WORKER) if pod.index == 1), signal.SIGKILL)
+    assert job.wait(200) == 0, job.story()
+    found = [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)]
+    assert found == [(RECORDS, RECORDS, 0, 0)] * EPOCHS, job.story()
+
+
+def check_same(job: LocalJob, one: int, other: int) -> list[list[Any]]:
+    """In the steps that two workers have made together, they had the same model, rate and counters; returns these."""
+    ones, others = ({row[0]: row for row in rows_of(job, "steps", worker)} for worker in (one, other))
+    common = sorted(set(ones) & set(others))
+    assert [ones[number][:4] for number in common] == [others[number][:4] for number in common], job.story()
+    assert rows_of(job, "end", one) == rows_of(job, "end", other), job.story()
+    return [ones[number] for number in common]
+
+
+def losses_of(job: LocalJob) -> dict[int, float]:
+    return {step: loss for step, loss, _ in rows_of(job, "logs", 0) if loss is not None}
+
+
+def test_a_killed_worker_changes_neither_steps_nor_losses_of_a_fixed_global_batch(tmp_path: Path) -> None:
+    flags = {"fixed_global_batch": 32, "minibatch_size": 16}
+    plain = job_of(tmp_path, "plain", **flags)
+    finish(plain)
+    parts = '{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}'
+    killed = hold(job_of(tmp_path, "killed", parts, **flags), 7)
+    finish(killed, killed=True)
+    assert losses_of(killed) == pytest.approx(losses_of(plain), abs=1e-3)
+    assert rows_of(plain, "evaluations", 0) == rows_of(plain, "evaluations", 1), "rank 0's metrics are everyone's"
+    for job, other in ((plain, 1), (killed, 2)):
+        common = check_same(job, 0, other)
+        assert [row[0] for row in rows_of(job, "steps", 0)] == list(range(1, 2 * 19 + 1)), job.story()
+        assert common[-1][0] == common[-1][4] == 38
+        assert common[-1][2] == 0.0, "the schedule ends with the data"
+        assert [row[:2] for row in rows_of(job, "epochs", 0)] == [
+            ["begin", 0.0], ["end", 1.0], ["begin", 1.0], ["end", 2.0],
+        ]  # fmt: skip
+        assert rows_of(job, "evaluations", 0)[-1][2] == 1.0, "it has learnt"
+
+
+def test_a_worker_that_joins_in_an_epoch_continues_at_the_groups_step(tmp_path: Path) -> None:
+    """The case of huggingface/transformers#40245: one worker, then two."""
+    job = job_of(tmp_path, "job", min_workers=1)
+    with kept_from_beginning(notes_of(job), "1"):
+        job.start()
+        job.wait_until("a log", lambda: (notes_of(job) / "logs-0").exists() and len(losses_of(job)) >= 1, 150)
+    assert job.wait(200) == 0, job.story()
+    found = [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)]
+    assert found == [(RECORDS, RECORDS, 0, 0)] * EPOCHS, job.story()
+    common = check_same(job, 0, 1)
+    assert common[0][0] >= 5, "it has come in the middle"
+    assert common[-1][2] == 0.0, "the schedule follows the data"
+    steps = [row[0] for row in rows_of(job, "steps", 0)]
+    assert steps == list(range(1, len(steps) + 1)), "callbacks see each step once"
+    assert len(steps) < EPOCHS * 38
+    late = {step: loss for step, loss, _ in rows_of(job, "logs", 1) if loss is not None}
+    assert late == {step: losses_of(job)[step] for step in late}, "losses of all workers, also of before it came"
+
+
+def test_the_script_of_the_page_trains_an_adapter_whose_state_alone_is_kept(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="needs peft")
+    pytest.importorskip("transformers", reason="needs transformers")
+    found = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found
+    (tmp_path / "train.py").write_text(found[1])
+    flags = {"num_workers": 2, "min_workers": 2, "model_zoo": tmp_path, "checkpoint_dir": tmp_path / "checkpoints"}
+    job = LocalJob(tmp_path / "job", flags, "run", arguments=("train.py",), environment={"OMP_NUM_THREADS": "1"})
+    job.start()
+    assert job.wait(200) == 0, job.story()
+    assert [(c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(RECORDS, 0, 0)] * EPOCHS, job.story()
+    adapter = (tmp_path / "final" / "adapter_model.safetensors").stat().st_size
+    sent = {path: np.load(path) for path in (tmp_path / "checkpoints").rglob("model.npz")}
+    sizes = [sum(a.nbytes for name, a in state.items() if name.startswith("model/")) for state in sent.values()]
+    assert sizes, job.story()
+    assert max(sizes) < 2 * adapter, "a worker that joins is given the same"
