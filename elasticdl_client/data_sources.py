@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from elasticdl_client.errors import DataError
 from elasticdl_client.secret_values import hide
 
+OF_MODULE = "dataset()"  # what the module's function of this name returns
 SQL_SCHEMES = ("sqlite", "postgresql", "postgres")
 
 READER_PARAMS: Mapping[str, frozenset[str]] = {

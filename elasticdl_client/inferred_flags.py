@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from elasticdl_client.choices import DistributionStrategy, FrameworkName, Runtime
+from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.flag_sources import GivenFlags
 from elasticdl_client.flags import Group, flag_of, parse
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.kubernetes import api
 from elasticdl_client.model_framework import framework_of
+from elasticdl_client.model_source import dataset_flags
 
 _OF_BOTH = ("envs", "restart_policy")  # flags of Kubernetes that the local runtime has, too
 
@@ -32,6 +35,9 @@ def infer(job_type: str, given: GivenFlags) -> GivenFlags:
         inferred["runtime"], why = infer_runtime(job_type, given)
         if inferred["runtime"] is Runtime.LOCAL:
             notes.append(f"--runtime=local, since {why}.")
+    for name in _of_module(job_type, given.values):
+        inferred[name] = OF_MODULE
+        notes.append(f"--{name}={OF_MODULE}, since the module has one.")
     if why := _why_all_reduce(given.values):
         inferred["distribution_strategy"] = DistributionStrategy.ALL_REDUCE
         notes.append(f"--distribution_strategy=AllReduceStrategy, since {why}.")
@@ -60,6 +66,19 @@ def infer_runtime(command: str, given: GivenFlags) -> tuple[Runtime, str]:
     if connection.context == api.IN_CLUSTER:
         return Runtime.KUBERNETES, "this is a pod of a cluster"
     return Runtime.KUBERNETES, f"a cluster is configured (context {connection.context})"
+
+
+def _of_module(job_type: str, values: Mapping[str, object]) -> list[str]:
+    """Return the data flags that the module's `dataset()` stands for: none where the job's own data are named."""
+    main = {"train": "training_data", "evaluate": "validation_data", "predict": "prediction_data"}.get(job_type)
+    if main is None or values.get(main) or not values.get("model_def") or values.get("job_command"):
+        return []
+    zoo, model_def = str(values.get("model_zoo") or "."), str(values["model_def"])
+    framework = parse("framework", values.get("framework", FrameworkName.AUTO), FrameworkName.AUTO)
+    if framework_of(JobSpec(model_zoo=zoo, model_def=model_def, framework=framework)) is not FrameworkName.TENSORFLOW:
+        return []
+    found = dataset_flags(job_type, Path(os.path.expanduser(zoo)), model_def)
+    return [name for name in found if not values.get(name)] if main in found else []
 
 
 def _why_all_reduce(values: Mapping[str, object]) -> str:

@@ -35,6 +35,7 @@ from elasticdl_client.choices import (
     Runtime,
     Tls,
 )
+from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag, flag_of, nearest, parses
 from elasticdl_client.flags import check as check_flag
@@ -418,6 +419,11 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         params = self.data_reader_params_dict()
         has_label = bool(self.label_column or params.get("label_col") or params.get("image_size"))
         return has_label or self.job_type is JobType.PREDICT
+
+    @property
+    def takes_dataset(self) -> bool:
+        """The data are those of the module's `dataset()`."""
+        return OF_MODULE in (self.training_data, self.validation_data, self.prediction_data)
 
     def envs_dict(self) -> dict[str, str]:
         """`envs` by name."""

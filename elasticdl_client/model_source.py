@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elasticdl_client.choices import FrameworkName, JobType
-from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.data_sources import OF_MODULE
+from elasticdl_client.errors import FlagError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.model_framework import ADAPTER, check_framework, framework_of
 from elasticdl_client.original_imports import check_source
+from elasticdl_client.secret_values import hide
 from elasticdl_client.zoo_modules import sources
 
 _EXPECTED = {
+    "dataset": "a function dataset() or dataset(mode) that returns arrays, a PyDataset or a tf.data.Dataset",
     "feed": "a function feed(dataset, mode, metadata), or give --label_column for a table (CSV, Parquet, SQL, …)",
     "loss": "a function loss(labels, predictions)",
     "eval_metrics_fn": "a function eval_metrics_fn() that returns a dictionary of metrics",
@@ -30,6 +33,11 @@ ADAPTER_HINT = (
     "Define framework(definition, minibatch_size, seed, metadata, on_parameter_server, mode), which returns an "
     "elasticdl.frameworks.framework.Framework."
 )
+_DATA_FLAGS = {
+    JobType.TRAIN: ("training_data", "validation_data"),
+    JobType.EVALUATE: ("validation_data",),
+    JobType.PREDICT: ("prediction_data",),
+}
 _REQUIRED = {
     JobType.TRAIN: ("feed", "loss", "optimizer"),
     JobType.EVALUATE: ("feed", "eval_metrics_fn"),
@@ -60,7 +68,10 @@ def check_model_source(spec: JobSpec, zoo: Path) -> None:
         if not _defines(file, ADAPTER):
             raise ModelDefinitionError(f"{file} has no {ADAPTER}, and --framework is custom.", ADAPTER_HINT)
         return
-    needed = [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
+    if spec.takes_dataset:
+        _check_dataset(spec, file)
+    has_feed = spec.has_default_feed or spec.takes_dataset
+    needed = [name for name in _REQUIRED[spec.job_type] if name != "feed" or not has_feed]
     if spec.job_type is JobType.PREDICT and not spec.prediction_outputs:
         needed.append("prediction_outputs_processor")
     if framework_of(spec) is FrameworkName.TENSORFLOW and _may_compile(zoo, module):
@@ -69,10 +80,49 @@ def check_model_source(spec: JobSpec, zoo: Path) -> None:
         _check_symbol(zoo, file, name, getattr(spec, name))
 
 
+def dataset_flags(job_type: str, zoo: Path, model_def: str) -> list[str]:
+    """Return the data flags of a job that a module has data for, in functions `dataset` and `validation_dataset`.
+
+    `dataset()` is for training, `dataset(mode)` for each mode.  A `dataset` with other arguments is a `feed`.
+    """
+    found: list[str] = []
+    source = next(iter(sources(zoo, model_def.rpartition(".")[0])), None)
+    body = source.tree.body if source is not None else []
+    arguments = {
+        statement.name: [one.arg for one in (*statement.args.posonlyargs, *statement.args.args)]
+        for statement in body
+        if isinstance(statement, ast.FunctionDef)
+    }
+    of_dataset = arguments.get("dataset")
+    if of_dataset in ([], ["mode"]):
+        found.append("training_data")
+        found += ["prediction_data"] if of_dataset else []
+        found += ["validation_data"] if of_dataset or "validation_dataset" in arguments else []
+    return [name for name in found if name in _DATA_FLAGS[JobType(job_type)]]
+
+
+def _check_dataset(spec: JobSpec, file: Path) -> None:
+    if framework_of(spec) is not FrameworkName.TENSORFLOW:
+        raise ModelDefinitionError(
+            f"{file}: dataset() as a data source is for Keras models.", "Define feed, and name the data by their flags."
+        )
+    if not _defines(file, "dataset"):
+        raise ModelDefinitionError(f"{file} has no dataset.", f"Define dataset: {_EXPECTED['dataset']}.")
+    for name in _DATA_FLAGS[spec.job_type]:
+        value = getattr(spec, name)
+        if value and value != OF_MODULE:
+            raise FlagError(
+                f"--{name}={hide(value)}, and the other data are those of {file}: dataset().",
+                "Name all data by their flags, or let the module have all: dataset(mode), validation_dataset().",
+            )
+
+
 def reads_data_itself(spec: JobSpec, zoo: Path) -> bool:
     """Whether the module has its own data reader, so that data need not be files."""
     if not spec.model_def:
         return False
+    if spec.takes_dataset:
+        return True
     module, _, symbol = spec.custom_data_reader.rpartition(".")
     file = _module_file(zoo, module or spec.model_def.rpartition(".")[0], "--custom_data_reader")
     return _defines(file, symbol)

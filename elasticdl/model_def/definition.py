@@ -16,6 +16,8 @@ class ModelDefinition:
         symbol: the model's name in it.
         model: makes the model; `--model_params` are bound already.
         feed: ``feed(dataset, mode, metadata)``; of PyTorch ``feed(records, mode, metadata)``, or ``dataset``.
+        dataset: of Keras alone, where the job's data are the module's own: from a mode to arrays, a
+            `keras.utils.PyDataset` or a `tf.data.Dataset`; the same object for the same mode.
         loss: ``loss(labels, predictions)``; of Keras also what `compile` takes: a name, a config, one for each output.
         loss_weights: of Keras alone: those of a `loss` that `compile` was given.
         optimizer: ``optimizer()``; of PyTorch ``optimizer(model)`` or ``optimizer(params)``; of Keras also a name or
@@ -34,6 +36,7 @@ class ModelDefinition:
     symbol: str
     model: Callable[[], Any]
     feed: Callable[..., Any] | None = None
+    dataset: Callable[[str], Any] | None = None
     loss: Any = None
     loss_weights: Any = None
     optimizer: Any = None
@@ -44,3 +47,8 @@ class ModelDefinition:
     collate_fn: Callable[..., Any] | None = None
     lr_scheduler: Callable[..., Any] | None = None
     framework: Callable[..., Any] | None = None
+
+    @property
+    def has_data(self) -> bool:
+        """The module reads the data itself, so that a worker has to list them."""
+        return self.custom_data_reader is not None or self.dataset is not None

@@ -17,6 +17,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,20 +64,63 @@ def load_model_definition(spec: JobSpec) -> ModelDefinition:
     Raises:
         ModelDefinitionError: a file or symbol is missing or of the wrong kind, or the module cannot be imported.
     """
-    return load(
+    definition = load(
         spec.model_zoo or ".",
         spec.model_def,
         spec.model_params_dict(),
         {name: getattr(spec, name) for name in _SIGNATURES},
         required=_required(spec),
     )
+    if not spec.takes_dataset:
+        return definition
+    module = _import(_directory(spec.model_zoo or "."), spec.model_def.rpartition(".")[0])
+    return replace(definition, feed=None, custom_data_reader=None, dataset=_dataset(module))
+
+
+def _dataset(module: ModuleType) -> Callable[[str], Any]:
+    """Return the data set of a module by mode: `validation_dataset()`, or `dataset()`, which may take the mode.
+
+    Raises:
+        ModelDefinitionError: it has none.
+    """
+    own, of_validation = getattr(module, "dataset", None), getattr(module, "validation_dataset", None)
+    expected = "a function dataset() or dataset(mode) that returns arrays, a PyDataset or a tf.data.Dataset"
+    if own is None:
+        raise _missing(module, "dataset", expected)
+    for name, value in (("dataset", own), ("validation_dataset", of_validation)):
+        if value is not None and not callable(value):
+            raise _wrong(module, name, expected, value)
+    takes_mode = bool(inspect.signature(own).parameters)
+
+    @functools.cache
+    def dataset(mode: str) -> Any:
+        if mode == "evaluation" and of_validation is not None:
+            made = of_validation()
+        elif takes_mode:
+            made = own(mode)
+        elif mode == "training":
+            made = own()
+        else:
+            raise ModelDefinitionError(
+                f"{_file(module)} has no data set for {mode}.",
+                "Let dataset take an argument mode, or define validation_dataset() for evaluations.",
+            )
+        if made is None:
+            raise ModelDefinitionError(
+                f"{_file(module)}: the data set for {mode} is None.",
+                "Return arrays, a PyDataset or a tf.data.Dataset; or give the data by their flag.",
+            )
+        return made
+
+    return dataset
 
 
 def _required(spec: JobSpec) -> list[str]:
     framework = framework_of(spec)
     if framework is FrameworkName.CUSTOM:
         return [ADAPTER]
-    needed = [name for name in _REQUIRED[spec.job_type] if name != "feed" or not spec.has_default_feed]
+    has_feed = spec.has_default_feed or spec.takes_dataset
+    needed = [name for name in _REQUIRED[spec.job_type] if name != "feed" or not has_feed]
     return [name for name in needed if framework is FrameworkName.TORCH or name not in _OF_COMPILE]
 
 

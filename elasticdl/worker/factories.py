@@ -6,7 +6,7 @@ from functools import partial
 from typing import cast
 
 from elasticdl.data.custom import adapt_reader
-from elasticdl.data.factory import open_source
+from elasticdl.data.factory import SlicedReader, open_source
 from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import Framework, Mode
 from elasticdl.frameworks.internals import check_internals
@@ -17,8 +17,9 @@ from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobTyp
 from elasticdl_client.job_spec import JobSpec
 
 TASK_TYPES = {JobType.TRAIN: pb.TRAINING, JobType.EVALUATE: pb.EVALUATION, JobType.PREDICT: pb.PREDICTION}
-_NEEDED = {JobType.TRAIN: ("loss", "optimizer"), JobType.EVALUATE: ("eval_metrics_fn",)}  # of a Keras module
 MODES = {JobType.TRAIN: Mode.TRAINING, JobType.EVALUATE: Mode.EVALUATION, JobType.PREDICT: Mode.PREDICTION}
+_MODES_OF_TASKS = {TASK_TYPES[job_type]: mode for job_type, mode in MODES.items()}
+_NEEDED = {JobType.TRAIN: ("loss", "optimizer"), JobType.EVALUATE: ("eval_metrics_fn",)}  # of a Keras module
 
 
 class Readers:
@@ -42,8 +43,17 @@ class Readers:
                 pb.EVALUATION: spec.validation_data,
                 pb.PREDICTION: spec.prediction_data,
             }
-            self._readers[task_type] = self._open(origins[task_type])
+            if self._definition is not None and self._definition.dataset is not None:
+                self._readers[task_type] = self._of_module(self._definition, _MODES_OF_TASKS[task_type])
+            else:
+                self._readers[task_type] = self._open(origins[task_type])
         return self._readers[task_type]
+
+    def _of_module(self, definition: ModelDefinition, mode: Mode) -> Reader:
+        from elasticdl.frameworks.keras.input.module_data import dataset_reader
+
+        reader = dataset_reader(definition, mode, self._spec.seed)
+        return SlicedReader(reader, self._spec.records_per_shard) if self._spec.records_per_shard else reader
 
     def _open(self, origin: str) -> Reader:
         if self._definition is None or self._definition.custom_data_reader is None:

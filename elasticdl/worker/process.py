@@ -228,7 +228,7 @@ class WorkerProcess:
             has_callbacks=report.has_callbacks,
             callbacks=report.rules.to_json(),
         )
-        if self._definition.custom_data_reader is not None:
+        if self._definition.has_data:
             if self._spec.job_type is JobType.TRAIN:
                 message.has_training_shards = True
                 message.training_shards.extend(self._shards(pb.TRAINING))

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
-from elasticdl_client.errors import DataError, ElasticDLError, JobError, ModelDefinitionError
+from elasticdl_client.data_sources import OF_MODULE
+from elasticdl_client.errors import DataError, ElasticDLError, FlagError, JobError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.local_checks import check_local
+from elasticdl_client.model_source import dataset_flags
 
 MODEL = "def custom_model(): ...\ndef feed(d, m, md): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n"
 
@@ -212,3 +214,38 @@ def test_json_that_is_not_one_object_a_line_is_refused_with_its_first_line(spec:
     assert f"the first line of {rows} is not a JSON object: [" in said
     rows.write_text('\ufeff{"a": 1}\n')
     check_local(dataclasses.replace(spec, training_data=str(rows)))
+
+
+OWN_DATA = "import keras\n\ndef custom_model():\n    return keras.saving.load_model('m.keras')\n\n"
+
+
+@pytest.mark.parametrize(
+    ("functions", "of_training", "of_others"),
+    [
+        ("def dataset(): ...", ["training_data"], []),
+        (
+            "def dataset(): ...\ndef validation_dataset(): ...",
+            ["training_data", "validation_data"],
+            ["validation_data"],
+        ),
+        ("def dataset(mode): ...", ["training_data", "validation_data"], ["validation_data", "prediction_data"]),
+        ("def dataset(records, mode, metadata): ...", [], []),
+        ("def feed(dataset): ...", [], []),
+    ],
+)
+def test_a_data_set_of_the_module_stands_for_the_data_flags(
+    spec: JobSpec, functions: str, of_training: list[str], of_others: list[str]
+) -> None:
+    zoo = Path(model(spec, OWN_DATA + functions).model_zoo)
+    assert dataset_flags("train", zoo, spec.model_def) == of_training
+    found = [name for job_type in ("evaluate", "predict") for name in dataset_flags(job_type, zoo, spec.model_def)]
+    assert found == of_others
+
+
+def test_a_job_has_all_of_its_data_from_the_module_or_none(spec: JobSpec) -> None:
+    own = dataclasses.replace(model(spec, OWN_DATA + "def dataset(): ...\n"), training_data=OF_MODULE)
+    assert check_local(own).training_data == OF_MODULE
+    said = refused(own, FlagError, validation_data=spec.training_data)
+    assert "and the other data are those of" in said
+    without = dataclasses.replace(model(spec, OWN_DATA), training_data=OF_MODULE)
+    assert "has no dataset" in refused(without, ModelDefinitionError)

@@ -85,6 +85,21 @@ def test_feed_has_an_older_name(zoo: Path) -> None:
     assert definition.feed(3, "training", None) == 3
 
 
+def test_the_data_set_of_a_mode_is_made_once(zoo: Path) -> None:
+    own = "def dataset(): return ['training']\ndef validation_dataset(): return ['validation']\n"
+    (zoo / "shop" / "own.py").write_text(f"def custom_model(): ...\n{own}")
+    spec = JobSpec(job_name="j", model_zoo=str(zoo), model_def="shop.own.custom_model", training_data="dataset()")
+    definition = load_model_definition(spec)
+    assert definition.has_data
+    assert definition.feed is None
+    assert definition.dataset is not None
+    assert definition.dataset("training") == ["training"]
+    assert definition.dataset("evaluation") == ["validation"]
+    assert definition.dataset("training") is definition.dataset("training")
+    with pytest.raises(ModelDefinitionError, match=r"own\.py has no data set for prediction"):
+        definition.dataset("prediction")
+
+
 @pytest.mark.parametrize(
     ("model_def", "symbols", "message"),
     [

@@ -21,6 +21,7 @@ _ONE_FOR_ONE = frozenset(  # or undone by `unbatch`
     {"assert_cardinality", "assert_next", "batch", "cache", "global_shuffle", "map", "options", "padded_batch"}
     | {"prefetch", "rebatch", "restructured", "scan", "shuffle", "snapshot", "variant"}
 )
+_SHUFFLING = frozenset({"shuffle", "global_shuffle", "shuffle_and_repeat", "directed_interleave"})
 _SLOW_WITH_XLA = re.compile(r"Conv\dD|DepthwiseConv|While$|StatelessWhile$")
 
 
@@ -59,6 +60,19 @@ def _methods(dataset: Any) -> Iterator[str]:
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", named[1]).lower()
         drops = tf.get_static_value(getattr(dataset, "_drop_remainder", None)) if name.endswith("batch") else False
         yield f"{name}(drop_remainder=True)" if drops else name
+
+
+def unrepeatable(dataset: Any) -> list[str]:
+    """Return the methods and operations of a dataset by which two passes over it differ."""
+    found = [name for name in _methods(dataset) if name in _SHUFFLING]
+    operations = {op for part in _chain(dataset) for op in operations_of_dataset(part)}
+    return list(dict.fromkeys([*found, *stateful_random(operations)]))
+
+
+def _chain(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for part in dataset._inputs():
+        yield from _chain(part)
 
 
 def stateful_random(operations: Iterable[str]) -> list[str]:

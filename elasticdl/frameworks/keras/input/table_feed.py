@@ -13,6 +13,7 @@ from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode
 from elasticdl.frameworks.keras.input import feed_errors
 from elasticdl.frameworks.keras.input.feed import TracedFeed
+from elasticdl.frameworks.keras.input.module_data import ModuleData
 from elasticdl.model_def import ModelDefinition
 
 _CHUNK = 512
@@ -21,11 +22,14 @@ _DTYPES = {"int64": tf.int64, "float64": tf.float32, "string": tf.string, "image
 
 
 def traced_feed(definition: ModelDefinition, mode: Mode, metadata: Metadata, minibatch_size: int) -> TracedFeed:
-    """The user's `feed` for one mode, or that of a table: features by column name, and the label.
+    """The user's `feed` for one mode, that of its `dataset()`, or that of a table: features by column, and the label.
 
     Raises:
         ModelDefinitionError: there is no `feed`, and the data are no table, or no label is named.
     """
+    if definition.dataset is not None:
+        data = ModuleData(definition, mode)
+        return TracedFeed(lambda dataset, *_: data.feed(dataset), mode, metadata, minibatch_size)
     if definition.feed is not None:
         own = partial(feed_errors.of_own_feed, metadata)
         return TracedFeed(definition.feed, mode, metadata, minibatch_size, own)
