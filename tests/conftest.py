@@ -8,11 +8,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import elasticdl  # noqa: F401  before any test imports gRPC, which it configures
+from elasticdl.cluster.local.framework_import import import_less_with_keras
 from tests import skips
 
 # The frameworks are a million objects that stay: collections would walk through all of them again and again.
 gc.disable()
 _GC_THRESHOLD = 50_000  # new objects; Python's own is 700
+
+import_less_with_keras()  # as workers do: plots, estimators and data frames are half of the time of the import
 
 settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")

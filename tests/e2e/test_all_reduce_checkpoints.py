@@ -19,7 +19,7 @@ from tests.master.small_disk import BREAKS, small_disk
 
 pytestmark = pytest.mark.timeout(240)
 
-TWO = replace(JOB, num_workers=2, num_epochs=6)
+TWO = replace(JOB, num_workers=2, num_epochs=3)
 SHORT = replace(TWO, num_epochs=1)
 OTHER_MODEL = {
     KERAS: """
@@ -62,7 +62,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
     """The job directory of a job that has left checkpoints behind."""
     directory = tmp_path_factory.mktemp(f"trained-{request.param}")
-    running = all_reduce_job(request.param, directory, digits, "", TWO, checkpoint_steps=40).start()
+    running = all_reduce_job(request.param, directory, digits, "", TWO, checkpoint_steps=20).start()
     assert running.wait() == 0, running.story()
     assert len(versions(running.job_dir / "checkpoints")) >= 2, running.story()
     (directory / "framework").write_text(request.param)
@@ -120,6 +120,7 @@ def test_a_checkpoint_that_is_not_there_fails_the_job(tmp_path: Path, digits: Pa
     assert "--checkpoint_dir_for_init" in said
 
 
+@pytest.mark.parametrize("trained", [TORCH, pytest.param(KERAS, marks=pytest.mark.full)], indirect=True)
 def test_a_checkpoint_of_another_model_fails_the_job(tmp_path: Path, digits: Path, trained: Path) -> None:
     framework = framework_of(trained)
     newest = versions(copied(trained, tmp_path))[-1]

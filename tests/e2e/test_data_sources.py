@@ -107,7 +107,7 @@ def job(directory: Path, code: str, data: str, **flags: object) -> LocalJob:
         "label_column": "y",
         "minibatch_size": 20,
         "num_minibatches_per_task": 5,
-        "num_epochs": 3,
+        "num_epochs": 2,
     }
     return LocalJob(directory / "job", common | flags)
 
@@ -115,7 +115,7 @@ def job(directory: Path, code: str, data: str, **flags: object) -> LocalJob:
 def assert_exact_and_good(running: LocalJob, num_quarantined: int = 0) -> None:
     assert running.wait(240) == 0, running.story()
     covered = coverage_of(running)
-    assert len(covered) == 3
+    assert len(covered) == 2
     for epoch in covered:
         assert (epoch.committed, epoch.repeated, epoch.lost) == (NUM_ROWS - num_quarantined, 0, 0)
     assert running.metrics()["accuracy"] > 0.9, running.story()

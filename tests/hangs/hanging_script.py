@@ -1,8 +1,9 @@
-"""A training script that hangs once in a job, in an endless loop of its own: hanging_script.py MARK SIZE."""
+"""A training script that hangs once in a job, in an endless loop of short waits: hanging_script.py MARK SIZE."""
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from elasticdl.api.data import DataShardService
@@ -23,7 +24,7 @@ def train_step(mark: Path) -> None:
     except FileExistsError:
         return
     while True:
-        pass
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

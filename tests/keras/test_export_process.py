@@ -30,14 +30,15 @@ sys.modules["elasticdl"] = None
 import numpy as np
 import tensorflow as tf
 import keras
-features = np.array(json.loads(sys.argv[2]))
-served = tf.saved_model.load(sys.argv[1])(tf.constant(features)).numpy()
-found = {"served": served.tolist()}
-try:
-    found["keras"] = keras.saving.load_model(sys.argv[1] + "/model.keras")(features).numpy().tolist()
-except ValueError as error:
-    found["keras"] = str(error)
-print(json.dumps(found))
+features = np.array(json.loads(sys.argv[1]))
+for path in sys.argv[2:]:
+    served = tf.saved_model.load(path)(tf.constant(features)).numpy()
+    found = {"served": served.tolist()}
+    try:
+        found["keras"] = keras.saving.load_model(path + "/model.keras")(features).numpy().tolist()
+    except ValueError as error:
+        found["keras"] = str(error)
+    print("found", json.dumps(found))
 """
 
 
@@ -81,26 +82,26 @@ def expected(dim: int) -> Any:
     return rows @ weights[:-1] + weights[-1]
 
 
-def load_plainly(path: Path) -> dict[str, Any]:
-    command = [sys.executable, "-c", _LOAD, str(path), json.dumps(FEATURES.tolist())]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, cwd=path.parent)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def load_plainly(*paths: Path) -> list[dict[str, Any]]:
+    """What one process of TensorFlow alone, an import of seconds, finds in each model."""
+    command = [sys.executable, "-c", _LOAD, json.dumps(FEATURES.tolist()), *map(str, paths)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, cwd=paths[0].parent)
+    return [json.loads(line.removeprefix("found ")) for line in done.stdout.splitlines() if line.startswith("found ")]
 
 
 def held() -> HeldLease:
     return HeldLease(pb.Lease(id=1, type=pb.TRAIN_END))
 
 
-@pytest.mark.parametrize("symbol", ["keras_own", "ours"])
-def test_a_model_is_sent_chunk_by_chunk_and_loads_without_elasticdl(tmp_path: Path, symbol: str) -> None:
-    export_elsewhere(order(tmp_path, symbol, 100, 5), parameters(5), [table(100, 5, 7)], held())
-    found = load_plainly(tmp_path / "model")
-    np.testing.assert_allclose(found["served"], expected(5), rtol=1e-5)
-    if symbol == "keras_own":
-        np.testing.assert_allclose(found["keras"], expected(5), rtol=1e-5)
-    else:
-        assert not (tmp_path / "model" / "model.keras").exists()
+def test_models_are_sent_chunk_by_chunk_and_load_without_elasticdl(tmp_path: Path) -> None:
+    for symbol in ("keras_own", "ours"):
+        (tmp_path / symbol).mkdir()
+        export_elsewhere(order(tmp_path / symbol, symbol, 100, 5), parameters(5), [table(100, 5, 7)], held())
+    own, ours = load_plainly(tmp_path / "keras_own" / "model", tmp_path / "ours" / "model")
+    for found in (own, ours):
+        np.testing.assert_allclose(found["served"], expected(5), rtol=1e-5)
+    np.testing.assert_allclose(own["keras"], expected(5), rtol=1e-5)
+    assert not (tmp_path / "ours" / "model" / "model.keras").exists()
 
 
 def test_the_users_error_comes_back_with_its_traceback(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_a_large_export_takes_no_more_memory_than_was_reckoned_with(
     )
     assert memory["peak_bytes"] <= needed_bytes(size)[int(model_file)]
     assert memory["peak_bytes"] - memory["started_bytes"] <= (4.5 if model_file else 2.5) * size
-    found = load_plainly(tmp_path / "model")
+    (found,) = load_plainly(tmp_path / "model")
     np.testing.assert_allclose(found["served"], expected(dim), rtol=1e-5)
     if model_file:
         np.testing.assert_allclose(found["keras"], expected(dim), rtol=1e-5)
