@@ -34,6 +34,7 @@ from elasticdl.worker.input.task_stream import TaskStream
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter
+from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.errors import JobError
 
 __all__ = ["DataShardService", "Minibatch", "Name", "RecordIndexService", "TaskShard", "read_records"]
@@ -90,12 +91,13 @@ class DataShardService:
             num_minibatches_per_shard: of a task; 0: --num_minibatches_per_task.
             training_data: files to read; empty: --training_data.
             data_reader_params: of the reader of these files; None: --data_reader_params.
-            session: if the script has joined already.
+            session: of the elastic controller that draws from this service; None: the script itself draws.
 
         Raises:
             DataError: there are no data, or none like this.
             JobError: the master cannot be reached.
         """
+        self._is_of_controller = session is not None
         self.session = session or ScriptSession.join()
         self._lock = threading.Lock()
         self._trained: dict[tuple[int, int], set[int]] = {}  # minibatches by (epoch, task), of this process
@@ -137,7 +139,11 @@ class DataShardService:
         Args:
             waits: False: where nothing can be had before minibatches that were drawn are reported, it ends; ask again
                 after that.  It is at its true end when `is_over`.
+
+        Raises:
+            JobError: the job trains by AllReduce, and no elastic controller draws.
         """
+        self._check_strategy()
         for task in self.tasks.records(pb.TRAINING, lambda: waits or not self._has_open()):
             yield from self._minibatches_of(task)
 
@@ -300,7 +306,12 @@ class DataShardService:
             yield minibatch
 
     def fetch_shard(self) -> TaskShard | None:
-        """The next task, waiting for one if need be; None when there are no more data."""
+        """The next task, waiting for one if need be; None when there are no more data.
+
+        Raises:
+            JobError: the job trains by AllReduce, whose data come by an elastic controller.
+        """
+        self._check_strategy()
         with self._one_fetches, self._waiting_for_input():
             self._fetching = self._fetching or self.tasks.records(pb.TRAINING)
             for task in self._fetching:
@@ -349,6 +360,21 @@ class DataShardService:
         return message
 
     # Behind them ------------------------------------------------------------------------------------------------
+
+    def _check_strategy(self) -> None:
+        """Check that data can come: under AllReduce the master hands out none before a group stands.
+
+        Raises:
+            JobError: no group will.
+        """
+        is_all_reduce = self.session.spec.distribution_strategy is DistributionStrategy.ALL_REDUCE
+        if is_all_reduce and not self.session.is_alone and not self._is_of_controller:
+            raise JobError(
+                "The script takes its data from a DataShardService alone, and the job's strategy is AllReduceStrategy: "
+                "its workers would wait for a group that none of them forms.",
+                "Start it without --distribution_strategy=AllReduceStrategy: each worker trains a model of its own; or "
+                "train one model with create_elastic_controller of elasticdl.api.pytorch (docs/pytorch_script.md).",
+            )
 
     def _waiting_for_input(self) -> AbstractContextManager[None]:
         """Count the block's time as input, if it is in the thread whose time is reported; others draw ahead of it."""

@@ -158,6 +158,16 @@ def test_a_script_that_ends_before_the_data_has_failed_unless_it_says_so(tmp_pat
     assert "56 are left out" in status["message"]
 
 
+def test_a_script_with_a_data_service_alone_is_rejected_under_all_reduce(tmp_path: Path) -> None:
+    """The master hands out no data before a group stands, and no worker of this job would form one."""
+    flags = {"distribution_strategy": "AllReduceStrategy", "num_workers": 2, "max_task_failures": 5}
+    job = job_of(tmp_path, script(tmp_path, "--size 100"), **flags).start()
+    assert job.wait(150) == 1, job.story()
+    output = "\n".join(job.output)
+    assert "The script takes its data from a DataShardService alone, and the job's strategy is AllReduce" in output
+    assert "Start it without --distribution_strategy=AllReduceStrategy" in output
+
+
 def test_a_command_that_takes_none_of_the_data_that_the_flags_name_has_failed(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a\n1\n")
     job = job_of(tmp_path, "python -c pass", training_data=tmp_path / "rows.csv").start()

@@ -38,8 +38,9 @@ from elasticdl_client.job_status import JobPhase, JobStatus
 
 _NO_DATA = (
     "All commands have ended with 0, and none of them has taken any data: each has run by itself. Let the script make "
-    "its loader with `create_elastic_controller(...).loader(...)`, or take its data from a `DataShardService`; a "
-    "command that needs none is started without --training_data and without --distribution_strategy=AllReduceStrategy."
+    "its loader with `create_elastic_controller(...).loader(...)`, or, without AllReduce, take its data from a "
+    "`DataShardService`; a command that needs none is started without --training_data and without "
+    "--distribution_strategy=AllReduceStrategy."
 )
 
 MAX_GAP = 2.0  # seconds that may pass between two events; more than that the master itself was away
