@@ -45,6 +45,7 @@ _GROUPS = (  # what makes workers train one model together
     "elasticdl.api.pytorch",
     "elasticai_api.pytorch",
     "elasticdl.api.transformers",
+    "elasticdl.api.accelerate",
 )
 _TORCH = frozenset({"torch", "torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"})
 _OF_FIXED_GROUPS = ("init_process_group", "DistributedDataParallel", "DistributedSampler")

@@ -22,7 +22,7 @@ from transformers import IntervalStrategy, ProgressCallback, Trainer, TrainerCon
 from transformers.trainer_callback import CallbackHandler
 
 from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
-from elasticdl.api.pytorch.trainers import check_epochs, check_minibatch_size, say_plain
+from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, say_plain
 from elasticdl_client.errors import JobError
 
 _ONE_DEVICE = "give each worker one GPU; the workers of the job (--num_workers) train together"
@@ -202,21 +202,6 @@ class UpdateParts(dict[str, Any]):
 def parts_of(inputs: Any) -> Sequence[Any]:
     """Return the parts of a batch, or the batch where it has none."""
     return inputs.parts if isinstance(inputs, UpdateParts) else [inputs]
-
-
-class CollateParts:
-    """Makes the batches of `per_device_train_batch_size` of a minibatch; runs in the loader's processes."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any], size: int) -> None:
-        """
-        Args:
-            size: records of a part.
-        """
-        self._collate, self._size = collate, size
-
-    def __call__(self, samples: Sequence[Any]) -> list[tuple[int, Any]]:
-        pieces = [list(samples[start : start + self._size]) for start in range(0, len(samples), self._size)]
-        return [(len(piece), self._collate(piece)) for piece in pieces]
 
 
 class Batches(Iterator[Any]):

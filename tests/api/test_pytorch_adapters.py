@@ -11,7 +11,7 @@ from torch import nn
 
 from elasticdl.api.pytorch import create_elastic_controller
 from elasticdl.api.pytorch.state import RegisteredState
-from elasticdl.api.pytorch.trainers import check_epochs, check_minibatch_size
+from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size
 from elasticdl_client.errors import CheckpointError, JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -119,3 +119,7 @@ def test_what_contradicts_the_jobs_flags_is_refused() -> None:
         check_epochs(spec, 3, "num_train_epochs")
     with pytest.raises(JobError, match="--minibatch_size is 32, and the script's batches have 16"):
         check_minibatch_size(spec, 16, "per_device_train_batch_size")
+
+
+def test_the_parts_of_a_minibatch_have_the_size_of_the_scripts_batches() -> None:
+    assert CollateParts(sum, 8)(range(20)) == [(8, 28), (8, 92), (4, 70)]

@@ -35,12 +35,6 @@ def test_common_arguments_are_accepted() -> None:
     check_arguments(transformers.TrainingArguments(use_cpu=True, gradient_accumulation_steps=4, max_steps=100))
 
 
-def test_the_parts_of_a_minibatch_are_batches_of_the_scripts_size() -> None:
-    from elasticdl.api.transformers import CollateParts
-
-    assert CollateParts(sum, 8)(range(20)) == [(8, 28), (8, 92), (4, 70)]
-
-
 def test_outside_of_a_job_it_is_the_plain_trainer(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 

@@ -109,7 +109,7 @@ def test_a_worker_that_joins_in_an_epoch_continues_at_the_groups_step(tmp_path: 
     assert late == {step: losses_of(job)[step] for step in late}, "losses of all workers, also of before it came"
 
 
-def test_the_script_of_the_page_trains_an_adapter_whose_state_alone_is_kept(tmp_path: Path) -> None:
+def test_the_first_script_of_the_page_trains_an_adapter_whose_state_alone_is_kept(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="needs peft")
     pytest.importorskip("transformers", reason="needs transformers")
     found = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -107,6 +107,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.frameworks.torch",
     ),
     "elasticdl.api.transformers": (*SHARED, "elasticdl.api"),
+    "elasticdl.api.accelerate": (*SHARED, "elasticdl.api"),
     "elasticdl.master": (
         *SHARED,
         *BELOW,
@@ -184,6 +185,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
         "elasticdl.collective",
         "elasticdl.api.pytorch",
         "elasticdl.api.transformers",
+        "elasticdl.api.accelerate",
         "model_zoo",
     ),
 }

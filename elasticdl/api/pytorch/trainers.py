@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.api")
+
+
+class CollateParts:
+    """Makes the parts of a minibatch, each with its own forward and backward pass; runs in the loader's processes."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], size: int) -> None:
+        """
+        Args:
+            size: records of a part.
+        """
+        self._collate, self._size = collate, size
+
+    def __call__(self, samples: Sequence[Any]) -> list[tuple[int, Any]]:
+        pieces = [list(samples[start : start + self._size]) for start in range(0, len(samples), self._size)]
+        return [(len(piece), self._collate(piece)) for piece in pieces]
 
 
 def say_plain(name: str, plain: str) -> None:

@@ -1,0 +1,368 @@
+"""Hugging Face's `Accelerator`, elastic: in a job its workers train together and come and go; else it is the plain one.
+
+    from elasticdl.api.accelerate import ElasticAccelerator as Accelerator
+
+The first DataLoader that is prepared becomes the elastic loader, and `with accelerator.accumulate(model):` is the step.
+A batch that comes to nothing (the sample on which a new worker gets ready, a step that is lost with a worker) ends that
+block with `sync_gradients` false, as a part of an accumulated update does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedType
+from accelerate.utils import send_to_device
+from torch.utils.data import DataLoader, RandomSampler
+
+from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
+from elasticdl.api.pytorch.trainers import CollateParts, check_epochs, check_minibatch_size, say_plain
+from elasticdl_client.errors import JobError
+
+_CHECKPOINTS = "a job continues by itself from the newest checkpoint in its --checkpoint_dir"
+
+
+class ElasticAccelerator(Accelerator):  # type: ignore[misc]
+    """`accelerate.Accelerator` for the workers of a job; see above, and docs/pytorch_trainers.md for what differs."""
+
+    def __init__(self, *arguments: Any, num_epochs: int | None = None, **keywords: Any) -> None:
+        """
+        Args:
+            num_epochs: loops of the script over its training data; None: the job's --num_epochs.
+
+        Raises:
+            JobError: an argument is impossible in a job, or contradicts its flags.
+        """
+        session = join_job()
+        self._training: AcceleratorTraining | None = None
+        super().__init__(*arguments, **keywords)
+        if session.link is None:
+            say_plain("ElasticAccelerator", "accelerate.Accelerator")
+            return
+        if self.distributed_type != DistributedType.NO:
+            raise JobError(
+                f"{self.distributed_type} is impossible with ElasticAccelerator in a job",
+                "start the script without DeepSpeed, FSDP and the like: each worker holds the whole model",
+            )
+        if num_epochs is not None:
+            check_epochs(session.spec, num_epochs, "ElasticAccelerator(num_epochs=…)")
+        self._training = AcceleratorTraining(self, session, num_epochs)
+
+    # Before training ------------------------------------------------------------------------------------------------
+
+    def prepare_data_loader(self, data_loader: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Return the elastic loader for the first one; others give all of their data to each worker."""
+        if self._training is None or self._training.has_loader:
+            return super().prepare_data_loader(data_loader, *arguments, **keywords)
+        return self._training.take(data_loader)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Register objects that are equal in all workers."""
+        super().register_for_checkpointing(*objects)
+        if self._training is not None:
+            self._training.registered += objects
+
+    # A step ---------------------------------------------------------------------------------------------------------
+
+    def accumulate(self, *models: Any) -> AbstractContextManager[None]:
+        """Return the block around forward, backward and update."""
+        if self._training is None:
+            return super().accumulate(*models)  # type: ignore[no-any-return]
+        return _Block(self._training)
+
+    def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
+        """Compute gradients; of the last part of an update they are summed over all workers."""
+        training = self._training
+        if training is None:
+            super().backward(loss, **keywords)
+            return
+        part = training.part
+        if part is None or not training.is_inside:
+            raise JobError(
+                "backward() stands outside of `with accelerator.accumulate(model):`",
+                "put forward, backward and the optimizer's step into that block; one backward for each batch",
+            )
+        with ExitStack() as stack:
+            if not part.is_last:
+                stack.enter_context(training.controller.no_sync())
+            training.controller.add_loss(loss * part.weight)
+            super().backward(loss * (part.weight * self.gradient_accumulation_steps), **keywords)
+
+    @property
+    def mean_loss(self) -> torch.Tensor:
+        """Return the loss of the step over all workers, once its last `backward` is done; only in a job."""
+        if self._training is None:
+            raise JobError("mean_loss is that of a job's workers, and there is no job", "use the loss of the batch")
+        return self._training.controller.mean_loss
+
+    def gather(self, tensor: Any) -> Any:
+        """Return what this worker has, which is all where it evaluates.
+
+        Raises:
+            JobError: in training, where other workers have other batches.
+        """
+        self._check_evaluates("gather()")
+        return super().gather(tensor)
+
+    def reduce(self, tensor: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As `gather`."""
+        self._check_evaluates("reduce()")
+        return super().reduce(tensor, *arguments, **keywords)
+
+    def _check_evaluates(self, what: str) -> None:
+        if self._training is not None and torch.is_grad_enabled():
+            raise JobError(
+                f"{what} in training would return this worker's part only: workers come and go between two batches",
+                "log accelerator.mean_loss; evaluate in `with torch.no_grad():`, where each worker has all of the data",
+            )
+
+    # Rank 0 of the moment -------------------------------------------------------------------------------------------
+
+    @property
+    def is_main_process(self) -> bool:
+        """Return whether this worker has rank 0 at the moment."""
+        return bool(super().is_main_process) if self._training is None else self._training.rank == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """The same."""
+        return bool(super().is_local_main_process) if self._training is None else self.is_main_process
+
+    def print(self, *arguments: Any, **keywords: Any) -> None:
+        """Print in the worker with rank 0."""
+        if self.is_main_process:
+            super().print(*arguments, **keywords)
+
+    def log(self, *arguments: Any, **keywords: Any) -> None:
+        """Log to the trackers in the worker with rank 0."""
+        if self.is_main_process:
+            super().log(*arguments, **keywords)
+
+    def save(self, *arguments: Any, **keywords: Any) -> None:
+        """Save an object in the worker with rank 0."""
+        if self.is_main_process:
+            super().save(*arguments, **keywords)
+
+    def save_model(self, *arguments: Any, **keywords: Any) -> None:
+        """Save a model in the worker with rank 0."""
+        if self.is_main_process:
+            super().save_model(*arguments, **keywords)
+
+    def save_state(self, *arguments: Any, **keywords: Any) -> Any:
+        """Save all that is prepared, in the worker with rank 0, for use after the job."""
+        return super().save_state(*arguments, **keywords) if self.is_main_process else None
+
+    def load_state(self, *arguments: Any, **keywords: Any) -> None:
+        """Load what `save_state` has saved.
+
+        Raises:
+            JobError: in a job.
+        """
+        if self._training is not None:
+            raise JobError("load_state() is impossible in a job", f"leave it out: {_CHECKPOINTS}")
+        super().load_state(*arguments, **keywords)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePart:
+    """Where a batch of the script stands in its update.
+
+    Attributes:
+        weight: by its records; those of an update sum up to 1.
+        is_first: it begins the update.
+        is_last: its backward completes the gradient.
+    """
+
+    weight: float
+    is_first: bool
+    is_last: bool
+
+
+class AcceleratorTraining:
+    """What an `ElasticAccelerator` does in a job.
+
+    Attributes:
+        registered: the script's own objects.
+        part: the present batch; None: there is none.
+        is_inside: the script is in the block of `accumulate`.
+        was_inside: it has been there with the present batch.
+    """
+
+    controller: ElasticController
+
+    def __init__(self, accelerator: Any, session: Any, num_epochs: int | None) -> None:
+        """
+        Args:
+            num_epochs: of the script; None: of the job.
+        """
+        self.registered: tuple[Any, ...] = ()
+        self.part: UpdatePart | None = None
+        self.is_inside = self.was_inside = False
+        self._accelerator, self._session = accelerator, session
+        self._num_epochs = session.spec.num_epochs if num_epochs is None else num_epochs
+        self._num_loops = 0
+        self._plain: Any = None
+        self._loader: Any = None
+        self._step: AbstractContextManager[None] | None = None
+
+    # Before training ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_loader(self) -> bool:
+        """Return whether there is a DataLoader for training."""
+        return self._plain is not None
+
+    @property
+    def rank(self) -> int:
+        """Return this worker's; 0 before it has joined."""
+        return self.controller.rank if self._loader is not None else 0
+
+    @property
+    def num_parts(self) -> int:
+        """Return the batches of an update."""
+        return int(self._accelerator.gradient_accumulation_steps)
+
+    def take(self, plain: Any) -> AcceleratorLoader:
+        """Return the elastic loader in the place of a DataLoader.
+
+        Raises:
+            JobError: its batches cannot be made by the job's ledger.
+        """
+        if not isinstance(plain, DataLoader) or plain.batch_size is None:
+            raise JobError(
+                "the training data are no DataLoader with a batch_size",
+                "prepare DataLoader(dataset, batch_size=…): the job's ledger decides which records make a batch",
+            )
+        if plain.drop_last:
+            raise JobError(
+                "drop_last is impossible in a job: it leaves records out", "leave it out; the last batch is smaller"
+            )
+        check_minibatch_size(
+            self._session.spec, plain.batch_size * self.num_parts, "batch_size times gradient_accumulation_steps"
+        )
+        self._plain = plain
+        return AcceleratorLoader(self, plain)
+
+    def open(self) -> ElasticController:
+        """Return the controller; it is made when the first loop begins, or asks for its length."""
+        if self._loader is None:
+            accelerator, plain = self._accelerator, self._plain
+            if not accelerator._models:
+                raise JobError("no model is prepared", "give it to accelerator.prepare() before the loop")
+            self.controller = create_elastic_controller(
+                plain.batch_size * self.num_parts,
+                self._num_epochs,
+                shuffle=isinstance(plain.sampler, RandomSampler),
+                state=[accelerator.unwrap_model(model) for model in accelerator._models],
+                trainable_only=True,
+                session=self._session,
+            )
+            self._loader = self.controller.loader(plain, CollateParts(plain.collate_fn, plain.batch_size))
+        return self.controller
+
+    # In the loop ----------------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[Any]:
+        """Yield the batches of an epoch, or of what is left of it."""
+        controller, accelerator = self.open(), self._accelerator
+        self._num_loops += 1
+        if 0 < self._num_epochs < self._num_loops:
+            raise JobError(
+                f"this is loop {self._num_loops} over the training data, and the job has {self._num_epochs} epochs",
+                "give ElasticAccelerator(num_epochs=…) the number of loops, or the job --num_epochs",
+            )
+        if self._num_loops == 1:
+            scaler = [accelerator.scaler] if accelerator.scaler is not None else []
+            controller.register(*accelerator._optimizers, *accelerator._schedulers, *scaler, *self.registered)
+        for found in self._loader:
+            num_records = sum(size for size, _ in found)
+            for number, (size, batch) in enumerate(found):
+                self.part = UpdatePart(size / num_records, number == 0, number == len(found) - 1)
+                self.was_inside = False
+                yield send_to_device(batch, accelerator.device)
+                if not self.was_inside:
+                    raise JobError(
+                        "a batch was not trained in `with accelerator.accumulate(model):`",
+                        "put forward, backward and the optimizer's step into that block",
+                    )
+                if self._step is None:
+                    break  # the update is done, or lost
+        self.part = None
+
+    def begin_batch(self) -> None:
+        """Enter the block."""
+        if self.part is None or self.was_inside:
+            raise JobError(
+                "`with accelerator.accumulate(model):` stands where there is no batch",
+                "put it into the loop over the prepared DataLoader, once",
+            )
+        self.is_inside = self.was_inside = True
+        if self.part.is_first:
+            self._step = self.controller.step()
+            self._step.__enter__()
+            self._counts = [scheduler.scheduler.last_epoch for scheduler in self._accelerator._schedulers]
+        self._accelerator.gradient_state._set_sync_gradients(self.part.is_last)
+
+    def end_batch(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Leave the block; returns whether its exception is ours."""
+        step, part, self.is_inside = self._step, self.part, False
+        assert step is not None
+        assert part is not None
+        if error is None and not part.is_last:
+            return False
+        is_rehearsal, num_steps, self._step = self.controller.is_rehearsal, self.controller.num_steps, None
+        if error is None and not is_rehearsal:
+            self._advance()
+            self.controller.log_loss(self.controller.mean_loss)
+        is_ours = bool(step.__exit__(kind, error, trace))
+        self._accelerator.gradient_state._set_sync_gradients(self.controller.num_steps > num_steps)
+        return is_ours
+
+    def _advance(self) -> None:
+        """Let the schedules count minibatches of all workers, as those of Accelerate do."""
+        for scheduler, count in zip(self._accelerator._schedulers, self._counts, strict=True):
+            if scheduler.scheduler.last_epoch > count:
+                for _ in range(self.controller.num_minibatches_in_step - 1):
+                    scheduler.scheduler.step()
+
+
+class _Block(AbstractContextManager[None]):
+    def __init__(self, training: AcceleratorTraining) -> None:
+        self._training = training
+
+    def __enter__(self) -> None:
+        self._training.begin_batch()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self._training.end_batch(kind, error, trace)
+
+
+class AcceleratorLoader:
+    """In the place of the DataLoader for training.
+
+    Attributes:
+        dataset: that of the DataLoader.
+        batch_size: likewise.
+    """
+
+    def __init__(self, training: AcceleratorTraining, plain: Any) -> None:
+        self._training, self.dataset, self.batch_size = training, plain.dataset, plain.batch_size
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch, of all workers together."""
+        return self._training.open().num_minibatches_per_epoch * self._training.num_parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._training.batches()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: the job's ledger has an order for each epoch."""

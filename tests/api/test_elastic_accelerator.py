@@ -1,0 +1,73 @@
+"""Hugging Face's Accelerator in jobs of several workers, with the elastic import."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.protocol.values import Role
+from elasticdl_client.errors import JobError
+from tests.chaos.job import LocalJob
+from tests.chaos.scenarios import coverage_of
+
+pytest.importorskip("accelerate")
+SCRIPT = Path(__file__).parent / "elastic_accelerator_script.py"
+EPOCHS = 3
+
+
+def rows_of(notes: Path, worker: int) -> dict[int, list[Any]]:
+    rows = [json.loads(line) for line in (notes / f"updates-{worker}").read_text().splitlines()]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_a_loop_with_accumulation_is_exact_though_a_worker_is_killed(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    arguments = (str(SCRIPT), str(notes), "--hold-worker=1", "--hold-at=9")
+    flags: dict[str, object] = {"num_workers": 2, "min_workers": 2, "num_minibatches_per_task": 2}
+    job = LocalJob(tmp_path / "job", flags, "run", arguments=arguments, environment={"OMP_NUM_THREADS": "1"}).start()
+    job.wait_until("worker 1 to hold", (notes / "held").exists, 150)
+    os.kill(next(pod.pid for pod in job.pods(Role.WORKER) if pod.index == 1), signal.SIGKILL)
+    assert job.wait(150) == 0, job.story()
+    assert [(c.records, c.committed, c.repeated, c.lost) for c in coverage_of(job)] == [(600, 600, 0, 0)] * EPOCHS
+    updates = rows_of(notes, 0)
+    assert [updates[number] for number in range(1, 10)] == [rows_of(notes, 1)[number] for number in range(1, 10)]
+    assert (notes / "end-0").read_text() == (notes / "end-2").read_text(), "the model of all workers is the same"
+    assert min(rate for _, rate in updates.values()) == 0.0, "the schedule counts the minibatches of all workers"
+    said = "".join(job.log(f"elasticdl-elastic-accelerator-script-worker-{worker}") for worker in (0, 2))
+    assert said.count("rank 0 ends: accuracy 1.00") == 1, job.story()
+    assert len(list((notes / "state").iterdir())) >= 4, "model, optimizer, scheduler, random states"
+
+
+def test_outside_of_a_job_it_is_the_plain_accelerator() -> None:
+    import torch
+    from accelerate import Accelerator
+
+    from elasticdl.api.accelerate import ElasticAccelerator
+
+    accelerator = ElasticAccelerator(cpu=True, num_epochs=3)
+    loader = torch.utils.data.DataLoader(torch.arange(8.0).reshape(4, 2), batch_size=2)
+    prepared = accelerator.prepare(loader)
+    assert type(prepared) is type(Accelerator(cpu=True).prepare(loader))
+    assert accelerator.is_main_process
+    assert [float(accelerator.gather(batch).sum()) for batch in prepared] == [6.0, 22.0]
+    with pytest.raises(JobError, match="there is no job"):
+        _ = accelerator.mean_loss
+
+
+def test_the_script_of_the_page_runs_alone_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "pytorch_trainers.md"
+    script = next(
+        code for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "accumulate" in code
+    )
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {}
+    exec(compile(script, str(page), "exec"), given)
+    assert given["scheduler"].scheduler.last_epoch == 3 * 38  # the last of 75 batches is an update of its own
+    assert (tmp_path / "state").is_dir()
