@@ -105,3 +105,11 @@ class ImagePullPolicy(StrEnum):
 class MasterRestartPolicy(StrEnum):
     ON_FAILURE = "OnFailure"
     NEVER = "Never"
+
+
+class TrackerName(StrEnum):
+    """Experiment trackers; the values are the names of their packages, too."""
+
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    WANDB = "wandb"

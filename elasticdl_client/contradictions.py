@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, Runtime
+from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, Runtime, TrackerName
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding, gpus
@@ -52,6 +52,19 @@ def check(spec: JobSpec) -> None:
     _check_parameter_server(spec)
     _check_all_reduce(spec)
     _check_runtime(spec)
+    _check_trackers(spec)
+
+
+def _check_trackers(spec: JobSpec) -> None:
+    if spec.runtime is not Runtime.KUBERNETES:
+        return
+    if TrackerName.TENSORBOARD in spec.trackers and not spec.tensorboard_log_dir:
+        raise FlagError("--track=tensorboard needs --tensorboard_log_dir.", "Name a directory on a --volume.")
+    if TrackerName.MLFLOW in spec.trackers and "MLFLOW_TRACKING_URI" not in spec.envs_dict():
+        raise FlagError(
+            "--track=mlflow needs the address of a server: the file system of the master's pod is lost with the pod.",
+            "Give --envs=MLFLOW_TRACKING_URI=http://HOST:5000.",
+        )
 
 
 def _check_required(spec: JobSpec) -> None:

@@ -34,6 +34,7 @@ from elasticdl_client.choices import (
     Remedy,
     Runtime,
     Tls,
+    TrackerName,
 )
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError
@@ -43,7 +44,7 @@ from elasticdl_client.flags import parse as parse_flag
 from elasticdl_client.kubernetes.flags import KubernetesFlags
 from elasticdl_client.model_flags import ModelFlags
 from elasticdl_client.one_pass_flags import OnePassFlags, fields_of_analysis
-from elasticdl_client.params import parse_envs, parse_params, parse_size
+from elasticdl_client.params import parse_envs, parse_params, parse_size, parse_trackers
 from elasticdl_client.secret_values import hide_in_flag, is_secret_env
 from elasticdl_client.strategy_flags import StrategyFlags
 
@@ -218,6 +219,14 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
         Group.TRAINING,
         jobs=TRAIN_ONLY,
         check=check_path,
+    )
+    track: str = flag(
+        "",
+        "Experiment trackers that the master feeds, with commas between: tensorboard, mlflow, wandb. Their addresses "
+        "and credentials are in their own variables, by --envs.",
+        Group.TRAINING,
+        jobs=TRAIN_ONLY,
+        check=parses(parse_trackers),
     )
     log_loss_steps: int = flag(
         100, "Log the loss every N model versions.", Group.TRAINING, jobs=TRAIN_ONLY, check=at_least(1)
@@ -450,6 +459,11 @@ class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     def expires(self) -> bool:
         """Whether its master deletes the job some time after its end."""
         return self.ttl_after_finished >= 0
+
+    @property
+    def trackers(self) -> tuple[TrackerName, ...]:
+        """The names of `track`."""
+        return parse_trackers(self.track)
 
     @property
     def uses_tls(self) -> bool:

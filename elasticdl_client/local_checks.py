@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import shlex
 import shutil
@@ -76,6 +77,9 @@ def check_local(spec: JobSpec) -> JobSpec:
             _check_trained(dataclasses.replace(spec, model_zoo=str(zoo)), path)
     if "prediction_outputs" in changes and spec.job_type is JobType.PREDICT:
         check_unused(Path(changes["prediction_outputs"]))
+    for name in spec.trackers:
+        if importlib.util.find_spec(name.value) is None:
+            raise FlagError(f"--track={name}: the package {name} is not installed here.", f"pip install {name}")
     if spec.master_port:
         _check_port("master_port", spec.master_port, "Leave --master_port out to use a free port.")
     if spec.metrics_port:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import re
+from difflib import get_close_matches
 
+from elasticdl_client.choices import TrackerName
 from elasticdl_client.errors import FlagError
 
 _ENV_SEPARATOR = re.compile(r",(?=\s*[A-Za-z_][A-Za-z0-9_.-]*=)")
@@ -64,6 +66,26 @@ def parse_envs(text: str) -> dict[str, str]:
             raise FlagError(f"--envs: '{name}' is given twice.", "Give it once.")
         envs[name] = value
     return envs
+
+
+def parse_trackers(text: str) -> tuple[TrackerName, ...]:
+    """``"mlflow,wandb"`` to the names of trackers.
+
+    Raises:
+        FlagError: there is no such tracker, or one is named twice.
+    """
+    names = [name.strip() for name in text.split(",")] if text else []
+    known = [name.value for name in TrackerName]
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise FlagError(
+                f"--track: '{name}' is none of {', '.join(known)}.",
+                f"Did you mean {near[0]}?" if near else "Name one or several of them, with commas between.",
+            )
+        if names.count(name) > 1:
+            raise FlagError(f"--track: {name} is named twice.", "Name it once.")
+    return tuple(TrackerName(name) for name in names)
 
 
 def parse_size(flag_name: str, text: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from elasticdl.master.servicer import MasterServicer
 from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, fixed_flags, settings_of
 from elasticdl.master.shell import Shell, end_of_log
 from elasticdl.master.tensorboard import watcher
+from elasticdl.master.tracking import Watchers, check_packages, trackers
 from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.handshake import check_encryption
@@ -125,6 +127,7 @@ class Master:
         if self._spec.encrypt:
             check_encryption()  # the image is that of all pods
             check_sums_are_encrypted(self._spec, framework_of(self._spec))
+        check_packages(self._spec)
         state = _next_state(self._environment, saved)
         if saved is None:
             state |= _initial_model(self._spec, self._settings)
@@ -144,7 +147,12 @@ class Master:
         save_patiently(self._journal, first, None, self._environment.patience_s, self._stop)
         inbox = Inbox()
         effects = self._make_effects(inbox, generation, state["port"])
-        watching = watcher(self._spec.tensorboard_log_dir, generation, job.status().model_version)
+        watching = Watchers(
+            [
+                watcher(self._spec.tensorboard_log_dir, generation, job.status().model_version),
+                *trackers(self._spec, f"{self._spec.job_name}-{state['run_id']}"),
+            ]
+        )
         shell = Shell(job, effects, self._journal, state, self._environment.patience_s, watching)
         self._environment.publish(lambda: shell.history)
         server = self._serve(inbox, generation, shell, state["port"])
@@ -394,6 +402,8 @@ def _next_state(environment: RuntimeEnvironment, saved: Mapping[str, Any] | None
             "started_at": now,
             "submitted_at": min(environment.submitted_at or now, now),
             "model": None,
+            "run_id": secrets.token_hex(6),
         }
     check_fixed_flags(saved["fixed_flags"], spec)
-    return {**saved, "generation": saved["generation"] + 1, "port": environment.port or saved["port"]}
+    run_id = saved.get("run_id") or secrets.token_hex(6)  # of a job that an older version has begun
+    return {**saved, "run_id": run_id, "generation": saved["generation"] + 1, "port": environment.port or saved["port"]}

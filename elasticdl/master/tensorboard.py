@@ -23,7 +23,7 @@ from elasticdl_client.errors import JobError
 from elasticdl_client.goodput import goodput
 from elasticdl_client.job_status import JobStatus
 
-PREFIX = "evaluation/"  # of the metrics' tags
+EVALUATION_PREFIX = "evaluation/"  # of the metrics' tags
 TIME_PREFIX = "time/"  # of the workers' seconds by state
 _CLOSE_S = 5.0
 _RETRY_S = 30.0  # after a write that failed
@@ -79,25 +79,16 @@ class _Scalars:
     at: float = field(default_factory=time.time)
 
 
-class TensorBoardLog:
-    """See `Watcher`."""
+class ProgressScalars:
+    """The numbers of a job as it continues: those that are new since the call before."""
 
-    def __init__(self, directory: str, generation: int, step: int) -> None:
-        self._files = EventFiles(Path(directory), generation)
-        self._files.open()
-        self._queue: queue.SimpleQueue[_Scalars | None] = queue.SimpleQueue()
+    def __init__(self) -> None:
         self._last_step = -1
         self._last_workers = -1
         self._last_staleness: Sequence[int] = ()
-        if generation > 1:
-            self._queue.put(_Scalars(step + 1))
-        self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
-        self._thread.start()
 
-    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._queue.put(_Scalars(step, {PREFIX + name: value for name, value in metrics.items()}))
-
-    def look(self, status: JobStatus) -> None:
+    def of(self, status: JobStatus) -> dict[str, float]:
+        """Return numbers by tag: of the workers when they change, the others when the model does."""
         values: dict[str, float] = {}
         if status.workers_alive != self._last_workers:
             values["workers"] = self._last_workers = status.workers_alive
@@ -112,6 +103,27 @@ class TensorBoardLog:
             staleness = mean_staleness(self._last_staleness, status.staleness)
             if staleness is not None:
                 values["staleness"], self._last_staleness = staleness, status.staleness
+        return values
+
+
+class TensorBoardLog:
+    """See `Watcher`."""
+
+    def __init__(self, directory: str, generation: int, step: int) -> None:
+        self._files = EventFiles(Path(directory), generation)
+        self._files.open()
+        self._queue: queue.SimpleQueue[_Scalars | None] = queue.SimpleQueue()
+        self._scalars = ProgressScalars()
+        if generation > 1:
+            self._queue.put(_Scalars(step + 1))
+        self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
+        self._thread.start()
+
+    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._queue.put(_Scalars(step, {EVALUATION_PREFIX + name: value for name, value in metrics.items()}))
+
+    def look(self, status: JobStatus) -> None:
+        values = self._scalars.of(status)
         if values:
             self._queue.put(_Scalars(status.model_version, values))
 

@@ -1,0 +1,192 @@
+"""--track: the job's progress for experiment trackers, by a writer in the master; one run for all of its lives.
+
+Every tracker has a thread and a bounded queue of its own.  One that hangs or fails costs points and a line in the log,
+never the job, of which nothing is decided here.  Adapters of the port `Tracker`: trackers.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from elasticdl.master.tensorboard import EVALUATION_PREFIX, ProgressScalars, Watcher
+from elasticdl_client.choices import TrackerName
+from elasticdl_client.errors import JobError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobPhase, JobStatus
+
+_MAX_QUEUED = 1000
+_CLOSE_S = 10.0  # for the last points; a pod that is deleted has 30 s
+_RETRY_S = 30.0  # after a failure
+
+logger = logging.getLogger("elasticdl.master")
+
+
+class Tracker(Protocol):
+    """A run of a job in an experiment tracker; called in one thread, may raise anything."""
+
+    def log(self, step: int, values: Mapping[str, float], at: float) -> None:
+        """Record numbers of a model version, at a time in seconds since the Unix epoch."""
+        ...
+
+    def tag(self, name: str, text: str) -> None:
+        """Set a property of the run."""
+        ...
+
+    def close(self, phase: JobPhase) -> None:
+        """End the run, or leave it to the master's next life where the job runs on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    step: int
+    values: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    at: float = field(default_factory=time.time)
+
+
+class TrackerThread:
+    """A `Watcher` that feeds a tracker.
+
+    Args:
+        name: for the log.
+        open_tracker: opens or resumes the run; called in the thread, and again after a failure.
+        max_queued: points that wait; more are dropped.
+        close_s: how long `close` waits for the last ones.
+        retry_s: how long points are left out after a failure.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_tracker: Callable[[], Tracker],
+        max_queued: int = _MAX_QUEUED,
+        close_s: float = _CLOSE_S,
+        retry_s: float = _RETRY_S,
+    ) -> None:
+        self._name = name
+        self._open = open_tracker
+        self._close_s, self._retry_s = close_s, retry_s
+        self._points: queue.Queue[_Point | None] = queue.Queue(max_queued)
+        self._is_dropping = False
+        self._scalars = ProgressScalars()
+        self._lost: Mapping[str, int] = {}
+        self._phase = JobPhase.RUNNING
+        self._thread = threading.Thread(target=self._run, name=f"track {name}", daemon=True)
+        self._thread.start()
+
+    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Watcher`."""
+        self._put(_Point(step, {EVALUATION_PREFIX + name: value for name, value in metrics.items()}))
+
+    def look(self, status: JobStatus) -> None:
+        """See `Watcher`."""
+        self._phase = status.phase
+        values, tags = self._scalars.of(status), {}
+        lost = {f"{role}.{why}": n for role, reasons in status.pods_lost.items() for why, n in reasons.items()}
+        if lost != self._lost:
+            self._lost = lost
+            values["pods_lost"] = sum(lost.values())
+            tags = {f"pods_lost.{name}": str(count) for name, count in lost.items()}
+        if values:
+            self._put(_Point(status.model_version, values, tags))
+
+    def close(self) -> None:
+        """See `Watcher`."""
+        try:
+            self._points.put_nowait(None)
+        except queue.Full:
+            """It hangs: what waits is lost with this process."""
+        self._thread.join(self._close_s)
+        if self._thread.is_alive():
+            logger.warning("--track=%s: the last points are left out, as it does not answer", self._name)
+
+    def _put(self, point: _Point) -> None:
+        try:
+            self._points.put_nowait(point)
+        except queue.Full:
+            if not self._is_dropping:
+                logger.warning("--track=%s: points are left out, as it does not take them in time", self._name)
+            self._is_dropping = True
+        else:
+            self._is_dropping = False
+
+    def _run(self) -> None:
+        tracker: Tracker | None = None
+        retry_at = float("-inf")
+        while (point := self._points.get()) is not None:
+            if tracker is None and time.monotonic() < retry_at:
+                continue
+            try:
+                tracker = tracker or self._open()
+                tracker.log(point.step, point.values, point.at)
+                for name, text in point.tags.items():
+                    tracker.tag(name, text)
+            except Exception as error:  # noqa: BLE001  of any package and server; none may cost the job
+                logger.warning("--track=%s: points are left out for %.0f s: %s", self._name, self._retry_s, error)
+                tracker, retry_at = None, time.monotonic() + self._retry_s
+        try:
+            if tracker is not None:
+                tracker.close(self._phase)
+        except Exception as error:  # noqa: BLE001
+            logger.warning("--track=%s: the run was not closed: %s", self._name, error)
+
+
+class Watchers:
+    """Several watchers as one."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+
+    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Watcher`."""
+        for one in self._watchers:
+            one.measured(step, metrics)
+
+    def look(self, status: JobStatus) -> None:
+        """See `Watcher`."""
+        for one in self._watchers:
+            one.look(status)
+
+    def close(self) -> None:
+        """See `Watcher`."""
+        for one in self._watchers:
+            one.close()
+
+
+def check_packages(spec: JobSpec) -> None:
+    """Check that the master can feed what --track names.
+
+    Raises:
+        JobError: a package is missing, or the run would be lost with this pod.
+    """
+    for name in spec.trackers:
+        if importlib.util.find_spec(name.value) is None:
+            raise JobError(
+                f"--track={name}: the master has no package {name}",
+                f"install it where the master runs: pip install {name}; in an image: RUN pip install {name}",
+            )
+
+
+def trackers(spec: JobSpec, run_id: str) -> list[Watcher]:
+    """Return the watchers that --track names, but for TensorBoard's.
+
+    Args:
+        spec: of the job.
+        run_id: of the job's run, the same in all lives of its master.
+    """
+    from elasticdl.master.trackers import MlflowTracker, WandbTracker
+
+    kinds = {TrackerName.MLFLOW: MlflowTracker, TrackerName.WANDB: WandbTracker}
+    return [
+        TrackerThread(name.value, lambda kind=kinds[name]: kind(spec, run_id))  # type: ignore[misc]
+        for name in spec.trackers
+        if name in kinds
+    ]
