@@ -15,6 +15,7 @@ from elasticdl.collective import ElasticGroup, GroupLost, Peer
 from elasticdl_client.errors import ElasticDLError
 from tests.collective import verbs
 from tests.collective.members import HOST, TOKEN, Member, all_do, form, members
+from tests.lean_import import LEAN_IMPORT
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [1, 2, 3, 7, 31, 0, 1023, 65537, 300_001]
@@ -154,7 +155,7 @@ def test_processes_end_well_with_or_without_a_farewell() -> None:
 
 def test_tensors_of_tensorflow_are_summed_without_a_copy() -> None:
     """In a process of its own: the members have no TensorFlow."""
-    done = subprocess.run([sys.executable, "-c", _TENSORFLOW], timeout=120, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", LEAN_IMPORT + _TENSORFLOW], timeout=120, cwd=ROOT)
     if done.returncode == _NO_DLPACK:
         pytest.skip("this TensorFlow is older: its tensors have no __dlpack__")
     assert done.returncode == 0

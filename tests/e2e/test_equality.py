@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,30 @@ from tests.e2e.saved_model import SavedModel, assert_same_bits, read_checkpoint
 STEPS, SEED = 100, 11
 SIZES = {"mnist": 32, "frappe": 64}
 PARAMS = {"mnist": "dropout=0.0", "frappe": ""}
+JOBS = {job.name: job for job in (MNIST, FRAPPE)}
+RecordFile = Callable[[str], Path]
+Train = Callable[[str, bool, int], SavedModel]
 
 
-def record_file(job: RealJob, directory: Path) -> Path:
+@pytest.fixture(scope="module")
+def record_file(tmp_path_factory: pytest.TempPathFactory) -> RecordFile:
+    """The records of the job with a name."""
+    return cache(lambda name: _record_file(JOBS[name], tmp_path_factory.mktemp("records")))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, record_file: RecordFile) -> Train:
+    """What the job with a name, asynchronous or not, on a number of servers ends with; each is trained once."""
+
+    @cache
+    def train(name: str, use_async: bool, num_ps_pods: int) -> SavedModel:
+        job_dir = tmp_path_factory.mktemp(name) / "job"
+        return _trained(JOBS[name], job_dir, record_file(name), use_async=use_async, num_ps_pods=num_ps_pods)
+
+    return train
+
+
+def _record_file(job: RealJob, directory: Path) -> Path:
     """One file of exactly as many records as the steps need, so that there is one task, in order."""
     argv = [sys.executable, "scripts/gen_dataset.py", job.dataset, "--output", str(directory / job.dataset)]
     argv += ["--records_per_shard", str(STEPS * SIZES[job.name])]
@@ -27,7 +50,7 @@ def record_file(job: RealJob, directory: Path) -> Path:
     return directory / job.dataset / "train" / "data-00000"
 
 
-def trained(job: RealJob, job_dir: Path, file: Path, **flags: object) -> SavedModel:
+def _trained(job: RealJob, job_dir: Path, file: Path, **flags: object) -> SavedModel:
     """What a job of one worker, one task and plain SGD ends with."""
     running = job.local_job(
         job_dir,
@@ -52,12 +75,13 @@ def trained(job: RealJob, job_dir: Path, file: Path, **flags: object) -> SavedMo
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("job", [MNIST, FRAPPE], ids=lambda job: job.name)
-def test_a_synchronous_worker_trains_as_plain_keras_does(job: RealJob, tmp_path: Path) -> None:
+def test_a_synchronous_worker_trains_as_plain_keras_does(
+    job: RealJob, trained: Train, record_file: RecordFile, tmp_path: Path
+) -> None:
     if not job.available():
         pytest.skip(f"the data of {job.dataset} is not here")
-    file = record_file(job, tmp_path)
-    ours = trained(job, tmp_path / "job", file, use_async=False, num_ps_pods=1)
-    argv = [sys.executable, "-m", "tests.e2e.plain_sgd", job.name, file, SIZES[job.name], STEPS, SEED]
+    ours = trained(job.name, False, 1)
+    argv = [sys.executable, "-m", "tests.e2e.plain_sgd", job.name, record_file(job.name), SIZES[job.name], STEPS, SEED]
     argv.append(tmp_path / "plain.npz")
     printed = subprocess.run([str(arg) for arg in argv], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert printed.returncode == 0, printed.stderr[-3000:]
@@ -72,11 +96,7 @@ def test_a_synchronous_worker_trains_as_plain_keras_does(job: RealJob, tmp_path:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("use_async", [True, False], ids=["async", "sync"])
-def test_two_parameter_servers_hold_the_bits_of_one(use_async: bool, tmp_path: Path) -> None:
+def test_two_parameter_servers_hold_the_bits_of_one(use_async: bool, trained: Train) -> None:
     if not FRAPPE.available():
         pytest.skip(f"the data of {FRAPPE.dataset} is not here")
-    file = record_file(FRAPPE, tmp_path)
-    one, two = (
-        trained(FRAPPE, tmp_path / f"job-{num_ps}", file, use_async=use_async, num_ps_pods=num_ps) for num_ps in (1, 2)
-    )
-    assert_same_bits(one, two)
+    assert_same_bits(trained(FRAPPE.name, use_async, 1), trained(FRAPPE.name, use_async, 2))

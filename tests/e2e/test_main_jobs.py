@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from elasticdl.data.factory import create_reader
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import DIGITS, FRAPPE, MNIST, zoo_with
 from tests.e2e.whole_jobs import train
+from tests.lean_import import LEAN_IMPORT
 
 PLAIN_TENSORFLOW = """
 import sys
@@ -31,15 +31,29 @@ assert not [name for name in sys.modules if name.startswith("elasticdl")]
 
 
 @pytest.mark.timeout(300)
-def test_digits_train_evaluate_and_export_to_plain_tensorflow(tmp_path: Path) -> None:
+def test_digits_train_evaluate_and_export_to_plain_tensorflow_and_callbacks_end_once(tmp_path: Path) -> None:
+    zoo = zoo_with(
+        tmp_path,
+        f"""
+        class Note(keras.callbacks.Callback):
+            def on_train_end(self, logs=None):
+                with open({str(tmp_path / "note")!r}, "a") as note:
+                    note.write(f"{{len(self.model.trainable_variables)}} variables\\n")
+
+        def callbacks():
+            return [Note()]
+        """,
+    )
     output = tmp_path / "model"
-    metrics = train(DIGITS, tmp_path, output=output, evaluation_steps=100)
+    flags = {"model_zoo": zoo, "model_def": "model.custom_model", "output": output, "evaluation_steps": 100}
+    metrics = train(DIGITS, tmp_path, **flags)
     assert metrics["accuracy"] >= 0.95
+    assert (tmp_path / "note").read_text() == "6 variables\n"
     reader = create_reader(str(tmp_path / "digits" / "validation"))
     records = [record for shard in reader.shards() for record in reader.read(shard)]
     lengths = np.array([len(record) for record in records])
     np.savez(tmp_path / "records.npz", lengths=lengths, payload=np.frombuffer(b"".join(records), np.uint8))
-    argv = [sys.executable, "-c", PLAIN_TENSORFLOW, str(output), str(tmp_path / "records.npz")]
+    argv = [sys.executable, "-c", LEAN_IMPORT + PLAIN_TENSORFLOW, str(output), str(tmp_path / "records.npz")]
     printed = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert printed.returncode == 0, printed.stderr[-2000:]
     assert float(printed.stdout.split()[-1]) == pytest.approx(metrics["accuracy"], abs=1e-6)
@@ -66,24 +80,6 @@ def test_frappe_deepfm_on_ps_is_as_good_as_plain_keras_in_one_process(tmp_path: 
 def test_local_strategy_trains_with_one_worker_and_no_ps(tmp_path: Path) -> None:
     metrics = train(DIGITS, tmp_path, distribution_strategy="Local", num_workers=1, num_ps_pods=0)
     assert metrics["accuracy"] >= 0.95
-
-
-@pytest.mark.timeout(180)
-def test_callbacks_end_the_training_once_with_the_trained_model(tmp_path: Path) -> None:
-    zoo = zoo_with(
-        tmp_path,
-        f"""
-        class Note(keras.callbacks.Callback):
-            def on_train_end(self, logs=None):
-                with open({str(tmp_path / "note")!r}, "a") as note:
-                    note.write(f"{{len(self.model.trainable_variables)}} variables\\n")
-
-        def callbacks():
-            return [Note()]
-        """,
-    )
-    train(replace(DIGITS, num_epochs=2), tmp_path, model_zoo=zoo, model_def="model.custom_model")
-    assert (tmp_path / "note").read_text() == "6 variables\n"
 
 
 @pytest.mark.timeout(180)

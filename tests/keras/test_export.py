@@ -19,13 +19,13 @@ from elasticdl.frameworks.keras.embedding.tables import describe_table
 from elasticdl.frameworks.keras.saving.export import ServedTable
 from elasticdl.layers.placement import TableSpec
 from elasticdl.ps.optim.initializers import build_initializer, initial_row
+from tests.lean_import import LEAN_IMPORT
 
 ZEROS = InitialRow()
 
 # Each model is loaded in a process of its own, forked from one that has imported TensorFlow and done nothing else.
 _LOADS = """
-import gc, json, os, sys
-gc.disable()  # half the time of the imports
+import json, os, sys
 sys.modules["elasticdl"] = None
 import numpy as np
 import tensorflow as tf
@@ -61,7 +61,7 @@ def reload(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reload]:
     """What an exported model makes of features."""
     directory = tmp_path_factory.mktemp("loads")
     script = directory / "loads.py"
-    script.write_text(_LOADS)
+    script.write_text(LEAN_IMPORT + _LOADS)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, str(script)], text=True, bufsize=1, cwd=directory, **pipes) as process:
         requests, answers = process.stdin, process.stdout

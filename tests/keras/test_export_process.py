@@ -20,12 +20,12 @@ from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from tests.lean_import import LEAN_IMPORT
 
 ZOO = str(Path(__file__).parent / "zoo")
 FEATURES = np.array([[0, 1, 2, 3, 4, 5], [7, 7, 7, 99, 0, 98]])
 _LOAD = """
-import gc, json, sys
-gc.disable()  # half the time of the imports
+import json, sys
 sys.modules["elasticdl"] = None
 import numpy as np
 import tensorflow as tf
@@ -84,7 +84,7 @@ def expected(dim: int) -> Any:
 
 def load_plainly(*paths: Path) -> list[dict[str, Any]]:
     """What one process of TensorFlow alone, an import of seconds, finds in each model."""
-    command = [sys.executable, "-c", _LOAD, json.dumps(FEATURES.tolist()), *map(str, paths)]
+    command = [sys.executable, "-c", LEAN_IMPORT + _LOAD, json.dumps(FEATURES.tolist()), *map(str, paths)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, cwd=paths[0].parent)
     return [json.loads(line.removeprefix("found ")) for line in done.stdout.splitlines() if line.startswith("found ")]
 

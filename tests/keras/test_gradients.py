@@ -17,6 +17,7 @@ from elasticdl.frameworks.keras.model import assign_flat, flat_values
 from elasticdl.frameworks.keras.seeds import StepSeeds, generator_states
 from elasticdl.model_def import load
 from elasticdl_client.errors import ModelDefinitionError
+from tests.lean_import import LEAN_IMPORT
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ print(hashlib.sha256(initial.trainable.tobytes() + initial.non_trainable.tobytes
 @pytest.mark.parametrize("symbol", ["CustomModel"])
 def test_initial_values_are_the_same_in_every_process(framework: Any, symbol: str, request: Any) -> None:
     zoo = str(request.path.parent / "zoo")
-    command = [sys.executable, "-c", _PRINT_INITIAL, zoo, f"conv.{symbol}"]
+    command = [sys.executable, "-c", LEAN_IMPORT + _PRINT_INITIAL, zoo, f"conv.{symbol}"]
     there = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
     initial = framework(f"conv.{symbol}").initial()
     here = hashlib.sha256(initial.trainable.tobytes() + initial.non_trainable.tobytes()).hexdigest()

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+from tests.lean_import import LEAN_IMPORT
+
 _PROGRAM = """
 import json, os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -19,7 +21,8 @@ print(json.dumps([told, len(os.listdir("/proc/self/task"))]))
 
 def variables_and_threads(num_inter_op: str) -> tuple[dict[str, str], int]:
     environment = os.environ | {"TF_NUM_INTEROP_THREADS": num_inter_op}
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    program = [sys.executable, "-c", LEAN_IMPORT + _PROGRAM]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
     told, num_threads = json.loads(done.stdout.splitlines()[-1])
     return told, num_threads
 

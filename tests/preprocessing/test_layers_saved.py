@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.saving.export import export_model
+from tests.lean_import import LEAN_IMPORT
 from tests.preprocessing.models import examples, model_of
 from tests.preprocessing.oracle import KINDS
 
@@ -85,7 +86,7 @@ def test_a_saved_model_gives_the_same_in_a_new_process(kind: str, tmp_path: Path
     model.save(tmp_path / f"{kind}.keras")
     _write_inputs(tmp_path / f"{kind}.npz", features)
     script = tmp_path / "load.py"
-    script.write_text(_LOAD)
+    script.write_text(LEAN_IMPORT + _LOAD)
     subprocess.run([sys.executable, str(script), str(tmp_path), kind], check=True, timeout=250)
     for way in ("served", "keras"):
         with np.load(tmp_path / f"{way}.npz") as found:
