@@ -37,6 +37,7 @@ class ApiServer:
         on_delete, on_create: called with the name of a pod that was deleted, or made.
         master_pod: its manifest in the job's ConfigMap; None: none is.
         made: how many pods were made.
+        objects: the kinds of the other objects that were made.
         between: called after the next list of pods and before the next other answer; once.
     """
 
@@ -58,6 +59,7 @@ class ApiServer:
         self.on_create: Callable[[str], None] = lambda name: None
         self.master_pod: dict[str, Any] | None = None
         self.made = 0
+        self.objects: list[str] = []
         self._port = 0
         self.start()
 
@@ -136,6 +138,8 @@ class ApiServer:
     def answer(self, path: str) -> tuple[int, bytes]:
         """The HTTP status and the body for a request."""
         parts = urlsplit(path)
+        if parts.path.endswith(f"/namespaces/{NAMESPACE}"):
+            return 200, json.dumps({"metadata": {"name": NAMESPACE}, "status": {"phase": "Active"}}).encode()
         if f"/namespaces/{NAMESPACE}/" not in parts.path:
             return 200, b'{"items": []}'
         *_, kind = steps = parts.path.removeprefix(f"/api/v1/namespaces/{NAMESPACE}/").split("/")
@@ -149,6 +153,8 @@ class ApiServer:
             return 200, body
         if kind == "events":
             return 200, json.dumps({"items": self.events}).encode()
+        if steps[0] == "serviceaccounts":
+            return 200, json.dumps({"metadata": {"name": kind}}).encode()
         if steps[0] == "configmaps":
             found = next((one for one in self._config_maps() if one["metadata"]["name"] == kind), None)
             return (200, json.dumps(found).encode()) if found else (404, b"{}")
@@ -186,9 +192,15 @@ class ApiServer:
         return 200, b"{}"
 
     def post(self, path: str, sent: dict[str, Any]) -> dict[str, Any]:
-        """Reviews a right, or makes a pod, which runs at once."""
-        if path.endswith("/selfsubjectaccessreviews"):
+        """Reviews a right, makes a pod, which runs at once, or takes another object of a job."""
+        if path.endswith("subjectaccessreviews"):
             return {"spec": {}, "status": {"allowed": self.allows}}
+        if sent["kind"] != "Pod":
+            self.has_job = True
+            self.objects.append(sent["kind"])
+            return sent | {"metadata": {**sent["metadata"], "uid": "uid-of-the-object"}}
+        if "dryRun=" in path:
+            return sent
         self.made += 1
         made = sent | {"status": {"phase": "Running"}}
         made["metadata"] |= {"namespace": NAMESPACE, "uid": f"uid-{self.made}"}

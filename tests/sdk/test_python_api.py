@@ -205,6 +205,34 @@ def test_a_job_of_a_cluster_has_the_same_handle(server: ApiServer) -> None:
     assert job.wait(30).metrics == {"accuracy": 0.5}
 
 
+def test_a_job_is_submitted_to_a_cluster_and_its_handle_returned_at_once(
+    server: ApiServer, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.has_job = False
+    job = elasticdl.train(
+        job_name="job",
+        namespace=NAMESPACE,
+        image_name="image:1",
+        model_def="m.custom_model",
+        training_data="/data/train",
+        envs={"KEY": "s3cr3t"},
+    )
+    assert sorted(server.objects) == ["ConfigMap", "ConfigMap", "NetworkPolicy", "Secret", "Service"]
+    assert (job.name, job.runtime, job.phase) == ("job", Runtime.KUBERNETES, elasticdl.Phase.PENDING)
+    assert [note for note in job.notes if "without --checkpoint_dir" in note]
+    assert capfd.readouterr() == ("", "")
+    server.add_pod("master", [], phase="Pending")
+    waiting = {"reason": "ImagePullBackOff", "message": "there is no such image"}
+    server.pods["elasticdl-job-master"]["status"]["containerStatuses"][0]["state"] = {"waiting": waiting}
+    with pytest.raises(JobError, match="does not start; its master is pending: ImagePullBackOff") as caught:
+        job.wait(30)
+    assert "elasticdl delete job --namespace=team" in caught.value.hint
+    server.pods.clear()
+    server.has_job = False
+    with pytest.raises(JobError, match='job "job" in namespace team was deleted before its end was seen'):
+        job.wait(30)
+
+
 def test_every_error_of_the_api_is_one_that_users_can_catch() -> None:
     assert issubclass(elasticdl.JobFailed, elasticdl.ElasticDLError)
     assert elasticdl.ElasticDLError is ElasticDLError
