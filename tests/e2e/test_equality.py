@@ -14,10 +14,12 @@ import pytest
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import FRAPPE, MNIST, TEST_DATA, RealJob
 from tests.e2e.saved_model import SavedModel, assert_same_bits, read_checkpoint
+from tests.lean_import import LEAN_IMPORT
 
 STEPS, SEED = 100, 11
 SIZES = {"mnist": 32, "frappe": 64}
 PARAMS = {"mnist": "dropout=0.0", "frappe": ""}
+PLAIN_SGD = "import runpy; runpy.run_module('tests.e2e.plain_sgd', run_name='__main__')"
 JOBS = {job.name: job for job in (MNIST, FRAPPE)}
 RecordFile = Callable[[str], Path]
 Train = Callable[[str, bool, int], SavedModel]
@@ -81,7 +83,16 @@ def test_a_synchronous_worker_trains_as_plain_keras_does(
     if not job.available():
         pytest.skip(f"the data of {job.dataset} is not here")
     ours = trained(job.name, False, 1)
-    argv = [sys.executable, "-m", "tests.e2e.plain_sgd", job.name, record_file(job.name), SIZES[job.name], STEPS, SEED]
+    argv = [
+        sys.executable,
+        "-c",
+        LEAN_IMPORT + PLAIN_SGD,
+        job.name,
+        record_file(job.name),
+        SIZES[job.name],
+        STEPS,
+        SEED,
+    ]
     argv.append(tmp_path / "plain.npz")
     printed = subprocess.run([str(arg) for arg in argv], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert printed.returncode == 0, printed.stderr[-3000:]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,23 @@ from elasticdl_client.job_spec import flag_fields
 from scripts import documentation, performance_graphs
 from scripts.documentation import DOCS, LINK, ROOT
 
-GENERATED = documentation.generated()
-SITE = {"index.md": documentation.front_page(), **GENERATED, **documentation.repository_pages()}
-SITE |= {
-    path.relative_to(DOCS).as_posix(): documentation.relink(path.read_text(), path, path.relative_to(DOCS).as_posix())
-    for path in DOCS.rglob("*.md")
-}
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT).glob("*/README.md")), *sorted(DOCS.rglob("*.md"))]
+
+
+@cache
+def generated() -> dict[str, str]:
+    """Pages of the site that are made, by place; not at the import, which every process of a run does."""
+    return documentation.generated()
+
+
+@cache
+def site() -> dict[str, str]:
+    """All pages of the site, by place."""
+    pages = {"index.md": documentation.front_page(), **generated(), **documentation.repository_pages()}
+    for path in DOCS.rglob("*.md"):
+        place = path.relative_to(DOCS).as_posix()
+        pages[place] = documentation.relink(path.read_text(), path, place)
+    return pages
 
 
 def anchors(markdown: str) -> set[str]:
@@ -46,8 +57,8 @@ def navigated(entries: list[Any]) -> Iterator[str]:
 def test_the_navigation_names_each_page_once_and_no_other() -> None:
     named = list(navigated(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     assert len(named) == len(set(named))
-    assert set(named) <= set(SITE)
-    assert {page for page in SITE if not page.startswith("repository/")} <= set(named)
+    assert set(named) <= set(site())
+    assert {page for page in site() if not page.startswith("repository/")} <= set(named)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -63,33 +74,33 @@ def test_links_and_anchors_of_a_page_resolve(page: Path) -> None:
 
 
 def test_links_of_the_site_lead_to_pages_of_the_site() -> None:
-    for place, markdown in SITE.items():
+    for place, markdown in site().items():
         for target, anchor in LINK.findall(documentation.without_code(markdown)):
             found = Path(place).parent.joinpath(target)
             parts: list[str] = []
             for part in found.parts:
                 parts = parts[:-1] if part == ".." else [*parts, part]
             name = "/".join(parts)
-            assert name in SITE or (DOCS / name).is_file(), f"{place}: {target}"
+            assert name in site() or (DOCS / name).is_file(), f"{place}: {target}"
             if anchor:
-                assert anchor[1:] in anchors(SITE[name]), f"{place}: {target}{anchor}"
+                assert anchor[1:] in anchors(site()[name]), f"{place}: {target}{anchor}"
 
 
 def test_the_reference_has_every_flag_of_every_command() -> None:
-    page = GENERATED["reference/flags.md"]
+    page = generated()["reference/flags.md"]
     for command in JOBS:
         for name, field in flag_fields(command).items():
             assert flag_of(field) is None or f"| `--{name}` |" in page, name
 
 
 def test_the_reference_explains_every_key_of_the_status() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `[^`]+` \| (.*) \|$", GENERATED["reference/status.md"], re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| `[^`]+` \| (.*) \|$", generated()["reference/status.md"], re.MULTILINE)
     assert {"coverage", "pods", "staleness", "quarantined", "restarts", "busy"} <= {key for key, _ in rows}
     assert not [key for key, meaning in rows if not meaning]
 
 
 def test_the_reference_has_errors_with_their_hints() -> None:
-    page = GENERATED["reference/errors.md"]
+    page = generated()["reference/errors.md"]
     assert "- --‹name› takes true or false, not '‹text›'.<br>→ Write --‹name› or --‹name›=false." in page
     for title in documentation.ERRORS.values():
         assert f"\n## {title}\n\n- " in page

@@ -22,6 +22,7 @@ from elasticdl_client.model_framework import check_framework
 from tests.chaos.job import REPOSITORY
 from tests.chaos.jobs import MNIST
 from tests.e2e.whole_jobs import train
+from tests.lean_import import LEAN_IMPORT
 
 TORCH_MNIST = replace(
     MNIST, name="torch-mnist", model_def="mnist.mnist_pytorch.custom_model", num_workers=1, num_ps_pods=0
@@ -88,7 +89,7 @@ def test_a_worker_imports_the_framework_of_its_job_alone(
     tmp_path: Path, model_def: str, framework: str, imported: str
 ) -> None:
     (tmp_path / "data.csv").write_text("a\n1\n")
-    argv = [sys.executable, "-c", IMPORTS, model_def, framework, str(tmp_path / "data.csv"), "Local"]
+    argv = [sys.executable, "-c", LEAN_IMPORT + IMPORTS, model_def, framework, str(tmp_path / "data.csv"), "Local"]
     printed = subprocess.run(argv, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert printed.returncode == 0, printed.stderr[-2000:]
     assert printed.stdout.split("\n")[-2] == imported
