@@ -17,7 +17,7 @@ LOCK := requirements.lock
 DESCRIBED := setup.py pyproject.toml elasticdl_client/pyproject.toml $(LOCK)
 KERNELS := $(wildcard elasticdl/kernels/src/*)
 CHAOS ?=
-JOBS ?= 4
+JOBS ?= 6
 FUZZ ?= 1
 TEST ?=
 N ?= 20
@@ -38,7 +38,7 @@ help:
 	@echo "make test-versions   tests on the oldest and newest TensorFlow, PyTorch, kubernetes, … that are promised; LANES=\"torch-oldest …\""
 	@echo "make coverage   which lines and branches the tests run, for each package; TEST=tests/rpc: those of some tests"
 	@echo "make test-estimator   those on TensorFlow 2.15, the last one that has Estimators"
-	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG, JOBS=4 at a time; e2e-full: the long ones, too"
+	@echo "make e2e        whole jobs on the Kubernetes of KUBECONFIG, JOBS=6 at a time; e2e-full: the long ones, too"
 	@echo "make chaos      kill workers, parameter servers and masters at length; count what is lost"
 	@echo "make fuzz       read damaged files, calls and command lines at length; FUZZ=2: twice as many of them"
 	@echo "make stress     find flaky tests: TEST=FILE runs N=20 times with every processor busy, CPUS=0.5 of them its own"
@@ -131,7 +131,8 @@ test-estimator: $(ESTIMATOR)/.installed
 # Other files are not even imported: four processes would each import TensorFlow and PyTorch for nothing.
 ON_CLUSTER = $(filter-out tests/e2e_kubernetes/%,$(shell grep -rl --include="test_*.py" "mark\.cluster" tests))
 
-# The whole jobs come last: they print what happened to their pods, and stop the daemons of the cluster.
+# The long whole jobs come first, one test at a time goes to a process that is free, and short tests fill what is left.
+# Those that stop the daemons of the cluster, or measure, come last and alone.
 define run_on_cluster
 	@[[ -n "$${KUBECONFIG:-}" ]] || { echo "KUBECONFIG is not set. A cluster for these tests is made by" \
 	    '../shared/cluster/up && eval "$$(../shared/cluster/env)"' >&2; exit 1; }
@@ -140,10 +141,9 @@ define run_on_cluster
 	@$(BIN)/python -m tests.e2e_kubernetes.dns_records
 	$(call say,building the image of the tests (once; TensorFlow is a large download))
 	@$(BIN)/python -m tests.e2e_kubernetes.image
-	$(call say,running what needs a cluster on that of $$KUBECONFIG)
-	@$(BIN)/python -m tests.again -m "$(1)" -n $(JOBS) --dist loadfile $(ON_CLUSTER)
-	$(call say,running whole jobs on it$(comma) $(JOBS) at a time)
-	@$(BIN)/python -m tests.again -m "($(1)) and not alone" -n $(JOBS) --dist load --durations 0 --durations-min 1 tests/e2e_kubernetes
+	$(call say,running whole jobs on the cluster of $$KUBECONFIG and all else that needs one$(comma) $(JOBS) at a time)
+	@$(BIN)/python -m tests.again -m "($(1)) and not alone" -n $(JOBS) --dist load --maxschedchunk 1 \
+	    --durations 0 --durations-min 3 tests/e2e_kubernetes $(sort $(ON_CLUSTER))
 	$(call say,running those that need it for themselves)
 	@$(BIN)/python -m tests.again -m "($(1)) and alone" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 endef

@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from elasticdl_client.zoo.dockerfile import FOLDER, RUNTIME_FILE
 from tests.e2e_kubernetes.kubectl import REPOSITORY
 
 BUILD = REPOSITORY / "build" / "e2e"
@@ -31,19 +32,21 @@ def ready_image(framework: str = "tensorflow") -> str:
     """
     name = "elasticdl-e2e" if framework == "tensorflow" else f"elasticdl-e2e-{framework}"
     image = f"{name}:{digest()}"
-    if subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode != 0:
+    if not _exists(image):
         _build(image, framework)
     return image
 
 
+def _exists(image: str) -> bool:
+    return subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode == 0
+
+
 def _build(image: str, framework: str) -> None:
-    zoo = BUILD / "zoo"
-    shutil.rmtree(zoo, ignore_errors=True)
+    zoo = _empty_folder("zoo")
     ignored = shutil.ignore_patterns(*_IGNORED)
-    shutil.copytree(REPOSITORY / "model_zoo", zoo, ignore=ignored)
+    shutil.copytree(REPOSITORY / "model_zoo", zoo, dirs_exist_ok=True, ignore=ignored)
     shutil.copytree(REPOSITORY / "tests" / "e2e_kubernetes" / "zoo", zoo, dirs_exist_ok=True, ignore=ignored)
-    wheels = BUILD / "wheels"
-    shutil.rmtree(wheels, ignore_errors=True)
+    wheels = _empty_folder("wheels")
     pip = [
         sys.executable,
         "-m",
@@ -56,12 +59,34 @@ def _build(image: str, framework: str) -> None:
         str(wheels),
     ]
     _run(*pip, "./elasticdl_client", ".")
+    base: tuple[str, ...] = ()
     if framework == "tensorflow":
+        base = (f"--base_image={_tensorflow_alone(wheels)}",)
         torch = f"torch=={version('torch').partition('+')[0]}"  # as pip here finds it: without CUDA, if it may choose
         _run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels), torch)
         (zoo / "requirements.txt").write_text("".join(f"{name}=={version(name)}\n" for name in _OF_COMMANDS))
-    _elasticdl("zoo", "init", f"--model_zoo={zoo}", f"--framework={framework}", f"--local_pkg_dir={wheels}", "--force")
+    options = (f"--framework={framework}", f"--local_pkg_dir={wheels}", *base)
+    _elasticdl("zoo", "init", f"--model_zoo={zoo}", *options, "--force")
     _elasticdl("zoo", "build", str(zoo), f"--image={image}")
+
+
+def _tensorflow_alone(wheels: Path) -> str:
+    """An image without PyTorch, made as the tutorials make theirs: they share the layer of TensorFlow."""
+    zoo = _empty_folder("tensorflow")
+    (zoo / "model.py").touch()
+    _elasticdl("zoo", "init", f"--model_zoo={zoo}", f"--local_pkg_dir={wheels}", "--without=allreduce", "--force")
+    requirements = (zoo / FOLDER / RUNTIME_FILE).read_bytes()
+    image = f"elasticdl-e2e-base:{hashlib.sha256(requirements).hexdigest()[:12]}"
+    if not _exists(image):
+        _elasticdl("zoo", "build", str(zoo), f"--image={image}")
+    return image
+
+
+def _empty_folder(name: str) -> Path:
+    folder = BUILD / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def _elasticdl(*arguments: str) -> None:

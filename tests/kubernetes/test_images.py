@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e_kubernetes.image import ready_image
+from tests.e2e_kubernetes.locks import one_at_a_time
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,8 @@ def built(output: str) -> str:
 @pytest.fixture(scope="module")
 def runtime() -> str:
     """An image that has this checkout's runtime and TensorFlow already: pip finds all it is asked for."""
-    return ready_image()
+    with one_at_a_time("image"):
+        return ready_image()
 
 
 @pytest.fixture
