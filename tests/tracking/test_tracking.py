@@ -175,6 +175,7 @@ def test_three_lives_are_one_run_of_mlflow_and_of_wandb(tmp_path: Path, monkeypa
             job.start()
         worker = job.worker()
         assert worker.register().accepted
+        wait_until(partial(has_runs, home, 3), "the run of life 3")  # the end of a job waits for 10 s, no longer
         worker.train_all()
         assert job.wait() == 0, job.log()
         assert "points are left out" not in job.log()
