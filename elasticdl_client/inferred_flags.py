@@ -88,7 +88,7 @@ def _why_all_reduce(values: Mapping[str, object]) -> str:
     if "num_ps_pods" in values:
         return "--num_ps_pods is 0" if str(values["num_ps_pods"]).strip() == "0" else ""
     framework = parse("framework", values.get("framework", FrameworkName.AUTO), FrameworkName.AUTO)
-    zoo, model_def = str(values.get("model_zoo", "")), str(values["model_def"])
+    zoo, model_def = str(values.get("code") or values.get("model_zoo", "")), str(values["model_def"])
     if framework_of(JobSpec(model_zoo=zoo, model_def=model_def, framework=framework)) is FrameworkName.TORCH:
         return f"{model_def} is written for PyTorch"
     return ""

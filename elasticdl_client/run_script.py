@@ -129,7 +129,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> ScriptJob:
         notes.append(f"--runtime={values['runtime']}, since {why}; --runtime={other} overrides it.")
     is_local = parse("runtime", values["runtime"], Runtime.KUBERNETES) is Runtime.LOCAL
     _check_image(command, values, notes, is_local=is_local)
-    base = Path(str(values.get("model_zoo") or ".") if is_local else ".").expanduser()
+    base = Path(str(values.get("model_zoo" if is_local else "code") or ".")).expanduser()
     program = _find(command, base, is_local=is_local)
     values.setdefault("job_name", job_name_of(command.script, is_module=command.is_module))
     values["job_command"] = shlex.join(command.words)
@@ -203,8 +203,8 @@ def _check_image(command: _Command, values: Mapping[str, object], notes: Sequenc
     why = next((f" ({note.partition(';')[0]})" for note in notes if note.startswith("--runtime=")), "")
     raise FlagError(
         f"`elasticdl run` on Kubernetes{why} needs --image_name, an image with {command.script} in it.",
-        "`elasticdl zoo init` and `elasticdl zoo build . --image=REGISTRY/NAME:TAG` make one of this folder. Or "
-        "--runtime=local: processes of this machine, no image.",
+        "`elasticdl zoo init` and `elasticdl zoo build . --image=REGISTRY/NAME:TAG` make one of this folder; with "
+        "--code=. any image with ElasticDL will do. Or --runtime=local: processes of this machine, no image.",
     )
 
 

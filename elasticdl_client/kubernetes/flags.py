@@ -23,6 +23,12 @@ from elasticdl_client.params import parse_envs
 class KubernetesFlags:
     """The part of `JobSpec` that the Kubernetes runtime adds; the attributes have the flags' names."""
 
+    code: str = flag(
+        "",
+        "Directory of this machine with the model zoo or script, for all pods: no image has to be built for it.",
+        Group.KUBERNETES,
+        check=check_path,
+    )
     image_name: str = flag("", "Image of the master, and of all pods by default.", Group.KUBERNETES)
     worker_image: str = flag("", "Image of workers and parameter servers, if another.", Group.KUBERNETES)
     namespace: str = flag("", "Namespace of the job; empty: that of the kubeconfig's context.", Group.KUBERNETES)

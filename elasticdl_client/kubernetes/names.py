@@ -23,6 +23,8 @@ _ENV_KEY_PREFIX = "env."  # there too: the value of a variable of --envs
 TOKEN_DIRECTORY = "/var/run/elasticdl/token"  # where the Secret is mounted in every pod
 JOB_DIRECTORY = "/var/lib/elasticdl"  # writable in every pod, gone with it; also the home directory
 ZOO_DIRECTORY = "/model_zoo"  # in every image
+CODE_DIRECTORY = "/var/run/elasticdl/code"  # where the ConfigMaps with the code of --code are mounted in every pod
+CODE_KEY = "part"  # in the ConfigMaps `code_object`, binary
 CLUSTER_SPEC_DIRECTORY = "/cluster_spec"  # in every image that was built with one
 USER_ID = 1000  # of every process and of mounted files, in images and pods
 
@@ -49,6 +51,11 @@ def state_object(job_name: str) -> str:
 def token_object(job_name: str) -> str:
     """The Secret with the job's token and all else of it that is secret."""
     return f"elasticdl-{job_name}-token"
+
+
+def code_object(job_name: str, number: int) -> str:
+    """A ConfigMap with a part of the code of --code."""
+    return f"elasticdl-{job_name}-code-{number}"
 
 
 def env_key(variable: str) -> str:

@@ -15,6 +15,7 @@ from elasticdl_client.choices import Tls
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import cluster_plugin, names, pod_template
 from elasticdl_client.kubernetes.cluster_spec import adapt_service
+from elasticdl_client.kubernetes.code import Archive, config_maps
 from elasticdl_client.kubernetes.pods import Manifest, owned, pod_manifest
 from elasticdl_client.secret_values import HIDDEN
 
@@ -72,13 +73,16 @@ def cluster_spec_in_image(path: str) -> str:
     return f"{names.CLUSTER_SPEC_DIRECTORY}/{os.path.basename(path)}" if path else ""
 
 
-def job_manifests(spec: JobSpec, token: str, certificate: Mapping[str, str] | None = None) -> list[Manifest]:
+def job_manifests(
+    spec: JobSpec, token: str, certificate: Mapping[str, str] | None = None, archive: Archive | None = None
+) -> list[Manifest]:
     """Every object of a job; `owned` gives them their owner once that exists.
 
     Args:
-        spec: as the user gave it; `cluster_spec` is a file of this machine.
+        spec: as the user gave it; `cluster_spec` is a file of this machine, `code` names the archive.
         token: the job's.
         certificate: its files, if it uses TLS.
+        archive: of its code, if it brings some.
 
     Raises:
         FlagError: the user's --cluster_spec cannot be used.
@@ -103,16 +107,20 @@ def job_manifests(spec: JobSpec, token: str, certificate: Mapping[str, str] | No
             type="Opaque",
             stringData=secret,
         ),
+        *(
+            _object(spec, "ConfigMap", part.pop("name"), **part)
+            for part in (config_maps(archive, job) if archive is not None else [])
+        ),
         *_services(spec),
         _network_policy(spec),
         master,
     ]
 
 
-def public_manifests(spec: JobSpec) -> list[Manifest]:
+def public_manifests(spec: JobSpec, archive: Archive | None = None) -> list[Manifest]:
     """The objects of `job_manifests` without anything secret, to be shown."""
     certificate = dict.fromkeys(names.CERTIFICATE_KEYS, HIDDEN) if spec.uses_tls else {}
-    manifests = job_manifests(spec.public(), HIDDEN, certificate)
+    manifests = job_manifests(spec.public(), HIDDEN, certificate, archive)
     for manifest in manifests:
         if "stringData" in manifest:
             manifest["stringData"] = dict.fromkeys(manifest["stringData"], HIDDEN)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from elasticdl_client.choices import LOG_FORMAT_VARIABLE, ImagePullPolicy, LogFormat
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.kubernetes import cluster_plugin, names, placement, pod_template
+from elasticdl_client.kubernetes import cluster_plugin, code, names, placement, pod_template
 from elasticdl_client.kubernetes.cluster_spec import adapt_pod
 from elasticdl_client.kubernetes.priority import worker_priorities
 from elasticdl_client.kubernetes.resources import Resources, container_resources, quantity
@@ -181,9 +181,12 @@ def _container(
 
 
 def _command(spec: JobSpec, pod: PodLike) -> tuple[str, ...]:
-    if not spec.log_file_path:
-        return pod.command
-    return ("python", "-m", "elasticdl.rpc.log_file", log_file(spec, str(pod.role), pod.index), *pod.command)
+    command = pod.command
+    if digest := code.digest_of(spec.code):
+        command = ("python", "-m", "elasticdl.rpc.unpack_code", digest, *command)
+    if spec.log_file_path:
+        command = ("python", "-m", "elasticdl.rpc.log_file", log_file(spec, str(pod.role), pod.index), *command)
+    return command
 
 
 def log_file(spec: JobSpec, role: str, index: int) -> str:
@@ -266,6 +269,8 @@ def _volumes(spec: JobSpec, role: str, resources: Resources) -> tuple[list[Manif
     if role == "worker" and _SHARED_MEMORY not in taken:
         volumes.append({"name": "elasticdl-shm", "emptyDir": _shared_memory(resources)})
         mounts.append({"name": "elasticdl-shm", "mountPath": _SHARED_MEMORY})
+    for found, ours in zip(code.volumes(spec.job_name, spec.code), (volumes, mounts), strict=True):
+        ours += found
     # Optional, for the objects of a job that is deleted go in any order: a kubelet that looks in vain for the Secret of
     # a running pod takes two minutes before it lets the pod end.  A process without token says so and ends.
     # It belongs to root: our user reads it as a member of the pod's fsGroup, and could not with the mode 0400; a user

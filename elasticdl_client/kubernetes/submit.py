@@ -7,19 +7,21 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from elasticdl_client.certificates import make_certificate
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
-from elasticdl_client.kubernetes import api, commands, follow, names, written
+from elasticdl_client.kubernetes import api, code, commands, follow, names, written
 from elasticdl_client.kubernetes.checks import check, gives_users
+from elasticdl_client.kubernetes.code import Archive
 from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
 from elasticdl_client.kubernetes.pods import Manifest, owned
 from elasticdl_client.kubernetes.security import CHOSEN_BY_CLUSTER, DEFAULT_USER
 from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
+from elasticdl_client.model_source import check_model_source
 from elasticdl_client.script_output import Shown
 
 _TOKEN_BYTES = 32
@@ -41,7 +43,7 @@ def run(spec: JobSpec, *, shown: Shown = Shown.GLANCE) -> int:
     if spec.yaml or spec.dry_run:
         for note in mount_notes(spec):
             _note(note)
-        _write(spec)
+        _write(*_with_code(spec))
         return 0
     connection, spec = submit(spec, _note)
     _say_submitted(spec)
@@ -61,11 +63,12 @@ def submit(spec: JobSpec, note: Callable[[str], None]) -> tuple[api.Connection, 
     Raises:
         ElasticDLError: it could not be submitted.
     """
+    spec, archive = _with_code(spec)
     for text in mount_notes(spec):
         note(text)
     connection = api.connect(spec.force_use_kube_config_file, spec.context)
     spec = _admitted(_placed(spec, connection.namespace), connection)
-    manifests = _manifests(spec)
+    manifests = _manifests(spec, archive)
     for text in check(connection, spec):
         note(text)
     create(connection, spec, manifests)
@@ -88,7 +91,7 @@ def _admitted(spec: JobSpec, connection: api.Connection) -> JobSpec:
     return dataclasses.replace(spec, run_as_user=CHOSEN_BY_CLUSTER)
 
 
-def _write(spec: JobSpec) -> None:
+def _write(spec: JobSpec, archive: Archive | None) -> None:
     """Writes the objects instead of creating them; what the cluster has against them is only said."""
     placed = _placed(spec, api.DEFAULT_NAMESPACE)
     try:
@@ -102,19 +105,39 @@ def _write(spec: JobSpec) -> None:
     except ElasticDLError as error:
         print(f"warning: as it is, the cluster would not run this job. {error}", file=sys.stderr)
     if spec.yaml:
-        written.write(spec.yaml, written.to_yaml(_manifests(placed)))
+        written.write(spec.yaml, written.to_yaml(_manifests(placed, archive)))
         said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
         print(said, file=sys.stderr if spec.dry_run else sys.stdout)
         _note("the Secret in it holds the job's token and passwords: keep the file to yourself, make one for each job.")
     if spec.dry_run:
-        sys.stdout.write(written.to_yaml(public_manifests(placed)))
+        sys.stdout.write(written.to_yaml(public_manifests(placed, archive)))
         sys.stdout.flush()
         _note("tokens and passwords are shown as ***: --yaml=FILE writes the objects as they would be created.")
 
 
-def _manifests(spec: JobSpec) -> list[Manifest]:
+def _with_code(spec: JobSpec) -> tuple[JobSpec, Archive | None]:
+    """Packs the code of --code; the job names the archive instead of the directory."""
+    if not spec.code:
+        return spec, None
+    if spec.model_zoo:
+        raise FlagError(
+            f"--code={spec.code} is the model zoo of all pods, and --model_zoo={spec.model_zoo} names another one.",
+            "Leave --model_zoo out.",
+        )
+    if mount_of(names.ZOO_DIRECTORY, parse_volumes(spec.volume)) is not None:
+        raise FlagError(
+            f"--code is unpacked to {names.ZOO_DIRECTORY}, where --volume mounts something else.", "Mount it elsewhere."
+        )
+    if spec.model_def and not spec.job_command:
+        check_model_source(spec, Path(spec.code).expanduser())
+    archive = code.pack(spec.code)
+    return dataclasses.replace(spec, code=archive.reference), archive
+
+
+def _manifests(spec: JobSpec, archive: Archive | None) -> list[Manifest]:
     """The objects of a new job, with a secret of its own."""
-    return job_manifests(spec, secrets.token_hex(_TOKEN_BYTES), make_certificate() if spec.uses_tls else {})
+    certificate = make_certificate() if spec.uses_tls else {}
+    return job_manifests(spec, secrets.token_hex(_TOKEN_BYTES), certificate, archive)
 
 
 def _say_submitted(spec: JobSpec) -> None:

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 IRIS = REPOSITORY.parent / "shared" / "data" / "iris" / "iris.csv"
 NUM_IRIS = 150
+ZOO = REPOSITORY / "tests" / "e2e_kubernetes" / "zoo"
 
 
 def script_job(space: Space, name: str, command: str, **flags: object) -> KubernetesJob:
@@ -68,7 +69,15 @@ def accuracy(job: KubernetesJob) -> float:
 def test_a_pytorch_script_loses_nothing_with_a_worker(open_space: OpenSpace) -> None:
     command = "python -m paced.pytorch_script /data/digits/validation"
     strategy = {"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 0}
-    job = script_job(open_space("script"), "script", command, num_workers=3, num_epochs=12, **strategy)
+    space = open_space("script")
+    directory = space.directory / "code"  # another program than that of the image
+    shutil.copytree(ZOO, directory)
+    script = directory / "paced" / "pytorch_script.py"
+    printing = "def main() -> None:\n    print('this is the code of', __import__('os').environ['SITE'])\n"
+    script.write_text(script.read_text().replace("def main() -> None:\n", printing))
+    template = {"spec": {"containers": [{"name": "elasticdl", "env": [{"name": "SITE", "value": "here"}]}]}}
+    own = {"code": directory, "worker_pod_template": json.dumps(template)}
+    job = script_job(space, "script", command, num_workers=3, num_epochs=12, **own, **strategy)
     for flag in ("validation_data", "ps_resource_request", "ps_resource_limit"):  # the script evaluates; there is no PS
         del job.flags[flag]
     job.submit()
@@ -80,6 +89,7 @@ def test_a_pytorch_script_loses_nothing_with_a_worker(open_space: OpenSpace) -> 
     job.wait_until("the successor in the world", lambda: "worker 3 joined" in job.log(job.master), 120)
     job.assert_ends_exactly()
     assert accuracy(job) >= 0.9
+    assert len(re.findall("this is the code of here", logs_of_workers(job))) == 4  # the successor's, too
 
 
 @pytest.mark.full  # it builds an image of TensorFlow 2.15

@@ -1,0 +1,153 @@
+"""The code of --code: which files are packed, how pods get them, and what is not run."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from elasticdl.rpc.unpack_code import unpack
+from elasticdl_client.errors import ElasticDLError, FlagError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.kubernetes import code, submit
+from elasticdl_client.kubernetes.objects import job_manifests, role_pod, spec_for_pods
+from elasticdl_client.kubernetes.pods import pod_manifest
+
+BASE = {"job_name": "job", "image_name": "i", "model_def": "m.model", "training_data": "/d"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    for name, text in {
+        "train.py": "print(1)\n",
+        "lib/é model.py": "x = 1\n",
+        "data/big.bin": "0" * 1000,
+        "notes.log": "no",
+        ".gitignore": "data/\n*.log\n",
+        "lib/__pycache__/model.pyc": "no",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "train.py").chmod(0o700)
+    return root
+
+
+def files_of(archive: code.Archive) -> dict[str, int]:
+    with tarfile.open(fileobj=io.BytesIO(archive.data)) as packed:
+        return {member.name: member.mode for member in packed.getmembers()}
+
+
+PACKED = {".gitignore": 0o644, "lib/é model.py": 0o644, "train.py": 0o755}
+
+
+def test_what_git_does_not_ignore_is_packed_in_a_repository_and_in_none(project: Path) -> None:
+    plain = code.pack(str(project))
+    assert files_of(plain) == PACKED
+    assert not (project / ".git").exists()
+    subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
+    subprocess.run(["git", "add", "--force", "train.py", "notes.log"], cwd=project, check=True)
+    (project / "notes.log").unlink()  # git knows a file that is gone
+    assert files_of(code.pack(str(project))) == PACKED
+
+
+def test_without_git_a_gitignore_is_an_error_and_else_caches_are_left_out(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FlagError, match="no git to read it"):
+        code.pack(str(project))
+    (project / ".gitignore").unlink()
+    assert set(files_of(code.pack(str(project)))) == {"data/big.bin", "lib/é model.py", "notes.log", "train.py"}
+
+
+def test_the_same_files_have_the_same_digest_whenever_they_are_packed(project: Path) -> None:
+    first = code.pack(str(project))
+    os.utime(project / "train.py", (1, 1))
+    assert code.pack(str(project)).reference == first.reference
+    (project / "train.py").write_text("print(2)\n")
+    assert code.pack(str(project)).reference != first.reference
+
+
+def test_all_pods_unpack_what_the_job_holds_before_they_start(project: Path, tmp_path: Path) -> None:
+    (project / "noise.bin").write_bytes(os.urandom(400_000))  # more than two parts
+    archive = code.pack(str(project))
+    spec = dataclasses.replace(JobSpec.from_flags("train", BASE), code=archive.reference)
+    manifests = job_manifests(spec, "token", archive=archive)
+    parts = [one for one in manifests if one["metadata"]["name"].startswith("elasticdl-job-code-")]
+    assert len(parts) == 3
+    for number, part in enumerate(parts):
+        (tmp_path / f"{number:04}").write_bytes(base64.b64decode(part["binaryData"]["part"]))
+    digest = code.digest_of(archive.reference)
+    assert unpack(tmp_path, tmp_path / "zoo", digest) == ""
+    assert (tmp_path / "zoo" / "lib" / "é model.py").read_text() == "x = 1\n"
+    assert os.access(tmp_path / "zoo" / "train.py", os.X_OK)
+    assert unpack(tmp_path, tmp_path / "zoo", digest) == ""  # the next life of a container
+    for role in ("master", "ps", "worker"):
+        pod = pod_manifest(spec_for_pods(spec), role_pod(spec, role))
+        [own] = pod["spec"]["containers"]
+        assert own["command"][:4] == ["python", "-m", "elasticdl.rpc.unpack_code", digest]
+        assert own["command"][4:] == ["python", "-m", f"elasticdl.{role}"]
+        assert {"name": "elasticdl-zoo", "mountPath": "/model_zoo"} in own["volumeMounts"]
+        [code_volume] = [one for one in pod["spec"]["volumes"] if one["name"] == "elasticdl-code"]
+        named = [source["configMap"]["name"] for source in code_volume["projected"]["sources"]]
+        assert named == [part["metadata"]["name"] for part in parts]
+
+
+def test_code_that_was_changed_or_is_gone_is_not_unpacked(project: Path, tmp_path: Path) -> None:
+    archive = code.pack(str(project))
+    assert "are gone" in unpack(tmp_path, tmp_path / "zoo", "0" * 64)
+    (tmp_path / "0000").write_bytes(archive.data[:-1] + b"x")
+    assert "not the code that was submitted" in unpack(tmp_path, tmp_path / "zoo", code.digest_of(archive.reference))
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_an_archive_cannot_write_outside_of_its_directory(tmp_path: Path) -> None:
+    evil = io.BytesIO()
+    with tarfile.open(fileobj=evil, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../outside"))
+    (tmp_path / "0000").write_bytes(evil.getvalue())
+    wrong = unpack(tmp_path, tmp_path / "zoo", hashlib.sha256(evil.getvalue()).hexdigest())
+    assert wrong == "../outside is not a file below the directory"
+    assert not (tmp_path / "outside").exists()
+
+
+def test_the_process_becomes_the_pods_command_or_says_why_not() -> None:
+    command = [sys.executable, "-m", "elasticdl.rpc.unpack_code", "0" * 64, "echo", "started"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "--code: the ConfigMaps with the code of the job are gone. Submit the job again.\n"
+
+
+def test_too_much_code_is_refused_with_the_largest_files(project: Path) -> None:
+    (project / "weights.pt").write_bytes(os.urandom(code.MAX_BYTES + 1))
+    with pytest.raises(FlagError, match=r"too large, 4\.0 MiB, compressed: .* weights\.pt \(4\.0 MiB\)"):
+        code.pack(str(project))
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        ({"code": "no/such"}, "no/such.* does not exist"),
+        ({"code": "{project}", "model_zoo": "/zoo"}, "--model_zoo=/zoo names another one"),
+        ({"code": "{project}", "volume": "claim_name=c,mount_path=/model_zoo"}, "--volume mounts something else"),
+        ({"code": "{project}"}, r"m\.py does not exist"),
+        ({"code": "{project}/data", "job_command": "python a.py", "model_def": ""}, "holds no file"),
+    ],
+)
+def test_wrong_code_is_refused_before_a_cluster_is_asked(project: Path, flags: dict[str, str], what: str) -> None:
+    given = {name: value.format(project=project) for name, value in flags.items()}
+    if given.get("job_command"):
+        (project / ".gitignore").rename(project / "data" / ".gitignore")
+        (project / "data" / ".gitignore").write_text("*\n")
+    spec = JobSpec.from_flags("train", {**BASE, **given})
+    with pytest.raises(ElasticDLError, match=what):
+        submit.run(spec)
