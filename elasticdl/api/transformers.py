@@ -72,6 +72,7 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
         )
         self.args = copy.copy(self.args)
         self.args.gradient_accumulation_steps = 1  # the parts of an update are one batch to the Trainer's loop
+        self.accelerator.gradient_accumulation_steps = 1  # transformers 5.3 lets it divide the loss once more
         self._training = ElasticTraining(self, num_parts, session, super().training_step)
         self.callback_handler = ElasticCallbacks(self.callback_handler, self._training)
 
