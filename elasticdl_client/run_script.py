@@ -46,6 +46,7 @@ _GROUPS = (  # what makes workers train one model together
     "elasticai_api.pytorch",
     "elasticdl.api.transformers",
     "elasticdl.api.accelerate",
+    "elasticdl.api.lightning",
 )
 _TORCH = frozenset({"torch", "torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"})
 _OF_FIXED_GROUPS = ("init_process_group", "DistributedDataParallel", "DistributedSampler")

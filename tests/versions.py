@@ -120,7 +120,7 @@ LANES = {
         tools=("scikit-learn",),
     ),
     "trainers-oldest": Lane(
-        extras=("torch", "allreduce", "transformers", "accelerate"),
+        extras=("torch", "allreduce", "transformers", "accelerate", "lightning"),
         tests=("tests/api/test_pytorch_adapters.py", "tests/api/test_transformers_arguments.py"),
         minutes=1,
     ),

@@ -108,6 +108,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl.api.transformers": (*SHARED, "elasticdl.api"),
     "elasticdl.api.accelerate": (*SHARED, "elasticdl.api"),
+    "elasticdl.api.lightning": (*SHARED, "elasticdl.api"),
     "elasticdl.master": (
         *SHARED,
         *BELOW,
@@ -186,6 +187,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
         "elasticdl.api.pytorch",
         "elasticdl.api.transformers",
         "elasticdl.api.accelerate",
+        "elasticdl.api.lightning",
         "model_zoo",
     ),
 }

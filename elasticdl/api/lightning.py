@@ -1,0 +1,113 @@
+"""Lightning's strategy for the workers of a job, which come and go; elsewhere it is the one of a single device.
+
+    from elasticdl.api.lightning import ElasticStrategy
+
+    Trainer(strategy=ElasticStrategy(), max_epochs=3).fit(model, DataLoader(…), …)
+
+The DataLoader for training becomes the elastic one, and each step of the optimizer a step of all workers.  What the
+Trainer counts follows the ledger: see elasticdl/api/pytorch/lightning.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.utils.data import DataLoader, RandomSampler
+
+from elasticdl.api.pytorch import ElasticController, create_elastic_controller, join_job
+from elasticdl.api.pytorch.trainers import check_epochs, check_minibatch_size, say_plain
+from elasticdl_client.errors import JobError
+
+
+class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
+    """See above, and docs/pytorch_trainers.md for what differs from other strategies."""
+
+    def __init__(self, device: str | torch.device = "", **keywords: Any) -> None:
+        """
+        Args:
+            device: empty: the GPU of this worker if it has one, else its CPU.
+            keywords: of `SingleDeviceStrategy`.
+
+        Raises:
+            JobError: the master cannot be reached, or another launcher has started this process.
+        """
+        super().__init__(device or ("cuda:0" if torch.cuda.is_available() else "cpu"), **keywords)
+        session = join_job()
+        self._session = session if session.link is not None else None
+        self._controller: ElasticController | None = None
+        self._has_stepped = False  # Lightning reduces lengths before
+        if self._session is None:
+            say_plain("ElasticStrategy", "SingleDeviceStrategy of Lightning")
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return the elastic loader for training; validation has all of its data in each worker."""
+        if self._session is None or self._controller is not None or not self.lightning_module.trainer.training:
+            return super().process_dataloader(dataloader)
+        trainer, module = self.lightning_module.trainer, self.lightning_module
+        if not module.automatic_optimization:
+            raise JobError(
+                "automatic_optimization = False is impossible with ElasticStrategy in a job",
+                "let Lightning step the optimizer, or take a controller in training_step (docs/pytorch_script.md)",
+            )
+        if not isinstance(dataloader, DataLoader) or dataloader.batch_size is None or dataloader.drop_last:
+            raise JobError(
+                "the training data are no DataLoader with a batch_size and without drop_last",
+                "give DataLoader(dataset, batch_size=…): the job's ledger decides which records make a batch",
+            )
+        num_epochs = max(0, trainer.max_epochs or 0)
+        check_epochs(self._session.spec, num_epochs, "Trainer(max_epochs=…)")
+        check_minibatch_size(self._session.spec, dataloader.batch_size, "batch_size of the DataLoader")
+        self._controller = create_elastic_controller(
+            dataloader.batch_size,
+            num_epochs,
+            shuffle=isinstance(dataloader.sampler, RandomSampler),
+            state=[module],
+            trainable_only=True,
+            session=self._session,
+        )
+        return self._controller.loader(dataloader)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:
+        """Make a step of all workers: forward, backward and the update."""
+        if self._controller is None:
+            return super().optimizer_step(optimizer, closure, model, **keywords)
+        self._has_stepped = True
+        with self._controller.step():
+            return super().optimizer_step(optimizer, closure, model, **keywords)
+        return None
+
+    def on_train_end(self) -> None:
+        """Stop the job where the Trainer stops before the end of the data."""
+        controller = self._controller
+        if controller is not None and controller.num_steps_left != 0 and not controller.is_over:
+            controller.stop_training("the Trainer stops: max_steps, max_time or a callback")
+        super().on_train_end()
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Return whether this worker has rank 0 at the moment: it writes checkpoints."""
+        return self._controller is None or self._controller.rank == 0
+
+    def reduce(self, tensor: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Return what this worker has, which is all where it validates.
+
+        Raises:
+            JobError: in training, where other workers have other batches.
+        """
+        self._check_validates("sync_dist=True")
+        return super().reduce(tensor, *arguments, **keywords)
+
+    def all_gather(self, tensor: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As `reduce`."""
+        self._check_validates("all_gather()")
+        return super().all_gather(tensor, *arguments, **keywords)
+
+    def _check_validates(self, what: str) -> None:
+        if self._has_stepped and self.lightning_module.trainer.training:
+            raise JobError(
+                f"{what} in training would return this worker's part only: workers come and go between two batches",
+                "log without it; the metrics of validation are those of all of its data in each worker",
+            )
