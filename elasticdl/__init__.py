@@ -17,6 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elasticdl.api.keras_fit import fit as fit
     from elasticdl_client.sdk import ElasticDLError as ElasticDLError
     from elasticdl_client.sdk import JobFailed as JobFailed
     from elasticdl_client.sdk import JobHandle as JobHandle
@@ -44,8 +45,12 @@ def __getattr__(name: str) -> Any:
         from elasticdl_client import sdk
 
         return getattr(sdk, name)
+    if name == "fit":  # imports TensorFlow
+        from elasticdl.api.keras_fit import fit
+
+        return fit
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_API, "__version__"})
+    return sorted({*globals(), *_API, "__version__", "fit"})

@@ -52,7 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.master.settings",
         "elasticdl_client.kubernetes",
     ),
-    "elasticdl": ("elasticdl_client.version", "elasticdl_client.sdk"),  # on demand
+    "elasticdl": ("elasticdl_client.version", "elasticdl_client.sdk", "elasticdl.api.keras_fit"),  # on demand
     "elasticdl.protocol": (),
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
@@ -98,6 +98,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl.layers": SHARED,
     "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers", "elasticdl.worker"),  # a worker inside of a user's script
+    "elasticdl.api.keras_fit": (  # a job of its own, from Python
+        *SHARED,
+        "elasticdl.data",
+        "elasticdl.model_def",
+        "elasticdl.frameworks",
+        "elasticdl_client.data_sources",
+        "elasticdl_client.sdk",
+    ),
     "elasticdl.api.pytorch": (  # gradients in flat buffers, as every PyTorch model's
         *SHARED,
         *BELOW,
@@ -176,6 +184,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
         (
             "elasticdl.frameworks.keras",
             "elasticdl.layers",
+            "elasticdl.api.keras_fit",
             "elasticdl.api.tensorflow",
             "elasticdl_preprocessing",
             "model_zoo",

@@ -112,11 +112,12 @@ def test_what_the_page_says_is_honoured_is_in_the_loss() -> None:
 
 def test_the_code_of_the_page_is_what_keras_takes() -> None:
     scope: dict[str, Any] = {"keras": keras}
-    compiling, of_data, block = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    compiling, of_data, of_fit, block = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compiling, scope)
     bare = ModelDefinition("m.py", "custom_model", scope["custom_model"])
     assert set(taken_from_compile(bare, completed(bare, bare.model()))) == {"loss", "optimizer", "eval_metrics_fn"}
-    compile(of_data, "keras_models.md", "exec")
+    for one in (of_data, of_fit):  # which take longer: tests/e2e and tests/sdk run such
+        compile(one, "keras_models.md", "exec")
     exec(block, scope)
     example = Evaluated(tf.zeros([2]), tf.zeros([2, 5]))
     names = [measure.name for measure in measures_of("m.py", scope["eval_metrics_fn"](), lambda: example)]

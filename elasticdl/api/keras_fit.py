@@ -1,0 +1,360 @@
+"""`elasticdl.fit`: what `model.fit` does, by a local job of several worker processes.
+
+Hands the model and its data to the workers by files, and takes the weights and the history back; the job is that of
+`elasticdl.train`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import IO, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.data.samples import SampleRows
+from elasticdl.frameworks.framework import Mode
+from elasticdl.frameworks.keras.compiled import check_complete, completed
+from elasticdl.frameworks.keras.input.module_data import ModuleData
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.choices import JobType
+from elasticdl_client.data_sources import OF_MODULE
+from elasticdl_client.errors import ElasticDLError, FlagError, ModelDefinitionError
+from elasticdl_client.sdk import FlagValue, JobHandle, train
+from elasticdl_client.sdk.start import spec_of
+
+_BLOCK = 4096  # rows copied at once
+_MODEL, _WEIGHTS, _MODULE = "model.keras", "weights.npz", "fitted"
+_OWN_FLAGS = {  # flag → the argument of `fit` that it follows from
+    "model_zoo": "model",
+    "model_def": "model",
+    "training_data": "x and y",
+    "validation_data": "validation_data",
+    "minibatch_size": "batch_size",
+    "fixed_global_batch": "batch_size",
+    "num_epochs": "epochs",
+    "distribution_strategy": "num_workers",
+    "num_ps_pods": "num_workers",
+    "runtime": "num_workers",
+    "job_dir": "directory",
+}
+_KNOWN_PACKAGES = ("keras", "builtins", "elasticdl", "elasticdl_preprocessing")
+_SOURCE = '''"""Written by elasticdl.fit."""
+
+import sys
+
+sys.path += [one for one in {paths!r} if one not in sys.path]
+
+import keras
+{imports}
+from elasticdl.api.keras_fit import HandedOver
+
+_OF_FIT = HandedOver({directory!r})
+
+
+def custom_model():
+    return keras.saving.load_model(_OF_FIT.model)
+
+
+def dataset(mode):
+    return _OF_FIT.arrays(mode)
+
+
+def callbacks():
+    return [_OF_FIT.callback()]
+'''
+
+
+def fit(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    *,
+    sample_weight: Any = None,
+    batch_size: int = 32,
+    epochs: int = 1,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    num_workers: int = 2,
+    directory: str | os.PathLike[str] = "",
+    progress: bool = True,
+    **flags: FlagValue,
+) -> Any:
+    """Train a compiled model by a local job; its weights become those that the job has trained.
+
+    Args:
+        model: a compiled `keras.Model`.  Classes and functions of your own must be in a module, and registered
+            (`keras.saving.register_keras_serializable`), for workers load the model from a file.
+        x: arrays as for `model.fit`, or a `keras.utils.PyDataset` or `tf.data.Dataset` that holds the labels, too; one
+            pass over these is written to the directory.
+        y: labels of arrays.
+        sample_weight: of arrays, a weight for each sample.
+        batch_size: samples of a step, of all workers together; the losses do not depend on their number.
+        epochs: passes over the data.
+        validation_data: (x, y), (x, y, sample_weight), a `PyDataset` or a `tf.data.Dataset`, for the metrics of each
+            epoch.
+        shuffle: permute the samples anew in each epoch.
+        num_workers: processes that train.
+        directory: a new one, for the model, the data and the job, which stays; empty: a temporary one.
+        progress: show the job.
+        **flags: other flags of `elasticdl train`.
+
+    Returns:
+        A `keras.callbacks.History`: by epoch `loss`, that of the newest minibatch, and as `val_NAME` the metrics
+        of the validation data.
+
+    Raises:
+        ElasticDLError: the model, the data or a flag cannot be used, or the job has failed; its directory stays then.
+    """
+    taken = sorted(set(flags) & set(_OWN_FLAGS))
+    if taken:
+        raise FlagError(f"fit takes no {taken[0]}.", f"It follows from {_OWN_FLAGS[taken[0]]}.")
+    minibatch_size = _minibatch_size(batch_size, num_workers)
+    definition = _checked(model)
+    training = _opened(definition, _as_fitted(x, y, sample_weight), Mode.TRAINING)
+    validation = None if validation_data is None else _opened(definition, validation_data, Mode.EVALUATION)
+    place = _new_directory(directory)
+    module = place / "module"
+    given: dict[str, FlagValue] = {
+        "job_name": f"fit-{token_hex(3)}",
+        "model_zoo": module,
+        "model_def": f"{_MODULE}.custom_model",
+        "training_data": OF_MODULE,
+        "distribution_strategy": "AllReduceStrategy",
+        "num_workers": num_workers,
+        "minibatch_size": minibatch_size,
+        "fixed_global_batch": batch_size,
+        "num_epochs": epochs,
+        "shuffle": shuffle,
+        "runtime": "local",
+        "job_dir": place / "job",
+        **({} if validation is None else {"validation_data": OF_MODULE}),
+        **flags,
+    }
+    try:
+        spec_of(JobType.TRAIN, given, lambda note: None)  # before the data are written
+        module.mkdir()
+        _write_module(model, module)
+        _write_arrays(training, module, Mode.TRAINING)
+        if validation is not None:
+            _write_arrays(validation, module, Mode.EVALUATION)
+        job = train(progress=progress, **given)
+    except BaseException:
+        if not directory:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+    _ended(job)
+    history = _take_back(model, module)
+    if not directory:
+        job.delete()
+        shutil.rmtree(place, ignore_errors=True)
+    return history
+
+
+class HandedOver:
+    """The workers' side: what `fit` has written to a directory."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    @property
+    def model(self) -> str:
+        """The path of the model's file."""
+        return str(self._directory / _MODEL)
+
+    def arrays(self, mode: str) -> Any:
+        """Return the data of a mode, as `dataset` does; arrays stay on disk."""
+        saved = json.loads((self._directory / f"{mode}.json").read_text())
+        return _loaded(saved, self._directory, mode)
+
+    def callback(self) -> keras.callbacks.Callback:
+        """Return the callback that writes the history and the weights."""
+        return _WriteBack(self._directory)
+
+
+class _WriteBack(keras.callbacks.Callback):  # type: ignore[misc]
+    """Writes what `fit` takes back; each file may be written twice, when a worker is lost."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        numbers = {name: float(value) for name, value in (logs or {}).items()}
+        with _published(self._directory / f"epoch-{epoch}.json") as file:
+            file.write(json.dumps(numbers).encode())
+
+    def on_train_end(self, logs: Any = None) -> None:
+        with _published(self._directory / _WEIGHTS) as file:
+            np.savez(file, *self.model.get_weights())
+
+
+def _minibatch_size(batch_size: int, num_workers: int) -> int:
+    """Return the largest minibatch of a worker of which a step of the batch size consists."""
+    if num_workers < 1 or batch_size < num_workers:
+        raise FlagError(
+            f"batch_size={batch_size} with num_workers={num_workers}: a worker would have no sample of a step.",
+            "Give at least one worker, and a sample for each.",
+        )
+    return max(size for size in range(1, batch_size // num_workers + 1) if batch_size % size == 0)
+
+
+def _checked(model: Any) -> ModelDefinition:
+    if not isinstance(model, keras.Model):
+        raise ModelDefinitionError(f"fit was given a {type(model).__name__}.", "Give a compiled keras.Model.")
+    if not model.built:
+        raise ModelDefinitionError(
+            "The model of fit is not built: its weights have no shapes yet.",
+            "Begin it with keras.Input, or call it once with some samples.",
+        )
+    definition = completed(ModelDefinition("elasticdl.fit", "the model", lambda: model), model)
+    check_complete(definition, ("loss", "optimizer"))
+    return definition
+
+
+def _as_fitted(x: Any, y: Any, sample_weight: Any) -> Any:
+    if x is None:
+        raise FlagError("fit was given no data.", "Give x and y, a PyDataset or a tf.data.Dataset.")
+    if isinstance(x, keras.utils.PyDataset | tf.data.Dataset):
+        if y is not None or sample_weight is not None:
+            raise FlagError(f"fit was given y or sample_weight beside a {type(x).__name__}, which holds them.")
+        return x
+    if y is None:
+        raise FlagError("fit was given x without y.", "Give labels; a model without labels is not trained.")
+    return (x, y) if sample_weight is None else (x, y, sample_weight)
+
+
+def _opened(definition: ModelDefinition, given: Any, mode: Mode) -> ModuleData:
+    return ModuleData(
+        ModelDefinition(definition.path, definition.symbol, definition.model, dataset=lambda _: given), mode
+    )
+
+
+def _new_directory(directory: str | os.PathLike[str]) -> Path:
+    if not directory:
+        return Path(tempfile.mkdtemp(prefix="elasticdl-fit-"))
+    place = Path(directory).absolute()
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise FlagError(f"fit: directory={place} is not empty.", "Name a new one.")
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _write_module(model: Any, module: Path) -> None:
+    path = module / _MODEL
+    try:
+        model.save(path)
+        keras.saving.load_model(path)
+    except Exception as error:
+        raise ModelDefinitionError(
+            f"The model of fit cannot be saved and loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            "Register classes and functions of your own: keras.saving.register_keras_serializable.",
+        ) from error
+    imports = modules_of(path)
+    if "__main__" in imports:
+        raise ModelDefinitionError(
+            "The model of fit has a class or function of this script or notebook, which no worker can import.",
+            "Put it into a module of its own, and import it from there.",
+        )
+    paths = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
+    lines = "\n".join(f"import {name}  # noqa: F401" for name in imports)
+    (module / f"{_MODULE}.py").write_text(_SOURCE.format(paths=paths, imports=lines, directory=str(module)))
+
+
+def modules_of(path: Path) -> list[str]:
+    """Return the modules of the classes and functions of a saved model that are not Keras's."""
+    with zipfile.ZipFile(path) as file:
+        config = json.loads(file.read("config.json"))
+    registered = {name.rpartition(">")[2]: one for name, one in keras.saving.get_custom_objects().items()}
+    found = set()
+    for node in _dictionaries(config):
+        module, name = node.get("module"), node.get("registered_name")
+        if isinstance(module, str) and module.partition(".")[0] not in _KNOWN_PACKAGES:
+            found.add(module)
+        own = registered.get(str(name).rpartition(">")[2]) if name else None
+        if own is not None and own.__module__.partition(".")[0] not in _KNOWN_PACKAGES:
+            found.add(own.__module__)
+    return sorted(found)
+
+
+def _dictionaries(config: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(config, dict):
+        yield config
+    for part in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
+        yield from _dictionaries(part)
+
+
+def _write_arrays(data: ModuleData, directory: Path, mode: Mode) -> None:
+    num_rows = len(data.rows)
+    for place, spec in enumerate(data.rows.specs):
+        path = directory / f"{mode.value}-{place}.npy"
+        if spec.is_text:
+            parts = [block[place] for _, block in _blocks(data.rows)]
+            np.save(path, np.concatenate([np.array(part.tolist()) for part in parts]), allow_pickle=False)
+        else:
+            np.lib.format.open_memmap(path, "w+", spec.dtype, (num_rows, *spec.shape))
+    numbers = [place for place, spec in enumerate(data.rows.specs) if not spec.is_text]
+    files = {place: np.load(directory / f"{mode.value}-{place}.npy", mmap_mode="r+") for place in numbers}
+    for start, block in _blocks(data.rows):
+        for place, file in files.items():
+            file[start : start + len(block[place])] = block[place]
+    for file in files.values():
+        file.flush()
+    places = tf.nest.pack_sequence_as(data.structure, list(range(len(data.rows.specs))))
+    (directory / f"{mode.value}.json").write_text(json.dumps(places))
+
+
+def _blocks(rows: SampleRows) -> Iterator[tuple[int, Any]]:
+    for start in range(0, len(rows), _BLOCK):
+        yield start, rows.read(start, min(start + _BLOCK, len(rows)))
+
+
+def _loaded(saved: Any, directory: Path, mode: str) -> Any:
+    if isinstance(saved, list):
+        return tuple(_loaded(part, directory, mode) for part in saved)
+    if isinstance(saved, dict):
+        return {name: _loaded(part, directory, mode) for name, part in saved.items()}
+    return np.load(directory / f"{mode}-{saved}.npy", mmap_mode="r")
+
+
+def _ended(job: JobHandle) -> JobHandle:
+    try:
+        return job.wait()
+    except KeyboardInterrupt:
+        job.stop()
+        raise
+
+
+def _take_back(model: Any, module: Path) -> Any:
+    weights = module / _WEIGHTS
+    if not weights.is_file():
+        raise ElasticDLError(f"The job of fit has succeeded and has not written {weights}.", "Report this as a bug.")
+    with np.load(weights, allow_pickle=False) as arrays:
+        model.set_weights([arrays[f"arr_{place}"] for place in range(len(arrays.files))])
+    history = keras.callbacks.History()
+    history.set_model(model)
+    history.on_train_begin()
+    files = {int(path.stem.partition("-")[2]): path for path in module.glob("epoch-*.json")}
+    for epoch, path in sorted(files.items()):
+        history.on_epoch_end(epoch, json.loads(path.read_text()))
+    model.history = history
+    return history
+
+
+@contextmanager
+def _published(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name once it is whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        yield file
+    temporary.replace(path)

@@ -1,0 +1,139 @@
+"""`elasticdl.fit` on a real local job: history and weights come back; what no worker can get is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import elasticdl
+from elasticdl.api.keras_fit import modules_of
+from elasticdl_client.errors import DataError, ElasticDLError, FlagError, ModelDefinitionError
+
+X = np.zeros((6, 3), "f4")
+Y = np.arange(6)
+
+
+def digits_model() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+class Batches(keras.utils.PyDataset):
+    """The digits in batches of fifty."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return -(-len(self.x) // 50)
+
+    def __getitem__(self, number: int) -> Any:
+        part = slice(50 * number, 50 * (number + 1))
+        return self.x[part], self.y[part]
+
+
+@pytest.mark.timeout(300)
+def test_a_model_is_fitted_by_two_workers_and_has_their_weights_and_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype("f4")
+    model, held = digits_model(), (x[1437:], y[1437:])
+    history = elasticdl.fit(
+        model, Batches(x[:1437], y[:1437]), batch_size=64, epochs=4, validation_data=held, num_workers=2, progress=False
+    )
+    assert history.epoch == [0, 1, 2, 3]
+    assert set(history.history) == {"loss", "val_loss", "val_accuracy"}
+    assert model.history is history
+    of_keras = model.evaluate(*held, verbose=0, return_dict=True)
+    assert history.history["val_accuracy"][-1] == pytest.approx(of_keras["accuracy"], abs=1e-6)
+    assert history.history["val_loss"][-1] == pytest.approx(of_keras["loss"], rel=1e-4)
+    assert of_keras["accuracy"] > 0.85
+    assert not list(tmp_path.glob("elasticdl-fit-*"))
+
+
+def bare_model() -> keras.Model:
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+
+def model_of(**compiled: Any) -> keras.Model:
+    model = bare_model()
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **compiled})
+    return model
+
+
+def own_loss(labels: Any, predictions: Any) -> Any:
+    return tf.reduce_mean(tf.square(labels - predictions))
+
+
+Attempt = tuple[tuple[Any, ...], dict[str, Any], type[ElasticDLError], str]
+REFUSED: dict[str, Callable[[], Attempt]] = {
+    "not compiled": lambda: ((bare_model(), X, Y), {}, ModelDefinitionError, "no model that is compiled with loss"),
+    "no model": lambda: (("mse", X, Y), {}, ModelDefinitionError, "was given a str"),
+    "no data": lambda: ((model_of(),), {}, FlagError, "no data"),
+    "no labels": lambda: ((model_of(), X), {}, FlagError, "x without y"),
+    "labels twice": lambda: ((model_of(), Batches(X, Y), Y), {}, FlagError, "which holds them"),
+    "lengths": lambda: ((model_of(), X, Y[:2]), {}, DataError, "differ in length"),
+    "few samples": lambda: ((model_of(), X, Y), {"batch_size": 2, "num_workers": 3}, FlagError, "no sample of a step"),
+    "own flag": lambda: ((model_of(), X, Y), {"minibatch_size": 2}, FlagError, "fit takes no minibatch_size"),
+    "unknown flag": lambda: ((model_of(), X, Y), {"validation_split": 0.1}, FlagError, "validation_split"),
+    "unregistered": lambda: ((model_of(loss=own_loss), X, Y), {}, ModelDefinitionError, "cannot be saved and loaded"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_fitted_is_refused_before_a_job_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    arguments, options, kind, message = REFUSED[name]()
+    with pytest.raises(kind, match=message):
+        elasticdl.fit(*arguments, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@keras.saving.register_keras_serializable("test_fit")
+class Doubled(keras.layers.Layer):
+    """A layer of the user's."""
+
+    def call(self, x: Any) -> Any:
+        return 2 * x
+
+
+def test_workers_import_the_modules_of_the_user_s_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = keras.Sequential([keras.Input((3,)), Doubled(), keras.layers.Dense(1)])
+    model.save(tmp_path / "own.keras")
+    assert modules_of(tmp_path / "own.keras") == [Doubled.__module__]
+    model.compile("sgd", "mse")
+    monkeypatch.setattr(Doubled, "__module__", "__main__")
+    with pytest.raises(ModelDefinitionError, match="of this script or notebook, which no worker can import"):
+        elasticdl.fit(model, X, Y)
+
+
+def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(FlagError, match="is not empty"):
+        elasticdl.fit(model_of(), X, Y, directory=tmp_path)
+
+
+def test_importing_elasticdl_imports_no_tensorflow() -> None:
+    code = "import sys, elasticdl; assert 'fit' in dir(elasticdl); print('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
