@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_RUNTIME = frozenset({"elasticdl", "elasticdl_client", "elasticdl_preprocessing", "elasticai_api"})
 ALIAS = "model_zoo"  # `import model_zoo.x` is the zoo's x, also where its directory has another name
 
 
@@ -26,6 +27,8 @@ class Source:
 def sources(zoo: Path, module: str, script: Path | None = None) -> Iterator[Source]:
     """Yield a module of the zoo and those that it imports from there, nearest first; not what is not valid Python.
 
+    ElasticDL's own modules, which lie there where a checkout is the zoo, are not the user's program.
+
     Args:
         zoo: where modules are looked for.
         module: dotted name of the first one.
@@ -44,7 +47,7 @@ def sources(zoo: Path, module: str, script: Path | None = None) -> Iterator[Sour
         yield Source(file, tree, imported)
         for one in imported:
             for candidate in within(one):
-                if candidate not in seen:
+                if candidate not in seen and candidate.partition(".")[0] not in _RUNTIME:
                     seen.add(candidate)
                     waiting.append(candidate)
 

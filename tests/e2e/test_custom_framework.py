@@ -78,6 +78,14 @@ def test_the_port_counts_only_where_no_framework_is_imported(
     assert framework_of(JobSpec(model_zoo=str(tmp_path), model_def="own.custom_model")) is expected
 
 
+def test_the_runtime_in_a_zoo_is_no_part_of_the_users_program(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("from elasticdl.frameworks.framework import Mode\n")
+    (tmp_path / "elasticdl").mkdir()
+    (tmp_path / "elasticdl" / "__init__.py").write_text("import keras\n")
+    spec = JobSpec(model_zoo=str(tmp_path), model_def="own.custom_model")
+    assert framework_of(spec) is FrameworkName.CUSTOM
+
+
 @pytest.mark.parametrize("value", ['"keras"', "print"])
 def test_what_another_module_calls_framework_is_its_own_affair(tmp_path: Path, value: str) -> None:
     (tmp_path / "plain.py").write_text(f"framework = {value}\n\ndef custom_model(): ...\n")
