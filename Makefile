@@ -126,7 +126,7 @@ $(ESTIMATOR)/.installed: pyproject.toml elasticdl_client/pyproject.toml scripts/
 test-estimator: $(ESTIMATOR)/.installed
 	$(call say,running the tests marked estimator on TensorFlow 2.15)
 	@PYTHONPATH=$(CURDIR) $(ESTIMATOR)/bin/python -m pytest -m "estimator or estimator_too" tests/estimator tests/api tests/zoo/test_zoo_tutorials.py \
-	    --ignore-glob '*/test_pytorch_*'
+	    --ignore-glob '*/test_pytorch_*' --ignore-glob '*/test_elastic_*' --ignore-glob '*/test_transformers_*'
 
 # Other files are not even imported: four processes would each import TensorFlow and PyTorch for nothing.
 ON_CLUSTER = $(filter-out tests/e2e_kubernetes/%,$(shell grep -rl --include="test_*.py" "mark\.cluster" tests))
