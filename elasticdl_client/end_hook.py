@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import math
 import queue
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobStatus
+from elasticdl_client.job_status import JobStatus, finite
 from elasticdl_client.secret_values import hide_in_flag
 
 _TIMEOUT_S = 10.0  # of an attempt, also where a receiver sends a byte now and then
@@ -115,13 +114,4 @@ def _body(spec: JobSpec, status: JobStatus) -> bytes:
     del plain["job_name"]
     head = {"name": spec.job_name, "runtime": spec.runtime, "namespace": spec.namespace, "phase": phase}
     plain |= {"eta_seconds": None, "updated_at": status.updated_at or time.time()}
-    return json.dumps(_finite(head | plain), allow_nan=False).encode()
-
-
-def _finite(value: object) -> object:
-    """Plain values with null for NaN and infinity, which JSON has not."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(head | plain), allow_nan=False).encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -202,3 +203,12 @@ class Ended:
     exit_code: int
     message: str
     status: JobStatus | None
+
+
+def finite(value: object) -> object:
+    """Return plain values with null for NaN and infinity, which JSON has not."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,14 +6,13 @@ import collections
 import dataclasses
 import functools
 import json
-import math
 import time
 from collections.abc import Sequence
 
 from elasticdl_client import progress, report
 from elasticdl_client.durations import age
 from elasticdl_client.goodput import summary
-from elasticdl_client.job_status import JobStatus, PsStatus
+from elasticdl_client.job_status import JobStatus, PsStatus, finite
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.news import metrics_text
 
@@ -46,15 +45,7 @@ def json_text(value: object, indent: int | None = None, separators: tuple[str, s
     try:
         return dumps(value)
     except ValueError:
-        return dumps(_finite(value))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return dumps(finite(value))
 
 
 def job_table(jobs: Sequence[JobInfo], *, with_namespace: bool, wide: bool) -> str:
