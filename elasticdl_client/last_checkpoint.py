@@ -33,11 +33,18 @@ def can_be_written(spec: JobSpec, status: JobStatus | None) -> bool:
     return has_model and status is not None and status.exit_code is None and status.records_done > 0
 
 
-def write(spec: JobSpec, job_dir: JobDir, find_master: Callable[[], int | None], timeout_s: float = TIMEOUT_S) -> int:
+def write(
+    spec: JobSpec,
+    job_dir: JobDir,
+    find_master: Callable[[], int | None],
+    is_given_up: Callable[[], bool],
+    timeout_s: float = TIMEOUT_S,
+) -> int:
     """Asks a job's master for a checkpoint and returns when there is one that the next master takes.
 
     Args:
         find_master: returns its process; 0: it is started again; None: there is no master any more.
+        is_given_up: whether the checkpoint is to be waited for no longer.
 
     Returns:
         The number of minibatches in it; 0: there is none in time, or it has failed.
@@ -45,7 +52,7 @@ def write(spec: JobSpec, job_dir: JobDir, find_master: Callable[[], int | None],
     before, failures = _newest(spec, job_dir), _number(job_dir, EventKind.CHECKPOINT_FAILED)
     wanted, version = _committed(spec, job_dir.status()), before
     began_at, asked, deadline, pause = time.time(), 0, time.monotonic() + timeout_s, threading.Event()
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not is_given_up():
         master = find_master()
         if master is None:
             break

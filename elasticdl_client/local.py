@@ -11,12 +11,12 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Self
 
 from elasticdl_client import end_hook, last_checkpoint, progress, report
 from elasticdl_client.agent_process import AgentProcess
@@ -34,7 +34,7 @@ MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     """A signal asks for the end of the job."""
 
     def __init__(self, number: int) -> None:
@@ -139,8 +139,8 @@ def _news_of_earlier_runs(job_dir: JobDir) -> News:
 
 def _run_to_its_end(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News, shown: Shown) -> int:
     try:
-        with _signals_interrupt():
-            ended = _run(spec, job_dir, master_command, news, shown)
+        with _Signals() as signals:
+            ended = _run(spec, job_dir, master_command, news, shown, signals)
     except Interrupted as interruption:
         return 128 + interruption.number
     if spec.on_end:
@@ -157,7 +157,9 @@ def _post_end(spec: JobSpec, ended: Ended) -> None:
         _note(delivery.text)
 
 
-def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News, shown: Shown) -> Ended:
+def _run(
+    spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: News, shown: Shown, signals: _Signals
+) -> Ended:
     from elasticdl_client.local_job import LocalFollower, start_master
 
     agent = AgentProcess.start(spec, job_dir)
@@ -166,30 +168,32 @@ def _run(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str], news: Ne
         cluster = start_master(spec, job_dir, agent.socket, master_command)
         ended = LocalFollower(spec, job_dir, cluster, display, shown).follow()
     except Interrupted as interruption:
-        _leave(spec, job_dir, agent, display, interruption.number)
+        _leave(spec, job_dir, agent, display, interruption.number, signals)
         raise
     finally:
-        _ignore_signals()  # the end of all processes is not to be interrupted
+        signals.ignore()  # the end of all processes is not to be interrupted
         display.close()
         agent.end()
     _report(spec, job_dir, ended)
     return ended
 
 
-def _leave(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, display: progress.Display, number: int) -> None:
+def _leave(
+    spec: JobSpec, job_dir: JobDir, agent: AgentProcess, display: progress.Display, number: int, signals: _Signals
+) -> None:
     """Before the job is ended: after Ctrl-C writes what it holds to a checkpoint, unless there is a second one."""
+    signals.count()
     name, outcome = signal.Signals(number).name, ""
-    if number == signal.SIGINT:
-        try:
-            if last_checkpoint.can_be_written(spec, job_dir.status()):
-                display.say(f"{name}: writing a checkpoint before the end; Ctrl-C again ends the job at once …")
-                version = _save(spec, job_dir, agent)
-                outcome = (
-                    f"A checkpoint of {version:,} minibatches is written." if version else "There is no new checkpoint."
-                )
-        except Interrupted:  # the second Ctrl-C may come while the line is printed
+    if number == signal.SIGINT and last_checkpoint.can_be_written(spec, job_dir.status()):
+        display.say(f"{name}: writing a checkpoint before the end; Ctrl-C again ends the job at once …")
+        version = _save(spec, job_dir, agent, signals)
+        if version:
+            outcome = f"A checkpoint of {version:,} minibatches is written."
+        elif signals.num_counted:
             outcome = "The checkpoint is not waited for."
-    _ignore_signals()
+        else:
+            outcome = "There is no new checkpoint."
+    signals.ignore()
     if outcome:
         display.say(outcome)
     display.say(f"{name}: ending the job and all its processes …")
@@ -197,11 +201,12 @@ def _leave(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, display: progres
         display.say(f"`elasticdl resume {spec.job_name} --runtime=local` continues it.")
 
 
-def _save(spec: JobSpec, job_dir: JobDir, agent: AgentProcess) -> int:
+def _save(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, signals: _Signals) -> int:
     """The minibatches in a checkpoint that is written now; 0: there is none."""
     from elasticdl_client.local_job import find_master
 
-    return last_checkpoint.write(spec, job_dir, partial(find_master, spec, agent.socket))
+    master = partial(find_master, spec, agent.socket)
+    return last_checkpoint.write(spec, job_dir, master, is_given_up=lambda: bool(signals.num_counted))
 
 
 def _event_files(spec: JobSpec, path: Path) -> str:
@@ -223,29 +228,41 @@ def require_runtime() -> None:
         )
 
 
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Inside, the first of the ending signals raises `Interrupted`, and after SIGINT a second one; not more of them."""
-    is_first = True
+class _Signals:
+    """Inside, an ending signal raises `Interrupted` until `count`, from which on signals are counted.
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        nonlocal is_first
-        if not is_first or number != signal.SIGINT:
-            _ignore_signals()
-        is_first = False
-        raise Interrupted(number)
+    An exception would be lost where the signal arrives in a destructor or in a callback of C code: the end of the wait
+    for a checkpoint hangs on the number alone.
 
-    before = {number: signal.signal(number, interrupt) for number in _ENDING_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    Attributes:
+        num_counted: the signals since `count`.
+    """
+
+    def __init__(self) -> None:
+        self.num_counted = 0
+        self._are_counted = False
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._take) for number in _ENDING_SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def count(self) -> None:
+        """Raise no more, count."""
+        self._are_counted = True
 
-def _ignore_signals() -> None:
-    for number in _ENDING_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    def ignore(self) -> None:
+        """Neither raise nor count: what runs now is not to be interrupted."""
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if not self._are_counted:
+            raise Interrupted(number)
+        self.num_counted += 1
 
 
 def _report(spec: JobSpec, job_dir: JobDir, ended: Ended) -> None:

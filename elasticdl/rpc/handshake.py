@@ -48,6 +48,7 @@ _NONCE_BYTES = 32
 _KEY_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
 _ATTEMPTS = 8  # a server that is flooded with strangers may drop a member's connection with theirs
+_FIRST_PAUSE_S = 0.01  # doubled each time, 1.3 s in all: until a flood's threads and descriptors are freed
 
 
 class HandshakeError(ConnectionError):
@@ -191,6 +192,7 @@ def connected(
             connection.close()
             if attempt == _ATTEMPTS:
                 raise HandshakeError(f"the other end refuses the connection: {error}") from error
+            time.sleep(min(_FIRST_PAUSE_S * 2 ** (attempt - 1), _left(end)))
         except BaseException:
             connection.close()
             raise

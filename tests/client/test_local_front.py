@@ -25,11 +25,13 @@ RUN = (
     "master = (sys.executable, '-m', 'tests.client.status_writer', sys.argv[2])\n"
     "main.exit_with(lambda: sys.exit(local.run(spec, master)))"
 )
-ANSWERED_AT_ONCE = (
+ANSWERED_IN_A_DESTRUCTOR = (
     "import signal; from elasticdl_client.progress import PlainDisplay; say = PlainDisplay.say\n"
+    "class Garbage:\n"
+    "    def __del__(self): signal.raise_signal(signal.SIGINT)  # Python drops what is raised here\n"
     "def say_and_be_interrupted(display, line):\n"
     "    say(display, line)\n"
-    "    if 'Ctrl-C again' in line: signal.raise_signal(signal.SIGINT)\n"
+    "    if 'Ctrl-C again' in line: Garbage()\n"
     "PlainDisplay.say = say_and_be_interrupted\n"
 )
 MODEL = "def custom_model(): ...\ndef feed(d, m, md): ...\ndef loss(l, p): ...\ndef optimizer(): ...\n"
@@ -273,7 +275,7 @@ def test_a_second_ctrl_c_waits_for_nothing(flags: dict[str, str]) -> None:
 
 
 def test_a_second_ctrl_c_is_heard_while_the_first_is_answered(flags: dict[str, str]) -> None:
-    process = start(flags, "deaf", ANSWERED_AT_ONCE)
+    process = start(flags, "deaf", ANSWERED_IN_A_DESTRUCTOR)
     line_with(process, "records 50/100")
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=30)
