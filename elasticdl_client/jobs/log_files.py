@@ -57,6 +57,15 @@ class GrowingFile:
             self._rest = b""
         return [line.decode(errors="replace") for line in lines]
 
+    def skip_to_last(self, num_lines: int) -> None:
+        """Leave unread what comes long before the last lines: a log may have gigabytes."""
+        start, num_ends = self._file.seek(0, os.SEEK_END), 0
+        while start > 0 and num_ends <= num_lines:
+            size = min(_BLOCK_BYTES, start)
+            start = self._file.seek(start - size)
+            num_ends += self._file.read(size).count(b"\n")
+        self._file.seek(start)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -106,6 +115,8 @@ def _lines(job: JobInfo, request: LogRequest, logs: Path, pattern: str) -> Itera
         new = _new_files(logs, pattern, files)
         files |= new
         for path, file in sorted(files.items(), key=lambda item: item[1].written_at):
+            if path in new and is_first_look and request.tail >= 0 and not request.since_s:
+                file.skip_to_last(request.tail)
             found = file.lines(last=last)
             if path in new and is_first_look:
                 found = _part(found, request, file.written_at)

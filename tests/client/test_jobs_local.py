@@ -167,6 +167,18 @@ def test_follow_prints_the_last_words_of_a_job_that_is_deleted_meanwhile(tmp_pat
     assert [line.text for line in lines] == ["last words"]
 
 
+def test_the_tail_of_a_log_larger_than_memory_is_read_alone(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with (logs / "elasticdl-job-worker-0.log").open("wb") as log:
+        log.seek(1 << 38)  # a hole
+        log.write(b"\none\ntwo\nthree")
+    (logs / "elasticdl-job-worker-1.log").write_text("four\nfive\n")
+    job = JobInfo("job", Runtime.LOCAL, Phase.RUNNING, JobStatus("job"), directory=str(tmp_path))
+    lines = log_files.lines(job, LogRequest("", follow=False, tail=2))
+    assert [line.text for line in lines] == ["two", "three", "four", "five"]
+
+
 def test_a_job_that_ends_while_it_is_looked_at_is_not_taken_for_one_that_was_cut_off(
     flags: dict[str, str], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
