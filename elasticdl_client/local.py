@@ -231,8 +231,8 @@ def require_runtime() -> None:
 class _Signals:
     """Inside, an ending signal raises `Interrupted` until `count`, from which on signals are counted.
 
-    An exception would be lost where the signal arrives in a destructor or in a callback of C code: the end of the wait
-    for a checkpoint hangs on the number alone.
+    Python drops an exception that is raised in a destructor or a callback, so the wait for a checkpoint looks at the
+    number of signals.
 
     Attributes:
         num_counted: the signals since `count`.
@@ -251,11 +251,11 @@ class _Signals:
             signal.signal(number, handler)
 
     def count(self) -> None:
-        """Raise no more, count."""
+        """Count signals from here on instead of raising."""
         self._are_counted = True
 
     def ignore(self) -> None:
-        """Neither raise nor count: what runs now is not to be interrupted."""
+        """Ignore signals from here on."""
         for number in _ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
