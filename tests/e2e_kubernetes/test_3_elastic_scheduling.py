@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -13,8 +14,15 @@ from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.kubectl import kubectl
 from tests.e2e_kubernetes.room import ROOM, room, tenant
+from tests.e2e_kubernetes.space import Space
+from tests.e2e_kubernetes.test_6_all_reduce import all_reduce_job, wait_for_world
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+MakeJob = Callable[[Space], KubernetesJob]
+
+
+def server_job(space: Space) -> KubernetesJob:
+    return space.job("digits", num_ps_pods=1)
 
 
 def test_a_job_gives_way_to_a_service_of_high_priority_and_grows_again(open_space: OpenSpace) -> None:
@@ -52,29 +60,35 @@ def test_a_job_gives_way_to_a_service_of_high_priority_and_grows_again(open_spac
     assert troubles[Trouble.NO_GPU]["evidence"]["resource"] == ROOM, troubles
 
 
-def test_a_user_scales_a_running_job_by_command_and_by_annotation(open_space: OpenSpace) -> None:
-    job = open_space("scaled").job("digits", num_ps_pods=1).submit()
-    job.wait_for_running("worker", 2)
-    job.wait_for_progress()
-    two = uids(job)
-    assert job.client("scale", "--num_workers=4").stdout == 'job "digits" scaled: workers 2 → 4\n'
-    job.wait_for_running("worker", 4)
-    four = uids(job)
-    assert four.items() >= two.items()
+@pytest.mark.parametrize("make_job", [server_job, all_reduce_job], ids=["servers", "groups"])
+def test_two_six_one_four_workers_by_command_and_by_annotation(make_job: MakeJob, open_space: OpenSpace) -> None:
+    job = make_job(open_space("scaled")).submit()
+    two = trained_by(job, 2)
+    assert job.client("scale", "--num_workers=6").stdout == 'job "digits" scaled: workers 2 → 6\n'
+    six = trained_by(job, 6)
+    assert six.items() >= two.items()
 
     owner = names.job_object(job.name)
     kubectl("-n", job.namespace, "annotate", "configmap", owner, f"{names.NUM_WORKERS_ANNOTATION}=1", "--overwrite")
-    job.wait_until("one worker", lambda: len(job.pods("worker")) == 1)
-    one = uids(job)
+    one = trained_by(job, 1)
     assert one.items() <= two.items()
-    host.kill(one[job.master], signal.SIGKILL)
-    job.client("scale", "--num_workers=2", "--current_num_workers=1")
-    job.wait_for_running("worker", 2)
-    assert uids(job).items() >= one.items()
-    job.wait_for_progress()
+
+    host.kill(one[job.master], signal.SIGKILL)  # the next life finds the command
+    job.client("scale", "--num_workers=4", "--current_num_workers=1")
+    assert trained_by(job, 4).items() >= one.items()
     job.assert_ends_exactly()
     kinds = [event["kind"] for event in job.events()]
     assert (kinds.count("JobScaled"), kinds.count("PodLost")) == (3, 0), job.story()
+
+
+def trained_by(job: KubernetesJob, num_workers: int) -> dict[str, str]:
+    """Waits until this number of workers trains; returns the job's pods."""
+    job.wait_until(f"{num_workers} workers", lambda: len(job.pods("worker")) == num_workers)
+    job.wait_for_running("worker", num_workers)
+    if not job.flags["num_ps_pods"]:
+        wait_for_world(job, num_workers)
+    job.wait_for_progress()
+    return uids(job)
 
 
 def uids(job: KubernetesJob) -> dict[str, str]:

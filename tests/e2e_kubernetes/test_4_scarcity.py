@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import pytest
 from kubernetes.utils.quantity import parse_quantity
@@ -17,7 +18,10 @@ from tests.e2e_kubernetes.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "pods"}, "spec": {"hard": {"pods": "5"}}}
+
+def quota(pods: int) -> dict[str, Any]:
+    metadata = {"name": "pods"}
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": {"pods": str(pods)}}}
 
 
 def test_a_job_without_room_for_a_single_worker_waits_and_says_why(open_space: OpenSpace) -> None:
@@ -39,18 +43,18 @@ def test_a_job_without_room_for_a_single_worker_waits_and_says_why(open_space: O
 
 def test_a_job_in_a_namespace_with_a_quota_trains_with_the_pods_that_it_gets(open_space: OpenSpace) -> None:
     space = open_space("quota")
-    space.apply(QUOTA)
+    space.apply(quota(6))
     limit = partial(kubectl, "-n", space.namespace, "get", "resourcequota/pods", "-o", "jsonpath={.status.hard.pods}")
-    wait_until("the quota is in force", lambda: limit() == "5")
-    job = space.job("digits", num_workers=4).submit()
-    job.wait_for_running("worker", 2)
+    wait_until("the quota is in force", lambda: limit() == "6")
+    job = space.job("digits", num_workers=6).submit()
+    job.wait_for_running("worker", 3)
     job.wait_for_progress()
     job.wait_until("the reason in the status", lambda: "quota" in job.client("status").stdout)
-    assert len(job.pods()) == 5  # the master, two servers, two workers
+    assert len(job.pods()) == 6  # the master, two servers, three workers
     assert set(job.troubles("--why-pending")) == {Trouble.QUOTA_EXCEEDED}
 
-    kubectl("-n", space.namespace, "delete", "resourcequota", "pods")
-    job.wait_for_running("worker", 4, 120)
+    space.apply(quota(9))
+    job.wait_for_running("worker", 6, 120)
     job.assert_ends_exactly()
 
 
