@@ -45,6 +45,14 @@ class NanPolicy(StrEnum):
     SKIP = "skip"
 
 
+class Precision(StrEnum):
+    """The data type that a model computes in; its parameters are float32 in any case."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
 class Remedy(StrEnum):
     """The response to a worker that hangs, or computes more slowly than the others."""
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, Runtime, TrackerName
+from elasticdl_client.choices import (
+    DistributionStrategy,
+    FrameworkName,
+    JobType,
+    NanPolicy,
+    Precision,
+    Runtime,
+    TrackerName,
+)
+from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding, gpus
@@ -48,6 +57,7 @@ def check(spec: JobSpec) -> None:
     _check_encryption(spec)
     _check_strategy(spec)
     _check_training(spec)
+    _check_computation(spec)
     _check_prediction(spec)
     _check_parameter_server(spec)
     _check_all_reduce(spec)
@@ -169,6 +179,12 @@ def _check_command(spec: JobSpec) -> None:
             raise FlagError(
                 f"--{name} is without effect with --job_command: the model is the script's.", "Put it into the command."
             )
+    for name, default in COMPUTATION_DEFAULTS.items():
+        if getattr(spec, name) != default:
+            raise FlagError(
+                f"--{name} is without effect with --job_command: the script computes its steps itself.",
+                "Leave it out, and do it in the script.",
+            )
     if spec.strict_feed:
         raise FlagError(
             "--strict_feed is without effect with --job_command: a script has no feed.",
@@ -188,6 +204,21 @@ def _check_training(spec: JobSpec) -> None:
         )
     if spec.model_params and spec.job_command:
         raise FlagError("--model_params is not passed to --job_command.", "Put it into the command.")
+
+
+def _check_computation(spec: JobSpec) -> None:
+    if spec.minibatch_size % spec.accumulate_steps:
+        near = max(1, spec.minibatch_size // spec.accumulate_steps) * spec.accumulate_steps
+        raise FlagError(
+            f"--accumulate_steps={spec.accumulate_steps} does not divide --minibatch_size={spec.minibatch_size}.",
+            f"A minibatch is computed in parts of the same size: give --minibatch_size={near}.",
+        )
+    if spec.precision is Precision.FP16 and spec.nan_policy is NanPolicy.SKIP:
+        raise FlagError(
+            "--precision=fp16 with --nan_policy=skip: a gradient that overflows is no fault of its minibatch, which is "
+            "computed again with a smaller loss scale.",
+            "Leave --nan_policy out, or give --precision=bf16.",
+        )
 
 
 def _check_prediction(spec: JobSpec) -> None:

@@ -36,6 +36,7 @@ from elasticdl_client.choices import (
     Tls,
     TrackerName,
 )
+from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS, ComputationFlags
 from elasticdl_client.data_sources import OF_MODULE
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Flag, Group, flag, flag_of, nearest, parses
@@ -58,13 +59,14 @@ _NOT_OF_SCRIPTS = frozenset(  # what run decides, and what a script brings itsel
         *("job_command", "distribution_strategy", "num_ps_pods", "need_tf_config", "wait"),
         *("output", "checkpoint_dir_for_init", "label_column", "max_bad_records", "bad_records_dir", "strict_feed"),
         *("ps_resource_request", "ps_resource_limit", "ps_pod_priority"),
+        *COMPUTATION_DEFAULTS,
     }
 )
 _GROUPS_NOT_OF_SCRIPTS = (Group.MODEL, Group.PARAMETER_SERVER)
 
 
 @dataclass(frozen=True, slots=True)
-class JobSpec(ModelFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
+class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, KubernetesFlags):
     """See the module; the attributes have the flags' names, and `--help` describes each."""
 
     job_type: JobType = JobType.TRAIN

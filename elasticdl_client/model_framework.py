@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from elasticdl_client.choices import DistributionStrategy, FrameworkName
+from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.zoo_modules import sources, within
@@ -27,6 +28,14 @@ _TELLING = {
     "torch": FrameworkName.TORCH,
     "torchvision": FrameworkName.TORCH,
     "elasticdl.api.pytorch": FrameworkName.TORCH,
+}
+
+_INSTEAD = {  # what a Keras model has in place of a flag
+    "precision": 'Leave it out; the module may call keras.mixed_precision.set_global_policy("mixed_bfloat16") itself.',
+    "compile": "Leave it out; steps of Keras models are compiled in any case.",
+    "channels_last": "Leave it out; TensorFlow chooses the layout itself.",
+    "clip_gradient_norm": "Leave it out, and give the Keras optimizer global_clipnorm.",
+    "accumulate_steps": "Leave it out, and give a smaller --minibatch_size.",
 }
 
 
@@ -51,11 +60,12 @@ def framework_of(spec: JobSpec) -> FrameworkName:
 
 
 def check_framework(spec: JobSpec) -> None:
-    """Checks that the job's strategy can train models of its framework.
+    """Checks that the job's strategy and flags can be had with models of its framework.
 
     Raises:
-        ModelDefinitionError: it cannot.
+        ModelDefinitionError: they cannot.
     """
+    _check_computation(spec)
     if spec.distribution_strategy is not DistributionStrategy.PARAMETER_SERVER:
         return
     if framework_of(spec) is FrameworkName.TORCH:
@@ -63,3 +73,12 @@ def check_framework(spec: JobSpec) -> None:
             f"--model_def={spec.model_def} is written for PyTorch, and parameter servers train Keras models alone.",
             "Give --distribution_strategy=AllReduceStrategy, or Local for one worker.",
         )
+
+
+def _check_computation(spec: JobSpec) -> None:
+    given = [name for name, default in COMPUTATION_DEFAULTS.items() if getattr(spec, name) != default]
+    if not given or framework_of(spec) is FrameworkName.TORCH:
+        return
+    raise ModelDefinitionError(
+        f"--{given[0]} is for PyTorch models, and --model_def={spec.model_def} is none.", _INSTEAD[given[0]]
+    )

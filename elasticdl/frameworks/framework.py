@@ -167,7 +167,13 @@ class Share:
     scale: float
 
 
+ComputeGradient = Callable[[Sequence[Share], Callable[[Any], None]], "LocalGradient"]
+"""See `Framework.local_gradient`."""
 NUM_TOLD = 3  # numbers at the end of the last buffer of a `LocalGradient`
+
+
+def _is_done() -> None:
+    """No gradient overflows."""
 
 
 @dataclass(slots=True)
@@ -184,12 +190,15 @@ class LocalGradient:
         told: reads those numbers as they are now: of this member before the reduction, of the step after it.
         not_finite: of this member's own shares, by their position: describes for the user what is not finite.
         rescale: `Framework.apply_gradient` multiplies all buffers by it (1 / the sum of the scales, if it is not 1).
+        repeat: asked after the reduction, with the same answer in every member: what computes the step again instead of
+            `Framework.local_gradient`, as its gradient has overflowed; None: it has not.
     """
 
     buffers: list[Any]
     told: Callable[[], Floats]
     not_finite: dict[int, str] = field(default_factory=dict)
     rescale: float = 1.0
+    repeat: Callable[[], ComputeGradient | None] = _is_done
 
 
 @dataclass(frozen=True, slots=True)

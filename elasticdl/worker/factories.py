@@ -94,6 +94,7 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
     metadata = readers.of(TASK_TYPES[spec.job_type]).metadata()
     if framework_of(spec) is FrameworkName.TORCH:
         from elasticdl.frameworks.torch import TorchFramework
+        from elasticdl.frameworks.torch.computation import Computation
 
         return TorchFramework(
             definition,
@@ -102,6 +103,7 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
             metadata=metadata,
             on_parameter_server=on_parameter_servers(spec),
             overlaps=spec.nan_policy is NanPolicy.FAIL,
+            computation=Computation.of(spec),
         )
     if definition.framework is not None:
         adapter = partial(

@@ -12,6 +12,7 @@ import pytest
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.frameworks.torch import TorchFramework
+from elasticdl.frameworks.torch.computation import Computation
 from elasticdl.model_def import load
 
 ZOO = Path(__file__).parent / "zoo"
@@ -28,10 +29,13 @@ def framework() -> Callable[..., TorchFramework]:
         seed: int = 3,
         zoo: Path = ZOO,
         overlaps: bool = True,
+        computation: Computation | None = None,
         **symbols: str,
     ) -> TorchFramework:
         definition = load(str(zoo), model_def, params, symbols, required=("feed",))
-        return TorchFramework(definition, minibatch_size, seed, Metadata(seed=seed), overlaps=overlaps)
+        return TorchFramework(
+            definition, minibatch_size, seed, Metadata(seed=seed), overlaps=overlaps, computation=computation
+        )
 
     return make
 

@@ -22,6 +22,7 @@ import torch
 from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.torch.buckets import Buckets
+from elasticdl.frameworks.torch.computation import Computation
 from elasticdl.frameworks.torch.model import BuiltModule, buffers_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.world_session import WorldEnded
@@ -85,7 +86,7 @@ class ScriptGradients(Buckets):
             )
         device = next(iter(trained.values())).device
         places = [place for module in modules for place in buffers_of(module)]
-        super().__init__(BuiltModule(None, device, trained, {}, places))
+        super().__init__(BuiltModule(None, device, trained, {}, places, Computation()))
         self.device = device
         self._places = places
         num_changes = sum(place.tensor.numel() for place in places)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from elasticdl.frameworks.torch.computation import is_channels_last
 from elasticdl.frameworks.torch.model import BuiltModule
 
 _FIRST_BYTES = 1 << 20  # small, so that the reduction begins early
@@ -85,7 +86,13 @@ class Buckets:
         position = 0
         for number in members:
             parameter = self._parameters[number]
-            self._views[number] = flat[position : position + parameter.numel()].view(parameter.shape)
+            piece = flat[position : position + parameter.numel()]
+            # With the strides of the parameter, or backward would transpose it.
+            self._views[number] = (
+                piece.as_strided(parameter.shape, parameter.stride())
+                if is_channels_last(parameter)
+                else piece.view(parameter.shape)
+            )
             self._bucket_of[number] = len(self.flats)
             position += parameter.numel()
         self.flats.append(flat)

@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy.typing as npt
@@ -36,6 +38,7 @@ from elasticdl.frameworks.label_flaws import (
 )
 from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
+from elasticdl.frameworks.torch.computation import Computation, LossScale
 from elasticdl.frameworks.torch.gradients import ModuleGradients
 from elasticdl.frameworks.torch.inference import TorchEvaluation, arrays_of, export_model, load_file, load_weights
 from elasticdl.frameworks.torch.losses import ModuleLoss
@@ -68,6 +71,7 @@ class TorchFramework:
         metadata: Metadata,
         on_parameter_server: bool = False,
         overlaps: bool = True,
+        computation: Computation | None = None,
     ) -> None:
         """
         Args:
@@ -75,6 +79,7 @@ class TorchFramework:
             metadata: handed to the user's `feed`.
             on_parameter_server: of the job's strategy, which cannot be had with PyTorch.
             overlaps: see `ModuleGradients`.
+            computation: how steps are computed; None: as the module says alone.
 
         Raises:
             ModelDefinitionError: the strategy is that of parameter servers, or `loss` or `optimizer` is a name.
@@ -98,6 +103,8 @@ class TorchFramework:
         self._seed = seed
         self._metadata = metadata
         self._overlaps = overlaps
+        self._computation = computation or Computation()
+        self._scale = LossScale(self._computation.scales_loss)
         self._model: BuiltModule | None = None
         self._made_optimizer: Any = None
         self._made_state: ModuleState | None = None
@@ -152,26 +159,33 @@ class TorchFramework:
 
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         """See `Framework.train`."""
-        built, optimizer = self._built(), self._optimizer()
-        built.module.train()
-        optimizer.zero_grad()
-        seed_step(seed, built.device)
+        optimizer, parameters = self._optimizer(), list(self._built().parameters.values())
         with self._labels_blamed(batch):
-            loss = self._loss()(self._examples(batch))
-            loss.backward()
+            loss, num_repeats = self._plain_gradient(batch, seed)
+        self._computation.clip(parameters)
         self._rates.set(optimizer, learning_rate)
         optimizer.step()
-        value = float(loss.detach())
+        self._scale.count_step(num_repeats)
+        value = float(loss)
         if not math.isfinite(value):
             _log.warning("The loss is %s%s", value, self._data_flaws(batch))
         return value
 
-    def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
-        """See `Framework.local_gradient`."""
+    def local_gradient(
+        self, shares: Sequence[Share], ready: Callable[[Any], None], num_repeats: int = 0
+    ) -> LocalGradient:
+        """See `Framework.local_gradient`.
+
+        Args:
+            num_repeats: how often the step has overflowed; see `LossScale`.
+        """
         if shares:
             self._features = shares[0].batch.data.features
         with self._labels_blamed(*(share.batch for share in shares)):
-            gradient = self._gradients().local_gradient(shares, ready)
+            gradient = self._gradients().local_gradient(shares, ready, num_repeats)
+        gradient.repeat = lambda: (
+            partial(self.local_gradient, num_repeats=num_repeats + 1) if self._gradients().has_overflowed else None
+        )
         for position in gradient.not_finite:
             gradient.not_finite[position] += self._data_flaws(shares[position].batch)
         return gradient
@@ -195,7 +209,7 @@ class TorchFramework:
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """See `Framework.state`."""
-        return self._state().arrays()
+        return {**self._state().arrays(), **self._scale.arrays()}
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """See `Framework.load_state`.
@@ -204,6 +218,7 @@ class TorchFramework:
             CheckpointError: the state is of another model or optimizer.
         """
         self._state().load(state)
+        self._scale.load(state)
 
     def load_weights(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """See `Framework.load_weights`."""
@@ -247,6 +262,41 @@ class TorchFramework:
         """See `Framework.end_evaluation`."""
         hooks.call(self._callbacks(), hooks.EVALUATION, self._module(None), step, dict(results))
 
+    def _plain_gradient(self, batch: Batch, seed: int) -> tuple[Any, int]:
+        """Local strategy: put the gradient of a minibatch at the parameters.
+
+        Returns:
+            The loss, detached, and how often the gradient has overflowed.
+        """
+        built, scale = self._built(), self._scale
+        starts = [buffer.tensor.clone() for buffer in built.buffers] if self._computation.scales_loss else []
+        for num_repeats in count():
+            loss = self._backward(batch, seed, scale.at(num_repeats))
+            if not self._computation.scales_loss:
+                return loss, 0
+            gradients = [p.grad for p in built.parameters.values() if p.grad is not None]
+            if all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+                break
+            if not scale.may_overflow(num_repeats) or not math.isfinite(float(loss)):
+                loss = torch.tensor(math.nan)
+                break
+            for buffer, start in zip(built.buffers, starts, strict=True):
+                buffer.put(start)
+        torch._foreach_div_(gradients, scale.at(num_repeats))
+        return loss, num_repeats
+
+    def _backward(self, batch: Batch, seed: int, scale: float) -> Any:
+        built = self._built()
+        built.module.train()
+        self._optimizer().zero_grad()
+        seed_step(seed, built.device)
+        losses = []
+        for weight, samples in self._examples(batch).parts(batch.size, self._computation.part_size):
+            loss = self._loss()(samples)
+            losses.append(loss.detach() * weight)
+            (loss * (weight * scale)).backward()
+        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+
     def _module(self, parameters: Parameters | None) -> Any:
         """The user's, for callbacks."""
         built = self._built()
@@ -257,7 +307,7 @@ class TorchFramework:
 
     def _built(self) -> BuiltModule:
         if self._model is None:
-            self._model = build_model(self._definition, self._seed)
+            self._model = build_model(self._definition, self._seed, self._computation)
         return self._model
 
     def _optimizer(self) -> Any:
@@ -282,7 +332,7 @@ class TorchFramework:
     def _gradients(self) -> ModuleGradients:
         if self._made_gradients is None:
             self._made_gradients = ModuleGradients(
-                self._built(), self._loss(), self._optimizer(), self._rates, self._overlaps
+                self._built(), self._loss(), self._optimizer(), self._rates, self._overlaps, self._scale
             )
         return self._made_gradients
 

@@ -15,6 +15,8 @@ import torch
 
 from elasticdl.frameworks.framework import Floats, Parameters, Variable
 from elasticdl.frameworks.torch.arguments import ForwardArguments
+from elasticdl.frameworks.torch.computation import Computation, with_channels_last
+from elasticdl.frameworks.torch.samples import mapped
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
@@ -54,6 +56,7 @@ class BuiltModule:
         parameters: those that are trained, by name, in the order of the module.
         frozen: those that are not.
         buffers: those that belong to the module's state, such as running statistics.
+        computation: its precision and memory layout.
     """
 
     module: Any
@@ -61,6 +64,7 @@ class BuiltModule:
     parameters: Mapping[str, Any]
     frozen: Mapping[str, Any]
     buffers: Sequence[ValuePlace]
+    computation: Computation
     _arguments: list[ForwardArguments] = field(default_factory=list)  # none or one
 
     def variables(self) -> tuple[Variable, ...]:
@@ -98,12 +102,18 @@ class BuiltModule:
         return self._arguments[0]
 
     def predict(self, features: Any) -> Any:
-        """Calls the module, see `ForwardArguments`."""
+        """Calls the module, see `ForwardArguments`; with autocast its outputs become float32 again."""
+        if self.computation.channels_last:
+            features = mapped(with_channels_last, features)
         args, kwargs = self.arguments.of(features)
-        return self.module(*args, **kwargs)
+        if self.computation.dtype is None:
+            return self.module(*args, **kwargs)
+        with torch.autocast(self.device.type, self.computation.dtype):
+            outputs = self.module(*args, **kwargs)
+        return mapped(_as_float32, outputs)
 
 
-def build_model(definition: ModelDefinition, seed: int) -> BuiltModule:
+def build_model(definition: ModelDefinition, seed: int, computation: Computation) -> BuiltModule:
     """Calls the user's model function.
 
     Raises:
@@ -128,11 +138,11 @@ def build_model(definition: ModelDefinition, seed: int) -> BuiltModule:
             raise ModelDefinitionError(f"{what}: {plain_name(name)} is complex.", "Train real parameters.")
     # By number: collectives ask for that of the very device.
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    module.to(device)
+    module = computation.prepare(module.to(device), device, what)
     parameters = {plain_name(name): p for name, p in module.named_parameters()}
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
-    return BuiltModule(module, device, trained, frozen, tuple(buffers_of(module)))
+    return BuiltModule(module, device, trained, frozen, tuple(buffers_of(module)), computation)
 
 
 def _check_hooks(what: str, module: Any) -> None:
@@ -164,7 +174,7 @@ def as_array(tensor: Any) -> np.ndarray[Any, Any]:
     found = tensor.detach().cpu()
     if found.dtype == torch.bfloat16:
         found = found.to(torch.float32)
-    return np.array(found.numpy())
+    return np.array(found.numpy(), order="C")
 
 
 def buffers_of(module: Any) -> list[ValuePlace]:
@@ -177,6 +187,11 @@ def buffers_of(module: Any) -> list[ValuePlace]:
             seen.add(id(value))
             places.append(ValuePlace(plain_name(f"{prefix}.{key}" if prefix else key), owner, key))
     return places
+
+
+def _as_float32(part: Any) -> Any:
+    is_short = isinstance(part, torch.Tensor) and part.dtype in (torch.bfloat16, torch.float16)
+    return part.to(torch.float32) if is_short else part
 
 
 def _flat(tensors: Sequence[Any]) -> Floats:

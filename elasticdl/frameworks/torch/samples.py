@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -44,6 +44,24 @@ class TensorSamples:
     def on(self, device: Any) -> TensorSamples:
         """The same with its tensors on a device."""
         return TensorSamples(*(moved(part, device) for part in (self.features, self.labels, self.weights)))
+
+    def parts(self, size: int, part_size: int) -> list[tuple[float, TensorSamples]]:
+        """Cut a minibatch into parts; each with its share of the samples.
+
+        Args:
+            size: samples in it.
+            part_size: samples in each part but the last; 0: do not cut.
+
+        Raises:
+            ModelDefinitionError: something in it has no first dimension that counts samples.
+        """
+        if not 0 < part_size < size:
+            return [(1.0, self)]
+        whole = (self.features, self.labels, self.weights)
+        return [
+            ((end - start) / size, TensorSamples(*(_cut(part, slice(start, end), size) for part in whole)))
+            for start, end in pairwise([*range(0, size, part_size), size])
+        ]
 
 
 class Feed:
@@ -159,6 +177,28 @@ def leaves(parts: Any) -> list[Any]:
 def moved(parts: Any, device: Any) -> Any:
     """A structure with its tensors on a device."""
     return mapped(lambda part: part.to(device, non_blocking=True) if hasattr(part, "to") else part, parts)
+
+
+def _cut(part: Any, of: slice, size: int) -> Any:
+    """A run of samples of a minibatch."""
+    if part is None or isinstance(part, str | bytes):
+        return part
+    if isinstance(part, torch.Tensor | np.ndarray):
+        if part.ndim and len(part) == size:
+            return part[of]
+    elif isinstance(part, list) and len(part) == size and all(isinstance(one, str | list) for one in part):
+        return part[of]  # texts of a table
+    elif isinstance(part, tuple) and hasattr(part, "_fields"):
+        return type(part)(*(_cut(one, of, size) for one in part))
+    elif isinstance(part, tuple | list):
+        return type(part)(_cut(one, of, size) for one in part)
+    elif isinstance(part, Mapping):
+        return {key: _cut(one, of, size) for key, one in part.items()}
+    what = f"of shape {list(part.shape)}" if isinstance(part, torch.Tensor | np.ndarray) else f"a {type(part).__name__}"
+    raise ModelDefinitionError(
+        f"--accumulate_steps: a minibatch of {size} samples holds something {what}, which cannot be cut into parts.",
+        "The first dimension of all its tensors counts samples; else leave --accumulate_steps out.",
+    )
 
 
 def _as_tensor(column: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import grpc
 
 from elasticdl.collective import Reduction
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, LocalGradient, Mode, Share
+from elasticdl.frameworks.framework import Batch, ComputeGradient, FeedError, Framework, LocalGradient, Mode, Share
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.activity import Activity
 from elasticdl.worker.allreduce.batch_source import BatchSource
@@ -143,10 +143,13 @@ class AllReduceLoop:
     # -- a step
 
     def _step(self, plan: StepPlan) -> None:
-        gradient = self._reduced(plan)
-        loss, weight, num_flawed = (float(number) for number in gradient.told())
-        if num_flawed and not self._supply.settle(plan, gradient.not_finite):
-            return
+        compute: ComputeGradient | None = self._framework.local_gradient
+        while compute is not None:
+            gradient = self._reduced(plan, compute)
+            loss, weight, num_flawed = (float(number) for number in gradient.told())
+            if num_flawed and not self._supply.settle(plan, gradient.not_finite):
+                return
+            compute = gradient.repeat()
         if weight > 0:
             if num_flawed:
                 gradient.rescale = 1.0 / weight
@@ -159,15 +162,13 @@ class AllReduceLoop:
             with self._clock.during(Activity.CHECKPOINT):
                 self._checkpoints.save_if_due(self._session.ledger)
 
-    def _reduced(self, plan: StepPlan) -> LocalGradient:
+    def _reduced(self, plan: StepPlan, compute: ComputeGradient) -> LocalGradient:
         reductions: list[Reduction] = []
         try:
             present = [k for k, part in enumerate(plan.own) if part.num_records]  # the user's `filter` may empty some
             shares = [self._share(plan, plan.own[k]) for k in present]
             with self._clock.during(Activity.COMPUTE):
-                gradient = self._framework.local_gradient(
-                    shares, lambda buffer: reductions.append(self._session.begin_reduce(buffer))
-                )
+                gradient = compute(shares, lambda buffer: reductions.append(self._session.begin_reduce(buffer)))
             gradient.not_finite = {present[k]: what for k, what in gradient.not_finite.items()}
         except (WorldEnded, ElasticDLError, grpc.RpcError):
             raise

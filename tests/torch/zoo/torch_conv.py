@@ -7,9 +7,10 @@ from torch.nn import functional
 
 
 class Net(nn.Module):
-    def __init__(self, dropout: float = 0.25, spare: bool = False) -> None:
+    def __init__(self, dropout: float = 0.25, spare: bool = False, channels: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3)
+        self.channels = channels
+        self.conv = nn.Conv2d(channels, 4, 3)
         self.norm = nn.BatchNorm2d(4)
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(4 * 36, 10)
@@ -17,12 +18,12 @@ class Net(nn.Module):
             self.spare = nn.Linear(3, 3)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.norm(self.conv(images)))
+        x = torch.relu(self.norm(self.conv(images.expand(-1, self.channels, -1, -1))))
         return self.out(self.dropout(x).flatten(1))
 
 
-def custom_model(dropout: float = 0.25, spare: bool = False) -> nn.Module:
-    return Net(dropout, spare)
+def custom_model(dropout: float = 0.25, spare: bool = False, channels: int = 1) -> nn.Module:
+    return Net(dropout, spare, channels)
 
 
 def loss(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
