@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.local_job",
         "elasticdl_client.chaos.local_faults",
         "elasticdl_client.simulate",
+        "elasticdl_client.sql.statistics",
     ),
     "elasticdl_client.local_job": (  # starts the agent, with --runtime=local
         "elasticdl_client",
@@ -46,6 +47,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "elasticdl_client.chaos.local_faults": ("elasticdl_client", "elasticdl.cluster"),  # asks the agent for processes
     "elasticdl_client.simulate": ("elasticdl_client", "elasticdl.simulation"),
+    "elasticdl_client.sql.statistics": ("elasticdl_client", "elasticdl.analysis"),
     "elasticdl.simulation": (  # the master's core, and what a job's flags say
         *SHARED,
         "elasticdl.master.core",
@@ -97,6 +99,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.rpc.handshake",
     ),
     "elasticdl.layers": SHARED,
+    "elasticdl.tabular": ("elasticdl.layers", "elasticdl_preprocessing"),  # a model definition as those of the zoo
     "elasticdl.api": (*SHARED, *BELOW, "elasticdl.layers", "elasticdl.worker"),  # a worker inside of a user's script
     "elasticdl.api.keras_fit": (  # a job of its own, from Python
         *SHARED,
@@ -184,6 +187,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
         (
             "elasticdl.frameworks.keras",
             "elasticdl.layers",
+            "elasticdl.tabular",
             "elasticdl.api.keras_fit",
             "elasticdl.api.tensorflow",
             "elasticdl_preprocessing",

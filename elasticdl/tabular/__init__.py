@@ -1,0 +1,1 @@
+"""Keras models of tables that are described by parameters, not by code: the estimators of `elasticdl sql`."""
