@@ -12,6 +12,8 @@ from elasticdl_client.job_spec import RUN, flag_fields
 from elasticdl_client.jobs.options import FORMATS, options_of
 from elasticdl_client.rbac import FLAGS as RBAC_FLAGS
 from elasticdl_client.simulate import FLAGS as SIMULATE_FLAGS
+from elasticdl_client.sql.arguments import BOOLEAN as SQL_BOOLEAN
+from elasticdl_client.sql.arguments import FLAGS as SQL_FLAGS
 from elasticdl_client.zoo.arguments import COMMANDS as ZOO_COMMANDS
 
 SHELLS = ("bash", "zsh", "fish")
@@ -76,6 +78,9 @@ def flags_of(command: str) -> Flags:
         return found
     if command == "simulate":
         return {name: () for name in SIMULATE_FLAGS if len(name) > 1} | flags_of("train")
+    if command == "sql":
+        own = {name: _BOOLEAN if name in SQL_BOOLEAN else () for name in SQL_FLAGS if len(name) > 1}
+        return own | flags_of("train")
     if command == "rbac":
         return {name: _BOOLEAN if name == "print" else () for name in RBAC_FLAGS}
     if command == "zoo":

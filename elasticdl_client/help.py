@@ -16,6 +16,9 @@ JOBS = {
     "predict": "run a trained model over data",
     "analyze": "compute statistics of a table's columns",
 }
+_STATEMENTS = {
+    "sql": "train, evaluate and use models on the tables of a database, by SQL statements",
+}
 _PREPARATION = {
     "zoo": "make an image of a folder of models and push it: zoo init, zoo build, zoo push",
     "rbac": "print the service account and the rights that a job's master needs",
@@ -37,11 +40,15 @@ _AFTERWARDS = {
     "tensorboard": "show a job's losses and metrics in TensorBoard",
     "dashboard": "show jobs on a page in the browser: pods over time, charts, events, logs",
 }
-COMMANDS = {**JOBS, **_PREPARATION, **_AFTERWARDS}
+COMMANDS = {**JOBS, **_STATEMENTS, **_PREPARATION, **_AFTERWARDS}
 _MORE = {
     "run": "All that follows SCRIPT belongs to it, flags too. --distribution_strategy follows from what the script "
     "imports. Without --runtime it runs on this machine where no cluster is configured, else on Kubernetes, with "
     "SCRIPT as a path in the image's model zoo. The job is followed to its end, and its exit code is the command's.",
+    "sql": "Statements: SELECT … LABEL column INTO model; SELECT … TO TRAIN estimator WITH key = value, … COLUMN …, … "
+    "LABEL column INTO model; SELECT … TO PREDICT table.column USING model; SELECT … TO EVALUATE metric, … USING model "
+    "INTO table; SHOW MODELS; DESCRIBE model; DROP MODEL model. docs/sql.md has the grammar. JOBFLAGS are those of "
+    "`elasticdl train`, `evaluate` or `predict` that do not follow from the statement; jobs run on this machine.",
     "list": "A job is Pending, Running, Succeeded, Failed, or Stopped: not ended, but without a master; see `resume`.",
     "top": "Where the output is no terminal, and with --output, what is seen now is printed once.",
     "status": "WORKERS and PS count pods that run. --output=json has the keys that docs/jobs.md lists.",
@@ -88,7 +95,7 @@ def overview() -> str:
     """The help of `elasticdl` itself."""
     lines = ["ElasticDL trains deep-learning models with however many workers are available right now.", ""]
     lines += ["Usage: elasticdl COMMAND --flag=value …, or elasticdl --version", ""]
-    for title, commands in (("Run", JOBS), ("Prepare", _PREPARATION), ("Manage jobs", _AFTERWARDS)):
+    for title, commands in (("Run", {**JOBS, **_STATEMENTS}), ("Prepare", _PREPARATION), ("Manage jobs", _AFTERWARDS)):
         lines += [f"{title}:", *(f"  {name:<11} {text}" for name, text in commands.items()), ""]
     lines += ["`elasticdl COMMAND --help` lists a command's flags. To try it on this machine:", ""]
     lines += ["  elasticdl train --runtime=local --job_name=digits --model_zoo=model_zoo \\"]
@@ -122,15 +129,18 @@ def of_command(command: str, width: int) -> str:
 def _of_later_command(command: str, width: int) -> str:
     from elasticdl_client import rbac, simulate
     from elasticdl_client.jobs import options
+    from elasticdl_client.sql import arguments as sql
 
     lines = [f"elasticdl {command}: {COMMANDS[command]}.", ""]
-    usages = {"rbac": rbac.USAGE, "simulate": simulate.USAGE, "completion": "elasticdl completion bash|zsh|fish"}
+    usages = {"rbac": rbac.USAGE, "simulate": simulate.USAGE, "sql": sql.USAGE}
+    usages |= {"completion": "elasticdl completion bash|zsh|fish"}
     lines += [f"Usage: {usages.get(command) or options.usage_of(command)}", ""]
     lines += [*textwrap.wrap(_MORE[command], width), ""]
     if command == "completion":
         return "\n".join(lines)
-    if command in ("rbac", "simulate"):
-        flags = rbac.FLAGS if command == "rbac" else simulate.FLAGS
+    own = {"rbac": rbac.FLAGS, "simulate": simulate.FLAGS, "sql": sql.FLAGS}
+    if command in own:
+        flags = own[command]
         heads = {name: f"-{name}" if len(name) == 1 else f"--{name}" for name in flags}
         return "\n".join(lines + [line for name, text in flags.items() for line in _of_flag(heads[name], text, width)])
     for name, (option, default) in options.options_of(command).items():

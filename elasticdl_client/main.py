@@ -60,6 +60,12 @@ class Commands:
         """Computes statistics of a table's columns."""
         self._run(JobType.ANALYZE)
 
+    def sql(self) -> NoReturn:
+        """Trains and uses models by SQL statements."""
+        from elasticdl_client.sql import command
+
+        self._print("sql", lambda: command.run(self.arguments))
+
     def zoo(self) -> NoReturn:
         """Makes an image of a folder of models, and pushes it."""
         from elasticdl_client import zoo

@@ -27,6 +27,7 @@ from elasticdl_client.flags import Group, flag_of
 from elasticdl_client.help import COMMANDS, JOBS
 from elasticdl_client.job_spec import flag_fields
 from elasticdl_client.jobs import options
+from elasticdl_client.sql import arguments as sql
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -54,6 +55,7 @@ ERRORS = {
     "CheckpointError": "Checkpoints and trained models",
     "ClusterError": "Kubernetes",
     "ImageError": "Images",
+    "StatementError": "Statements of `elasticdl sql`",
     "ElasticDLError": "Others",
 }
 _PACKAGES = ("elasticdl_client", "elasticdl", "elasticdl_preprocessing")
@@ -110,6 +112,9 @@ def flags_page() -> str:
     lines += ["", "## elasticdl simulate", "", f"{COMMANDS['simulate'].capitalize()}.", ""]
     heads = {name: f"`-{name}`" if len(name) == 1 else f"`--{name}`" for name in simulate.FLAGS}
     lines += _table(("option", ""), [(heads[name], text) for name, text in simulate.FLAGS.items()])
+    lines += ["", "## elasticdl sql", "", f"{COMMANDS['sql'].capitalize()}.", ""]
+    heads = {name: f"`-{name}`" if len(name) == 1 else f"`--{name}`" for name in sql.FLAGS}
+    lines += _table(("option", ""), [(heads[name], text) for name, text in sql.FLAGS.items()])
     return "\n".join(lines) + "\n"
 
 

@@ -37,6 +37,7 @@ def requirements() -> list[Requirement]:
     client = tomllib.loads((ROOT / "elasticdl_client" / "pyproject.toml").read_text())["project"]
     lines = [*runtime["dependencies"], *client["dependencies"], *client["optional-dependencies"]["zoo"]]
     lines += client["optional-dependencies"]["dashboard"]
+    lines += client["optional-dependencies"]["sql"]
     lines += [line for extra in RUN for line in runtime["optional-dependencies"][extra]]
     environment = {"platform_system": "Linux", "platform_machine": "x86_64"}
     found = [Requirement(line) for line in lines]

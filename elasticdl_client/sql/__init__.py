@@ -1,0 +1,1 @@
+"""`elasticdl sql`: statements that train, evaluate and use models on the tables of a database."""

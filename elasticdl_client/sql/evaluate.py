@@ -1,0 +1,89 @@
+"""`TO EVALUATE`: the metrics of a model on the rows of a SELECT, printed, and as a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from elasticdl_client.choices import JobType
+from elasticdl_client.errors import DataError
+from elasticdl_client.sql import jobs, snapshot
+from elasticdl_client.sql.estimators import METRICS
+from elasticdl_client.sql.inputs import fields_of, names_of, task_of
+from elasticdl_client.sql.models import StoredModel
+from elasticdl_client.sql.places import StatementError, suggestion
+from elasticdl_client.sql.session import Session
+from elasticdl_client.sql.snapshot import LABEL
+from elasticdl_client.sql.statement import Evaluate
+from elasticdl_client.sql.tables import check_target, created
+
+_COLUMNS = {"model": "TEXT", "metric": "TEXT", "value": "DOUBLE PRECISION"}
+
+
+def run(session: Session, statement: Evaluate) -> dict[str, float]:
+    """Evaluate a model; the metrics, none in a dry run.
+
+    Raises:
+        ElasticDLError: it cannot be evaluated.
+    """
+    database = session.database
+    model = session.models.find(statement.model)
+    wanted = _metrics(model, statement)
+    if statement.table:
+        check_target(session, statement.table)
+    with session.scratch() as scratch:
+        flags = _flags(session, model, scratch)
+        spec = jobs.spec_of(JobType.EVALUATE, flags)
+        with database.snapshot() as reader:
+            names, fields = fields_of(model, reader, statement.query, with_label=True)
+            if session.is_dry_run:
+                session.show(JobType.EVALUATE, flags)
+                return {}
+            rows = reader.rows(statement.query)
+            num_rows = snapshot.write(rows, names, fields, scratch / "data", model.found["classes"])
+        if not num_rows:
+            raise StatementError("The SELECT has no row.", "Check its WHERE.", statement.query.place)
+        session.show(JobType.EVALUATE, flags)
+        jobs.run(spec)
+        found = _read(scratch / "metrics.json", wanted)
+    if statement.table:
+        rows_of_table = [
+            {"model": f"{model.name}@{model.version}", "metric": one, "value": found[one]} for one in wanted
+        ]
+        with created(session, statement.table, _COLUMNS) as writer:
+            writer.insert([name.text for name in statement.table], list(_COLUMNS), rows_of_table)
+    session.say(f"{model.name}@{model.version} on {num_rows:,} rows:")
+    for name in wanted:
+        session.say(f"  {name:<10} {found[name]:.6f}")
+    return found
+
+
+def _metrics(model: StoredModel, statement: Evaluate) -> list[str]:
+    known = METRICS[task_of(model)]
+    for metric in statement.metrics:
+        if metric.text.lower() not in known:
+            hint = suggestion(metric.text.lower(), known)
+            raise StatementError(f"{model.found['estimator']} has no metric {metric.text!r}.", hint, metric.place)
+    return list(dict.fromkeys(metric.text.lower() for metric in statement.metrics))
+
+
+def _flags(session: Session, model: StoredModel, scratch: Path) -> dict[str, object]:
+    given = {"job_name": jobs.name_of("evaluate", model.name, scratch.name), **session.flags.of(JobType.EVALUATE)}
+    return {
+        **jobs.with_trained(model, given),
+        "validation_data": str(scratch / "data"),
+        "columns": ",".join(names_of(model)),
+        "label_column": LABEL,
+        "eval_metrics_fn": jobs.metrics_flag(task_of(model)),
+        "metrics_output": str(scratch / "metrics.json"),
+    }
+
+
+def _read(path: Path, wanted: list[str]) -> dict[str, float]:
+    found = json.loads(path.read_text())["metrics"]
+    for name in wanted:
+        if found.get(name) is None:
+            raise DataError(
+                f"The metric {name} is not finite on these rows.", "Evaluate rows of both classes, and not too few."
+            )
+    return {name: float(found[name]) for name in wanted}

@@ -1,0 +1,162 @@
+"""The jobs that statements stand for: their flags, the command that is printed, and their run on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl_client import local, support
+from elasticdl_client.choices import JobType, Runtime
+from elasticdl_client.errors import FlagError, JobFailed
+from elasticdl_client.flag_sources import gather
+from elasticdl_client.job_spec import JobSpec, flag_fields, unknown_flag
+from elasticdl_client.sql.estimators import Task
+from elasticdl_client.sql.models import StoredModel
+
+_MODULE = "elasticdl.tabular.estimators"
+OF_STATEMENT = frozenset(
+    {
+        *("model_zoo", "model_def", "model_params", "framework", "feed", "loss", "optimizer", "eval_metrics_fn"),
+        *("callbacks", "custom_data_reader", "prediction_outputs_processor", "training_data", "validation_data"),
+        *("prediction_data", "prediction_outputs", "prediction_format", "prediction_columns", "data_reader_params"),
+        *("columns", "label_column", "output", "metrics_output", "checkpoint_dir_for_init", "job_command"),
+        *("need_tf_config", "max_bad_records"),
+    }
+)
+"""Flags of jobs that follow from a statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFlags:
+    """The flags of jobs that a user gives after the statement.
+
+    Attributes:
+        arguments: of the command line.
+        environment: with the defaults of flags.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def check(self, job_types: set[JobType]) -> None:
+        """Check the flags before any statement is run.
+
+        Args:
+            job_types: of the jobs that the statements stand for.
+
+        Raises:
+            FlagError: one is unknown to all of these jobs, or follows from the statement.
+        """
+        known = {name for job_type in job_types for name in flag_fields(job_type)}
+        given = self.given
+        for name in given:
+            if name in OF_STATEMENT:
+                raise FlagError(f"--{name} follows from the statement.", "Leave it out.")
+            if name not in known:
+                raise unknown_flag(name, sorted(job_types)[0] if job_types else JobType.TRAIN)
+        if str(given.get("runtime", "local")).lower() != Runtime.LOCAL:
+            raise FlagError(
+                f"--runtime={given['runtime']}: `elasticdl sql` runs jobs on this machine only.",
+                "The rows of a SELECT are files of this machine. Leave --runtime out.",
+            )
+
+    @property
+    def given(self) -> dict[str, object]:
+        """Those of the command line.
+
+        Raises:
+            FlagError: an argument is none.
+        """
+        return gather(JobType.TRAIN, self.arguments, {}).values
+
+    def of(self, job_type: JobType) -> dict[str, object]:
+        """Return those that a job of a type has."""
+        given = gather(job_type, self.arguments, self.environment)
+        own = gather(job_type, self.arguments, {}).values
+        known = flag_fields(job_type)
+        found = {name: value for name, value in given.values.items() if name in own or name not in OF_STATEMENT}
+        return {name: value for name, value in found.items() if name in known and name != "runtime"}
+
+
+def name_of(kind: str, model: str, suffix: str) -> str:
+    """Return the name of a job: letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"sql-{kind}-{model}-{suffix}".lower()).strip("-")
+
+
+def of_model(model: Path) -> dict[str, object]:
+    """Return the flags that name the model of a description.
+
+    Raises:
+        JobError: the runtime package is not installed.
+    """
+    local.require_runtime()
+    package = importlib.util.find_spec("elasticdl")
+    assert package is not None
+    assert package.origin is not None
+    return {
+        "model_zoo": str(Path(package.origin).parents[1]),
+        "model_def": f"{_MODULE}.custom_model",
+        "model_params": f"description={model}",
+    }
+
+
+def with_trained(model: StoredModel, flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags of a job with a trained model; the user's come first."""
+    return {
+        **of_model(model.description),
+        "checkpoint_dir_for_init": str(model.export),
+        "distribution_strategy": "Local",
+        **flags,
+    }
+
+
+def metrics_flag(task: Task) -> str:
+    """Return --eval_metrics_fn of a task."""
+    return f"{task}_metrics"
+
+
+def spec_of(job_type: JobType, flags: Mapping[str, object]) -> JobSpec:
+    """Return a job by its flags.
+
+    Raises:
+        FlagError: they are wrong, or do not fit together.
+    """
+    spec = JobSpec.from_flags(job_type, {"runtime": "local", **flags})
+    support.check(spec)
+    return spec
+
+
+def command_of(job_type: JobType, flags: Mapping[str, object]) -> str:
+    """Return the command that stands for a job."""
+    return " ".join(
+        [
+            "elasticdl",
+            str(job_type),
+            *(shlex.quote(f"--{name}={value}") for name, value in {"runtime": "local", **flags}.items()),
+        ]
+    )
+
+
+def run(spec: JobSpec) -> None:
+    """Run a job to its end.
+
+    Raises:
+        JobFailed: it has failed.
+        ElasticDLError: it cannot be started.
+    """
+    sys.stdout.flush()
+    code = local.run(spec)
+    if code > 128:
+        raise KeyboardInterrupt
+    if code:
+        raise JobFailed(
+            f"The job {spec.job_name} of the statement has failed.",
+            f"`elasticdl explain {spec.job_name} --runtime=local` says why.",
+            code,
+            "",
+        )

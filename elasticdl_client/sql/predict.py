@@ -1,0 +1,183 @@
+"""`TO PREDICT table.column`: the rows of a SELECT with a model's prediction, as a new table.
+
+The rows are numbered in a table of the database, in one transaction, so their values and types stay as they are.
+Predictions are added in a transaction for each task of the job, and the result gets its name in the last one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from elasticdl_client.choices import JobType
+from elasticdl_client.errors import DataError
+from elasticdl_client.sql import jobs, snapshot
+from elasticdl_client.sql.database import find_name
+from elasticdl_client.sql.estimators import Task
+from elasticdl_client.sql.inputs import fields_of, names_of, task_of
+from elasticdl_client.sql.models import StoredModel
+from elasticdl_client.sql.places import StatementError
+from elasticdl_client.sql.session import Session
+from elasticdl_client.sql.snapshot import ROW, Field
+from elasticdl_client.sql.statement import Name, Predict, Query
+from elasticdl_client.sql.tables import check_target
+from elasticdl_client.sql.tokens import load
+
+_VALUE = "elasticdl_value"
+
+
+def run(session: Session, statement: Predict) -> int:
+    """Write the table; how many rows it has, 0 in a dry run.
+
+    Raises:
+        ElasticDLError: it cannot be written.
+    """
+    model = session.models.find(statement.model)
+    check_target(session, statement.table)
+    with session.database.snapshot() as reader:
+        names, fields = fields_of(model, reader, statement.query, with_label=False)
+        _check_column(names, statement.column)
+    with session.scratch() as scratch:
+        flags = _flags(session, model, scratch)
+        spec = jobs.spec_of(JobType.PREDICT, flags)
+        if session.is_dry_run:
+            session.show(JobType.PREDICT, flags)
+            return 0
+        with _Staging(session, statement, names).made() as staging:
+            query = staging.query()
+            with session.database.snapshot() as reader:
+                all_fields = [*fields, Field(ROW, ROW, "row")]
+                num_rows = snapshot.write(reader.rows(query), [*names, ROW], all_fields, scratch / "data")
+            if num_rows:
+                session.show(JobType.PREDICT, flags)
+                jobs.run(spec)
+                for part in sorted((scratch / "predictions").glob("part-*.parquet")):
+                    staging.add(_predictions(part, model))
+            staging.finish(num_rows)
+    session.say(f"{num_rows:,} rows with predictions of {model.name}@{model.version} are in {staging.shown}.")
+    return num_rows
+
+
+class _Staging:
+    """The tables that a prediction needs on its way: of numbered rows, and of predictions."""
+
+    def __init__(self, session: Session, statement: Predict, names: Sequence[str]) -> None:
+        self._session = session
+        self._statement = statement
+        self._names = names
+        token = secrets.token_hex(4)
+        schema = [name.text for name in statement.table[:-1]]
+        self._rows = [*schema, f"elasticdl_rows_{token}"]
+        self._values = [*schema, f"elasticdl_predictions_{token}"]
+        self._target = [*schema, statement.table[-1].text]
+        self.shown = ".".join(self._target)
+
+    @contextmanager
+    def made(self) -> Iterator[_Staging]:
+        """Make both tables, and remove them at the end.
+
+        Raises:
+            DataError: the database refuses it.
+        """
+        database = self._session.database
+        model = self._session.models.find(self._statement.model)
+        rows, values = database.quoted(*self._rows), database.quoted(*self._values)
+        row, value = database.quoted(ROW), database.quoted(_VALUE)
+        with database.transaction() as writer:
+            writer.run(
+                f"CREATE TABLE {rows} AS SELECT elasticdl_query.*, row_number() OVER () AS {row} "
+                f"FROM (\n{self._statement.query.text}\n) AS elasticdl_query",
+                self._statement.query,
+            )
+            writer.run(f"CREATE TABLE {values} ({row} BIGINT PRIMARY KEY, {value} {_type(model)})")
+        try:
+            yield self
+        finally:
+            with database.transaction() as writer:
+                writer.run(f"DROP TABLE IF EXISTS {rows}")
+                writer.run(f"DROP TABLE IF EXISTS {values}")
+
+    def query(self) -> Query:
+        """Return the SELECT of the numbered rows, in their order."""
+        database = self._session.database
+        text = f"SELECT * FROM {database.quoted(*self._rows)} ORDER BY {database.quoted(ROW)}"
+        return Query(text, self._statement.query.place)
+
+    def add(self, predictions: list[dict[str, Any]]) -> None:
+        """Add the predictions of a task, in a transaction."""
+        with self._session.database.transaction() as writer:
+            writer.insert(self._values, [ROW, _VALUE], predictions)
+
+    def finish(self, num_rows: int) -> None:
+        """Make the table of the result, whole or not at all.
+
+        Raises:
+            DataError: a row has no prediction.
+        """
+        database = self._session.database
+        target, rows, values = (database.quoted(*table) for table in (self._target, self._rows, self._values))
+        row, column = database.quoted(ROW), database.quoted(self._statement.column.text)
+        listed = ", ".join(f"r.{database.quoted(name)}" for name in self._names)
+        with database.transaction() as writer:
+            if self._session.is_overwriting:
+                writer.run(f"DROP TABLE IF EXISTS {target}")
+            writer.run(
+                f"CREATE TABLE {target} AS SELECT {listed}, v.{database.quoted(_VALUE)} AS {column} "
+                f"FROM {rows} AS r JOIN {values} AS v ON v.{row} = r.{row} ORDER BY r.{row}"
+            )
+            found = writer.count(target)
+            if found != num_rows:
+                raise DataError(
+                    f"{found:,} of {num_rows:,} rows have a prediction.",
+                    "The job's directory has its log; report this.",
+                )
+
+
+def _flags(session: Session, model: StoredModel, scratch: Path) -> dict[str, object]:
+    given = {"job_name": jobs.name_of("predict", model.name, scratch.name), **session.flags.of(JobType.PREDICT)}
+    return {
+        **jobs.with_trained(model, given),
+        "prediction_data": str(scratch / "data"),
+        "columns": ",".join(names_of(model)),
+        "prediction_columns": ROW,
+        "prediction_outputs": str(scratch / "predictions"),
+        "prediction_format": "parquet",
+    }
+
+
+def _check_column(names: Sequence[str], column: Name) -> None:
+    if find_name(names, column):
+        raise StatementError(
+            f"The SELECT has a column {column.text!r} of its own.",
+            "Name the column of predictions otherwise.",
+            column.place,
+        )
+
+
+def _type(model: StoredModel) -> str:
+    """Return the SQL type of predictions: that of the label's values."""
+    if task_of(model) is Task.REGRESSION:
+        return "DOUBLE PRECISION"
+    kinds = {type(value) for value in model.found["classes"]}
+    for kind, name in ((bool, "BOOLEAN"), (int, "BIGINT")):
+        if kinds == {kind}:
+            return name
+    return "DOUBLE PRECISION" if kinds <= {int, float} else "TEXT"
+
+
+def _predictions(part: Path, model: StoredModel) -> list[dict[str, Any]]:
+    """Return the predictions of a task as values of the label."""
+    table = load("pyarrow.parquet").read_table(part)
+    rows, outputs = table.column(ROW).to_pylist(), table.column("prediction").to_pylist()
+    classes = model.found["classes"]
+    match task_of(model):
+        case Task.REGRESSION:
+            values = [float(output) for output in outputs]
+        case Task.BINARY:
+            values = [classes[int(output > 0.5)] for output in outputs]
+        case Task.CLASSES:
+            values = [classes[max(range(len(output)), key=output.__getitem__)] for output in outputs]
+    return [{ROW: row, _VALUE: value} for row, value in zip(rows, values, strict=True)]

@@ -1,0 +1,80 @@
+"""`SHOW MODELS`, `DESCRIBE model` and `DROP MODEL model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elasticdl_client.sql.session import Session
+from elasticdl_client.sql.statement import DescribeModel, DropModel
+
+_HEAD = ("MODEL", "ESTIMATOR", "LABEL", "ROWS", "STATE", "METRICS", "CREATED")
+_ABOUT = (
+    "estimator",
+    "label",
+    "classes",
+    "rows",
+    "datasource",
+    "trained_by",
+    "created",
+    "job",
+    "statement",
+    "explicit",
+)
+
+
+def show(session: Session) -> None:
+    """Print all models, a line each."""
+    rows = [_HEAD]
+    for model in session.models.all():
+        found = model.found
+        state = "trained" if model.is_trained else "not trained"
+        metrics = _metrics(found.get("metrics", {}))
+        texts = (found.get("estimator", ""), found.get("label", ""), f"{found.get('rows', 0):,}", state, metrics)
+        rows.append((f"{model.name}@{model.version}", *texts, found.get("created", "")))
+    if len(rows) == 1:
+        session.say(f"There is no model in {session.models.root}.")
+        return
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
+    for row in rows:
+        session.say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def describe(session: Session, statement: DescribeModel) -> None:
+    """Print what is known about a model.
+
+    Raises:
+        StatementError: there is none.
+    """
+    model = session.models.look_up(statement.model)
+    lines = {"model": f"{model.name}@{model.version}", "state": "trained" if model.is_trained else "not trained"}
+    for key in _ABOUT:
+        value = model.found.get(key)
+        if value not in (None, "", []):
+            lines[key] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    inputs = model.found.get("inputs", [])
+    lines["columns"] = ", ".join(dict.fromkeys(f"{one['column']} ({one['form']})" for one in inputs))
+    lines["metrics"] = _metrics(model.found.get("metrics", {}))
+    lines["export"] = str(model.export) if model.is_trained else ""
+    for key, text in lines.items():
+        if text:
+            session.say(f"{key + ':':<12} {text}")
+
+
+def drop(session: Session, statement: DropModel) -> None:
+    """Remove a model.
+
+    Raises:
+        StatementError: there is none.
+    """
+    wanted = statement.model
+    if session.is_dry_run:
+        model = session.models.look_up(wanted)
+        session.say(f"This would remove {model.directory if wanted.version else model.directory.parent}.")
+        return
+    num_removed = session.models.drop(wanted)
+    named = f"@{wanted.version}" if wanted.version else f": {num_removed} version{'s' if num_removed > 1 else ''}"
+    session.say(f"Removed {wanted.name}{named}.")
+
+
+def _metrics(found: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in found.items())

@@ -1,0 +1,64 @@
+"""What the statements of one command share: the database, the registry of models, and flags."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl_client.choices import JobType
+from elasticdl_client.errors import FlagError
+from elasticdl_client.sql.arguments import VARIABLE
+from elasticdl_client.sql.database import Database
+from elasticdl_client.sql.jobs import JobFlags, command_of
+from elasticdl_client.sql.models import ModelRegistry
+
+
+@dataclass(slots=True)
+class Session:
+    """The surroundings of a statement.
+
+    Attributes:
+        connect: makes the database; None: --datasource is not given.
+        is_dry_run: commands are printed, and nothing is written.
+        is_overwriting: tables of results that exist are replaced.
+        say: takes what the user should know.
+    """
+
+    connect: Callable[[], Database] | None
+    models: ModelRegistry
+    flags: JobFlags
+    is_dry_run: bool
+    is_overwriting: bool
+    say: Callable[[str], None] = print
+    _database: Database | None = None
+
+    @property
+    def database(self) -> Database:
+        """The database, opened when it is first used.
+
+        Raises:
+            FlagError: none is given.
+        """
+        if self._database is None:
+            if self.connect is None:
+                raise FlagError("--datasource is missing.", f"Give --datasource=URL, or the variable {VARIABLE}.")
+            self._database = self.connect()
+        return self._database
+
+    def show(self, job_type: JobType, flags: Mapping[str, object]) -> None:
+        """Print the command that stands for a job."""
+        self.say(command_of(job_type, flags))
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Yield a directory that is removed at the end."""
+        path = self.models.root / f".{secrets.token_hex(4)}"
+        path.mkdir(parents=True, mode=0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)

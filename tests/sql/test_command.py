@@ -1,0 +1,192 @@
+"""`elasticdl sql` up to the job: what it says, refuses and would run; nothing is trained here."""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from elasticdl_client.choices import JobType
+from elasticdl_client.errors import FlagError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.sql import command
+from elasticdl_client.sql.models import ModelRegistry
+from elasticdl_client.sql.places import StatementError
+
+SELECT = "SELECT * FROM staff"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    random.seed(1)
+    with sqlite3.connect(tmp_path / "staff.db") as found:
+        found.execute(
+            "CREATE TABLE staff (id INTEGER PRIMARY KEY, age INTEGER, town TEXT, pay REAL, income TEXT, odd TEXT)"
+        )
+        for _ in range(100):
+            row = (random.randint(18, 60), random.choice("abc"), random.random(), random.choice(["low", "high"]), None)
+            found.execute("INSERT INTO staff (age, town, pay, income, odd) VALUES (?, ?, ?, ?, ?)", row)
+    found.close()
+    return f"sqlite:///{tmp_path}/staff.db"
+
+
+def run(database: str, *arguments: str, **environment: str) -> None:
+    models = Path(database.removeprefix("sqlite:///")).parent / "models"
+    command.run([*arguments, f"--datasource={database}", f"--models_dir={models}"], environment)
+
+
+def dry(capsys: pytest.CaptureFixture[str], database: str, *arguments: str) -> tuple[str, JobSpec]:
+    """What is said, and the job of the command that is printed last."""
+    run(database, *arguments, "--dry_run")
+    said = capsys.readouterr().out
+    program, job_type, *flags = shlex.split(said.splitlines()[-1])
+    assert program == "elasticdl"
+    given = dict(flag[2:].split("=", 1) for flag in flags)
+    return said, JobSpec.from_flags(JobType(job_type), given)
+
+
+def test_a_dry_run_prints_the_clause_and_a_command_that_elasticdl_takes(
+    capsys: pytest.CaptureFixture[str], database: str, tmp_path: Path
+) -> None:
+    said, spec = dry(capsys, database, f"{SELECT} LABEL income INTO m", "--num_workers=3")
+    assert "DNNClassifier for 100 rows: the label has 2 different texts." in said
+    assert "The column id is left out: it numbers the rows." in said
+    assert "The column odd is left out: it has no value." in said
+    assert re.search(
+        r"COLUMN NORMALIZE\(age, [\d.]+, [\d.]+\), BUCKET\(age, .*\), VOCABULARY\(town, \['a', 'b', 'c'\]\)", said
+    )
+    assert (spec.num_workers, spec.columns, spec.eval_metrics_fn) == (3, "age,town,pay", "binary_metrics")
+    assert not (tmp_path / "models").exists()
+
+
+def test_the_explicit_statement_stands_for_the_same_job(capsys: pytest.CaptureFixture[str], database: str) -> None:
+    said, short = dry(capsys, database, f"{SELECT} LABEL income INTO m")
+    clause = next(line for line in said.splitlines() if line.startswith("COLUMN"))
+    _, explicit = dry(capsys, database, f"{SELECT} TO TRAIN DNNClassifier {clause} LABEL income INTO m")
+    assert explicit == short
+
+
+@pytest.mark.parametrize(
+    ("label", "estimator"), [("income", "DNNClassifier"), ("pay", "DNNRegressor"), ("AGE % 3 AS c", "DNNClassifier")]
+)
+def test_the_label_chooses_the_estimator(
+    capsys: pytest.CaptureFixture[str], database: str, label: str, estimator: str
+) -> None:
+    said, _ = dry(capsys, database, f"SELECT town, {label} FROM staff LABEL {label.split()[-1]} INTO m")
+    assert f"\n{estimator} for 100 rows" in f"\n{said}"
+
+
+def test_keys_of_with_become_flags_of_the_job(capsys: pytest.CaptureFixture[str], database: str) -> None:
+    statement = (
+        f"{SELECT} TO TRAIN LinearClassifier WITH train.num_epochs = 7, train.shuffle = false, model.optimizer = SGD, "
+        "validation.select = 'SELECT * FROM staff LIMIT 5' COLUMN age LABEL income INTO m"
+    )
+    _, spec = dry(capsys, database, statement)
+    assert (spec.num_epochs, spec.shuffle, spec.columns) == (7, False, "age")
+    assert spec.validation_data.endswith("/data/validation")
+
+
+@pytest.mark.parametrize(
+    ("statement", "marked", "hint"),
+    [
+        ("TO TRAIN DNNClasifier LABEL income INTO m", "DNNClasifier", "'DNNClassifier'"),
+        ("TO TRAIN zoo.mine.model LABEL income INTO m", "zoo.mine.model", "elasticdl train"),
+        (
+            "TO TRAIN DNNClassifier WITH model.hiden_units = [3] LABEL income INTO m",
+            "model.hiden_units",
+            "'hidden_units'",
+        ),
+        ("TO TRAIN LinearClassifier WITH model.dropout = 0.5 LABEL income INTO m", "model.dropout", "model.optimizer"),
+        ("TO TRAIN DNNClassifier WITH model.dropout = 1 LABEL income INTO m", "1", "0.0"),
+        ("TO TRAIN DNNClassifier WITH train.num_epoch = 3 LABEL income INTO m", "train.num_epoch", "train.num_epochs"),
+        ("TO TRAIN DNNClassifier WITH train.num_epochs = x LABEL income INTO m", "x", "--num_epochs=1"),
+        ("TO TRAIN DNNClassifier WITH train.output = x LABEL income INTO m", "train.output", "train."),
+        ("TO TRAIN DNNClassifier WITH train.seed = [1] LABEL income INTO m", "[1]", "number"),
+        ("TO TRAIN DNNClassifier WITH seed = 1 LABEL income INTO m", "seed", "model.NAME"),
+        ("TO TRAIN DNNClassifier WITH validation.select = 3 LABEL income INTO m", "3", "SELECT"),
+        ("TO TRAIN DNNRegressor LABEL income INTO m", "income", "DNNClassifier"),
+        ("TO TRAIN DeepFMClassifier COLUMN NUMERIC(age) LABEL income INTO m", SELECT, "BUCKET"),
+        ("TO TRAIN DeepFMClassifier COLUMN EMBEDDING(town, 3) LABEL income INTO m", SELECT, "model.embedding_dim = 3"),
+        ("TO TRAIN WideAndDeepClassifier COLUMN age FOR wide LABEL income INTO m", SELECT, "FOR deep"),
+        ("LABEL incme INTO m", "incme", "'income'"),
+        ("LABEL odd INTO m", "odd", "IS NOT NULL"),
+        ("WHERE age < 0 LABEL income INTO m", f"{SELECT} WHERE age < 0", "WHERE"),
+        ("WHERE income = 'low' LABEL income INTO m", "income", "WHERE"),
+        ("TO PREDICT r.c USING m", "m", "none yet"),
+    ],
+)
+def test_what_cannot_be_trained_is_pointed_at(
+    database: str, tmp_path: Path, statement: str, marked: str, hint: str
+) -> None:
+    with pytest.raises(StatementError) as caught:
+        run(database, f"{SELECT} {statement}")
+    assert caught.value.place.text == marked, str(caught.value)
+    assert hint in caught.value.hint
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "no statement"),
+        (("SHOW MODELS", "-f", "x.sql"), "cannot be read"),
+        (("SHOW MODELS; SHOW MODELS", "SHOW MODELS"), "more than once"),
+        ((f"{SELECT} LABEL income INTO m", "--training_data=x"), "--training_data follows from the statement"),
+        ((f"{SELECT} LABEL income INTO m", "--num_epoch=3"), "Unknown flag --num_epoch"),
+        ((f"{SELECT} LABEL income INTO m", "--runtime=kubernetes"), "on this machine only"),
+        ((f"{SELECT} LABEL income INTO m", "--num_workers=0"), "--num_workers"),
+        ((f"{SELECT} LABEL income INTO m", "--dry_run=maybe"), "true or false"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(database: str, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        run(database, *arguments)
+    assert said in str(caught.value)
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_flag_that_the_statement_gives_as_well_is_refused(database: str) -> None:
+    statement = f"{SELECT} TO TRAIN DNNClassifier WITH train.num_epochs = 3 LABEL income INTO m"
+    with pytest.raises(StatementError, match="given twice"):
+        run(database, statement, "--num_epochs=2")
+
+
+def test_all_statements_of_a_file_are_checked_before_the_first_is_run(
+    capsys: pytest.CaptureFixture[str], database: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "statements.sql"
+    file.write_text(f"SHOW MODELS;\n{SELECT} TO TRAIN Magic LABEL income INTO m")
+    with pytest.raises(StatementError) as caught:
+        run(database, "-f", str(file))
+    assert "2 | SELECT" in caught.value.what
+    assert not capsys.readouterr().out
+
+
+def test_models_are_listed_described_and_dropped_without_a_database(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    models = ModelRegistry(tmp_path)
+    models.add(
+        "m", {"label": "income", "classes": ["a", "b"], "rows": 5, "metrics": {"auc": 0.5}, "job": "sql-train-m-1"}
+    )
+    command.run([f"--models_dir={tmp_path}", "SHOW MODELS; DESCRIBE m; DROP MODEL m; SHOW MODELS"], {})
+    said = capsys.readouterr().out
+    assert re.search(r"m@1 .* income +5 +not trained +auc 0\.5000", said)
+    assert "classes:     a, b" in said
+    assert "job:         sql-train-m-1" in said
+    assert "Removed m: 1 version." in said
+    assert said.rstrip().endswith(f"There is no model in {tmp_path}.")
+
+
+def test_the_password_of_the_variable_is_taken_from_the_environment_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("ELASTICDL_DATASOURCE", "postgresql://u:swordfish@/none?host=/none")
+    with pytest.raises(Exception, match=r"u:\*\*\*@") as caught:
+        command.run([f"{SELECT} LABEL income INTO m"])
+    assert "swordfish" not in str(caught.value)
+    assert "ELASTICDL_DATASOURCE" not in os.environ

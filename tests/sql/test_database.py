@@ -1,0 +1,194 @@
+"""What statements read from and write to real databases: snapshots, errors at their place, no injection."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+
+from elasticdl_client.errors import DataError, FlagError
+from elasticdl_client.sql import snapshot
+from elasticdl_client.sql.database import Database, check_url
+from elasticdl_client.sql.parser import parse_select
+from elasticdl_client.sql.places import StatementError
+from elasticdl_client.sql.snapshot import Field, input_fields
+from elasticdl_client.sql.statement import Query
+
+EVIL = "x\"'; DROP TABLE staff; --"
+FILL = (
+    "INSERT INTO staff WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 25000) "
+    "SELECT i, i % 50, CASE WHEN i % 5 = 0 THEN NULL ELSE 'a%s :x' END FROM n"
+)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database with a table staff of 25,000 rows, and one with a name that wants to be SQL."""
+    quoted = '"' + EVIL.replace('"', '""') + '"'
+    statements = [
+        "CREATE TABLE staff (id INTEGER PRIMARY KEY, age INTEGER, town TEXT)",
+        FILL,
+        f"CREATE TABLE {quoted} ({quoted} TEXT)",
+        f"INSERT INTO {quoted} VALUES ('{EVIL.replace(chr(39), 2 * chr(39))}')",
+    ]
+    if request.param == "sqlite":
+        path = tmp_path / "staff.db"
+        with sqlite3.connect(path) as database:
+            for statement in statements:
+                database.execute(statement)
+        database.close()
+        return f"sqlite:///{path}"
+    server: str = request.getfixturevalue("server")
+    with psycopg.connect(server) as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        for statement in statements:
+            connection.execute(statement)
+    return server
+
+
+def executed(url: str, statement: str) -> list[tuple[Any, ...]]:
+    """Run a statement from outside, as another program would."""
+    if url.startswith("sqlite"):
+        with sqlite3.connect(url.removeprefix("sqlite:///"), timeout=0.1) as database:
+            rows = database.execute(statement).fetchall()
+        database.close()
+        return rows
+    with psycopg.connect(url) as connection:
+        cursor = connection.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+def query(url: str, text: str) -> Query:
+    return parse_select(text, Database(url).dialect)
+
+
+def test_a_select_is_read_as_it_is_written(url: str) -> None:
+    found = query(url, "SELECT town, count(*) AS n, '%s :x' AS z FROM staff GROUP BY town ORDER BY 2 -- all")
+    with Database(url).snapshot() as reader:
+        assert reader.columns(found) == ["town", "n", "z"]
+        assert reader.count(found, "town") == (2, 1, 1)
+        assert reader.values(found, "n") == [5000, 20000]
+        assert [tuple(row) for part in reader.rows(found) for row in part] == [
+            (None, 5000, "%s :x"),
+            ("a%s :x", 20000, "%s :x"),
+        ]
+        assert len(reader.sample(query(url, "SELECT * FROM staff"), 100)) == 100
+
+
+def test_a_snapshot_does_not_see_what_is_written_meanwhile(url: str) -> None:
+    found = query(url, "SELECT id FROM staff")
+    with Database(url).snapshot() as reader:
+        assert reader.count(found, "id")[0] == 25_000
+        with contextlib.suppress(sqlite3.OperationalError):  # "database is locked": SQLite keeps the writer out
+            executed(url, "DELETE FROM staff")
+        assert reader.count(found, "id")[0] == 25_000
+        assert sum(map(len, reader.rows(found))) == 25_000
+
+
+def test_a_snapshot_changes_nothing(url: str) -> None:
+    with pytest.raises(StatementError, match=r"read-?only"):
+        with Database(url).snapshot() as reader:
+            reader._run("DELETE FROM staff", query(url, "SELECT 1 AS x"))
+    assert executed(url, "SELECT count(*) FROM staff") == [(25_000,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "marked", "hint"),
+    [
+        ("SELECT * FROM stff", "stff", "'staff'"),
+        ("SELECT agee FROM staff", "agee", "'age'"),
+        ("SELECT ,age FROM staff", ",", ""),
+        ("SELECT frob(age) FROM staff", "frob", ""),
+    ],
+)
+def test_what_the_database_refuses_is_pointed_at(url: str, text: str, marked: str, hint: str) -> None:
+    with pytest.raises(StatementError) as caught:
+        with Database(url).snapshot() as reader:
+            reader.columns(query(url, text))
+    assert caught.value.place.text == marked
+    assert hint in caught.value.hint
+
+
+def test_names_and_values_stay_names_and_values(url: str) -> None:
+    database = Database(url)
+    quoted = database.quoted(EVIL)
+    found = query(url, f"SELECT * FROM {quoted}")
+    with database.snapshot() as reader:
+        assert reader.columns(found) == [EVIL]
+        assert reader.count(found, EVIL) == (1, 1, 1)
+        assert reader.values(found, EVIL) == [EVIL]
+    with database.transaction() as writer:
+        writer.run(f"CREATE TABLE {database.quoted(EVIL + '2')} ({database.quoted('id')} INTEGER, {quoted} TEXT)")
+        writer.insert([EVIL + "2"], ["id", EVIL], [{"id": 1, EVIL: EVIL}])
+    assert executed(url, f"SELECT * FROM {database.quoted(EVIL + '2')}") == [(1, EVIL)]
+    assert executed(url, "SELECT count(*) FROM staff") == [(25_000,)]
+
+
+def test_a_transaction_that_fails_leaves_nothing(url: str) -> None:
+    database = Database(url)
+    with contextlib.suppress(KeyboardInterrupt), database.transaction() as writer:
+        writer.run("CREATE TABLE half (a INTEGER)")
+        writer.insert(["half"], ["a"], [{"a": 1}])
+        raise KeyboardInterrupt
+    assert not database.has_table(["half"])
+
+
+def test_rows_become_files_in_the_forms_of_a_models_inputs(url: str, tmp_path: Path) -> None:
+    fields = [
+        *input_fields([("age", "number"), ("age", "text"), ("town", "text")]),
+        Field("elasticdl_label", "y", "class"),
+    ]
+    assert [field.name for field in fields] == ["age", "age_text", "town", "elasticdl_label"]
+    found = query(url, "SELECT *, CASE WHEN age < 25 THEN 'low' ELSE 'high' END AS y FROM staff ORDER BY id")
+    with Database(url).snapshot() as reader:
+        names = reader.columns(found)
+        assert snapshot.write(reader.rows(found), names, fields, tmp_path / "rows", ["high", "low"]) == 25_000
+    table = pq.read_table(tmp_path / "rows")
+    assert table.num_rows == 25_000
+    assert [table.column(name)[4].as_py() for name in table.column_names] == [5.0, "5", "", 1]
+    assert table.column("town")[5].as_py() == "a%s :x"
+
+
+def test_a_password_is_in_no_error(server: str, tmp_path: Path) -> None:
+    url = server.replace("reader@", "reader:swordfish@").replace(server.partition("host=")[2], str(tmp_path))
+    with pytest.raises(DataError) as caught:
+        Database(url).has_table(["t"])
+    assert "swordfish" not in str(caught.value)
+    with pytest.raises(FlagError, match="password") as refused:
+        check_url(url, on_command_line=True)
+    assert "swordfish" not in str(refused.value)
+    check_url(url, on_command_line=False)
+
+
+@pytest.mark.parametrize("url", ["mysql://u@h/d", "staff.db", "", "http://x", "sqlite+x:///a"])
+def test_other_databases_are_refused_by_name(url: str) -> None:
+    with pytest.raises(FlagError, match="--datasource="):
+        check_url(url, on_command_line=True)
+
+
+def test_rows_are_permuted_by_a_seed_within_a_file_and_missing_numbers_are_nan(tmp_path: Path) -> None:
+    rows = [[(i, None if i == 7 else i / 2) for i in range(1000)]]
+    fields = [Field("elasticdl_row", "i", "row"), Field("x", "x", "number")]
+    for number, seed in enumerate((3, 3, None)):
+        snapshot.write(rows, ["i", "x"], fields, tmp_path / str(number), seed=seed)
+    one, same, in_order = (pq.read_table(tmp_path / str(n)).to_pydict() for n in range(3))
+    assert one["elasticdl_row"] == same["elasticdl_row"] != in_order["elasticdl_row"] == list(range(1000))
+    assert sorted(one["elasticdl_row"]) == list(range(1000))
+    assert math.isnan(in_order["x"][7])
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "said"),
+    [("number", "abc", "where the model takes numbers"), ("class", "c", "no class"), ("class", None, "NULL")],
+)
+def test_a_value_of_another_form_names_its_column(tmp_path: Path, form: str, value: object, said: str) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        snapshot.write([[(value,)]], ["x"], [Field("x", "x", form)], tmp_path / "rows", ["a", "b"])
+    assert "column x" in caught.value.what or "label x" in caught.value.what
+    assert not (tmp_path / "rows").exists()

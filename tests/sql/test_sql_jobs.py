@@ -1,0 +1,117 @@
+"""Whole statements on the local runtime: from a table to a model, its metrics, and a table of predictions."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.data.conftest import test_data as census_data
+from tests.house.documents import REPOSITORY, bash_blocks, clone, run_page
+
+__all__ = ["census_data"]
+PAGE = REPOSITORY / "docs" / "sql.md"
+PASSWORD = "swordfish-17"
+INJECTION = "x\"'; DROP TABLE staff; --"
+NUM_ROWS = 300
+NAMES = (
+    "age workclass fnlwgt education education_num marital_status occupation relationship race sex capital_gain "
+    "capital_loss hours_per_week native_country income"
+)
+
+
+def elasticdl_sql(home: Path, source: str, *arguments: str) -> str:
+    """Run statements as a user would; what they print."""
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", "sql", *arguments],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=280,
+        env={**os.environ, "HOME": str(home), "ELASTICDL_DATASOURCE": source, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_values(server: str, tmp_path: Path) -> None:
+    """Names and values that want to be SQL, a schema of its own, and a password that must be nowhere."""
+    quoted = '"' + INJECTION.replace('"', '""') + '"'
+    with psycopg.connect(server) as connection:
+        connection.execute('CREATE SCHEMA IF NOT EXISTS "results"')
+        connection.execute(f"CREATE TABLE staff (id INTEGER PRIMARY KEY, age NUMERIC(5, 2), {quoted} TEXT, pay TEXT)")
+        with connection.cursor() as cursor:
+            rows = [(i, i / 4, INJECTION if i % 2 else None, INJECTION if i % 3 else "low") for i in range(NUM_ROWS)]
+            cursor.executemany("INSERT INTO staff VALUES (%s, %s, %s, %s)", rows)
+    source = server.replace("reader@", f"reader:{PASSWORD}@")
+    train = "SELECT * FROM staff TO TRAIN WideAndDeepClassifier WITH train.num_epochs = 1 LABEL pay INTO m"
+    predict = 'SELECT * FROM staff WHERE id >= 100 ORDER BY id DESC TO PREDICT results."x""; y"."pay""s" USING m'
+    said = elasticdl_sql(tmp_path, source, f"{train}; {predict}", "--distribution_strategy=Local")
+    assert f"records {NUM_ROWS}, committed {NUM_ROWS}, repeated 0, lost 0" in said
+    with psycopg.connect(server) as connection:
+        found = connection.execute('SELECT * FROM results."x""; y"').fetchall()
+        tables = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname IN ('public', 'results')"
+        ).fetchall()
+        assert connection.execute("SELECT count(*) FROM staff").fetchone() == (NUM_ROWS,)
+    assert sorted(row[0] for row in found) == list(range(100, NUM_ROWS))
+    assert {row[2] for row in found} == {INJECTION, None}
+    assert {row[4] for row in found} <= {INJECTION, "low"}
+    assert {name for (name,) in tables if name.startswith("elasticdl")} == set()
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 10
+    assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
+    assert PASSWORD not in said
+
+
+@pytest.mark.full  # three jobs on all rows of the census
+@pytest.mark.timeout(600)
+def test_the_short_form_on_the_census_reaches_an_auc_of_90_percent(census_data: Path, tmp_path: Path) -> None:
+    names = NAMES.split()
+    whole = {"age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"}
+    listed = ", ".join(f"{name} {'INTEGER' if name in whole else 'TEXT'}" for name in names)
+    with sqlite3.connect(tmp_path / "census.db") as database:
+        for split in ("train", "test"):
+            database.execute(f"CREATE TABLE {split} (id INTEGER PRIMARY KEY, {listed})")
+            lines = (census_data / "census" / f"adult-{split}.csv").read_text().splitlines()
+            rows = [[cell.strip().rstrip(".") for cell in line.split(",")] for line in lines]
+            kept = [[None if cell == "?" else cell for cell in row] for row in rows if len(row) == len(names)]
+            marks = ", ".join("?" * len(names))
+            database.executemany(f"INSERT INTO {split} ({', '.join(names)}) VALUES ({marks})", kept)
+            database.execute(f"DELETE FROM {split} WHERE typeof(age) <> 'integer'")
+    database.close()
+    statements = (
+        "SELECT * FROM train LABEL income INTO census; SELECT * FROM test TO EVALUATE auc USING census INTO found"
+    )
+    elasticdl_sql(tmp_path, f"sqlite:///{tmp_path}/census.db", statements, "--distribution_strategy=Local")
+    with sqlite3.connect(tmp_path / "census.db") as database:
+        ((model, metric, value),) = database.execute("SELECT * FROM found").fetchall()
+    database.close()
+    assert (model, metric) == ("census@1", "auc")
+    assert value >= 0.90
+    about = json.loads((tmp_path / ".elasticdl" / "models" / "census" / "1" / "model.json").read_text())
+    assert about["rows"] == 32_561
+
+
+def test_the_commands_of_the_page_are_sound_bash() -> None:
+    script = "\n".join(bash_blocks(PAGE))
+    assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
+    assert len(re.findall(r"^elasticdl sql ", script, re.MULTILINE)) == 4
+
+
+@pytest.mark.full  # three jobs
+@pytest.mark.timeout(400)
+def test_the_page_works_word_for_word(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    said = run_page(PAGE, clone(tmp_path / "elasticdl"), Path(sys.executable).parent, 360, HOME=str(home))
+    assert "records 500, committed 500, repeated 0, lost 0" in said, said
+    (accuracy,) = re.findall(r"^  accuracy +(\d\.\d+)$", said, re.MULTILINE)
+    assert float(accuracy) > 0.9
+    assert "100 rows with predictions of my_model@1 are in forecast." in said, said
+    assert "Removed my_model: 1 version." in said, said
