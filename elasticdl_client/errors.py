@@ -31,6 +31,14 @@ class DataError(ElasticDLError):
     """A data source is missing, empty, damaged or not what it was said to be."""
 
 
+class StorageError(DataError):
+    """Storage that a URL names cannot be reached, or refuses."""
+
+
+class StorageFileMissing(StorageError):
+    """There is no file, directory or bucket of that URL."""
+
+
 class ModelDefinitionError(ElasticDLError):
     """The user's model-definition module is missing, lacks a symbol, or defines something unsupported.
 

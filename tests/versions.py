@@ -124,6 +124,12 @@ LANES = {
         tests=("tests/api/test_pytorch_adapters.py", "tests/api/test_transformers_arguments.py"),
         minutes=1,
     ),
+    "storage-oldest": Lane(
+        extras=("s3", "http", "arrow", "images"),
+        tests=("tests/storage/test_storage_contract.py",),
+        minutes=1,
+        tools=("moto", "flask", "flask-cors"),
+    ),
     "newest": Lane(
         extras=("zoo", "tensorflow", "allreduce", "arrow", "images", "tensorboard"),
         tests=(

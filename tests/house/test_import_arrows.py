@@ -59,7 +59,18 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
-    "elasticdl.data": (*SHARED, "elasticdl.kernels", "elasticdl_client.data_sources"),  # checksums; kinds of sources
+    "elasticdl.storage": (
+        "elasticdl_client.errors",
+        "elasticdl_client.secret_values",
+        "elasticdl_client.storage_kinds",
+    ),
+    "elasticdl.data": (  # checksums; kinds of sources
+        *SHARED,
+        "elasticdl.kernels",
+        "elasticdl.storage",
+        "elasticdl_client.data_sources",
+        "elasticdl_client.storage_kinds",
+    ),
     "elasticdl.analysis": (*SHARED, "elasticdl.data"),
     "elasticdl.model_def": (
         *SHARED,

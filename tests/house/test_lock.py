@@ -21,6 +21,8 @@ RUN = (
     "sql",
     "huggingface",
     "images",
+    "s3",
+    "http",
     "tensorboard",
     "analyze",
     "docs",

@@ -1,0 +1,270 @@
+"""The port `Storage` over fsspec: one place that waits, retries and turns errors into ours.
+
+A request that is refused for now (503, 429), breaks off, stalls or brings too few bytes is sent again, after a wait
+that doubles, until the policy's time is over.  Clients' own retries are switched off where that is possible, so that
+waits do not multiply.  Never prints a URL's credentials, and knows none: they are of the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticdl.storage.port import FileStatus
+from elasticdl_client.errors import StorageError, StorageFileMissing
+from elasticdl_client.secret_values import hide
+from elasticdl_client.storage_kinds import KINDS, check_url, missing_package, scheme_of
+
+_log = logging.getLogger("elasticdl.storage")
+_ETAGS = ("ETag", "etag", "generation", "VersionId", "blob_id", "Last-Modified", "LastModified", "mtime", "commit_hash")
+_REFUSED_FOR_NOW = frozenset({408, 425, 429, 500, 502, 503, 504})
+_NO_PERMISSION = frozenset({401, 403})
+_CONNECTIONS = 16  # in flight at once; a client keeps more open than they need
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long requests wait.
+
+    Attributes:
+        request_s: for an answer, the first time; twice as long each time after it.
+        first_wait_s: between the first request and the second; twice as long each time after it.
+        longest_wait_s: between two requests.
+        total_s: after which a request that has failed is not sent again.
+    """
+
+    request_s: float = 30.0
+    first_wait_s: float = 0.2
+    longest_wait_s: float = 10.0
+    total_s: float = 180.0
+
+
+class _TooShort(OSError):
+    pass
+
+
+class FsspecStorage:
+    """The `Storage` of one scheme."""
+
+    def __init__(self, scheme: str, policy: RetryPolicy | None = None) -> None:
+        """
+        Args:
+            scheme: of the URLs.
+            policy: None: that of jobs.
+
+        Raises:
+            StorageError: a package is missing, or the client refuses its settings.
+        """
+        self._policy = policy or RetryPolicy()
+        self._scheme = scheme
+        self._kind = KINDS[scheme]
+        self._file_system = _file_system(scheme)
+        self._pause = threading.Event()
+        self.can_write = self._kind.can_write
+        self.pool = ThreadPoolExecutor(_CONNECTIONS, f"storage-{scheme}")
+
+    def list(self, directory: str) -> list[FileStatus]:
+        if not self._kind.can_list:
+            raise StorageError(f"{self._scheme}:// has no directories to list: {directory}.", "Name each file.")
+        try:
+            found = self._call(directory, "ls", directory.rstrip("/"), detail=True)
+        except StorageFileMissing:
+            return []
+        statuses = [self._status(info) for info in found]
+        own = directory.rstrip("/")
+        return sorted((one for one in statuses if one.url != own), key=lambda one: one.url)
+
+    def stat(self, url: str) -> FileStatus:
+        return self._status(self._call(url, "info", url))
+
+    def read(self, url: str, start: int, end: int) -> bytes:
+        def check(data: bytes) -> None:
+            if len(data) > end - start:
+                raise StorageError(f"{hide(url)}: its server gives no ranges, but whole files.", "Copy the file.")
+            if len(data) < end - start:
+                raise _TooShort(f"{len(data)} bytes of {end - start} came")
+
+        data: bytes = self._call(url, "cat_file", url, start=start, end=end, _check=check) if end > start else b""
+        return data
+
+    def publish(self, url: str, content: bytes | Path) -> None:
+        if not self._kind.can_write:
+            raise StorageError(f"{self._scheme}:// cannot be written: {hide(url)}.", "Name other storage.")
+        if isinstance(content, bytes):
+            self._call(url, "pipe_file", url, content)
+        else:
+            self._call(url, "put_file", str(content), url)
+
+    def delete(self, url: str) -> None:
+        with contextlib.suppress(StorageFileMissing):
+            self._call(url, "rm_file", url)
+
+    def exists(self, url: str) -> bool:
+        try:
+            self.stat(url)
+        except StorageFileMissing:
+            return False
+        return True
+
+    def _status(self, info: dict[str, Any]) -> FileStatus:
+        name = str(info["name"])
+        url = (name if "://" in name else f"{self._scheme}://{name.lstrip('/')}").rstrip("/")
+        if info.get("type") == "directory":
+            return FileStatus(url, 0, "", is_directory=True)
+        if info.get("size") is None:
+            raise StorageError(
+                f"{hide(url)}: its server does not say how large the file is.", "Copy it to storage that does."
+            )
+        etag = next((str(info[name]) for name in _ETAGS if info.get(name)), "")
+        return FileStatus(url, int(info["size"]), etag)
+
+    def _call(
+        self, url: str, verb: str, *arguments: Any, _check: Callable[[Any], None] | None = None, **named: Any
+    ) -> Any:
+        """What a verb of fsspec gives, sent again until it does."""
+        started = time.monotonic()
+        for timeout_s, wait_s in self._times():
+            try:
+                answer = self._once(verb, timeout_s, *arguments, **named)
+                if _check is not None:
+                    _check(answer)
+                return answer
+            except StorageError:
+                raise
+            except Exception as error:  # every client has its own
+                final = _final_error(url, error)
+                if final is not None:
+                    raise final from error
+                what = _text(error)
+                if time.monotonic() - started + wait_s > self._policy.total_s:
+                    raise StorageError(
+                        f"{hide(url)} could not be reached for {time.monotonic() - started:.0f} s: {what}.",
+                        "Check the network, and the endpoint in the environment (for S3: AWS_ENDPOINT_URL).",
+                    ) from error
+                _log.warning("%s: %s; asking again in %.1f s", hide(url), what, wait_s)
+            self._pause.wait(wait_s)
+        raise AssertionError("the times never end")
+
+    def _times(self) -> Iterator[tuple[float, float]]:
+        timeout_s, wait_s = self._policy.request_s, self._policy.first_wait_s
+        while True:
+            yield timeout_s, wait_s * random.uniform(0.5, 1.0)  # so that workers do not come back all at once
+            timeout_s, wait_s = timeout_s * 2, min(wait_s * 2, self._policy.longest_wait_s)
+
+    def _once(self, verb: str, timeout_s: float, *arguments: Any, **named: Any) -> Any:
+        if not self._file_system.async_impl:
+            return getattr(self._file_system, verb)(*arguments, **named)
+
+        async def call() -> Any:
+            return await asyncio.wait_for(getattr(self._file_system, f"_{verb}")(*arguments, **named), timeout_s)
+
+        return asyncio.run_coroutine_threadsafe(call(), self._file_system.loop).result()
+
+
+@functools.cache
+def storage_of_scheme(scheme: str) -> FsspecStorage:
+    """The storage of a scheme, one for the process: its connections are shared."""
+    return FsspecStorage(scheme)
+
+
+def storage_of(url: str) -> FsspecStorage:
+    """The storage that a URL names.
+
+    Raises:
+        StorageError: a package is missing, or the URL has a credential in it.
+    """
+    check_url(url)
+    return storage_of_scheme(scheme_of(url))
+
+
+def _file_system(scheme: str) -> Any:
+    for module in ("fsspec", KINDS[scheme].module):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise missing_package(f"{scheme}://", module) from error
+    import fsspec
+
+    options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    if KINDS[scheme].module == "s3fs":
+        options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * _CONNECTIONS}
+    try:
+        file_system = fsspec.filesystem(scheme, **options)
+    except Exception as error:  # of the client's settings: a profile that is not there, a library of Hadoop's
+        raise StorageError(f"{scheme}:// cannot be used: {_text(error)}.", "Check its settings.") from error
+    if KINDS[scheme].module == "s3fs":
+        file_system.retries = 1
+    return file_system
+
+
+def _final_error(url: str, error: BaseException) -> StorageError | None:
+    """The error of a request that is not worth sending again; None: it is."""
+    statuses = {status for cause in _causes(error) if (status := _http_status(cause)) is not None}
+    if statuses & _REFUSED_FOR_NOW:
+        return None
+    if statuses & _NO_PERMISSION or isinstance(error, PermissionError) or _has_no_credentials(error):
+        return StorageError(
+            f"{hide(url)}: no permission: {_text(error)}.",
+            "Give credentials by the environment: --envs, a Secret, or the identity of the pods' ServiceAccount.",
+        )
+    if isinstance(error, FileNotFoundError):
+        unreachable = any(isinstance(cause, ConnectionError | TimeoutError) for cause in _causes(error))
+        return None if unreachable else StorageFileMissing(f"{hide(url)} does not exist.", "Check the URL.")
+    if isinstance(error, OSError | asyncio.TimeoutError) or _is_of_network(error):
+        return None
+    return StorageError(f"{hide(url)}: {_text(error)}.", "Check the URL, and the settings of its client.")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _http_status(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)  # of botocore: a dictionary
+    found = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+    for value in (found, getattr(error, "status", None), getattr(error, "status_code", None)):
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _has_no_credentials(error: BaseException) -> bool:
+    return any("Credential" in type(cause).__name__ for cause in _causes(error))
+
+
+def _is_of_network(error: BaseException) -> bool:
+    """Whether a client says that a connection or a body broke off; each has classes of its own."""
+    words = (
+        "Timeout",
+        "Connection",
+        "Payload",
+        "IncompleteRead",
+        "ResponseStreaming",
+        "Disconnected",
+        "HTTPClient",
+        "Checksum",  # of what came, which is not what was sent
+    )
+    return any(word in type(cause).__name__ for cause in _causes(error) for word in words)
+
+
+def _text(error: BaseException) -> str:
+    """What an error says; of one that a client has translated, what it was made of."""
+    said = error.__cause__ or error
+    lines = str(said).strip().splitlines() or [""]
+    return hide(lines[0]).rstrip(".") or type(said).__name__

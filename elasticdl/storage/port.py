@@ -1,0 +1,61 @@
+"""The port `Storage`: files with whole URLs as names, read by range and replaced whole.
+
+Below the port there are requests that may fail and be sent again; above it a call has worked, or is an error for good.
+There is no append and no rename: a file appears whole or not at all, and a set of files is complete once the one that
+lists them, published last, is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """A file or directory.
+
+    Attributes:
+        url: whole, as `Storage` takes it.
+        size_bytes: of a file.
+        etag: changes whenever the file is replaced; empty for directories.
+        is_directory: whether it holds files.
+    """
+
+    url: str
+    size_bytes: int
+    etag: str
+    is_directory: bool = False
+
+
+class Storage(Protocol):
+    """Six verbs.  Safe to use from several threads.
+
+    Raise `StorageFileMissing` for what is not there, `StorageError` for all else that fails: no permission, or no good
+    answer in the time of the retries.
+    """
+
+    def list(self, directory: str) -> list[FileStatus]:
+        """What is in a directory, not below those in it, in order of name; empty where nothing is."""
+        ...
+
+    def stat(self, url: str) -> FileStatus:
+        """The file, or the directory, as it is now."""
+        ...
+
+    def read(self, url: str, start: int, end: int) -> bytes:
+        """Bytes ``start`` to ``end`` - 1 of a file, all of them."""
+        ...
+
+    def publish(self, url: str, content: bytes | Path) -> None:
+        """Makes a file of these bytes, or of a local file, or replaces it; readers see the old or the new one."""
+        ...
+
+    def delete(self, url: str) -> None:
+        """Removes a file; one that is not there is no error."""
+        ...
+
+    def exists(self, url: str) -> bool:
+        """Whether there is such a file or directory."""
+        ...

@@ -1,0 +1,129 @@
+"""One file of storage, read by ranges: large ones in parts at once, near ones together, a scan ahead of its reader."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from elasticdl.storage.fsspec_storage import FsspecStorage, storage_of
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+PART_BYTES = 4 << 20  # of one request: its latency costs little of its time, and a lost one little to send again
+_GAP_BYTES = 256 << 10  # between two ranges; reading over a smaller one costs less than another request
+_PARTS_AHEAD = 8
+_BUFFER_BYTES = 256 << 10
+
+
+class RemoteFile:
+    """A file as it was when it was opened.  Safe to use from several threads."""
+
+    is_local = False
+
+    def __init__(self, url: str, storage: FsspecStorage | None = None) -> None:
+        """Asks for the file's size.
+
+        Raises:
+            StorageError: it is not there, or cannot be reached.
+        """
+        self.path = url
+        self._storage = storage or storage_of(url)
+        status = self._storage.stat(url)
+        self.size_bytes = status.size_bytes
+        self.stamp: list[object] = [status.size_bytes, status.etag]
+
+    def pread(self, size_bytes: int, offset: int) -> bytes:
+        """Return bytes from an offset on: fewer than asked for only at the end of the file."""
+        (data,) = self.pread_all([(offset, size_bytes)])
+        return data
+
+    def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of several ranges, (offset, size), in ascending order, as `pread` does."""
+        wanted = [(offset, max(offset, min(offset + size, self.size_bytes))) for offset, size in ranges]
+        joined: list[list[int]] = []
+        for start, end in wanted:
+            if joined and start - joined[-1][1] <= _GAP_BYTES:
+                joined[-1][1] = max(joined[-1][1], end)
+            else:
+                joined.append([start, end])
+        parts = [
+            (start, min(start + PART_BYTES, end)) for first, end in joined for start in range(first, end, PART_BYTES)
+        ]
+        others = [self.fetch(start, end) for start, end in parts[1:]]
+        pieces = [self._storage.read(self.path, *parts[0])] if parts else []
+        pieces += [other.result() for other in others]
+        spans: list[bytes] = []
+        for start, end in joined:
+            count = -(-(end - start) // PART_BYTES)
+            spans.append(b"".join(pieces[:count]))  # one part alone is not copied
+            del pieces[:count]
+        found, number = [], 0
+        for start, end in wanted:
+            while end > joined[number][1]:
+                number += 1
+            first = joined[number][0]
+            found.append(spans[number][start - first : end - first])
+        return found
+
+    def fetch(self, start: int, end: int) -> Future[bytes]:
+        """Starts to read a range."""
+        return self._storage.pool.submit(self._storage.read, self.path, start, end)
+
+    def scan(self) -> io.BufferedReader:
+        """A stream over the file that reads ahead while it is read in order."""
+        return io.BufferedReader(_Scan(self), _BUFFER_BYTES)
+
+    def close(self) -> None:
+        """Does nothing: nothing is open between two reads."""
+
+
+class _Scan(io.RawIOBase):
+    """Parts ahead of the position once two reads have followed each other; a jump beyond reads what it asks for."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
+        self._position = 0
+        self._end_of_last = -1
+        self._ahead: dict[int, Future[bytes]] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size_bytes}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        number = self._position // PART_BYTES
+        if self._position >= self._file.size_bytes:
+            return 0
+        if self._position == self._end_of_last or number in self._ahead:
+            data = self._part(number)[self._position - number * PART_BYTES :][: len(view)]
+        else:
+            self._ahead.clear()
+            data = self._file.pread(len(view), self._position)
+        view[: len(data)] = data
+        self._position += len(data)
+        self._end_of_last = self._position
+        return len(data)
+
+    def _part(self, number: int) -> bytes:
+        last = (self._file.size_bytes - 1) // PART_BYTES
+        for ahead in range(number, min(number + _PARTS_AHEAD, last + 1)):
+            if ahead not in self._ahead:
+                start = ahead * PART_BYTES
+                self._ahead[ahead] = self._file.fetch(start, min(start + PART_BYTES, self._file.size_bytes))
+        for passed in [one for one in self._ahead if one < number]:
+            del self._ahead[passed]
+        return self._ahead[number].result()

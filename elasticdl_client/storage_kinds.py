@@ -1,0 +1,103 @@
+"""The kinds of storage that URLs name: the package that each needs, and the extra that installs it.  Reads nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from elasticdl_client.errors import StorageError
+from elasticdl_client.secret_values import hide
+
+
+@dataclass(frozen=True, slots=True)
+class StorageKind:
+    """A kind of storage.
+
+    Attributes:
+        module: that fsspec imports for it.
+        requirement: for pip.
+        extra: of elasticdl2 that holds the requirement; empty: there is none.
+        can_list: whether it has directories; without, a URL names one file.
+        can_write: whether files can be published.
+    """
+
+    module: str
+    requirement: str
+    extra: str = ""
+    can_list: bool = True
+    can_write: bool = True
+
+
+_S3 = StorageKind("s3fs", "s3fs", "s3")
+_GCS = StorageKind("gcsfs", "gcsfs")
+_AZURE = StorageKind("adlfs", "adlfs")
+_HTTP = StorageKind("aiohttp", "fsspec[http]", "http", can_list=False, can_write=False)
+
+KINDS: Mapping[str, StorageKind] = MappingProxyType(
+    {
+        "s3": _S3,
+        "s3a": _S3,
+        "gs": _GCS,
+        "gcs": _GCS,
+        "az": _AZURE,
+        "abfs": _AZURE,
+        "abfss": _AZURE,
+        "oss": StorageKind("ossfs", "ossfs"),
+        "hf": StorageKind("huggingface_hub", "huggingface_hub", can_write=False),
+        "hdfs": StorageKind("pyarrow", "pyarrow", "arrow"),
+        "http": _HTTP,
+        "https": _HTTP,
+    }
+)
+
+
+def scheme_of(path: str) -> str:
+    """The scheme of a URL of storage, in lower case; empty for a path and for any other URL."""
+    scheme, mark, _ = path.partition("://")
+    return scheme.lower() if mark and scheme.lower() in KINDS else ""
+
+
+def is_remote(path: str) -> bool:
+    """Whether a name of data is a URL of storage."""
+    return bool(scheme_of(path))
+
+
+def check_url(url: str) -> None:
+    """Checks that a URL of storage holds no credential: its files' names are printed, and kept in the job's journal.
+
+    Raises:
+        StorageError: it has a password, a token or a signature in it, or names no bucket or host.
+    """
+    shown = hide(url)
+    if shown != url:
+        raise StorageError(
+            f"The URL {shown} has a credential in it, which would be printed with the names of the files.",
+            "Name the file without it; give credentials by the environment: --envs, or a Secret.",
+        )
+    if not url.partition("://")[2].strip("/"):
+        raise StorageError(f"The URL {url} names no bucket or host.", "Write for example s3://BUCKET/DIRECTORY.")
+
+
+def check_installed(url: str) -> None:
+    """Checks that the package for a URL of storage is installed here.
+
+    Raises:
+        StorageError: naming the package and the extra.
+    """
+    kind = KINDS[scheme_of(url)]
+    missing = next((name for name in ("fsspec", kind.module) if importlib.util.find_spec(name) is None), None)
+    if missing is not None:
+        raise missing_package(url, missing)
+
+
+def missing_package(url: str, module: str) -> StorageError:
+    """The error for a package that a URL of storage needs and that cannot be imported."""
+    scheme = scheme_of(url)
+    kind = KINDS[scheme]
+    extra = f" (the extra {kind.extra})" if kind.extra else ""
+    return StorageError(
+        f"{scheme}:// needs the package {module}, which is not installed.",
+        f"Install it: pip install '{kind.requirement}'{extra}; in an image, name it in the zoo's requirements.txt.",
+    )

@@ -1,0 +1,123 @@
+"""A proxy in front of an HTTP server that answers as asked: refuses, cuts bodies off, or stalls."""
+
+from __future__ import annotations
+
+import enum
+import http.client
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+
+class Fault(enum.Enum):
+    """What is wrong with an answer."""
+
+    UNAVAILABLE = "503"
+    CUT_OFF = "the connection ends in the middle of the body"
+    TOO_SHORT = "half of the body, and a length that says it is all"
+    STALLED = "nothing comes after half of the body until the proxy is closed"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client has asked for; `range` is empty for whole files."""
+
+    method: str
+    path: str
+    range: str
+
+
+@dataclass
+class FaultyProxy:
+    """Forwards to a port of this machine.
+
+    Attributes:
+        target: the port.
+        fault_of: asked of each request; None: it is answered as the server does.
+        requests: all of them, in order.
+    """
+
+    target: int
+    fault_of: Callable[[Request], Fault | None] = lambda request: None
+    requests: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._closing = threading.Event()
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except ConnectionError:  # the client has gone: it waited too long, or has got enough
+                    self.close_connection = True
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+            def _answer(self) -> None:
+                proxy.answer(self)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815  as http.server names them
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def once_each(self, *faults: Fault, method: str = "GET") -> None:
+        """The next requests of a method that ask for a range get these faults, one each."""
+        left, lock = list(faults), threading.Lock()
+
+        def fault_of(request: Request) -> Fault | None:
+            with lock:
+                return left.pop(0) if left and request.method == method and (request.range or method != "GET") else None
+
+        self.fault_of = fault_of
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answers one request."""
+        request = Request(handler.command, handler.path, handler.headers.get("Range", ""))
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        self.requests.append(request)
+        fault = self.fault_of(request)
+        if fault is Fault.UNAVAILABLE:
+            handler.send_response(503, "Slow Down")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
+        server = http.client.HTTPConnection("127.0.0.1", self.target)
+        headers = {name: value for name, value in handler.headers.items() if name.lower() != "connection"}
+        server.request(request.method, request.path, body, headers)
+        answer = server.getresponse()
+        content = answer.read()
+        server.close()
+        sent = content if fault is None else content[: len(content) // 2]
+        length = answer.headers["Content-Length"] if handler.command == "HEAD" else str(len(content))
+        handler.send_response(answer.status)
+        for name, value in answer.headers.items():
+            if name.lower() not in ("content-length", "connection", "transfer-encoding"):
+                handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(sent)) if fault is Fault.TOO_SHORT else length)
+        handler.end_headers()
+        handler.wfile.write(sent)
+        handler.wfile.flush()
+        if fault is Fault.STALLED:
+            self._closing.wait()
+        handler.close_connection = fault is not None
+
+    def __enter__(self) -> FaultyProxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,189 @@
+"""The six verbs over a real server of S3, and one of HTTP, whose answers are refused, cut off or late."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Iterator
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+
+import boto3
+import pytest
+
+from elasticdl.storage.fsspec_storage import FsspecStorage, RetryPolicy, storage_of
+from elasticdl.storage.port import FileStatus, Storage
+from elasticdl.storage.remote_file import PART_BYTES, RemoteFile
+from elasticdl_client.errors import StorageError, StorageFileMissing
+from tests.storage.conftest import SECRET
+from tests.storage.faulty_proxy import Fault, FaultyProxy, Request
+
+QUICK = RetryPolicy(request_s=3.0, first_wait_s=0.01, longest_wait_s=0.1, total_s=60.0)
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def storage(proxy: FaultyProxy) -> Storage:
+    return FsspecStorage("s3", QUICK)
+
+
+def url_of(tmp_path: Path, name: str) -> str:
+    return f"s3://bucket/{tmp_path.name}/{name}"
+
+
+def test_what_is_published_is_listed_read_by_range_replaced_and_deleted(storage: Storage, tmp_path: Path) -> None:
+    directory, url = url_of(tmp_path, "d"), url_of(tmp_path, "d/a")
+    assert storage.list(directory) == []
+    assert not storage.exists(url)
+    (tmp_path / "local").write_bytes(CONTENT)
+    storage.publish(url, tmp_path / "local")
+    storage.publish(url_of(tmp_path, "d/below/b"), b"b")
+    first = storage.stat(url)
+    assert (first.url, first.size_bytes, first.is_directory) == (url, len(CONTENT), False)
+    assert storage.list(directory) == [first, FileStatus(url_of(tmp_path, "d/below"), 0, "", is_directory=True)]
+    assert storage.stat(directory).is_directory
+    assert storage.read(url, 100, 1000) == CONTENT[100:1000]
+    assert storage.read(url, 5, 5) == b""
+    storage.publish(url, CONTENT[::-1])
+    assert storage.stat(url).etag != first.etag
+    assert storage.read(url, 0, 10) == CONTENT[::-1][:10]
+    storage.delete(url)
+    storage.delete(url)
+    assert not storage.exists(url)
+    with pytest.raises(StorageFileMissing, match="does not exist"):
+        storage.read(url, 0, 1)
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_range_that_is_refused_or_comes_in_part_is_asked_for_again(
+    storage: Storage, proxy: FaultyProxy, tmp_path: Path, fault: Fault
+) -> None:
+    url = url_of(tmp_path, "a")
+    storage.publish(url, CONTENT)
+    proxy.once_each(fault)
+    assert storage.read(url, 10, 5000) == CONTENT[10:5000]
+    assert [request.range for request in proxy.requests if request.method == "GET"] == ["bytes=10-4999"] * 2
+
+
+def test_a_file_is_published_whole_although_its_first_requests_fail(
+    storage: Storage, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    url = url_of(tmp_path, "a")
+    proxy.once_each(Fault.UNAVAILABLE, Fault.UNAVAILABLE, method="PUT")
+    storage.publish(url, CONTENT)
+    assert storage.read(url, 0, len(CONTENT)) == CONTENT
+
+
+def test_storage_that_stays_away_is_an_error_after_the_policys_time(
+    proxy: FaultyProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.fault_of = lambda request: Fault.UNAVAILABLE
+    storage = FsspecStorage("s3", RetryPolicy(10.0, 0.2, 0.4, 3.0))
+    with (
+        caplog.at_level(logging.DEBUG, "elasticdl"),
+        pytest.raises(StorageError, match="could not be reached") as caught,
+    ):
+        storage.read(url_of(tmp_path, "a"), 0, 1)
+    assert "asking again" in caplog.text
+    assert SECRET not in caplog.text + str(caught.value)
+
+
+def test_an_endpoint_that_nothing_serves_is_named_as_not_reached(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(StorageError, match="could not be reached"):
+        FsspecStorage("s3", RetryPolicy(10.0, 0.01, 0.02, 0.1)).stat(url_of(tmp_path, "a"))
+
+
+def test_without_credentials_the_error_says_where_they_come_from(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StorageError) as caught:
+        FsspecStorage("s3", QUICK).publish(url_of(tmp_path, "a"), b"x")
+    assert "--envs" in caught.value.hint
+    assert not any(request.method == "PUT" for request in proxy.requests)
+
+
+def test_a_url_with_a_credential_in_it_is_refused_without_showing_it() -> None:
+    with pytest.raises(StorageError) as caught:
+        storage_of("https://host/a.csv?X-Amz-Signature=abc123")
+    assert "abc123" not in str(caught.value)
+
+
+def test_a_large_file_is_read_in_parts_at_once_and_near_ranges_in_one_request(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    content = b"".join(i.to_bytes(4, "little") for i in range((2 * PART_BYTES + 1000) // 4))
+    storage, url = FsspecStorage("s3", QUICK), url_of(tmp_path, "large")
+    storage.publish(url, content)
+    file = RemoteFile(url, storage)
+    proxy.once_each(Fault.UNAVAILABLE, Fault.TOO_SHORT)
+    proxy.requests.clear()
+    assert file.pread(len(content) + 5, 0) == content
+    assert len({request.range for request in proxy.requests}) == 3
+    proxy.requests.clear()
+    ranges = [(0, 10), (10, 0), (20, 10), (1000, 50), (2 * PART_BYTES, 5000)]
+    assert file.pread_all(ranges) == [content[offset : offset + size] for offset, size in ranges]
+    assert len(proxy.requests) == 2
+    proxy.requests.clear()
+    with file.scan() as stream:
+        assert stream.read(100) + stream.read() == content
+        stream.seek(-7, 2)
+        assert stream.read() == content[-7:]
+    assert len(proxy.requests) <= 5
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(tmp_path))
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server of whole files, without ranges."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_server_without_ranges_is_refused_and_a_missing_file_named(web: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(CONTENT)
+    storage = FsspecStorage("http", QUICK)
+    assert storage.stat(f"{web}/a.csv").size_bytes == len(CONTENT)
+    with pytest.raises(StorageError, match="gives no ranges"):
+        storage.read(f"{web}/a.csv", 10, 20)
+    with pytest.raises(StorageFileMissing):
+        storage.stat(f"{web}/b.csv")
+    with pytest.raises(StorageError, match="no directories"):
+        storage.list(web)
+    with pytest.raises(StorageError, match="cannot be written"):
+        storage.publish(f"{web}/a.csv", b"")
+
+
+def test_an_http_server_that_is_away_for_a_while_is_asked_again(proxy: FaultyProxy, tmp_path: Path) -> None:
+    s3 = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{proxy.target}")
+    s3.put_object(Bucket="bucket", Key=f"{tmp_path.name}/a", Body=CONTENT, ACL="public-read")
+    url = f"http://127.0.0.1:{proxy.port}/bucket/{tmp_path.name}/a"
+    refused = [3]
+
+    def fault_of(request: Request) -> Fault | None:
+        refused[0] -= 1
+        return Fault.UNAVAILABLE if refused[0] >= 0 else None
+
+    proxy.fault_of = fault_of
+    storage = FsspecStorage("http", QUICK)
+    assert storage.stat(url).size_bytes == len(CONTENT)
+    for fault in (Fault.CUT_OFF, Fault.TOO_SHORT):
+        proxy.once_each(fault)
+        assert storage.read(url, 7, 700) == CONTENT[7:700]
