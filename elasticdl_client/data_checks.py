@@ -16,9 +16,18 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qs, quote
 
 from elasticdl_client.choices import JobType
-from elasticdl_client.data_sources import check_params, is_url, known_type, split_columns, split_sources, type_by_ending
+from elasticdl_client.data_sources import (
+    check_kind_of_storage,
+    check_params,
+    is_url,
+    known_type,
+    split_columns,
+    split_sources,
+    type_by_ending,
+)
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.storage_kinds import check_installed, check_url, is_remote
 
 _LONGEST_HEADER = 1 << 20
 
@@ -41,6 +50,8 @@ def check_sources(name: str, spec: JobSpec, origin: str) -> None:
     for source in split_sources(origin):
         if is_url(source):
             _check_table(name, spec, source)
+        elif is_remote(source):
+            _check_storage(name, spec, source)
         else:
             _check_path(name, source)
             _check_kind(name, spec, source)
@@ -68,6 +79,18 @@ def _check_path(name: str, source: str) -> None:
             raise DataError(f"--{name}: the directory {source} is empty.", "Write data into it, or name another one.")
     elif os.path.isfile(source) and os.path.getsize(source) == 0:
         raise DataError(f"--{name}: the file {source} is empty.", "Write data into it, or name another one.")
+
+
+def _check_storage(name: str, spec: JobSpec, url: str) -> None:
+    """What is known of a URL without a request; the job's first one says the rest."""
+    check_url(url)
+    check_installed(url)
+    params = spec.data_reader_params_dict()
+    given = params.pop("reader_type", None)
+    if given is not None:
+        kind = known_type(given)
+        check_kind_of_storage(kind, url)
+        check_params(kind, params, f"--{name}")
 
 
 def _check_kind(name: str, spec: JobSpec, source: str) -> None:

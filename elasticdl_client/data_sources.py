@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from elasticdl_client.errors import DataError
 from elasticdl_client.secret_values import hide
+from elasticdl_client.storage_kinds import is_remote, scheme_of
 
 OF_MODULE = "dataset()"  # what the module's function of this name returns
 SQL_SCHEMES = ("sqlite", "postgresql", "postgres")
@@ -26,6 +27,7 @@ READER_PARAMS: Mapping[str, frozenset[str]] = {
     "HuggingFace": frozenset({"split"}),
     "SQL": frozenset({"key"}),
 }
+DIRECTORIES = ("ImageFolder", "HuggingFace")  # kinds of which a part is a directory
 _OF_ALL = frozenset({"columns", "label_col"})  # as the original's --data_reader_params had them
 
 _ENDINGS = {
@@ -61,23 +63,28 @@ def is_url(source: str) -> bool:
     """Whether a source is a database.
 
     Raises:
-        DataError: it is a URL of another kind.
+        DataError: it is a URL of a kind that is neither a database nor storage.
     """
     scheme, mark, _ = source.partition("://")
-    if not mark:
+    if not mark or is_remote(source):
         return False
     if scheme.partition("+")[0] not in SQL_SCHEMES:
         raise DataError(
             f"{scheme}:// is not a data source.",
-            "Name files or directories, or a table: sqlite:///PATH?table=NAME, postgresql://USER@HOST/DB?table=NAME.",
+            "Name files or directories, also of storage (s3://BUCKET/DIRECTORY, https://HOST/FILE), or a table: "
+            "sqlite:///PATH?table=NAME, postgresql://USER@HOST/DB?table=NAME.",
         )
     return True
 
 
 def type_by_ending(paths: Iterable[str]) -> str:
     """The kind of reader for files of these names."""
-    kinds = {_type_of(os.path.basename(path).lower()) for path in paths}
+    kinds = {_type_of(os.path.basename(_without_query(path)).lower()) for path in paths}
     return kinds.pop() if len(kinds) == 1 else "RecordIO"
+
+
+def _without_query(path: str) -> str:
+    return path.partition("?")[0] if scheme_of(path) in ("http", "https") else path
 
 
 def _type_of(name: str) -> str:
@@ -99,6 +106,19 @@ def known_type(reader_type: object) -> str:
         f"The reader type {reader_type} is not supported.",
         f"reader_type may be {', '.join(READER_PARAMS)}; for other data define custom_data_reader in your module.",
     )
+
+
+def check_kind_of_storage(reader_type: str, source: str) -> None:
+    """Checks that a kind of reader reads from where a source is.
+
+    Raises:
+        DataError: it reads mounted directories alone.
+    """
+    if reader_type in DIRECTORIES and is_remote(source):
+        raise DataError(
+            f"{reader_type} reads mounted directories alone, not {source}.",
+            "Write the data as Parquet, Arrow or WebDataset files, or mount the bucket.",
+        )
 
 
 def check_params(reader_type: str, params: Iterable[str], where: str) -> None:

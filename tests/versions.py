@@ -126,7 +126,7 @@ LANES = {
     ),
     "storage-oldest": Lane(
         extras=("s3", "http", "arrow", "images"),
-        tests=("tests/storage/test_storage_contract.py",),
+        tests=("tests/storage/test_remote_readers.py", "tests/storage/test_storage_contract.py"),
         minutes=1,
         tools=("moto", "flask", "flask-cors"),
     ),

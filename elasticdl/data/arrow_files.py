@@ -7,6 +7,7 @@ of some ten thousand rows, are read best.  The index is the file's own footer.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import threading
 from collections import OrderedDict
@@ -19,9 +20,11 @@ import pyarrow.parquet as pq
 
 from elasticdl.data.arrow_columns import column_type, encode, flat_schema, flat_table
 from elasticdl.data.columns import ColumnType, Selection, check_same, describe
+from elasticdl.data.files import FileView, open_file
 from elasticdl.data.reader import Metadata
 from elasticdl.data.shard_files import PartsReader
 from elasticdl_client.errors import DataError
+from elasticdl_client.storage_kinds import is_remote
 
 _KEPT_BYTES = 256 << 20
 _HINT = "The file was cut off or changed after it was written, or is of another format: write it again or remove it."
@@ -31,8 +34,11 @@ class ParquetFile:
     """The row groups of a Parquet file."""
 
     def __init__(self, path: str) -> None:
+        source = path if not is_remote(path) else FileView(open_file(path))
         try:
-            self._file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+            self._file = pq.ParquetFile(
+                source, memory_map=source is path, pre_buffer=source is not path, page_checksum_verification=True
+            )
         except (pa.ArrowException, OSError) as error:
             raise _unreadable("Parquet", path, error) from error
         footer = self._file.metadata
@@ -59,14 +65,15 @@ class ArrowFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        remote = open_file(path) if is_remote(path) else None
         try:
-            source = pa.memory_map(path)
+            source = pa.memory_map(path) if remote is None else pa.PythonFile(FileView(remote), mode="r")
             try:
                 self._file = pa.ipc.open_file(source)
                 self._count = self._file.num_record_batches
                 self._batches: list[Any] = []
             except pa.ArrowInvalid:
-                source.seek(0)
+                source = pa.memory_map(path) if remote is None else pa.PythonFile(remote.scan(), mode="r")
                 self._file = pa.ipc.open_stream(source)
                 self._batches = list(self._file)
                 self._count = len(self._batches)
@@ -198,12 +205,12 @@ def _reader(
 
 
 def _unreadable(kind: str, path: str, error: Exception) -> DataError:
-    size = 0
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-    except OSError as cause:
-        return DataError(f"The file {path} cannot be opened: {cause.strerror}.")
+    """
+    Raises:
+        DataError: it cannot even be opened.
+    """
+    with contextlib.closing(open_file(path)) as file:
+        size = file.size_bytes
     return DataError(f"{kind} file {path}, byte {max(0, size - 8)}: its footer cannot be read: {_text(error)}.", _HINT)
 
 

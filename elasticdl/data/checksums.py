@@ -11,7 +11,9 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
+from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl_client.errors import DataError
+from elasticdl_client.storage_kinds import is_remote
 
 MANIFEST = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
@@ -28,6 +30,7 @@ class OncePerFile:
         """
         self._check = check
         self._checked: set[tuple[str, int, int, int]] = set()
+        self._etags: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def __call__(self, path: str) -> None:
@@ -35,6 +38,9 @@ class OncePerFile:
         Raises:
             DataError: the file is not what it should be, or not there.
         """
+        if is_remote(path):
+            self._check_unchanged(path)
+            return
         try:
             status = os.stat(path)
         except OSError as error:
@@ -44,6 +50,12 @@ class OncePerFile:
             if identity not in self._checked:
                 self._check(path)
                 self._checked.add(identity)
+
+    def _check_unchanged(self, url: str) -> None:
+        """Of storage: its etag is the one at the first read.  To compare a checksum the whole file would be fetched."""
+        etag = storage_of(url).stat(url).etag
+        if self._etags.setdefault(url, etag) != etag:
+            raise DataError(f"The file {url} changed while the job reads it.", "Put new data into a new file.")
 
 
 def check_file(path: str) -> None:

@@ -25,12 +25,21 @@ from elasticdl.data.text_rows import TextRules
 from elasticdl.data.tfrecord import TFRecordFile
 from elasticdl.data.webdataset import webdataset_reader
 from elasticdl.protocol.values import Shard
-from elasticdl_client.data_sources import check_params, is_url, known_type, split_columns, split_sources, type_by_ending
+from elasticdl_client.data_sources import (
+    DIRECTORIES,
+    check_kind_of_storage,
+    check_params,
+    is_url,
+    known_type,
+    split_columns,
+    split_sources,
+    type_by_ending,
+)
 from elasticdl_client.errors import DataError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.secret_values import hide
+from elasticdl_client.storage_kinds import is_remote
 
-_DIRECTORIES = ("ImageFolder", "HuggingFace")  # a part is a directory
 _DTYPES = ("int64", "float64", "string")
 
 
@@ -107,6 +116,8 @@ class _Wanted:
 def _kind(source: str) -> str:
     if is_url(source):
         return "SQL"
+    if is_remote(source):
+        return type_by_ending(find_files(source))
     if os.path.isdir(source):
         if is_saved_dataset(source):
             return "HuggingFace"
@@ -121,7 +132,8 @@ def _parts(sources: Sequence[str], kind: str) -> list[str]:
     for source in sources:
         if kind == "SQL":
             found.append(source)
-        elif kind in _DIRECTORIES:
+        elif kind in DIRECTORIES:
+            check_kind_of_storage(kind, source)
             if not os.path.isdir(source):
                 raise DataError(f"The data source {source} is not a directory.", f"{kind} reads whole directories.")
             found.append(source)

@@ -7,11 +7,13 @@ each key, `outer.inner`.  Texts stay texts, dates among them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,6 +23,7 @@ import pyarrow.types as kinds
 
 from elasticdl.data.arrow_columns import column_type, encode, flat_schema, flat_table
 from elasticdl.data.columns import ColumnType, Selection, describe
+from elasticdl.data.files import DataFile, open_file
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata
 from elasticdl.data.shard_files import PartsReader
@@ -49,11 +52,11 @@ class JsonLinesFile:
             DataError: the file cannot be read, or a line is not an object.
         """
         self.path = path
-        try:
-            with open(path, "rb"):
-                index = cached(path, "jsonl", self._index)
-        except OSError as error:
-            raise DataError(f"The file {path} cannot be opened: {error.strerror}.") from error
+        file = open_file(path)
+        self._file = None if file.is_local else file  # of local ones there may be more than a process may have open
+        index = cached(path, "jsonl", partial(self._index, file), file.stamp)
+        if file.is_local:
+            file.close()
         self._offsets = index["offsets"]
         self._num_records, self._size_bytes = index["numbers"].tolist()
         self.schema = pa.ipc.read_schema(pa.py_buffer(index["schema"].tobytes()))
@@ -67,23 +70,30 @@ class JsonLinesFile:
         after = (end - 1) // _ROWS_BETWEEN_OFFSETS + 1
         begin = int(self._offsets[first])
         stop = int(self._offsets[after]) if after < len(self._offsets) else self._size_bytes
-        with open(self.path, "rb") as file:
-            file.seek(begin)
-            data = file.read(stop - begin)
-            if len(data) < stop - begin:
-                raise DataError(
-                    f"The file {self.path}, byte {begin + len(data)}: it has become shorter since it was indexed.",
-                    "Put new data into a new file.",
-                )
+        with self._opened() as file:
+            data = file.pread(stop - begin, begin)
+        if len(data) < stop - begin:
+            raise DataError(
+                f"The file {self.path}, byte {begin + len(data)}: it has become shorter since it was indexed.",
+                "Put new data into a new file.",
+            )
         rows = [row for row in data.split(b"\n") if row.strip()]
         skipped = start - first * _ROWS_BETWEEN_OFFSETS
         return self._parsed(rows[skipped : skipped + end - start], start, schema)
 
-    def _index(self) -> Arrays:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[DataFile]:
+        if self._file is not None:
+            yield self._file
+            return
+        with contextlib.closing(open_file(self.path)) as file:
+            yield file
+
+    def _index(self, opened: DataFile) -> Arrays:
         offsets: list[int] = []
         found: list[Any] = []
         num_records = 0
-        with open(self.path, "rb") as file:
+        with opened.scan() as file:
             position = len(_BYTE_ORDER_MARK) if file.read(3) == _BYTE_ORDER_MARK else 0
             file.seek(position)
             while block := _whole_lines(file):
@@ -140,7 +150,7 @@ class JsonLinesFile:
     def _byte_of(self, record: int) -> int:
         """Where a record begins: for messages, by a pass over the file."""
         position, number = 0, -1
-        with open(self.path, "rb") as file:
+        with self._opened() as opened, opened.scan() as file:
             for line in file:
                 number += bool(line.strip())
                 if number == record:

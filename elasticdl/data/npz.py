@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import struct
 import tempfile
@@ -15,16 +16,18 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.data.checksums import check_file
 from elasticdl.data.columns import ColumnType, Selection, check_same, describe
+from elasticdl.data.files import DataFile, open_file
 from elasticdl.data.shard_files import PartsReader
 from elasticdl.data.table_encoder import Numbers, TableColumn, TextLists, Texts, encode_table
-from elasticdl_client.errors import DataError
+from elasticdl_client.errors import DataError, StorageError
+from elasticdl_client.storage_kinds import is_remote
 
 _FOLDER = ".elasticdl"
 _HINT = "The file was cut off or changed after it was written, or is no archive of NumPy: write it again or remove it."
@@ -56,15 +59,16 @@ class NpzFile:
         columns = {name: self._column(name, np.asarray(array[start:end])) for name, array in self._arrays.items()}
         return encode_table(columns, end - start)
 
-    def _open(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    def _open(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any] | _RowsOfStorage:
         with _member(self._path, info):
             if info.compress_type == zipfile.ZIP_STORED:
                 archive.open(info).close()  # which compares the two headers of the member
                 return self._mapped(info)
             return self._decompressed(archive, info)
 
-    def _mapped(self, info: zipfile.ZipInfo) -> NDArray[Any]:
-        with open(self._path, "rb") as file:
+    def _mapped(self, info: zipfile.ZipInfo) -> NDArray[Any] | _RowsOfStorage:
+        source = open_file(self._path)
+        with contextlib.closing(source), source.scan() as file:
             file.seek(info.header_offset + 26)  # of the local header: lengths of the name and of the extra field
             name_size, extra_size = struct.unpack("<HH", file.read(4))
             file.seek(info.header_offset + 30 + name_size + extra_size)
@@ -78,10 +82,15 @@ class NpzFile:
             raise ValueError("it holds Python objects")
         if not shape or 0 in shape:
             return np.zeros(shape or (0,), dtype)
+        if not source.is_local:
+            return _RowsOfStorage(source, dtype, offset, shape, is_fortran)
         order: Any = "F" if is_fortran else "C"
         return np.memmap(self._path, dtype, "r", offset, shape, order)
 
     def _decompressed(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+        if is_remote(self._path):
+            with archive.open(info) as member:
+                return _whole(member)
         target = _decompressed_copy(self._path, info)
         if not target.exists():
             try:
@@ -89,9 +98,7 @@ class NpzFile:
                 descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".part")
             except OSError:
                 with archive.open(info) as member:
-                    array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
-                    member.read()  # to the end, where its checksum is compared
-                    return array
+                    return _whole(member)
             try:
                 with os.fdopen(descriptor, "wb") as file, archive.open(info) as member:
                     while piece := member.read(_PIECE_BYTES):
@@ -105,7 +112,7 @@ class NpzFile:
         mapped: NDArray[Any] = np.load(target, mmap_mode="r", allow_pickle=False)
         return mapped
 
-    def _type(self, name: str, array: NDArray[Any]) -> ColumnType:
+    def _type(self, name: str, array: NDArray[Any] | _RowsOfStorage) -> ColumnType:
         dtype = _DTYPES.get(array.dtype.kind)
         if dtype is None or not array.ndim:
             what = f"is of type {array.dtype}" if array.ndim else "has no dimension that counts records"
@@ -130,11 +137,46 @@ class NpzFile:
         return TextLists([np.asarray(row, object).reshape(-1).tolist() for row in values])
 
 
+class _RowsOfStorage:
+    """An array that is not compressed, read row by row."""
+
+    def __init__(
+        self, file: DataFile, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], is_fortran: bool
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.ndim = len(shape)
+        self._file = file
+        self._offset = offset
+        self._row_bytes = dtype.itemsize * math.prod(shape[1:])
+        self._whole: NDArray[Any] | None = None
+        if is_fortran and self.ndim > 1:  # a row is not in one place
+            data = file.pread(self._row_bytes * shape[0], offset)
+            self._whole = np.frombuffer(data, dtype).reshape(shape, order="F")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        if self._whole is not None:
+            return self._whole[rows]
+        start, end, _ = rows.indices(len(self))
+        data = self._file.pread(self._row_bytes * (end - start), self._offset + self._row_bytes * start)
+        return np.frombuffer(data, self.dtype).reshape(end - start, *self.shape[1:])
+
+
+def _whole(member: IO[bytes]) -> NDArray[Any]:
+    array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
+    member.read()  # to the end, where its checksum is compared
+    return array
+
+
 @contextlib.contextmanager
 def _members(path: str, selection: Selection) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
     """An open archive, and its members that are read, by the names of their columns."""
+    source = open_file(path).scan() if is_remote(path) else path
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(source)
     except Exception as error:  # damaged bytes make it raise nearly anything
         raise DataError(f"NumPy file {path}, byte 0: {str(error) or repr(error)}.", _HINT) from error
     with archive:
@@ -147,6 +189,8 @@ def _member(path: str, info: zipfile.ZipInfo) -> Iterator[None]:
     """Says of any error that it is one of this member."""
     try:
         yield
+    except StorageError:
+        raise
     except Exception as error:  # damaged bytes make zipfile, zlib and NumPy raise nearly anything
         what = str(error) or repr(error)
         raise DataError(

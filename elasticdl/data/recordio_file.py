@@ -6,15 +6,14 @@ kept, and ranges are read from the file.  Never parses a record.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from types import TracebackType
 
+from elasticdl.data.files import open_file
 from elasticdl.data.recordio_format import ChunkFormatError, Compressor, RecordTable, decode_body
 from elasticdl.data.recordio_index import ChunkPlace, RecordIOIndex, chunk_error
-from elasticdl_client.errors import DataError
 
 _KEPT_BODY_MAX_BYTES = 1 << 20
 _CACHE_SIZE_BYTES = 128 << 20
@@ -50,9 +49,9 @@ class RecordIOFile:
         Raises:
             DataError: if the file is missing, truncated or no RecordIO file.
         """
-        self.index = RecordIOIndex.build(path)
+        self._file = open_file(path)
+        self.index = RecordIOIndex.of(self._file)
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY)
         self._cache_size_bytes = cache_size_bytes
         self._cached_bytes = 0
         self._cache: OrderedDict[int, _OpenChunk] = OrderedDict()
@@ -72,8 +71,9 @@ class RecordIOFile:
             raise IndexError(f"records {start} to {end} of {self.path}, which has {self.index.num_records}")
         records: list[bytes] = []
         number = self.index.find(start)
+        opened = {} if self._file.is_local or start == end else self._open_all(number, self.index.find(end - 1))
         while start < end:
-            chunk = self._open(number)
+            chunk = opened.get(number) or self._open(number)
             first = start - chunk.place.first_record
             last = min(end - chunk.place.first_record, chunk.table.num_records)
             records += self._records(chunk, first, last)
@@ -83,9 +83,7 @@ class RecordIOFile:
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
     def __enter__(self) -> RecordIOFile:
         return self
@@ -94,10 +92,6 @@ class RecordIOFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            self.close()
 
     def _records(self, chunk: _OpenChunk, first: int, last: int) -> list[bytes]:
         begin, end = chunk.table.byte_range(first, last)
@@ -115,7 +109,23 @@ class RecordIOFile:
             if chunk is not None:
                 self._cache.move_to_end(number)
                 return chunk
-        chunk = self._verify(self.index.chunks[number])
+        place = self.index.chunks[number]
+        return self._keep(
+            number, self._verify(place, self._pread(place.header.compressed_size_bytes, place.body_offset))
+        )
+
+    def _open_all(self, first: int, last: int) -> dict[int, _OpenChunk]:
+        """Chunks by their numbers, those that are not kept read at once: each request to storage is a wait."""
+        with self._lock:
+            opened = {number: self._cache[number] for number in range(first, last + 1) if number in self._cache}
+        missing = [number for number in range(first, last + 1) if number not in opened]
+        places = [self.index.chunks[number] for number in missing]
+        bodies = self._file.pread_all([(place.body_offset, place.header.compressed_size_bytes) for place in places])
+        for number, place, body in zip(missing, places, bodies, strict=True):
+            opened[number] = self._keep(number, self._verify(place, body))
+        return opened
+
+    def _keep(self, number: int, chunk: _OpenChunk) -> _OpenChunk:
         with self._lock:
             if number not in self._cache:
                 self._cache[number] = chunk
@@ -125,26 +135,20 @@ class RecordIOFile:
                 self._cached_bytes -= oldest.size_bytes
         return chunk
 
-    def _verify(self, place: ChunkPlace) -> _OpenChunk:
+    def _verify(self, place: ChunkPlace, compressed: bytes) -> _OpenChunk:
         header = place.header
-        compressed = self._pread(header.compressed_size_bytes, place.body_offset)
         try:
             body = decode_body(header, compressed)
             table = RecordTable(body, header.num_records)
         except ChunkFormatError as error:
             raise chunk_error(self.path, place.offset, str(error)) from error
-        kept = header.compressor is not Compressor.NONE or len(body) <= _KEPT_BODY_MAX_BYTES
+        can_be_read_again = self._file.is_local and header.compressor is Compressor.NONE
+        kept = not can_be_read_again or len(body) <= _KEPT_BODY_MAX_BYTES
         return _OpenChunk(place, table, body if kept else None)
 
     def _pread(self, size_bytes: int, offset: int) -> bytes:
         """Exactly ``size_bytes`` bytes."""
-        try:
-            data = os.pread(self._descriptor, size_bytes, offset)
-            while len(data) < size_bytes:
-                more = os.pread(self._descriptor, size_bytes - len(data), offset + len(data))
-                if not more:
-                    raise chunk_error(self.path, offset + len(data), "the file became shorter while it was being read")
-                data += more
-        except OSError as error:
-            raise DataError(f"The RecordIO file {self.path} cannot be read: {error.strerror}.") from error
+        data = self._file.pread(size_bytes, offset)
+        if len(data) < size_bytes:
+            raise chunk_error(self.path, offset + len(data), "the file became shorter while it was being read")
         return data

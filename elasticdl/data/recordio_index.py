@@ -6,9 +6,13 @@ Built in one pass over the chunk headers, 20 bytes a chunk; never reads, decompr
 from __future__ import annotations
 
 import bisect
-import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from elasticdl.data.files import DataFile, open_file, pread_in_order
+from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.recordio_format import HEADER_SIZE_BYTES, ChunkFormatError, ChunkHeader
 from elasticdl_client.errors import DataError
 
@@ -45,38 +49,36 @@ class RecordIOIndex:
 
     @classmethod
     def build(cls, path: str) -> RecordIOIndex:
-        """Reads all chunk headers of a file.
+        """Reads all chunk headers of a file; those of a file of storage are found again by the next process.
 
         Raises:
             DataError: if the file cannot be opened, or a chunk is truncated or is none.
         """
+        file = open_file(path)
         try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise DataError(f"The RecordIO file {path} cannot be opened: {error.strerror}.") from error
-        try:
-            return cls._walk(path, descriptor)
-        except OSError as error:
-            raise DataError(f"The RecordIO file {path} cannot be read: {error.strerror}.") from error
+            return cls.of(file)
         finally:
-            os.close(descriptor)
+            file.close()
 
     @classmethod
-    def _walk(cls, path: str, descriptor: int) -> RecordIOIndex:
-        size_bytes = os.fstat(descriptor).st_size
+    def of(cls, file: DataFile) -> RecordIOIndex:
+        """As `build`, of an open file."""
+        if file.is_local:
+            return cls._from(file.path, _headers(file))
+
+        def arrays() -> Arrays:
+            data = b"".join(header.to_bytes() for header in _headers(file))
+            return {"headers": np.frombuffer(data, np.uint8)}
+
+        data = cached(file.path, "recordio", arrays, file.stamp)["headers"].tobytes()
+        pieces = (data[start : start + HEADER_SIZE_BYTES] for start in range(0, len(data), HEADER_SIZE_BYTES))
+        return cls._from(file.path, map(ChunkHeader.from_bytes, pieces))
+
+    @classmethod
+    def _from(cls, path: str, headers: Iterable[ChunkHeader]) -> RecordIOIndex:
         chunks: list[ChunkPlace] = []
-        num_records = 0
-        offset = 0
-        while offset < size_bytes:
-            try:
-                header = ChunkHeader.from_bytes(os.pread(descriptor, HEADER_SIZE_BYTES, offset))
-            except ChunkFormatError as error:
-                raise chunk_error(path, offset + error.offset, str(error)) from error
-            left = size_bytes - offset - HEADER_SIZE_BYTES
-            if header.compressed_size_bytes > left:
-                said = header.compressed_size_bytes
-                what = f"a chunk is truncated: its header says {said} bytes, the file has {left} more"
-                raise chunk_error(path, offset, what)
+        num_records = offset = 0
+        for header in headers:
             if header.num_records:
                 chunks.append(ChunkPlace(offset, header, num_records))
                 num_records += header.num_records
@@ -86,6 +88,26 @@ class RecordIOIndex:
     def find(self, record: int) -> int:
         """The position in `chunks` of the chunk that holds a record."""
         return bisect.bisect_right(self._first_records, record) - 1
+
+
+def _headers(file: DataFile) -> list[ChunkHeader]:
+    size_bytes = file.size_bytes
+    headers: list[ChunkHeader] = []
+    offset = 0
+    with pread_in_order(file) as pread:
+        while offset < size_bytes:
+            try:
+                header = ChunkHeader.from_bytes(pread(HEADER_SIZE_BYTES, offset))
+            except ChunkFormatError as error:
+                raise chunk_error(file.path, offset + error.offset, str(error)) from error
+            left = size_bytes - offset - HEADER_SIZE_BYTES
+            if header.compressed_size_bytes > left:
+                said = header.compressed_size_bytes
+                what = f"a chunk is truncated: its header says {said} bytes, the file has {left} more"
+                raise chunk_error(file.path, offset, what)
+            headers.append(header)
+            offset += HEADER_SIZE_BYTES + header.compressed_size_bytes
+    return headers
 
 
 def chunk_error(path: str, offset: int, what: str) -> DataError:

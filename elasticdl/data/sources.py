@@ -13,8 +13,10 @@ import os
 from collections.abc import Iterator
 
 from elasticdl.data.checksums import MANIFEST, read_manifest
+from elasticdl.data.remote_sources import find_remote_files, is_data
 from elasticdl.protocol.values import Shard
 from elasticdl_client.errors import DataError, ElasticDLError
+from elasticdl_client.storage_kinds import is_remote
 
 _log = logging.getLogger("elasticdl.data")
 
@@ -52,12 +54,14 @@ def find_files(source: str) -> list[str]:
     """
     if not source:
         raise DataError("The name of the data source is empty.", "Name a file or directory.")
+    if is_remote(source):
+        return find_remote_files(source)
     if os.path.isdir(source):
         return _files_of_directory(source)
     if os.path.exists(source):
         return [source]
     if glob.has_magic(source):
-        paths = sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path) and _is_data(path))
+        paths = sorted(path for path in glob.glob(source, recursive=True) if os.path.isfile(path) and is_data(path))
         if paths:
             return paths
         raise DataError(f"No file matches {source}.", "Check the pattern, and that the data is mounted where it says.")
@@ -81,7 +85,7 @@ def _files_of_directory(directory: str) -> list[str]:
             f"{os.path.join(directory, MANIFEST)} lists {gone}, which is not there.",
             f"Copy the data again, or make {MANIFEST} anew where it was removed on purpose.",
         )
-    paths = [os.path.join(directory, name) for name in names if _is_data(name)]
+    paths = [os.path.join(directory, name) for name in names if is_data(name)]
     files = [path for path in paths if os.path.isfile(path)]
     if files:
         return files
@@ -95,11 +99,6 @@ def _files_of_directory(directory: str) -> list[str]:
         f"The data directory {directory} is empty.",
         "Write data into it (scripts/gen_dataset.py makes example data) or name another one.",
     )
-
-
-def _is_data(path: str) -> bool:
-    name = os.path.basename(path)
-    return name != MANIFEST and not name.startswith((".", "_"))
 
 
 def no_records(source: str) -> DataError:

@@ -6,12 +6,12 @@ streaming pass builds; no file is ever held in memory.  Never splits a row into 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import logging
-import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO
@@ -20,6 +20,7 @@ import numpy as np
 
 from elasticdl.data.checksums import OncePerFile, check_file
 from elasticdl.data.columns import ColumnType, Selection, describe
+from elasticdl.data.files import DataFile, open_file
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata
 from elasticdl.data.sources import no_records, shard_not_of_source
@@ -51,30 +52,33 @@ class TextIndex:
     num_records: int
     size_bytes: int
 
+    def offset_after(self, row: int) -> int:
+        """The first known offset that is not before the end of the row before `row`."""
+        number = -(-row // _ROWS_BETWEEN_OFFSETS)
+        return self.offsets[number] if number < len(self.offsets) else self.size_bytes
+
     @classmethod
-    def find(cls, path: str, rules: TextRules, has_header: bool) -> TextIndex:
+    def find(cls, file: DataFile, rules: TextRules, has_header: bool) -> TextIndex:
         """The index of a file from its cache, or built.
 
         Raises:
             DataError: see `build`.
         """
-        if not os.path.isfile(path):
-            return cls.build(path, rules, has_header)  # which says what is wrong
 
         def arrays() -> Arrays:
-            built = cls.build(path, rules, has_header)
+            built = cls.build(file, rules, has_header)
             numbers = np.array([built.num_records, built.size_bytes], np.int64)
             header = np.frombuffer(built.header or b"", np.uint8)
             return {"offsets": np.array(built.offsets, np.int64), "numbers": numbers, "header": header}
 
         kind = f"text {rules.quoted} {rules.delimiter!r} {has_header}"
-        found = cached(path, kind, arrays)
+        found = cached(file.path, kind, arrays, file.stamp)
         num_records, size_bytes = found["numbers"].tolist()
         header = found["header"].tobytes() if has_header else None
         return cls(header, tuple(found["offsets"].tolist()), num_records, size_bytes)
 
     @classmethod
-    def build(cls, path: str, rules: TextRules, has_header: bool) -> TextIndex:
+    def build(cls, file: DataFile, rules: TextRules, has_header: bool) -> TextIndex:
         """Reads a file once.
 
         Raises:
@@ -83,9 +87,11 @@ class TextIndex:
         header: bytes | None = None
         offsets: list[int] = []
         num_records = 0
-        with _open(path) as file:
-            begin = len(_BYTE_ORDER_MARK) if file.read(3) == _BYTE_ORDER_MARK else 0
-            rows = rows_from(file, begin, rules, path)
+        path = file.path
+        with file.scan() as stream:
+            begin = len(_BYTE_ORDER_MARK) if stream.read(3) == _BYTE_ORDER_MARK else 0
+            stream.seek(begin)
+            rows = rows_from(stream, begin, rules, path)
             if has_header:
                 header = next((row for _, row in rows), None)
                 if header is None:
@@ -96,7 +102,7 @@ class TextIndex:
                 if num_records % _ROWS_BETWEEN_OFFSETS == 0:
                     offsets.append(offset)
                 num_records += 1
-            size_bytes = file.seek(0, io.SEEK_END)
+            size_bytes = stream.seek(0, io.SEEK_END)
         return cls(header, tuple(offsets), num_records, size_bytes)
 
 
@@ -132,6 +138,7 @@ class TextReader:
         self._has_header = has_header
         self._seed = seed
         self._indexes: dict[str, TextIndex] = {}
+        self._remote: dict[str, DataFile] = {}
         self._lock = threading.Lock()
         self._check = OncePerFile(check_file)
 
@@ -157,14 +164,16 @@ class TextReader:
             return []
         self._check(shard.name)
         skipped = shard.start % _ROWS_BETWEEN_OFFSETS
-        with _open(shard.name) as file:
-            if file.seek(0, io.SEEK_END) != index.size_bytes:
+        with self._opened(shard.name) as file:
+            if file.size_bytes != index.size_bytes:
                 raise DataError(
                     f"The file {shard.name} changed while the job reads it: it had {index.size_bytes} bytes.",
                     "Put new data into a new file.",
                 )
-            rows = rows_from(file, index.offsets[shard.start // _ROWS_BETWEEN_OFFSETS], self._rules, shard.name)
-            return [row for _, row in islice(rows, skipped, skipped + len(shard))]
+            begin = index.offsets[shard.start // _ROWS_BETWEEN_OFFSETS]
+            with _stream(file, begin, index.offset_after(shard.end)) as stream:
+                rows = rows_from(stream, begin, self._rules, shard.name)
+                return [row for _, row in islice(rows, skipped, skipped + len(shard))]
 
     def metadata(self) -> Metadata:
         """Column names come from the header, which all files must share, types from the first file's first rows."""
@@ -219,15 +228,28 @@ class TextReader:
         with self._lock:
             index = self._indexes.get(path)
             if index is None:
-                index = self._indexes[path] = TextIndex.find(path, self._rules, self._has_header)
+                with self._opened(path) as file:
+                    index = self._indexes[path] = TextIndex.find(file, self._rules, self._has_header)
             return index
 
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[DataFile]:
+        """A file for one read; one of storage, which is a request to open, is opened once."""
+        file = self._remote.get(path) or open_file(path)
+        if file.is_local:
+            with contextlib.closing(file):
+                yield file
+        else:
+            yield self._remote.setdefault(path, file)
 
-def _open(path: str) -> BinaryIO:
-    try:
-        return open(path, "rb", buffering=1 << 18)
-    except OSError as error:
-        raise DataError(f"The file {path} cannot be opened: {error.strerror}.") from error
+
+def _stream(file: DataFile, begin: int, end: int) -> BinaryIO:
+    """A stream that begins at an offset: of storage all that is wanted, in requests at once."""
+    if not file.is_local:
+        return io.BytesIO(file.pread(end - begin, begin))
+    stream = file.scan()
+    stream.seek(begin)
+    return stream
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -28,12 +28,11 @@ class TextRules:
 
 
 def rows_from(file: BinaryIO, offset: int, rules: TextRules, path: str) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes, without line end, of each row from ``offset`` on, which must be where a row begins.
+    """Offset and bytes, without line end, of each row of a stream that begins at ``offset``, where a row begins.
 
     Raises:
         DataError: naming file and byte offset, if a quoted field is never closed.
     """
-    file.seek(offset)
     for line in file:
         start = offset
         offset += len(line)

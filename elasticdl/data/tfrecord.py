@@ -8,11 +8,12 @@ lengths are checked when it is built, data when they are read.
 from __future__ import annotations
 
 import itertools
-import os
 import struct
+from collections.abc import Callable
 
 import numpy as np
 
+from elasticdl.data.files import open_file, pread_in_order
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.kernels._native import crc32c
 from elasticdl_client.errors import DataError
@@ -34,18 +35,11 @@ class TFRecordFile:
             DataError: the file cannot be read, or its framing is damaged.
         """
         self._path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise DataError(f"The file {path} cannot be opened: {error.strerror}.") from error
-        self._offsets = cached(path, "tfrecord", self._index)["offsets"]
+        self._file = open_file(path)
+        self._offsets = cached(path, "tfrecord", self._index, self._file.stamp)["offsets"]
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
 
     def read(self, start: int, end: int) -> list[bytes]:
         places = self._offsets[start : end + 1].tolist()
@@ -61,22 +55,21 @@ class TFRecordFile:
         return records
 
     def _bytes(self, start: int, end: int) -> bytes:
-        pieces = []
-        while start < end:  # the system gives 2 GiB at once, at most
-            piece = os.pread(self._descriptor, end - start, start)
-            if not piece:
-                raise self._damaged(start, "the file has become shorter since it was indexed")
-            pieces.append(piece)
-            start += len(piece)
-        return b"".join(pieces)
+        data = self._file.pread(end - start, start)
+        if len(data) < end - start:
+            raise self._damaged(start + len(data), "the file has become shorter since it was indexed")
+        return data
 
     def _index(self) -> Arrays:
-        size = os.fstat(self._descriptor).st_size
+        with pread_in_order(self._file) as pread:
+            return self._index_of(self._file.size_bytes, pread)
+
+    def _index_of(self, size: int, pread: Callable[[int, int], bytes]) -> Arrays:
         offsets, offset = [], 0
         piece, piece_begin = b"", 0
         while offset < size:
             if offset + _HEAD.size > piece_begin + len(piece) or offset < piece_begin:
-                piece, piece_begin = os.pread(self._descriptor, _PIECE_BYTES, offset), offset
+                piece, piece_begin = pread(_PIECE_BYTES, offset), offset
             if len(piece) - (offset - piece_begin) < _HEAD.size:
                 raise self._damaged(offset, "the file ends within the length of a record")
             length, checksum = _HEAD.unpack_from(piece, offset - piece_begin)

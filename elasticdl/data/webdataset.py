@@ -8,15 +8,16 @@ headers of a tar file is its index; contents are read where they lie.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.data.columns import ColumnType, Selection, describe
+from elasticdl.data.files import FileView, open_file
 from elasticdl.data.image_folder import ENDINGS
 from elasticdl.data.index_cache import Arrays, cached
 from elasticdl.data.reader import Metadata
@@ -41,20 +42,13 @@ class TarFile:
             DataError: the file cannot be read, or is not such a tar file.
         """
         self.path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise DataError(f"The file {path} cannot be opened: {error.strerror}.") from error
-        index = cached(path, "webdataset", self._index)
+        self._file = open_file(path)
+        index = cached(path, "webdataset", self._index, self._file.stamp)
         self.columns: list[str] = [name.decode() for name in index["columns"].tolist()]
         self._keys, self._offsets, self._sizes = index["keys"], index["offsets"], index["sizes"]
 
     def __len__(self) -> int:
         return len(self._keys)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
 
     def column(self, name: str, start: int, end: int) -> TableColumn:
         """Return a column of samples ``start`` to ``end`` - 1; one without that file has no value.
@@ -67,12 +61,7 @@ class TarFile:
         if name not in self.columns:
             return _numbers([None] * (end - start)) if name in _NUMBERS else Texts([b""] * (end - start))
         place = self.columns.index(name)
-        contents = [
-            None if offset < 0 else self._bytes(offset, size)
-            for offset, size in zip(
-                self._offsets[start:end, place].tolist(), self._sizes[start:end, place].tolist(), strict=True
-            )
-        ]
+        contents = self._contents(self._offsets[start:end, place].tolist(), self._sizes[start:end, place].tolist())
         if name not in _NUMBERS:
             return Texts([content or b"" for content in contents])
         return _numbers(
@@ -94,14 +83,15 @@ class TarFile:
             )
         return number
 
-    def _bytes(self, offset: int, size: int) -> bytes:
-        content = os.pread(self._descriptor, size, offset)
-        while len(content) < size:  # the system gives 2 GiB at once, at most
-            more = os.pread(self._descriptor, size - len(content), offset + len(content))
-            if not more:
+    def _contents(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes | None]:
+        """The bytes of a file of each sample; None where it has none."""
+        there = [(offset, size) for offset, size in zip(offsets, sizes, strict=True) if offset >= 0]
+        found = self._file.pread_all(there)
+        for (offset, size), content in zip(there, found, strict=True):
+            if len(content) < size:
                 raise self._damaged(offset, "the file has become shorter since it was indexed")
-            content += more
-        return content
+        contents = iter(found)
+        return [None if offset < 0 else next(contents) for offset in offsets]
 
     def _index(self) -> Arrays:
         columns: dict[str, int] = {}
@@ -135,15 +125,19 @@ class TarFile:
         """
         end = 0
         try:
-            with tarfile.open(self.path, "r:") as archive:
+            with self._headers() as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
                 while (member := archive.next()) is not None:
                     archive.members.clear()  # type: ignore[attr-defined]  # else they all stay in memory
                     end = member.offset_data + -(-member.size // _BLOCK_BYTES) * _BLOCK_BYTES
                     yield member
         except tarfile.TarError as error:
             raise self._damaged(end, str(error)) from error
-        if os.pread(self._descriptor, _BLOCK_BYTES, end) != bytes(_BLOCK_BYTES):
+        if self._file.pread(_BLOCK_BYTES, end) != bytes(_BLOCK_BYTES):
             raise self._damaged(end, "there is no end of the archive")
+
+    def _headers(self) -> IO[bytes]:
+        """A stream for reads of headers: of a local file without what lies between them."""
+        return cast("IO[bytes]", FileView(self._file)) if self._file.is_local else self._file.scan()
 
     def _damaged(self, offset: int, what: str) -> DataError:
         return DataError(f"Tar file {self.path}, byte {offset}: {what}.", _HINT)

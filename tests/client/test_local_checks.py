@@ -13,7 +13,7 @@ import pytest
 from pyarrow import feather
 
 from elasticdl_client.data_sources import OF_MODULE
-from elasticdl_client.errors import DataError, ElasticDLError, FlagError, JobError, ModelDefinitionError
+from elasticdl_client.errors import DataError, ElasticDLError, FlagError, JobError, ModelDefinitionError, StorageError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.local_checks import check_local
 from elasticdl_client.model_source import dataset_flags
@@ -165,7 +165,22 @@ def test_several_sources_and_tables_get_absolute_paths(
     assert "has no table u" in refused(spec, DataError, training_data="sqlite:///rows.db?table=u")
     assert "names no table" in refused(spec, DataError, training_data="sqlite:///rows.db")
     assert "none.db does not exist" in refused(spec, DataError, training_data="sqlite:///none.db?table=t")
-    assert "s3:// is not a data source" in refused(spec, DataError, training_data="s3://bucket/data")
+    assert "ftp:// is not a data source" in refused(spec, DataError, training_data="ftp://host/data")
+
+
+def test_urls_of_storage_are_checked_without_a_request(spec: JobSpec) -> None:
+    url = "s3://bucket/data,s3://bucket/more/*.csv"
+    assert check_local(dataclasses.replace(spec, training_data=url)).training_data == url
+    said = refused(spec, StorageError, training_data="az://container/data")  # its package is not among ours
+    assert "needs the package adlfs" in said
+    assert "pip install 'adlfs'" in said
+    said = refused(spec, StorageError, training_data="https://host/a.csv?token=abc123")
+    assert "abc123" not in said
+    assert "--envs" in said
+    said = refused(spec, DataError, training_data="s3://b/d", data_reader_params="reader_type=ImageFolder")
+    assert "mounted directories alone" in said
+    said = refused(spec, DataError, training_data="s3://b/d", data_reader_params="reader_type=CSV;headr=True")
+    assert "headr" in said
 
 
 def test_columns_and_parameters_of_files_are_checked_where_that_is_cheap(spec: JobSpec, tmp_path: Path) -> None:

@@ -1,0 +1,165 @@
+"""One file of data, local or of storage, as readers take it: bytes from an offset on, and a scan in order."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+from elasticdl.storage.remote_file import RemoteFile
+from elasticdl_client.errors import DataError
+from elasticdl_client.storage_kinds import is_remote
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_BUFFER_BYTES = 1 << 18
+
+
+class DataFile(Protocol):
+    """A file that is open.  Safe to use from several threads.
+
+    Attributes:
+        path: its path or URL.
+        stamp: what changes when the file does.
+        is_local: a second read of the same bytes costs next to nothing.
+    """
+
+    path: str
+    stamp: list[object]
+    is_local: bool
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def pread(self, size_bytes: int, offset: int) -> bytes:
+        """Bytes from an offset on: fewer than asked for only at the end of the file."""
+        ...
+
+    def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of several ranges, (offset, size), in ascending order."""
+        ...
+
+    def scan(self) -> BinaryIO:
+        """A stream over the file, to be closed, that is best read in order."""
+        ...
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        ...
+
+
+class LocalFile:
+    """A file of a file system."""
+
+    is_local = True
+
+    def __init__(self, path: str) -> None:
+        """
+        Raises:
+            DataError: it cannot be opened.
+        """
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise _unopened(path, error) from error
+        status = os.fstat(self._descriptor)
+        self.stamp: list[object] = [status.st_size, status.st_mtime_ns]
+
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def pread(self, size_bytes: int, offset: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, size_bytes, offset)
+            while len(data) < size_bytes:  # the system gives 2 GiB at once, at most
+                more = os.pread(self._descriptor, size_bytes - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise DataError(f"The file {self.path} cannot be read: {error.strerror}.") from error
+        return data
+
+    def pread_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.pread(size_bytes, offset) for offset, size_bytes in ranges]
+
+    def scan(self) -> BinaryIO:
+        try:
+            return open(self.path, "rb", buffering=_BUFFER_BYTES)
+        except OSError as error:
+            raise _unopened(self.path, error) from error
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            self.close()
+
+
+class FileView(io.RawIOBase):
+    """A file as libraries want it: each read is one of exactly those bytes.  Of one thread at a time."""
+
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size_bytes}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.pread(max(0, self._file.size_bytes - self._position) if size < 0 else size, self._position)
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+def open_file(path: str) -> DataFile:
+    """Opens a file by its path or URL.
+
+    Raises:
+        DataError: it is not there, or cannot be read.
+    """
+    return RemoteFile(path) if is_remote(path) else LocalFile(path)
+
+
+@contextlib.contextmanager
+def pread_in_order(file: DataFile) -> Iterator[Callable[[int, int], bytes]]:
+    """A `pread` for offsets that ascend: of storage it reads ahead where they are near each other."""
+    if file.is_local:
+        yield file.pread
+        return
+    with file.scan() as stream:
+
+        def pread(size_bytes: int, offset: int) -> bytes:
+            stream.seek(offset)
+            return stream.read(size_bytes)
+
+        yield pread
+
+
+def _unopened(path: str, error: OSError) -> DataError:
+    return DataError(f"The file {path} cannot be opened: {error.strerror}.")
