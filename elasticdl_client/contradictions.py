@@ -151,10 +151,39 @@ def _check_strategy(spec: JobSpec) -> None:
             f"{strategy} has no parameter servers, and --num_ps_pods is {spec.num_ps_pods}.",
             "Leave --num_ps_pods out, or --distribution_strategy=ParameterServerStrategy.",
         )
+    _check_range(spec)
     if strategy == "Local" and spec.num_workers != 1:
         raise FlagError(
             f"The Local strategy has one worker, and --num_workers is {spec.num_workers}.",
             "Leave --num_workers out, or choose another --distribution_strategy.",
+        )
+
+
+def _check_range(spec: JobSpec) -> None:
+    """The number of workers follows the gain, or it is fixed."""
+    if not spec.max_workers:
+        for name, default in (("min_gain", 0.3), ("scaling_window", 30.0)):
+            if getattr(spec, name) != default:
+                raise FlagError(
+                    f"--{name} is for a number of workers that follows the gain, and --num_workers={spec.num_workers} "
+                    "is fixed.",
+                    f"Give a range, such as --num_workers={spec.num_workers}:{4 * spec.num_workers}, or leave it out.",
+                )
+        return
+    if spec.max_workers < spec.num_workers:
+        raise FlagError(
+            f"--max_workers={spec.max_workers} is less than --num_workers={spec.num_workers}.",
+            f"Give the range --num_workers={spec.max_workers}:{spec.num_workers}.",
+        )
+    if spec.distribution_strategy == "Local":
+        raise FlagError(
+            f"The Local strategy has one worker, and --max_workers is {spec.max_workers}.",
+            "Give a single number of workers, or choose another --distribution_strategy.",
+        )
+    if spec.need_tf_config:
+        raise FlagError(
+            "TF_CONFIG names all workers from the start, and --num_workers is a range.",
+            f"Give a single number, such as --num_workers={spec.num_workers}.",
         )
 
 

@@ -48,6 +48,7 @@ from elasticdl_client.one_pass_flags import OnePassFlags, fields_of_analysis
 from elasticdl_client.params import parse_envs, parse_params, parse_size, parse_trackers
 from elasticdl_client.secret_values import hide_in_flag, is_secret_env
 from elasticdl_client.strategy_flags import StrategyFlags
+from elasticdl_client.worker_range import MAX_WORKERS, parse_flags
 
 _EVALUATED = frozenset({JobType.TRAIN, JobType.EVALUATE})
 _PREDICTED = frozenset({JobType.PREDICT})
@@ -89,9 +90,29 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     )
     num_workers: int = flag(
         2,
-        "Number of workers; the job runs with those that are available. 1 with the Local strategy.",
+        "Number of workers; the job runs with those that are available. 1 with the Local strategy. A range, 2:16, or "
+        "auto: the number follows what another worker adds to the rate.",
         Group.JOB,
-        check=between(1, 100_000),
+        check=between(1, MAX_WORKERS),
+    )
+    max_workers: int = flag(
+        0,
+        "Most workers of a job whose number follows the gain from --num_workers on; --num_workers=2:16 is short for "
+        "both. 0: the number is fixed.",
+        Group.JOB,
+        check=between(0, MAX_WORKERS),
+    )
+    min_gain: float = flag(
+        0.3,
+        "With a range of workers: another worker must add more than this share of what one computes alone.",
+        Group.JOB,
+        check=between(0.01, 1),
+    )
+    scaling_window: float = flag(
+        30.0,
+        "With a range of workers: seconds over which the rate is measured before their number changes.",
+        Group.JOB,
+        check=between(1, 86_400),
     )
     num_ps_pods: int = flag(
         1,
@@ -348,7 +369,7 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
         Raises:
             FlagError: an unknown flag, a value of a wrong type or out of range, a contradiction, or one missing.
         """
-        given = retired.resolve(mapping)
+        given = parse_flags(retired.resolve(mapping))
         values: dict[str, object] = {}
         known = flag_fields(job_type)
         for name, value in given.items():

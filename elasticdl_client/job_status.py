@@ -118,6 +118,16 @@ class PsStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingStatus:
+    """How the number of workers follows the gain: what another worker adds to the job's rate."""
+
+    workers: str  # the range of the number, such as 2:16
+    state: str  # measuring, growing, refining, shrinking, settled, waiting for room, ending
+    gain: float | None = None  # of each worker beyond the present ones, of what one computes alone; null: not measured
+    bottleneck: str = ""  # why another worker adds little: `worker_range.Bottleneck`
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """A snapshot of a job.  Times are seconds since the Unix epoch, rates are per second."""
 
@@ -149,6 +159,7 @@ class JobStatus:
     tasks_total: int = 0  # planned, over all epochs; 0 while unknown or endless
     pods: tuple[PodStatus, ...] = ()  # master, servers, workers; those that have ended too while the cluster shows them
     lost_pods: tuple[LostPod, ...] = ()  # since the master started; the newest 20, newest last
+    scaling: ScalingStatus | None = None  # null while the number of workers is fixed
     ps: tuple[PsStatus, ...] = ()  # each parameter server
     world: tuple[int, ...] = ()  # AllReduce: the workers of the group that stands, by rank
     num_worlds: int = 0  # AllReduce: how many groups have formed
@@ -184,6 +195,8 @@ class JobStatus:
         values["pods"] = tuple(PodStatus(**_known(PodStatus, one)) for one in values.get("pods", ()))
         values["lost_pods"] = tuple(LostPod(**_known(LostPod, one)) for one in values.get("lost_pods", ()))
         values["ps"] = tuple(PsStatus(**_known(PsStatus, one)) for one in values.get("ps", ()))
+        if values.get("scaling") is not None:
+            values["scaling"] = ScalingStatus(**_known(ScalingStatus, values["scaling"]))
         values["world"] = tuple(values.get("world", ()))
         values["staleness"] = tuple(values.get("staleness", ()))
         return cls(**values)

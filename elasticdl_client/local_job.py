@@ -112,7 +112,9 @@ class LocalFollower:
         self._idle_restarts = 0
         self._deadline: float | None = None
         prefix = master_name(spec).removesuffix("master")
-        self._script = ScriptOutput(LogFiles(job_dir.logs, prefix), prefix, spec.num_workers, shown)
+        self._script = ScriptOutput(
+            LogFiles(job_dir.logs, prefix), prefix, max(spec.num_workers, spec.max_workers), shown
+        )
 
     def follow(self) -> Ended:
         """Returns when the job has ended.

@@ -23,6 +23,7 @@ from elasticdl_client.flag_sources import FILE, SHORT, GivenFlags, gather
 from elasticdl_client.flags import Group, flag_of, is_bool_word, nearest, parse
 from elasticdl_client.inferred_flags import infer_runtime
 from elasticdl_client.job_spec import RUN, JobSpec, flag_defaults, flag_fields, unknown_flag
+from elasticdl_client.worker_range import parse_flags
 from elasticdl_client.zoo_modules import Source, sources, within
 
 USAGE = "elasticdl run [--flag=value …] [--all] [-m] SCRIPT [ARGUMENT …]"
@@ -274,7 +275,11 @@ def _check_python(script: str, file: Path) -> None:
 
 def _check_one_worker(command: _Command, program: _Program, values: Mapping[str, object]) -> None:
     """Checks that a script without our API has one worker, as several would each train on all of the data."""
-    num_workers = parse("num_workers", values.get("num_workers", JobSpec().num_workers), JobSpec().num_workers)
+    flags, default = parse_flags(values), JobSpec()
+    num_workers = max(
+        parse(name, flags.get(name, getattr(default, name)), getattr(default, name))
+        for name in ("num_workers", "max_workers")
+    )
     if num_workers == 1:
         return
     is_torch = program.imports(tuple(_TORCH))

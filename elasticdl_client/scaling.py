@@ -1,26 +1,27 @@
-"""How many workers a running job is to have: the user's number, and which numbers a job can have.
+"""How many workers a running job is to have: what the user has written down, and what a job can have.
 
-The number is data beside the job, which outlives client and master: an annotation of the job's ConfigMap, a file in the
-directory of a local job.  Client and master read it by the same rules.
+It is a number, or a range in which the number follows the gain: data beside the job, which outlives client and master:
+an annotation of the job's ConfigMap, a file in the directory of a local job.  Client and master read it by the same
+rules.
 """
 
 from __future__ import annotations
 
+from elasticdl_client import worker_range
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
+from elasticdl_client.worker_range import WorkerRange
 
 FILE = "num_workers"  # in the directory of a local job
-MAX_WORKERS = 100_000
-_MAX_TEXT = 40  # of what is no number
 
 
-def parse(text: str, spec: JobSpec) -> int:
-    """Return the number of workers that a user has written down for a job.
+def parse(text: str, spec: JobSpec) -> WorkerRange:
+    """Return the number of workers, or the range, that a user has written down for a job.
 
     Raises:
-        FlagError: it is none, or more than the job can have.
+        FlagError: it is none, or one that the job cannot have.
     """
     if spec.distribution_strategy is DistributionStrategy.LOCAL:
         raise FlagError(
@@ -32,13 +33,9 @@ def parse(text: str, spec: JobSpec) -> int:
             f"Job {spec.job_name} cannot be scaled: its TF_CONFIG names all workers from the start.",
             "Start it again with another --num_workers.",
         )
-    text = text.strip()
-    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_WORKERS))
-    if not is_number or int(text) > MAX_WORKERS:
-        shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-        raise FlagError(f"'{shown}' is not a number of workers.", f"Give a number from 0 to {MAX_WORKERS}.")
-    number = int(text)
     is_all_reduce = spec.distribution_strategy is DistributionStrategy.ALL_REDUCE and spec.job_type is JobType.TRAIN
+    found = worker_range.parse(text, spec.min_workers if is_all_reduce else 1)
+    number = found.least
     if not number and (is_all_reduce or spec.job_command):
         raise FlagError(
             f"The workers of job {spec.job_name} hold its model: with 0 of them it would be lost.", "Give 1 or more."
@@ -48,7 +45,7 @@ def parse(text: str, spec: JobSpec) -> int:
             f"{number} workers are fewer than --min_workers={spec.min_workers}: training would never continue.",
             f"Give {spec.min_workers} or more.",
         )
-    return number
+    return found
 
 
 def wanted(text: str, spec: JobSpec, status: JobStatus) -> int:
@@ -58,10 +55,23 @@ def wanted(text: str, spec: JobSpec, status: JobStatus) -> int:
         text: what the user has written down; empty: nothing.
         status: what the master wrote last.
     """
+    present = status.workers_wanted if status.started_at else spec.num_workers
     try:
-        return parse(text, spec)
+        return parse(text, spec).nearest(present)
     except FlagError:  # the master has refused it: nothing has changed
-        return status.workers_wanted if status.started_at else spec.num_workers
+        return present
+
+
+def describe(status: JobStatus) -> str:
+    """Return one line about a number of workers that follows the gain; empty while it is fixed."""
+    scaling = status.scaling
+    if scaling is None:
+        return ""
+    line = f"{scaling.workers}, {scaling.state}"
+    if scaling.gain is not None:
+        share = f"{100 * max(0.0, scaling.gain):.0f} % of a worker's rate"
+        line += f", another worker adds {share}" if scaling.bottleneck else f", each of the last workers adds {share}"
+    return line + (f", bottleneck: {scaling.bottleneck}" if scaling.bottleneck else "")
 
 
 def check_current(job_name: str, wanted_now: int, current: int | None) -> None:

@@ -55,9 +55,11 @@ def notes(spec: JobSpec) -> list[str]:
 
 
 def _notes_on_rounds(spec: JobSpec) -> list[str]:
-    if spec.use_async or spec.grads_to_wait <= spec.num_workers:
+    most = max(spec.num_workers, spec.max_workers)
+    if spec.use_async or spec.grads_to_wait <= most:
         return []
-    excess = f"--grads_to_wait={spec.grads_to_wait} is more than --num_workers={spec.num_workers}"
+    name = "max_workers" if spec.max_workers else "num_workers"
+    excess = f"--grads_to_wait={spec.grads_to_wait} is more than --{name}={most}"
     return [f"{excess}: a round closes when every worker that trains has sent its gradient."]
 
 

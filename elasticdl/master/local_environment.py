@@ -110,7 +110,7 @@ def shares_of_machine(spec: JobSpec, environment: Mapping[str, str]) -> dict[str
     own = known.get(framework_of(spec)) if spec.model_def else None
     wanted = [own] if own else list(known.values())
     num_cores = len(os.sched_getaffinity(0))
-    share = str(max(1, num_cores // (spec.num_workers + spec.num_ps_pods)))
+    share = str(max(1, num_cores // (max(spec.num_workers, spec.max_workers) + spec.num_ps_pods)))
     return {name: share for name in wanted if name not in environment and name not in spec.envs_dict()}
 
 

@@ -238,7 +238,8 @@ class Master:
         try:
             for text in self._environment.scale_requests(stop):
                 try:
-                    inbox.post(ScaleRequested(scaling.parse(text, self._spec)))
+                    wanted = scaling.parse(text, self._spec)
+                    inbox.post(ScaleRequested(wanted.least, 0 if wanted.is_fixed else wanted.most))
                 except FlagError as error:
                     inbox.post(ScaleRefused(f"{error.what} {error.hint}"))
         except Exception as error:  # noqa: BLE001  a bug: the loop ends the master with it

@@ -50,7 +50,7 @@ def possible(job: JobInfo, store: JobStore) -> frozenset[Action]:
 
 def _can_be_scaled(job: JobInfo) -> bool:
     try:
-        return job.spec is not None and scaling.parse(str(job.spec.num_workers), job.spec) >= 0
+        return job.spec is not None and scaling.parse(str(job.spec.num_workers), job.spec).least >= 0
     except FlagError:
         return False
 

@@ -74,6 +74,7 @@ class Trouble(StrEnum):
     INPUT_SLOW = "InputSlow"
     PS_OVERLOADED = "PsOverloaded"
     TOO_MANY_WORKERS = "TooManyWorkers"
+    GROWTH_ENDED = "GrowthEnded"
 
     # The job as a whole
     STOPPED = "Stopped"
@@ -112,6 +113,7 @@ SLOW = frozenset(
         Trouble.INPUT_SLOW,
         Trouble.PS_OVERLOADED,
         Trouble.TOO_MANY_WORKERS,
+        Trouble.GROWTH_ENDED,
     }
 )
 """The answer to `--why_slow`, beside where the time went."""

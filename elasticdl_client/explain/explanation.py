@@ -32,6 +32,7 @@ _DETECTORS: tuple[Callable[[Facts], Iterator[Diagnosis]], ...] = (
     slowness.input_bound,
     slowness.overloaded_servers,
     slowness.too_many_workers,
+    slowness.ended_growth,
 )
 
 

@@ -13,6 +13,7 @@ from elasticdl_client.explain.recovery import as_sentences, evidence, group_chan
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_events import EventKind, JobEvent
 from elasticdl_client.job_status import PsStatus
+from elasticdl_client.worker_range import Bottleneck
 
 _MIN_SECONDS = 3.0  # of workers' time; a share of less says nothing
 _SHARE = 0.25  # of the time of the workers that is worth a diagnosis
@@ -378,6 +379,40 @@ def too_many_workers(facts: Facts) -> Iterator[Diagnosis]:
         Cost(idle, is_open=not facts.is_over),
         f"Take fewer workers ({how}), or cut smaller tasks: --num_minibatches_per_task, --minibatch_size.",
         {"workers": status.workers_wanted, "tasks": tasks},
+    )
+
+
+_GROWTH_CURES = {
+    Bottleneck.INPUT: "Make reading cheaper: RecordIO or Parquet instead of text, data on a faster disk, or near it.",
+    Bottleneck.GROUP: "Raise --minibatch_size, so that there are fewer sums for each record; or use a faster network.",
+    Bottleneck.TASKS: "Cut smaller tasks: --num_minibatches_per_task, --minibatch_size.",
+    Bottleneck.PROCESSORS: "Workers share processors or memory: give each its own (--worker_resource_request), or more "
+    "nodes.",
+}
+
+
+def ended_growth(facts: Facts) -> Iterator[Diagnosis]:
+    """A number of workers that follows the gain, and grows no more for a bottleneck."""
+    status, scaling = facts.job.status, facts.job.status.scaling
+    if scaling is None or scaling.gain is None or scaling.bottleneck in ("", Bottleneck.ROOM):
+        return
+    bottleneck = Bottleneck(scaling.bottleneck)
+    if bottleneck is Bottleneck.PARAMETER_SERVERS:
+        cure = _PS_CURES[_load(status.ps, status.ps_seconds)[0] if status.ps else PsLoad.BUSY]
+    else:
+        cure = _GROWTH_CURES[bottleneck]
+    yield Diagnosis(
+        Trouble.GROWTH_ENDED,
+        ("job",),
+        status.updated_at,
+        f"The job keeps to {status.workers_wanted} of {scaling.workers} workers: another would add "
+        f"{100 * max(0.0, scaling.gain):.0f} % of a worker's rate; the bottleneck: {bottleneck}",
+        _line(status.worker_seconds),
+        "",
+        Cost(is_open=not facts.is_over),
+        f"{cure} To have more workers all the same: lower --min_gain, or fix the number "
+        f"(`{facts.job.command('scale')} --num_workers=N`).",
+        {"bottleneck": bottleneck.value, "gain": scaling.gain, "workers": status.workers_wanted},
     )
 
 

@@ -143,13 +143,19 @@ def _scale(options: Options, places: JobStores) -> int:
     store = places.store(job)
     if job.spec is None:
         raise JobError(f'The specification of job "{job.name}" {job.where} cannot be read.', _see(job))
-    num_workers = scaling.parse(options.num_workers, job.spec)
+    wanted = scaling.parse(options.num_workers, job.spec)
     current = int(options.current_num_workers) if options.current_num_workers else None
-    before = store.scale(job, num_workers, current)
+    before = store.scale(job, wanted, current)
+    num_workers = wanted.nearest(before)
     if options.output == "json":
-        print(words.structured({**job.identity, "num_workers": num_workers, "num_workers_before": before}, "json"))
+        numbers = {"num_workers": num_workers, "max_workers": 0 if wanted.is_fixed else wanted.most}
+        print(words.structured({**job.identity, **numbers, "num_workers_before": before}, "json"))
     elif options.output == "name":
         print(f"job/{job.name}")
+    elif not wanted.is_fixed:
+        print(f'job "{job.name}" scaled: workers {before} → {num_workers}, from now on by gain within {wanted}')
+    elif before == num_workers and job.status.scaling is not None:
+        print(f'job "{job.name}" scaled: workers {before}, which stay')
     elif before == num_workers:
         print(f'job "{job.name}" not changed: workers {before}')
     else:

@@ -24,6 +24,7 @@ from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
 from elasticdl_client.kubernetes import access, api, events, names
 from elasticdl_client.kubernetes.rbac import Right
+from elasticdl_client.worker_range import WorkerRange
 
 _RIGHTS = {  # that a verb needs
     "delete": (Right("", "configmaps", ("delete",)), Right("", "pods", ("delete",))),
@@ -108,7 +109,7 @@ class KubernetesJobs:
             self._connection.core.create_namespaced_pod(job.namespace, manifest)
         return 0
 
-    def scale(self, job: JobInfo, num_workers: int, current: int | None = None) -> int:
+    def scale(self, job: JobInfo, num_workers: WorkerRange, current: int | None = None) -> int:
         """See `JobStore`.
 
         Raises:

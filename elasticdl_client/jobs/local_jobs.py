@@ -25,6 +25,7 @@ from elasticdl_client.job_status import JobStatus
 from elasticdl_client.jobs import holders, log_files, tensorboard
 from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 from elasticdl_client.jobs.store import LogLine, LogRequest
+from elasticdl_client.worker_range import WorkerRange
 
 _END_TIMEOUT_S = 30.0  # for a client to end a job; then it is killed, and the agent with it
 _KILL_TIMEOUT_S = 10.0
@@ -90,7 +91,7 @@ class LocalJobs:
         finally:
             os.close(job_dir.lock_fd)
 
-    def scale(self, job: JobInfo, num_workers: int, current: int | None = None) -> int:
+    def scale(self, job: JobInfo, num_workers: WorkerRange, current: int | None = None) -> int:
         """See `JobStore`."""
         path = Path(job.directory) / scaling.FILE
         if job.spec is None:

@@ -98,7 +98,9 @@ class Options:
         False, "The time of each line before it; of a local job as far as its lines say it.", ("logs",)
     )
     previous: bool = _option(False, "Of pods that were started again: the life before.", ("logs",), "p")
-    num_workers: str = _option("", "How many workers the job is to have from now on.", ("scale",))
+    num_workers: str = _option(
+        "", "How many workers the job is to have from now on: a number, or a range such as 2:16.", ("scale",)
+    )
     current_num_workers: str = _option(
         "", "Scale only if this number is wanted now, as kubectl's --current-replicas.", ("scale",)
     )

@@ -9,6 +9,7 @@ from typing import Protocol
 from elasticdl_client.chaos.faults import FaultInjector
 from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.jobs.job import JobInfo
+from elasticdl_client.worker_range import WorkerRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,11 @@ class JobStore(Protocol):
         """Ends the job and removes all that there is of it; waits so long for that, or not at all."""
         ...
 
-    def scale(self, job: JobInfo, num_workers: int, current: int | None = None) -> int:
+    def scale(self, job: JobInfo, num_workers: WorkerRange, current: int | None = None) -> int:
         """Write down how many workers the job is to have; its master follows at once, or when there is one again.
 
         Args:
-            num_workers: a number that `scaling.parse` takes for this job.
+            num_workers: what `scaling.parse` takes for this job.
             current: nothing is done unless this number is wanted now; None: any.
 
         Returns:

@@ -102,7 +102,9 @@ class ClusterFollower:
         self._idle_restarts = 0
         self._outage = False
         prefix = names.pod_name(spec.job_name, "master", 0).removesuffix("master")
-        self._script = ScriptOutput(PodLogs(connection, spec.namespace, prefix), prefix, spec.num_workers, shown)
+        self._script = ScriptOutput(
+            PodLogs(connection, spec.namespace, prefix), prefix, max(spec.num_workers, spec.max_workers), shown
+        )
 
     def follow(self) -> Ended:
         """Returns when the job has ended.

@@ -223,8 +223,11 @@ class JobHandle:
         if not local_jobs.stop(self._look(), timeout):
             raise TimeoutError(f"job {self.name} has not ended in {timeout:g} s")
 
-    def scale(self, num_workers: int) -> None:
+    def scale(self, num_workers: int | str) -> None:
         """Change how many workers a running job has.
+
+        Args:
+            num_workers: a number, or a range such as "2:16" in which the number follows the gain.
 
         Raises:
             ElasticDLError: the job has ended, the number does not fit, or the cluster refuses.

@@ -197,3 +197,27 @@ def test_what_is_no_number_is_an_event_and_changes_nothing(tmp_path: Path) -> No
         assert running.wait() == 0, running.story()
     finally:
         running.end()
+
+
+@pytest.mark.timeout(300)
+def test_a_job_with_a_range_grows_by_itself_until_a_number_by_hand_ends_that(tmp_path: Path) -> None:
+    job = replace(OF_SERVERS, pace_s=0.03)  # each worker sleeps for most of a minibatch: two are twice as fast
+    running = begin(job, tmp_path, num_workers="1:2", scaling_window=2.0, min_gain=0.05)
+    try:
+        two = scaled(running, 2)
+        status = running.status()
+        assert status is not None
+        assert status.scaling is not None
+        assert status.scaling.workers == "1:2"
+        assert scale(running, 1) == f'job "{job.name}" scaled: workers 2 → 1\n'
+        assert scaled(running, 1).items() < two.items()
+        status = running.status()
+        assert status is not None
+        assert status.scaling is None
+        running.hurry()
+        assert running.wait() == 0, running.story()
+    finally:
+        running.end()
+    assert_exact(running, job)
+    changes = [one for one in _events(running) if one.kind is EventKind.JOB_SCALED]
+    assert [(one.subject, one.details["after"]) for one in changes] == [("master", 2), ("user", 1)]

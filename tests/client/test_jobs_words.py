@@ -169,7 +169,7 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at", "records_skipped"),
         *("ps", "staleness", "gradients_refused", "world", "num_worlds", "lost_pods", "elapsed_seconds", "eta_seconds"),
         *("worker_seconds", "ps_seconds", "records", "records_processed", "learning_rate", "event_counts"),
-        *("world_seconds", "pods_lost", "checkpoint_at"),
+        *("world_seconds", "pods_lost", "checkpoint_at", "scaling"),
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")

@@ -22,6 +22,7 @@ from elasticdl_client.jobs import commands
 from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, connect
+from elasticdl_client.worker_range import WorkerRange
 from tests.client.api_server import NAMESPACE, ApiServer
 
 SERVERS = JobSpec(job_type=JobType.TRAIN, job_name="j", num_workers=2)
@@ -40,7 +41,7 @@ Run = Callable[..., str]
     [(SERVERS, "4", 4), (SERVERS, " 0\n", 0), (SERVERS, "100000", 100_000), (GROUPS, "2", 2), (SCRIPTS, "1", 1)],
 )
 def test_a_job_can_have_these_numbers(spec: JobSpec, text: str, number: int) -> None:
-    assert scaling.parse(text, spec) == number
+    assert scaling.parse(text, spec) == WorkerRange(number, number)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,7 @@ def test_the_command_writes_the_number_down_and_says_what_has_changed(directory:
             "runtime": "local",
             "namespace": "",
             "num_workers": 4,
+            "max_workers": 0,
             "num_workers_before": 0,
         }
     assert {path.name for path in directory.iterdir()} == {"lock", "num_workers", "spec.json", "status.json"}
@@ -183,7 +185,7 @@ def test_of_two_scalings_at_once_one_is_refused(server: ApiServer) -> None:
 
     server.patch = late  # type: ignore[method-assign]
     with pytest.raises(ClusterError) as caught:
-        store.scale(job, 4)
+        store.scale(job, WorkerRange(4, 4))
     assert caught.value.status == 409
     assert server.annotations == {}
 

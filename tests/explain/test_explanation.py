@@ -14,7 +14,7 @@ from elasticdl_client.explain.failures import blamed, frames_of_user
 from elasticdl_client.explain.slowness import HangPart, PsLoad, hang_part
 from elasticdl_client.job_events import Detail, EventHistory, EventKind, JobEvent
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus
+from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus, ScalingStatus
 from elasticdl_client.jobs.job import JobInfo, Phase
 
 NOW = 1_000_000.0
@@ -419,6 +419,24 @@ def test_workers_are_compared_with_the_tasks_of_an_epoch_not_with_those_that_an_
     spec = replace(JobSpec(job_name="digits"), fixed_global_batch=fixed_global_batch)
     found = explain(log.facts(replace(RUNNING, status=status, spec=spec))).diagnoses
     assert [one.evidence["tasks"] for one in found] == ([tasks] if is_too_many else [])
+
+
+@pytest.mark.parametrize(
+    ("bottleneck", "cure"),
+    [("parameter servers", "--num_ps_pods"), ("input", "RecordIO"), ("tasks", "--num_minibatches_per_task")],
+)
+def test_a_bottleneck_that_ends_the_growth_by_gain_is_named_with_its_cure(bottleneck: str, cure: str) -> None:
+    status = replace(RUNNING.status, workers_wanted=4, scaling=ScalingStatus("2:16", "settled", 0.04, bottleneck))
+    (found,) = diagnosed(Log(), replace(RUNNING, status=status), Question(slow=True))
+    assert found.trouble is Trouble.GROWTH_ENDED
+    assert found.evidence == {"bottleneck": bottleneck, "gain": 0.04, "workers": 4}
+    assert cure in found.advice
+
+
+@pytest.mark.parametrize("bottleneck", ["", "room"])
+def test_a_job_that_grows_or_waits_for_room_has_met_no_bottleneck(bottleneck: str) -> None:
+    status = replace(RUNNING.status, scaling=ScalingStatus("2:16", "growing", 0.9, bottleneck))
+    assert diagnosed(Log(), replace(RUNNING, status=status)) == []
 
 
 def test_routine_that_is_not_kept_any_more_is_not_missed() -> None:

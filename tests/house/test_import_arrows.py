@@ -161,6 +161,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl_client.job_status",
         "elasticdl_client.goodput",
         "elasticdl_client.pod_times",
+        "elasticdl_client.worker_range",
     ),
     "elasticdl.ps": (*SHARED, *BELOW, "elasticdl.kernels"),
     "elasticdl.worker": (  # a worker's own model has an applied set, too

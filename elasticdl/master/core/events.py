@@ -431,9 +431,14 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequested:
-    """The user wants another number of workers that train, or the same: said again in every life of the master."""
+    """The user wants another number of workers that train, or the same: said again in every life of the master.
+
+    Attributes:
+        max_workers: the number follows the gain from `num_workers` up to this; 0: it is fixed.
+    """
 
     num_workers: int
+    max_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

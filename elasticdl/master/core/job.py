@@ -7,10 +7,12 @@ may be handed out, when a checkpoint is written and when the job ends.  No clock
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, assert_never
 
 from elasticdl.master.core import events, overview
 from elasticdl.master.core.accounting import Accounting
+from elasticdl.master.core.autoscaler import Autoscaler
 from elasticdl.master.core.commands import (
     Command,
     JobOver,
@@ -82,6 +84,7 @@ class Job:
         self._fleet = fleet = Fleet(state, worlds, work, self._reconciler, self._checkpoints)
         began_at = self._unix_now if began_at is None else began_at
         self._accounting = Accounting(state, fleet, worlds, self._checkpoints, began_at)
+        self._autoscaler = Autoscaler(state, fleet, work, self._accounting)
         self._session = EstimatorSession(state, work, self._reconciler)
         self._registration = Registration(state, fleet, worlds, work, self._session)
         self._data = self._registration.data
@@ -141,6 +144,8 @@ class Job:
             job._state.ps_metrics.restore(snapshot["loads"])
         if times is not None:
             job._accounting.restore(times, job._unix_now, stopped)
+        if "autoscaler" in snapshot:
+            job._autoscaler.restore(snapshot["autoscaler"], job._clock)
         if job._registration.is_planned:
             job._work.restore_plan(snapshot)
         for lease_id, worker_id, task_type, epoch, task in snapshot["leases"]:
@@ -167,6 +172,7 @@ class Job:
             "loads": self._state.ps_metrics.snapshot(),
             "series": self._series.to_journal(),
             "accounting": self._accounting.snapshot(),
+            "autoscaler": self._autoscaler.snapshot(self._clock),
         }
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
@@ -221,10 +227,11 @@ class Job:
                 | events.PodNotCreated()
                 | events.PodResized()
                 | events.PodNotResized()
-                | events.ScaleRequested()
                 | events.ScaleRefused()
             ):
                 self._fleet.handle(event, self._clock)
+            case events.ScaleRequested():
+                self._autoscaler.handle(event, self._clock)
             case events.PodsListed():
                 self._pods_listed(event)
             case events.ShardsListed():
@@ -285,6 +292,9 @@ class Job:
         self._members.time_out(self._clock)
         self._fleet.time_out(self._clock)
         self._pace.sample(self._now, self._work.tasks.records_done, len(self._workers.all()))
+        has_end = self._work.tasks.planned_records > 0
+        seconds_left = self._pace.seconds_for(self._work.tasks.records_left_out) if has_end else None
+        self._autoscaler.tick(self._clock, self._unix_now, self._is_open, seconds_left)
         if not self._ending.is_decided and (why := self._why_waiting()) != self._waits_for:
             self._waits_for = why
             if why:
@@ -431,6 +441,7 @@ class Job:
         status = overview.with_progress(status, self.settings, self._work, self._pace, have_left)
         status = overview.with_model(status, self._work)
         status = overview.with_processes(status, self._workers, self._fleet, self._worlds, self._state.ps_metrics)
+        status = replace(status, scaling=self._autoscaler.status())
         return overview.with_history(status, self._out.events.totals, self._accounting, unix_now)
 
     def _why_waiting(self) -> str:

@@ -33,12 +33,18 @@ class JobSettings:
         hang_timeout: a worker with a history hangs after this long in one minibatch, at the earliest.
         straggler_window: seconds over which workers are compared; minutes, so that neither one large file nor the
             checkpoint of a neighbour on its node makes a straggler.
+        max_workers: the number follows the gain from `num_workers` up to this; 0: it is fixed.
+        min_gain: the least that another worker must add, as a share of what one computes alone.
+        scaling_window: seconds over which a rate is measured before the number changes.
         long_poll: after this long a request for a lease is answered with `NoLeaseNow`.
     """
 
     job_name: str
     strategy: DistributionStrategy = DistributionStrategy.PARAMETER_SERVER
     num_workers: int = 1
+    max_workers: int = 0
+    min_gain: float = 0.3
+    scaling_window: float = 30.0
     num_ps: int = 1
     has_training_data: bool = True
     has_validation_data: bool = False

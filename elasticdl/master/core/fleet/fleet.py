@@ -7,6 +7,7 @@ task that it had.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from elasticdl.master.core.commands import Accepted, DeletePod, HeartbeatAnswer, PsAdmitted, Refused, ResizePod
 from elasticdl.master.core.events import (
@@ -19,7 +20,6 @@ from elasticdl.master.core.events import (
     PsJoined,
     PsReady,
     ScaleRefused,
-    ScaleRequested,
 )
 from elasticdl.master.core.fleet.hangs import Hangs
 from elasticdl.master.core.fleet.pods import NODE_LOST, PodRecord, Pods
@@ -42,15 +42,7 @@ _NEAR_LIMIT = 0.9  # of a pod's memory
 
 
 FleetEvent = (
-    HeartbeatReceived
-    | PsJoined
-    | PsReady
-    | PodChanged
-    | PodNotCreated
-    | PodResized
-    | PodNotResized
-    | ScaleRequested
-    | ScaleRefused
+    HeartbeatReceived | PsJoined | PsReady | PodChanged | PodNotCreated | PodResized | PodNotResized | ScaleRefused
 )
 
 
@@ -100,24 +92,34 @@ class Fleet:
                 self._pod_resized(event)
             case PodNotResized():
                 self._pod_not_resized(event)
-            case ScaleRequested():
-                self._scale(event.num_workers, clock)
             case ScaleRefused():
                 self._refuse_scale(event)
 
     # How many workers -----------------------------------------------------------------------------------------------
 
-    def _scale(self, num_workers: int, clock: float) -> None:
-        """Set the wanted number of training workers; running ones stay as they are, as far as they stay."""
+    def scale(
+        self, num_workers: int, subject: str, why: str, clock: float, details: Mapping[str, Detail] | None = None
+    ) -> None:
+        """Set the wanted number of training workers; running ones stay as they are, as far as they stay.
+
+        Args:
+            num_workers: from now on.
+            subject: user or master: the author of the change.
+            why: for people; may be empty.
+            clock: now.
+            details: of the event, beside the numbers.
+        """
         before = self.pods.num_training
         if num_workers == before or self._ending.is_decided:
             return
-        text = f"workers {before} → {num_workers}"
-        cause = self._out.events.add(EventKind.JOB_SCALED, "user", text, 0, before=before, after=num_workers)
+        text = f"workers {before} → {num_workers}" + (f": {why}" if why else "")
+        cause = self._out.events.add(
+            EventKind.JOB_SCALED, subject, text, 0, before=before, after=num_workers, **(details or {})
+        )
         released = self.pods.scale(num_workers, lambda record: self._use_of(record, clock))
         self.pods.fill(clock, cause)
         self._out.persist()
-        self._out.log(f"The user wants {num_workers} workers, not {before}")
+        self._out.log(f"The {subject} wants {num_workers} workers, not {before}{why and f': {why}'}")
         for record in released:
             self._out.events.add(EventKind.POD_DRAINING, record.subject, "is not wanted any more", cause)
             self._out.add(DeletePod(record.name))
@@ -136,7 +138,8 @@ class Fleet:
     def _refuse_scale(self, event: ScaleRefused) -> None:
         """Report an impossible number of workers once, over all lives of the master."""
         kinds = (EventKind.JOB_SCALED, EventKind.SCALE_REFUSED)
-        last = next((one for one in reversed(self._out.events.history.events) if one.kind in kinds), None)
+        events = (one for one in reversed(self._out.events.history.events) if one.subject == "user")
+        last = next((one for one in events if one.kind in kinds), None)
         if self._ending.is_decided or (last is not None and last.message == event.reason):
             return
         self._out.events.add(EventKind.SCALE_REFUSED, "user", event.reason)

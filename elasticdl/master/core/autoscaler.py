@@ -1,0 +1,130 @@
+"""Autoscaler: lets the number of a job's workers follow the gain, within the range of the flags or of the user.
+
+It observes the job for the `ScalingPolicy` and carries out what that decides.  A range that the user has written down
+while the job runs counts from then on, over all lives of the master; a single number ends all scaling by the gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.master.core.accounting import Accounting
+from elasticdl.master.core.events import ScaleRequested
+from elasticdl.master.core.fleet.fleet import Fleet
+from elasticdl.master.core.ledger.work import Work
+from elasticdl.master.core.marginal_gain import MINIBATCHES, Decision, Observation, RateCurve, ScalingPolicy, Verdict
+from elasticdl.master.core.state import JobState
+from elasticdl_client.job_events import Detail
+from elasticdl_client.job_status import ScalingStatus
+from elasticdl_client.worker_range import WorkerRange
+
+
+class Autoscaler:
+    """The number of workers of a job, as far as it follows the gain."""
+
+    def __init__(self, state: JobState, fleet: Fleet, work: Work, accounting: Accounting) -> None:
+        settings = state.settings
+        self._workers, self._ending, self._out = state.workers, state.ending, state.out
+        self._fleet = fleet
+        self._work = work
+        self._accounting = accounting
+        self._policy = ScalingPolicy(settings.min_gain, settings.scaling_window, MINIBATCHES * settings.minibatch_size)
+        self._of_flags = WorkerRange(settings.num_workers, max(settings.num_workers, settings.max_workers))
+        self._of_user: WorkerRange | None = None
+        self._curve = RateCurve()
+        self._decision: Decision | None = None
+
+    @property
+    def bounds(self) -> WorkerRange:
+        """The range of the number of workers."""
+        return self._of_user or self._of_flags
+
+    def handle(self, event: ScaleRequested, clock: float) -> None:
+        """The user wants a number of workers, or a range of it; the same is said again in every life of the master."""
+        if self._ending.is_decided:
+            return
+        before, after = self.bounds, WorkerRange(event.num_workers, max(event.num_workers, event.max_workers))
+        if after != before:
+            self._decision = self._curve.settled = None
+            if not after.is_fixed:
+                self._out.log(f"The number of workers follows the gain, between {after.least} and {after.most}")
+            elif not before.is_fixed:
+                self._out.log("The user has fixed the number of workers: it does not follow the gain any more")
+        self._of_user = after
+        self._fleet.scale(after.nearest(self._fleet.pods.num_training), "user", "", clock)
+
+    def tick(self, clock: float, unix_now: float, is_open: bool, seconds_left: float | None) -> None:
+        """Observe the job, and follow the policy.
+
+        Args:
+            clock: of the core.
+            unix_now: time is accounted for up to here; seconds since the Unix epoch.
+            is_open: work is handed out.
+            seconds_left: see `Observation`.
+        """
+        if self.bounds.is_fixed or self._ending.is_decided:
+            return
+        nearest = self.bounds.nearest(self._fleet.pods.num_training)
+        self._fleet.scale(nearest, "user", f"the range is {self.bounds} now", clock)  # flags of a job that is resumed
+        if not is_open:
+            self._curve.interrupt()
+            return
+        num_working = sum(worker.stuck_since is None for worker in self._workers.staying())
+        records, num_wanted = self._work.tasks.records_done, self._fleet.pods.num_training
+        seconds = self._accounting.worker_seconds(unix_now)
+        now = Observation(clock, records, num_working, num_wanted, seconds, seconds_left)
+        if self._curve.observe(now, self._policy):
+            self._follow(self._policy.decide(self._curve, now, self.bounds), clock)
+
+    def _follow(self, decision: Decision, clock: float) -> None:
+        before = self._fleet.pods.num_training
+        if decision.num_workers != before:
+            self._curve.changed_at = clock
+            details: dict[str, Detail] = {} if decision.gain is None else {"gain": round(decision.gain, 3)}
+            if decision.bottleneck is not None:
+                details["bottleneck"] = decision.bottleneck.value
+            self._fleet.scale(decision.num_workers, "master", _why(decision), clock, details)
+        self._decision = decision
+
+    # For people, and the journal ------------------------------------------------------------------------------------
+
+    def status(self) -> ScalingStatus | None:
+        """Return the state of the search; None while the number is fixed."""
+        if self.bounds.is_fixed:
+            return None
+        decision = self._decision or Decision(self._fleet.pods.num_training, Verdict.MEASURING)
+        return ScalingStatus(
+            workers=str(self.bounds),
+            state=decision.verdict.value,
+            gain=None if decision.gain is None else round(decision.gain, 3),
+            bottleneck="" if decision.bottleneck is None else decision.bottleneck.value,
+        )
+
+    def snapshot(self, clock: float) -> dict[str, Any]:
+        user = self._of_user
+        return {
+            "of_user": None if user is None else [user.least, user.most],
+            "curve": None if self.bounds.is_fixed else self._curve.to_journal(clock),
+        }
+
+    def restore(self, saved: Mapping[str, Any], clock: float) -> None:
+        """Take over what an earlier life knew."""
+        self._of_user = None if saved["of_user"] is None else WorkerRange(*saved["of_user"])
+        if saved["curve"] is not None:
+            self._curve = RateCurve.from_journal(saved["curve"], clock)
+            self._decision = self._curve.settled
+
+
+def _why(decision: Decision) -> str:
+    """The reason of a change, in words."""
+    if decision.gain is None:
+        return "to measure what another worker adds"
+    gain = f"{100 * max(0.0, decision.gain):.0f} % of a worker's rate"
+    match decision.verdict:
+        case Verdict.GROWING:
+            return f"each of the last workers adds {gain}"
+        case Verdict.SHRINKING if decision.bottleneck is not None:
+            return f"each of the last workers adds {gain}, bottleneck: {decision.bottleneck}"
+        case _:
+            return f"between a number that gains enough and one at which each worker adds {gain}"
