@@ -4,7 +4,7 @@ The core decides everything that a master decides; here is what surrounds it.  T
 members of a group hold: of each task the minibatches 0, 1, … up to a watermark, as workers take them in order.  A
 minibatch that was begun and not finished is computed again, and so is what a model loses.
 
-Not simulated: evaluation, export, restarts of the master, and that more workers may slow a step down.
+Not simulated: evaluation, export and restarts of the master.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Workload:
         requests: resources by role.
         priorities: of a pod by role and slot.
         heartbeat_s: between two heartbeats of a process.
+        speed: of each worker at a moment among a number of them, as a share of its speed alone.
+        waits_for: the activity that the rest of their time goes to: ps, input, world, or compute.
     """
 
     settings: JobSettings
@@ -49,6 +51,8 @@ class Workload:
     requests: Mapping[Role, Amounts]
     priorities: Callable[[Role, int], int] = lambda role, slot: 0
     heartbeat_s: float = 2.0
+    speed: Callable[[float, int], float] = lambda at, num_workers: 1.0
+    waits_for: str = "ps"
 
 
 @dataclass(eq=False, slots=True)
@@ -74,14 +78,21 @@ class SimulatedWorker(Process):
         base: minibatches of that task that were in the model then.
         told: of that task, as far as it has reported them.
         computed: seconds.
+        waited: seconds for what `Workload.waits_for` says.
+        speed: as a share of that alone, in the present task.
+        own_step_s: seconds of a minibatch alone.
+        step_s: the same at this speed.
     """
 
+    own_step_s: float = 1.0
     step_s: float = 1.0
+    speed: float = 1.0
     held: deque[Lease] = field(default_factory=deque)
     since: float | None = None
     base: int = 0
     told: int = 0
     computed: float = 0.0
+    waited: float = 0.0
     asks: bool = False
     is_leaving: bool = False
     partition: PsPartition | None = None
@@ -268,7 +279,7 @@ class SimulatedJob:
         if isinstance(process, SimulatedWorker):
             assert process.pod.node is not None
             process.incarnation = self._num_processes
-            process.step_s = self.workload.step_s / process.pod.node.pool.speed
+            process.own_step_s = self.workload.step_s / process.pod.node.pool.speed
             self._count_running(process, True)
             self.join(process)
         else:
@@ -286,6 +297,10 @@ class SimulatedJob:
             self._running.append(worker)
         else:
             self._running.remove(worker)
+        for one in list(self._computing.values()):
+            if one is not worker and self.workload.speed(self.timeline.now, len(self._running)) != one.speed:
+                self._pause(one)
+                self._compute(one)
 
     def _stops(self, process: Process) -> None:
         """A process is gone, or its node."""
@@ -402,6 +417,8 @@ class SimulatedJob:
             self._pause(other, is_lost=True)
         worker.base = worker.told = self.model.get(name, 0)
         worker.since = self.timeline.now
+        worker.speed = self.workload.speed(worker.since, len(self._running))
+        worker.step_s = worker.own_step_s / worker.speed
         self._computing[name] = worker
         worker.wake += 1
         number, seconds = worker.wake, (self.size(lease) - worker.base) * worker.step_s
@@ -446,7 +463,8 @@ class SimulatedJob:
         lease = worker.held[0]
         done = self._done(worker)
         spent = self.timeline.now - worker.since
-        worker.computed += spent
+        worker.computed += spent * worker.speed
+        worker.waited += spent * (1.0 - worker.speed)
         begun = spent - (done - worker.base) * worker.step_s
         if done < self.size(lease) and begun > 1e-6:
             self.num_again += 1
@@ -458,9 +476,16 @@ class SimulatedJob:
     def _seconds(self, worker: SimulatedWorker) -> dict[str, float]:
         """Of its life, by activity."""
         now = self.timeline.now
-        computed = worker.computed + (now - worker.since if worker.since is not None else 0.0)
-        start = self.scenario.start
-        return {"start": start, "compute": computed, "idle": max(0.0, now - worker.began - start - computed)}
+        start, spent = self.scenario.start, now - worker.since if worker.since is not None else 0.0
+        computed = worker.computed + spent * worker.speed
+        waited = worker.waited + spent * (1.0 - worker.speed)
+        seconds = {
+            "start": start,
+            "compute": computed,
+            "idle": max(0.0, now - worker.began - start - computed - waited),
+        }
+        seconds[self.workload.waits_for] = seconds.get(self.workload.waits_for, 0.0) + waited
+        return seconds
 
     # Heartbeats -----------------------------------------------------------------------------------------------------
 
