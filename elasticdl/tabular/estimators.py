@@ -22,6 +22,9 @@ from elasticdl.tabular.features import (
     vectors_of,
 )
 
+Metrics = dict[str, keras.metrics.Metric | Callable[[Any, Any], Any]]
+"""Metrics of Keras, and functions that give the value of each sample."""
+
 
 def custom_model(description: str) -> keras.Model:
     """Build and compile the model of a description.
@@ -39,32 +42,44 @@ def custom_model(description: str) -> keras.Model:
     return model
 
 
-def binary_metrics() -> dict[str, keras.metrics.Metric]:
+def binary_metrics() -> Metrics:
     """Of a label with two values."""
     return {
         "auc": keras.metrics.AUC(num_thresholds=1000),
         "accuracy": keras.metrics.BinaryAccuracy(),
         "precision": keras.metrics.Precision(),
         "recall": keras.metrics.Recall(),
-        "loss": keras.metrics.BinaryCrossentropy(),
+        "loss": _binary_loss,
     }
 
 
-def classes_metrics() -> dict[str, keras.metrics.Metric]:
+def classes_metrics() -> Metrics:
     """Of a label with more values."""
-    return {
-        "accuracy": keras.metrics.SparseCategoricalAccuracy(),
-        "loss": keras.metrics.SparseCategoricalCrossentropy(),
-    }
+    return {"accuracy": keras.metrics.SparseCategoricalAccuracy(), "loss": _classes_loss}
 
 
-def regression_metrics() -> dict[str, keras.metrics.Metric]:
-    """Of a label of numbers."""
-    return {
-        "mse": keras.metrics.MeanSquaredError(),
-        "rmse": keras.metrics.RootMeanSquaredError(),
-        "mae": keras.metrics.MeanAbsoluteError(),
-    }
+def regression_metrics() -> Metrics:
+    """Of a label of numbers.
+
+    Of each sample: Keras's own of a tensor [batch] would weigh a small minibatch as much as a large one.
+    """
+    return {"mse": _squared_error, "rmse": keras.metrics.RootMeanSquaredError(), "mae": _absolute_error}
+
+
+def _binary_loss(labels: Any, predictions: Any) -> Any:
+    return keras.ops.binary_crossentropy(keras.ops.cast(labels, "float32"), predictions)
+
+
+def _classes_loss(labels: Any, predictions: Any) -> Any:
+    return keras.ops.sparse_categorical_crossentropy(keras.ops.cast(labels, "int32"), predictions)
+
+
+def _squared_error(labels: Any, predictions: Any) -> Any:
+    return keras.ops.square(keras.ops.cast(labels, "float32") - predictions)
+
+
+def _absolute_error(labels: Any, predictions: Any) -> Any:
+    return keras.ops.abs(keras.ops.cast(labels, "float32") - predictions)
 
 
 def _optimizer(params: Mapping[str, Any]) -> keras.optimizers.Optimizer:
@@ -81,16 +96,10 @@ def _loss(task: str, description: Mapping[str, Any]) -> Callable[[Any, Any], Any
     """Return the loss of each sample; that of numbers in units of the label's deviation."""
     deviation = description["deviation"]
 
-    def binary(labels: Any, predictions: Any) -> Any:
-        return keras.ops.binary_crossentropy(keras.ops.cast(labels, "float32"), predictions)
-
-    def classes(labels: Any, predictions: Any) -> Any:
-        return keras.ops.sparse_categorical_crossentropy(keras.ops.cast(labels, "int32"), predictions)
-
     def regression(labels: Any, predictions: Any) -> Any:
-        return keras.ops.square((keras.ops.cast(labels, "float32") - predictions) / deviation)
+        return _squared_error(labels, predictions) / deviation**2
 
-    return {"binary": binary, "classes": classes, "regression": regression}[task]
+    return {"binary": _binary_loss, "classes": _classes_loss, "regression": regression}[task]
 
 
 def _result(outputs: keras.KerasTensor, task: str, description: Mapping[str, Any]) -> keras.KerasTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -72,9 +73,7 @@ def write(
         DataError: a value is not of its column's form, or the files cannot be written.
     """
     pyarrow, parquet = load("pyarrow"), load("pyarrow.parquet")
-    places = {value: at for at, value in enumerate(classes)}
-    kinds = {"number": pyarrow.float64(), "text": pyarrow.string(), "class": pyarrow.int64(), "row": pyarrow.int64()}
-    schema = pyarrow.schema([(field.name, kinds[field.form]) for field in fields])
+    converter = _Converter({value: at for at, value in enumerate(classes)})
     at = {name: number for number, name in enumerate(columns)}
     shuffle = random.Random(seed).shuffle if seed is not None else None
     unfinished = directory.with_name(f".{directory.name}.new")
@@ -84,11 +83,8 @@ def write(
         for number, part in enumerate(_in_files(rows)):
             if shuffle is not None:
                 shuffle(part)
-            arrays = [_converted(field, [row[at[field.column]] for row in part], places) for field in fields]
-            table = pyarrow.Table.from_arrays(
-                [pyarrow.array(array, kinds[field.form]) for array, field in zip(arrays, fields, strict=True)],
-                schema=schema,
-            )
+            arrays = [converter.array(field, [row[at[field.column]] for row in part]) for field in fields]
+            table = pyarrow.Table.from_arrays(arrays, [field.name for field in fields])
             parquet.write_table(table, unfinished / f"part-{number:05d}.parquet")
             num_rows += len(part)
             if sys.stderr.isatty():
@@ -121,19 +117,40 @@ def _in_files(rows: Iterable[list[Sequence[Any]]]) -> Iterator[list[Sequence[Any
         yield waiting
 
 
-def _converted(field: Field, values: Sequence[Any], places: Mapping[Any, int]) -> list[Any]:
-    if field.form == "class":
-        return [_class(field, value, places) for value in values]
-    if field.form == "text":
-        return ["" if value is None else _text(value) for value in values]
-    if field.form == "row":
-        return [int(value) for value in values]
-    return [_number(field, value) for value in values]
+class _Converter:
+    """Makes arrays of Arrow of a database's values: at once where all are of the usual types, else one by one."""
+
+    def __init__(self, places: Mapping[Any, int]) -> None:
+        self._pyarrow, self._compute = load("pyarrow"), load("pyarrow.compute")
+        self._places = places
+
+    def array(self, field: Field, values: Sequence[Any]) -> Any:
+        """Return the array of a column.
+
+        Raises:
+            DataError: a value is not of its form.
+        """
+        pyarrow, kinds = self._pyarrow, set(map(type, values))
+        if field.form == "text":
+            if kinds <= {str, type(None)}:
+                texts = pyarrow.array(values, pyarrow.string()).fill_null("")
+                return self._compute.utf8_trim_whitespace(texts)
+            return pyarrow.array(["" if value is None else _text(value) for value in values], pyarrow.string())
+        if field.form == "number":
+            if kinds <= {float, type(None)}:
+                return pyarrow.array(values, pyarrow.float64()).fill_null(math.nan)
+            numbers = map(float, values) if kinds == {int} else (_number(field, value) for value in values)
+            return pyarrow.array(list(numbers), pyarrow.float64())
+        if field.form == "row":
+            return pyarrow.array(values, pyarrow.int64())
+        if kinds <= {int, str, bool} and self._places.keys() >= set(values):
+            return pyarrow.array([self._places[value] for value in values], pyarrow.int64())
+        return pyarrow.array([_class(field, value, self._places) for value in values], pyarrow.int64())
 
 
 def _number(field: Field, value: Any) -> float:
     if value is None:
-        return float("nan")
+        return math.nan
     if isinstance(value, int | float | Decimal):
         return float(value)
     raise DataError(
