@@ -13,6 +13,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from elasticdl.protocol.values import Role
+from tests.chaos.job import LocalJob
+from tests.chaos.scenarios import coverage_of
 from tests.data.conftest import test_data as census_data
 from tests.house.documents import REPOSITORY, bash_blocks, clone, run_page
 
@@ -67,6 +70,42 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     assert len(written) > 10
     assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
     assert PASSWORD not in said
+
+
+@pytest.mark.full  # two jobs of several processes, with a kill in each
+@pytest.mark.timeout(600)
+def test_killed_workers_cost_no_row_of_a_training_and_leave_none_twice_in_a_prediction(tmp_path: Path) -> None:
+    num_rows, models = 20_000, tmp_path / "models"
+    with sqlite3.connect(tmp_path / "rows.db") as database:
+        database.execute("CREATE TABLE r (id INTEGER PRIMARY KEY, a INTEGER, y TEXT)")
+        database.executemany("INSERT INTO r VALUES (?, ?, ?)", [(i, i * 7 % 100, "ab"[i % 2]) for i in range(num_rows)])
+    database.close()
+    flags = {
+        "datasource": f"sqlite:///{tmp_path}/rows.db",
+        "models_dir": models,
+        "num_workers": 2,
+        "minibatch_size": 16,
+        "num_minibatches_per_task": 4,
+    }
+    train = "SELECT * FROM r TO TRAIN LinearClassifier WITH train.num_epochs = 1 LABEL y INTO m"
+    training = LocalJob(tmp_path / "train", flags, "sql", arguments=(train,)).start()
+    training.wait_for_version(50)
+    training.kill(training.victims(Role.WORKER)[0])
+    assert training.wait(400) == 0, training.story()
+    assert [(one.committed, one.repeated, one.lost) for one in coverage_of(training)] == [(num_rows, 0, 0)]
+    more = {"distribution_strategy": "AllReduceStrategy"}
+    predict = "SELECT id, a FROM r ORDER BY id TO PREDICT out.y USING m"
+    predicting = LocalJob(tmp_path / "predict", flags | more, "sql", arguments=(predict,)).start()
+    predicting.wait_until("a finished task", lambda: any(models.glob(".*/predictions/part-*")))
+    predicting.kill(predicting.victims(Role.WORKER)[0])
+    assert predicting.wait(400) == 0, predicting.story()
+    with sqlite3.connect(tmp_path / "rows.db") as database:
+        found = database.execute("SELECT count(*), count(DISTINCT id), count(y) FROM out").fetchone()
+        tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    database.close()
+    assert found == (num_rows, num_rows, num_rows)
+    assert sorted(name for (name,) in tables) == ["out", "r"]
+    assert not list(models.glob(".*"))
 
 
 @pytest.mark.full  # three jobs on all rows of the census
