@@ -42,7 +42,7 @@ class SimShell(ABC):
         self.now = 0.0
         self.generation = 1
         self.job = Job(settings, 1, 0.0)
-        self.disk: dict[str, Any] = {}
+        self.disk = ""  # JSON, which few lives read
         self.written_at = 0.0
         self.pods: dict[str, SimPod] = {}
         self.ps: dict[int, SimPs] = {}
@@ -117,7 +117,7 @@ class SimShell(ABC):
         self.tell(e.ScaleRequested(num_workers))
 
     def _persist(self) -> None:
-        self.disk = json.loads(json.dumps(self.job.snapshot()))
+        self.disk = json.dumps(self.job.snapshot())
         self.written_at = self.now
 
     def execute(self, command: c.Command) -> None:
@@ -188,7 +188,7 @@ class SimShell(ABC):
         self.jobs_for_shell.clear()
         for worker in self.workers:
             worker.has_request = False
-        self.job = Job.restore(self.settings, self.disk, self.generation, self.now)
+        self.job = Job.restore(self.settings, json.loads(self.disk), self.generation, self.now)
         self.job.validate_state()
         self.tell(e.PodsListed(tuple(self._pod_event(pod) for pod in self.pods.values())))
         self.tell(e.ScaleRequested(self.num_wanted))  # it is written down where every life reads it
