@@ -28,7 +28,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 say = @echo "==> $(1)"
 
-.PHONY: help setup demo zoo test test-full test-versions coverage test-estimator e2e e2e-full chaos fuzz stress lint format bench wheels docs clean
+.PHONY: help setup demo zoo test test-full test-versions coverage test-estimator e2e e2e-together e2e-alone e2e-full chaos fuzz stress lint format bench wheels docs clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with everything"
@@ -131,28 +131,34 @@ test-estimator: $(ESTIMATOR)/.installed
 # Other files are not even imported: four processes would each import TensorFlow and PyTorch for nothing.
 ON_CLUSTER = $(filter-out tests/e2e_kubernetes/%,$(shell grep -rl --include="test_*.py" "mark\.cluster" tests))
 
-# The long whole jobs come first, one test at a time goes to a process that is free, and short tests fill what is left.
-# Those that stop the daemons of the cluster, or measure, come last and alone.
-define run_on_cluster
+MARKS := cluster and not full
+define on_cluster
 	@[[ -n "$${KUBECONFIG:-}" ]] || { echo "KUBECONFIG is not set. A cluster for these tests is made by" \
 	    '../shared/cluster/up && eval "$$(../shared/cluster/env)"' >&2; exit 1; }
 	@command -v kubectl >/dev/null || { echo "kubectl is not on PATH" >&2; exit 1; }
 	@kubectl version --request-timeout=10s >/dev/null || { echo "the cluster of KUBECONFIG does not answer" >&2; exit 1; }
 	@$(BIN)/python -m tests.e2e_kubernetes.dns_records
+endef
+
+e2e: e2e-together e2e-alone
+
+e2e-full: MARKS := cluster
+e2e-full: e2e-together e2e-alone
+
+# The long whole jobs come first, one test at a time goes to a process that is free, and short tests fill what is left.
+e2e-together: $(NATIVE)
+	$(on_cluster)
 	$(call say,building the image of the tests (once; TensorFlow is a large download))
 	@$(BIN)/python -m tests.e2e_kubernetes.image
 	$(call say,running whole jobs on the cluster of $$KUBECONFIG and all else that needs one$(comma) $(JOBS) at a time)
-	@$(BIN)/python -m tests.again -m "($(1)) and not alone" -n $(JOBS) --dist load --maxschedchunk 1 \
+	@$(BIN)/python -m tests.again -m "($(MARKS)) and not alone" -n $(JOBS) --dist load --maxschedchunk 1 \
 	    --durations 0 --durations-min 3 tests/e2e_kubernetes $(sort $(ON_CLUSTER))
-	$(call say,running those that need it for themselves)
-	@$(BIN)/python -m tests.again -m "($(1)) and alone" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
-endef
 
-e2e: $(NATIVE)
-	$(call run_on_cluster,cluster and not full)
-
-e2e-full: $(NATIVE)
-	$(call run_on_cluster,cluster)
+# Those that stop the daemons of the cluster, or measure.
+e2e-alone: $(NATIVE)
+	$(on_cluster)
+	$(call say,running the tests that need the cluster of $$KUBECONFIG for themselves)
+	@$(BIN)/python -m tests.again -m "($(MARKS)) and alone" -s --durations 0 --durations-min 1 tests/e2e_kubernetes
 
 chaos: $(NATIVE)
 	$(call say,killing workers$(comma) parameter servers and masters of real jobs)
