@@ -18,6 +18,7 @@ from elasticdl_client.durations import age
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.flag_sources import gather
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.worker_range import MAX_WORKERS, WorkerRange
 
 if TYPE_CHECKING:
     from elasticdl.simulation.comparison import Estimate
@@ -30,7 +31,7 @@ FLAGS = {
     "o": "json: print that instead of a table. Written -o json.",
 }
 _ASSUMED = (
-    "a step takes as long with any number of workers",
+    "a step takes as long with any number of workers, up to steps_per_server",
     "evaluation and export take no time",
     "a pod pays its share of the price of its node",
     "the master is not lost",
@@ -64,6 +65,8 @@ def run(arguments: Sequence[str]) -> int:
         )
     if spec.num_epochs <= 0 and spec.max_step <= 0:
         raise FlagError("The job never ends: --num_epochs=0 without --max_step.", "Give one of them.")
+    if spec.max_workers == MAX_WORKERS:
+        raise FlagError("--num_workers=auto has no limit, and a gang needs one.", "Give a range, such as 1:16.")
     if importlib.util.find_spec("elasticdl") is None:
         raise JobError(
             "`elasticdl simulate` needs the runtime package, which is not installed in this Python.",
@@ -108,7 +111,8 @@ def _head(spec: JobSpec, cluster: str, step_s: float, records: int) -> dict[str,
     return {
         "cluster": cluster,
         "seed": spec.seed,
-        "workers": spec.num_workers,
+        "workers": max(spec.num_workers, spec.max_workers),
+        "least_workers": spec.num_workers,
         "records": records,
         "epochs": spec.num_epochs,
         "minibatch_size": spec.minibatch_size,
@@ -125,20 +129,24 @@ def _as_json(head: Mapping[str, object], found: Mapping[str, Estimate]) -> str:
 def _as_table(spec: JobSpec, head: Mapping[str, object], found: Mapping[str, Estimate]) -> str:
     epochs = "1 epoch" if spec.num_epochs == 1 else f"{spec.num_epochs} epochs"
     lines = [
-        f"{head['cluster']}, seed {spec.seed}: {spec.num_workers} workers, {head['records']:,} records, {epochs}",
+        f"{head['cluster']}, seed {spec.seed}: {_range(spec)} workers, {head['records']:,} records, {epochs}",
         f"Given: minibatches of {spec.minibatch_size} in {head['step_seconds']:g} s on a node of speed 1.",
         f"Assumed: {'; '.join(_ASSUMED)}.",
     ]
     if not spec.checkpoint_dir:
         lines.append("Without --checkpoint_dir a gang begins anew at each loss.")
     lines.append("")
-    columns = [_column(one, spec.num_workers) for one in found.values()]
+    columns = [_column(one, max(spec.num_workers, spec.max_workers)) for one in found.values()]
     rows = [("", *found), *zip(columns[0], *(column.values() for column in columns), strict=True)]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     for first, *others in rows:
         cells = [text.rjust(width + 2) for text, width in zip(others, widths[1:], strict=True)]
         lines.append(first.ljust(widths[0]) + "".join(cells))
     return "\n".join(lines)
+
+
+def _range(spec: JobSpec) -> str:
+    return str(WorkerRange(spec.num_workers, max(spec.num_workers, spec.max_workers)))
 
 
 def _column(one: Estimate, num_workers: int) -> dict[str, str]:

@@ -141,7 +141,8 @@ class _Gang:
     def _train(self) -> None:
         workers = [pod for pod in self._pods if pod.name.startswith(Role.WORKER)]
         speeds = [pod.node.pool.speed for pod in workers if pod.node is not None]
-        self._since, self._pace = self._timeline.now, sum(speeds) / self._workload.step_s
+        alone, speed = sum(speeds) / self._workload.step_s, self._workload.speed(self._timeline.now, len(workers))
+        self._since, self._pace = self._timeline.now, alone * speed
         self._timeline.after((self._planned - self._done) / self._pace, self._if_alive(self._finish))
 
     def _break(self) -> None:
@@ -179,7 +180,7 @@ class _Gang:
 
 
 def estimates_of(spec: JobSpec, path: str, step_s: float, num_records: int) -> dict[str, Estimate]:
-    """Estimate a job with parameter servers, elastic and as a gang.
+    """Estimate a job with parameter servers, elastic and as a gang; that has the most workers of a range.
 
     Args:
         spec: of the job.
@@ -202,8 +203,22 @@ def estimates_of(spec: JobSpec, path: str, step_s: float, num_records: int) -> d
     classes = worker_priorities(spec.worker_pod_priority, spec.num_workers)
 
     def priority(role: Role, slot: int) -> int:
-        return scenario.priorities.get(spec.ps_pod_priority if role is Role.PS else classes[slot], 0)
+        of_worker = classes[min(slot, spec.num_workers - 1)]
+        return scenario.priorities.get(spec.ps_pod_priority if role is Role.PS else of_worker, 0)
+
+    limit = scenario.steps_per_server * spec.num_ps_pods * step_s or float("inf")  # in workers that nothing holds up
 
     requests = {Role.PS: amounts(spec.ps_resource_request), Role.WORKER: amounts(spec.worker_resource_request)}
-    workload = Workload(settings, (Shard("records", 0, num_records),), step_s, requests, priority)
-    return {"elastic": elastic(workload, scenario, seed), "gang": gang(workload, scenario, seed)}
+    workload = Workload(
+        settings,
+        (Shard("records", 0, num_records),),
+        step_s,
+        requests,
+        priority,
+        speed=lambda at, num_workers: min(1.0, limit / num_workers),
+    )
+    whole = dataclasses.replace(settings, num_workers=max(spec.num_workers, spec.max_workers))
+    return {
+        "elastic": elastic(workload, scenario, seed),
+        "gang": gang(dataclasses.replace(workload, settings=whole), scenario, seed),
+    }

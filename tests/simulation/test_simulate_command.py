@@ -103,3 +103,25 @@ def test_times_are_read_as_kubectl_writes_them() -> None:
     found = scenario_of(text, "c.yaml")
     assert found.nodes[0].resources == {"cpu": 0.5, "memory": 2.0**30}
     assert (found.nodes[0].notice, found.start, found.node_lost) == (120.0, 5400.0, 7.0)
+
+
+def test_a_range_of_workers_pays_for_no_more_than_its_parameter_servers_have_time_for(directory: Path) -> None:
+    (directory / "bound.yaml").write_text(
+        'nodes: [{name: n, resources: "cpu=20", price: 1}]\nsteps_per_server: 4\nstart: 5s\nimage_pull: 0s\n'
+    )
+    flags = [*JOB[:-1], "--num_workers=1:16", "--worker_resource_request=cpu=1", "--ps_resource_request=cpu=1"]
+    done = simulate(directory, "--cluster=bound.yaml", "--step_seconds=1", "--records=256000", *flags, "-o", "json")
+    found = json.loads(done.stdout)
+    assert (found["workers"], found["least_workers"]) == (16, 1)
+    elastic, gang = found["elastic"], found["gang"]
+    assert gang["seconds"] == pytest.approx(5 + 4000 / 4)
+    assert gang["mean_workers"] == pytest.approx(16, rel=0.02)
+    assert elastic["seconds"] < 1.3 * gang["seconds"]  # it begins with one worker
+    assert elastic["mean_workers"] < 5
+    assert elastic["cost"] < 0.5 * gang["cost"]
+
+
+def test_a_range_without_an_end_has_no_gang(directory: Path) -> None:
+    done = simulate(directory, "--cluster=cluster.yaml", *SIZE, *JOB[:-1], "--num_workers=auto")
+    assert done.returncode == 2
+    assert "has no limit" in done.stderr
