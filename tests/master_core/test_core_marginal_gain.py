@@ -214,6 +214,14 @@ def test_workers_without_gain_are_given_up_while_others_still_wait_for_room() ->
     assert settled(job) == 5
 
 
+def test_a_pod_that_was_to_be_measured_and_has_no_room_is_given_up() -> None:
+    job = CurvedJob(amdahl(0.1), WorkerRange(1, 32), None).run(330)
+    assert [number for _, number in job.history] == [2, 4, 8, 16, 12, 10, 9]
+    assert job.num_working == 9
+    job.room = 6
+    assert settled(job.run(600)) == 6
+
+
 def test_a_job_does_not_grow_just_before_its_end() -> None:
     job = CurvedJob(linear, WorkerRange(2, 16), seconds_left=POLICY.window_s).run(120)
     assert job.decision is not None

@@ -7,6 +7,7 @@ while the job runs counts from then on, over all lives of the master; a single n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from elasticdl.master.core.accounting import Accounting
@@ -85,6 +86,8 @@ class Autoscaler:
             if decision.bottleneck is not None:
                 details["bottleneck"] = decision.bottleneck.value
             self._fleet.scale(decision.num_workers, "master", _why(decision), clock, details)
+        if decision.gain is None and self._decision is not None:  # the last that is known is shown meanwhile
+            decision = replace(decision, gain=self._decision.gain, bottleneck=self._decision.bottleneck)
         self._decision = decision
 
     # For people, and the journal ------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from elasticdl_client.worker_range import Bottleneck, WorkerRange
 SAMPLES = 10  # of a window
 QUICK_SAMPLES = 2  # which show what workers wait for
 MAX_SAMPLES = 4 * SAMPLES  # after that the sign of a difference decides
+PATIENCE_WINDOWS = 10  # for a place for workers that are only to be measured
 MEMORY_WINDOWS = 120  # then a measurement is made again: an hour with windows of 30 s
 MINIBATCHES = 2  # of each worker that a sample has at least
 _QUANTILE = 3.0  # of the normal distribution: of noise alone 0.3 % counts, and it is asked after each sample
@@ -33,7 +34,8 @@ _CHANGE = 0.2  # of the rate; less is no other curve
 _DISTURBED = 0.1  # of the workers' time: a sample in which they start or recover for longer says nothing
 _RISE = 0.1  # of the workers' time: waiting that has grown by less is not the bottleneck
 _SUDDEN_RISE = 0.25  # the same while the number of workers stays
-_NEARLY_LINEAR = 0.9  # a gain; between two such numbers nothing is lost
+_MOST_LIKENESS = 0.9  # of a sample and the next: then a window is worth half a sample
+_STEADY = 0.1  # of the workers' time: waiting that grows faster from sample to sample has not yet shown its extent
 _PRECISION = 8  # numbers of workers are told apart to an eighth
 
 _WAITS = {
@@ -297,7 +299,9 @@ class ScalingPolicy:
         if now.num_working < now.num_wanted and found.num_workers >= now.num_working:
             if not is_late:
                 return Decision(now.num_wanted, Verdict.MEASURING, found.gain)
-            return Decision(now.num_wanted, Verdict.WAITING, found.gain, Bottleneck.ROOM)
+            if found.verdict is not Verdict.REFINING or now.at < curve.changed_at + PATIENCE_WINDOWS * self.window_s:
+                return Decision(now.num_wanted, Verdict.WAITING, found.gain, Bottleneck.ROOM)
+            found = Decision(now.num_working, Verdict.SETTLED, found.gain, found.bottleneck)  # to measure was all
         if is_growth and now.seconds_left is not None and now.seconds_left < 2 * self.window_s:
             return Decision(now.num_wanted, Verdict.ENDING, found.gain, found.bottleneck)
         is_urgent = found.num_workers < now.num_wanted and found.bottleneck in _SUDDEN
@@ -317,7 +321,9 @@ class ScalingPolicy:
         rise, bottleneck = min((_greatest_rise(waits, one.waits) for one in newest), key=lambda found: found[0])
         was_busy, is_busy = _mean([one.busy for one in before]), newest[-1].busy
         is_faster = _mean([one.rate for one in newest]) > _mean([one.rate for one in before])
-        if rise < _SUDDEN_RISE or bottleneck not in _SUDDEN or is_busy >= was_busy or is_faster:
+        is_sinking = is_busy < newest[0].busy - _STEADY
+        least_rise = max(_SUDDEN_RISE, _CHANGE_QUANTILE * _noise_of_waits(before))
+        if rise < least_rise or bottleneck not in _SUDDEN or is_busy >= was_busy or is_faster or is_sinking:
             return None
         number = bounds.nearest(_at_least(now.num_working * is_busy / was_busy))
         if number >= now.num_wanted:
@@ -334,9 +340,9 @@ class ScalingPolicy:
         if present not in known:
             return None
         unit = max(one.rate / one.num_workers for one in known)
-        steps = [_Step.between(low, high, unit) for low, high in pairwise(known)]
         last: _Step | None = None  # that gains
-        for step in steps:
+        for low, high in pairwise(known):
+            step = _Step.between(low, high, unit, before=1.0 if last is None else last.gain)
             is_enough = self._is_enough(step, present)
             if is_enough is None:
                 return None
@@ -382,7 +388,7 @@ class ScalingPolicy:
         number = best.num_workers
         if last is None and number > bounds.least:
             return Decision(bounds.nearest(number - max(1, number // 4)), Verdict.REFINING, gain, bottleneck)
-        if last is not None and last.length > _precision(number) and last.gain < _NEARLY_LINEAR:
+        if last is not None and last.length > _precision(number) and last.gain_at_end < self.min_gain:
             return Decision(number - last.length // 2, Verdict.REFINING, gain, bottleneck)
         verdict = Verdict.SHRINKING if number < present.num_workers else Verdict.SETTLED
         return Decision(number, verdict, gain, bottleneck)
@@ -406,7 +412,8 @@ class ScalingPolicy:
         rise, _ = _greatest_rise(low.waits, high.waits)
         step = _Step.between(low, high, unit)
         by_time = (high.num_workers * _busy(high, low) - low.num_workers) / step.length
-        return rise >= _RISE and max(by_time, step.gain) < self.min_gain
+        least_rise = max(_RISE, _QUANTILE * _noise_of_waits(low.samples))
+        return rise >= least_rise and max(by_time, step.gain) < self.min_gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,25 +423,35 @@ class _Step:
     Attributes:
         gain: of each worker between them.
         error: the standard error of it.
+        before: the gain of the step before; of the first one that of a worker alone.
     """
 
     low: RatePoint
     high: RatePoint
     gain: float
     error: float
+    before: float
 
     @classmethod
-    def between(cls, low: RatePoint, high: RatePoint, unit: float) -> _Step:
+    def between(cls, low: RatePoint, high: RatePoint, unit: float, before: float = 1.0) -> _Step:
         """Return the step between two points.
 
         Args:
+            low: the smaller number.
+            high: the greater one.
             unit: records per second of a worker alone.
+            before: see above.
         """
         linear = (high.num_workers - low.num_workers) * unit
         if linear <= 0:
-            return cls(low, high, 0.0, 0.0)
+            return cls(low, high, 0.0, 0.0, before)
         error = _standard_error(low.samples, high.samples) / linear
-        return cls(low, high, (high.rate - low.rate) / linear, error)
+        return cls(low, high, (high.rate - low.rate) / linear, error, before)
+
+    @property
+    def gain_at_end(self) -> float:
+        """The gain of its last worker, if gains fall evenly within it."""
+        return 2 * self.gain - self.before
 
     @property
     def length(self) -> int:
@@ -476,15 +493,30 @@ def _mean_waits(samples: Iterable[Sample]) -> tuple[float, ...]:
     return tuple(_mean(column) for column in zip(*(one.waits for one in samples), strict=True))
 
 
-def _variance(samples: Iterable[Sample]) -> float:
-    rates = [one.rate for one in samples]
-    mean = _mean(rates)
-    return sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1) if len(rates) > 1 else 0.0
+def _variance(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return sum((value - mean) ** 2 for value in values) / (len(values) - 1) if len(values) > 1 else 0.0
+
+
+def _noise_of_waits(samples: Iterable[Sample]) -> float:
+    """The standard deviation of a few samples in a row: they may be of the same tasks, so that more do not lower it."""
+    return math.sqrt(_variance([one.busy for one in samples]))
 
 
 def _standard_error(some: Collection[Sample], others: Collection[Sample]) -> float:
-    """Of the difference of two means (Welch)."""
-    return math.sqrt(_variance(some) / len(some) + _variance(others) / len(others))
+    """Of the difference of two means (Welch), each of as many samples as would say the same without autocorrelation."""
+    return math.sqrt(sum(_variance_of_mean([one.rate for one in samples]) for samples in (some, others)))
+
+
+def _variance_of_mean(values: Sequence[float]) -> float:
+    """Rates that follow each other are alike where a task is longer than a sample (lag 1, as of a process AR(1))."""
+    variance = _variance(values)
+    if len(values) < SAMPLES or not variance:
+        return variance / max(1, len(values))
+    mean = _mean(values)
+    products = [(early - mean) * (late - mean) for early, late in pairwise(values)]
+    likeness = min(_MOST_LIKENESS, max(0.0, _mean(products) / variance))
+    return variance * (1 + likeness) / (1 - likeness) / len(values)
 
 
 def _student(quantile: float, degrees: int) -> float:
