@@ -11,7 +11,7 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import is_bool_word
 
 VARIABLE = "ELASTICDL_DATASOURCE"
-USAGE = 'elasticdl sql "STATEMENT" --datasource=URL [JOBFLAGS…] | elasticdl sql -f FILE --datasource=URL [JOBFLAGS…]'
+USAGE = 'elasticdl sql "STATEMENT" --datasource=URL [JOBFLAGS…] | elasticdl sql -f FILE … | elasticdl sql …'
 FLAGS = {
     "datasource": "The database: sqlite:///PATH or postgresql://USER@HOST/DATABASE. A URL with a password belongs into "
     f"the variable {VARIABLE}, which is the default.",
@@ -25,9 +25,15 @@ BOOLEAN = ("dry_run", "overwrite")
 
 @dataclass(frozen=True, slots=True)
 class SqlArguments:
-    """The command line: the text of the statements, the flags of this command, and those of jobs."""
+    """The command line.
 
-    source: str
+    Attributes:
+        source: the text of the statements; None: none is given.
+        own: the flags of this command.
+        of_jobs: all other arguments.
+    """
+
+    source: str | None
     own: Mapping[str, str]
     of_jobs: tuple[str, ...]
 
@@ -67,10 +73,9 @@ def split(arguments: Sequence[str]) -> SqlArguments:
             texts.append(argument)
     if "f" in own:
         texts.append(_read(own["f"]))
-    if len(texts) != 1:
-        what = "There is no statement." if not texts else "Statements are given more than once."
-        raise FlagError(what, f"Usage: {USAGE}")
-    return SqlArguments(texts[0], own, tuple(of_jobs))
+    if len(texts) > 1:
+        raise FlagError("Statements are given more than once.", f"Usage: {USAGE}")
+    return SqlArguments(texts[0] if texts else None, own, tuple(of_jobs))
 
 
 def _is_statement(text: str) -> bool:

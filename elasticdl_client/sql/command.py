@@ -1,27 +1,30 @@
-"""`elasticdl sql`: arguments to statements, each checked before the first is run."""
+"""`elasticdl sql`: arguments to statements, each checked before the first is run; without any, the shell."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from elasticdl_client.choices import JobType
+from elasticdl_client.errors import FlagError
 from elasticdl_client.sql import evaluate, predict, registry, train
-from elasticdl_client.sql.arguments import VARIABLE, split
+from elasticdl_client.sql.arguments import USAGE, VARIABLE, split
 from elasticdl_client.sql.database import Database, check_url, dialect_of
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.parser import parse
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.statement import DescribeModel, DropModel, Evaluate, Predict, ShowModels, Statement, Train
+from elasticdl_client.sql.tokens import load
 
 _MODELS = "~/.elasticdl/models"
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """Run statements; return the exit code.
+    """Run statements, or the shell if none is given; return the exit code.
 
     Raises:
         ElasticDLError: one is wrong, or has failed.
@@ -32,13 +35,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     if url:
         check_url(url, on_command_line=is_given)
     os.environ.pop(VARIABLE, None)  # the processes of jobs need none
-    dialect = dialect_of(url)
-    statements = parse(given.source, dialect)
     flags = JobFlags(given.of_jobs, {name: text for name, text in environment.items() if name != VARIABLE})
-    flags.check({job for statement in statements for job in _JOBS.get(type(statement), ())})
-    for statement in statements:
-        if isinstance(statement, Train):
-            train.check(statement, dialect, flags)
     session = Session(
         partial(Database, url) if url else None,
         ModelRegistry(Path(given.own.get("models_dir") or environment.get("ELASTICDL_MODELS_DIR") or _MODELS)),
@@ -46,15 +43,38 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
         is_dry_run="dry_run" in given.own,
         is_overwriting="overwrite" in given.own,
     )
+    dialect = dialect_of(url)
+    if given.source is not None:
+        execute(session, dialect, given.source)
+        return 0
+    if not sys.stdin.isatty():
+        raise FlagError("There is no statement, and the input is no terminal.", f"Usage: {USAGE}")
+    load("prompt_toolkit")
+    from elasticdl_client.sql import shell
+
+    flags.check(set(_JOBS.values()))
+    return shell.run(session, partial(execute, session, dialect), dialect)
+
+
+def execute(session: Session, dialect: str, source: str) -> None:
+    """Check all statements of a text, then run them.
+
+    Raises:
+        ElasticDLError: one is wrong, or has failed.
+    """
+    statements = parse(source, dialect)
+    session.flags.check({_JOBS[kind] for kind in map(type, statements) if kind in _JOBS})
+    for statement in statements:
+        if isinstance(statement, Train):
+            train.check(statement, dialect, session.flags)
     for statement in statements:
         _run(session, statement)
-    return 0
 
 
-_JOBS: dict[type[Statement], tuple[JobType, ...]] = {
-    Train: (JobType.TRAIN,),
-    Predict: (JobType.PREDICT,),
-    Evaluate: (JobType.EVALUATE,),
+_JOBS: dict[type[Statement], JobType] = {
+    Train: JobType.TRAIN,
+    Predict: JobType.PREDICT,
+    Evaluate: JobType.EVALUATE,
 }
 
 

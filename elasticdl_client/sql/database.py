@@ -155,13 +155,22 @@ class Database:
             )
         position = getattr(diagnosis, "statement_position", None)
         place = _token_at(query.place, int(position) - 1 - offset) if position else _named(query.place, message)
-        near = nearest(place.text.split(".")[-1].strip('"'), self._known_names()) if place is not query.place else ""
+        near = nearest(place.text.split(".")[-1].strip('"'), self.known_names()) if place is not query.place else ""
         hint = getattr(diagnosis, "message_hint", None) or "Run the SELECT in the database's own shell."
         return StatementError(
             f"The database refuses the SELECT: {message}.", f"Did you mean '{near}'?" if near else hint, place
         )
 
-    def _known_names(self) -> list[str]:
+    def check(self) -> None:
+        """Connect and disconnect.
+
+        Raises:
+            DataError: the database cannot be reached.
+        """
+        with self._connected():
+            pass
+
+    def known_names(self) -> list[str]:
         """Return the names of tables and their columns; none if they cannot be read."""
         try:
             with self._connected() as connection:

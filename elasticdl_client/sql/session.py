@@ -49,6 +49,10 @@ class Session:
             self._database = self.connect()
         return self._database
 
+    def known_names(self) -> list[str]:
+        """Return the names of the database's tables and columns; none where it cannot be read."""
+        return self.database.known_names() if self.connect is not None else []
+
     def show(self, job_type: JobType, flags: Mapping[str, object]) -> None:
         """Print the command that stands for a job."""
         self.say(command_of(job_type, flags))

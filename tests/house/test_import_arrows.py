@@ -232,6 +232,7 @@ FRUGAL: dict[str, tuple[str, ...]] = {
         "IPython",  # in a notebook, whose kernel has it
         "starlette",  # the dashboard, with the next
         "uvicorn",
+        "prompt_toolkit",  # the shell of `elasticdl sql`
     ),
     "elasticdl.master.core": (),
 }
