@@ -139,6 +139,11 @@ class Database:
             schema = table[0] if len(table) > 1 else None
             return bool(inspector.has_table(table[-1], schema=schema))
 
+    def schemas(self) -> list[str]:
+        """Return the names of the schemas."""
+        with self._connected() as connection:
+            return list(self._sql.inspect(connection).get_schema_names())
+
     def failed(self, error: Exception, query: Query | None = None, offset: int = 0) -> DataError | StatementError:
         """Return the error of the database as one of ours, at its place in the SELECT where that is known.
 

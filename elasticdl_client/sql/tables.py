@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from elasticdl_client.sql.database import Writer
-from elasticdl_client.sql.places import StatementError
+from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.statement import Name
 
@@ -15,9 +15,12 @@ def check_target(session: Session, table: Sequence[Name]) -> None:
     """Check that a table can be written.
 
     Raises:
-        StatementError: it exists.
+        StatementError: it exists, or its schema does not.
     """
     names = [name.text for name in table]
+    schemas = session.database.schemas() if len(names) > 1 else []
+    if len(names) > 1 and names[0] not in schemas:
+        raise StatementError(f"There is no schema {names[0]!r}.", suggestion(names[0], schemas), table[0].place)
     if session.database.has_table(names) and not session.is_overwriting:
         raise StatementError(
             f"The table {'.'.join(names)} exists.",

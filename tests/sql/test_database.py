@@ -15,10 +15,14 @@ import pytest
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.sql import snapshot
 from elasticdl_client.sql.database import Database, check_url
+from elasticdl_client.sql.jobs import JobFlags
+from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.parser import parse_select
-from elasticdl_client.sql.places import StatementError
+from elasticdl_client.sql.places import Place, StatementError
+from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import Field, input_fields
-from elasticdl_client.sql.statement import Query
+from elasticdl_client.sql.statement import Name, Query
+from elasticdl_client.sql.tables import check_target
 
 EVIL = "x\"'; DROP TABLE staff; --"
 FILL = (
@@ -137,6 +141,23 @@ def test_a_transaction_that_fails_leaves_nothing(url: str) -> None:
         writer.insert(["half"], ["a"], [{"a": 1}])
         raise KeyboardInterrupt
     assert not database.has_table(["half"])
+
+
+def test_a_table_of_results_is_checked_before_anything_is_computed(url: str, tmp_path: Path) -> None:
+    schema = "main" if url.startswith("sqlite") else "public"
+    models, flags = ModelRegistry(tmp_path), JobFlags((), {})
+    session = Session(lambda: Database(url), models, flags, is_dry_run=False, is_overwriting=False)
+    place = Place("x", 0, 1)
+    for names, said in (
+        (["staff"], "exists"),
+        ([schema, "staff"], "exists"),
+        (["nowhere", "t"], "no schema 'nowhere'"),
+    ):
+        with pytest.raises(StatementError, match=said):
+            check_target(session, [Name(name, place) for name in names])
+    check_target(session, [Name(schema, place), Name("new", place)])
+    session.is_overwriting = True
+    check_target(session, [Name("staff", place)])
 
 
 def test_rows_become_files_in_the_forms_of_a_models_inputs(url: str, tmp_path: Path) -> None:
