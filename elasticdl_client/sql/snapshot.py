@@ -83,7 +83,8 @@ def write(
         for number, part in enumerate(_in_files(rows)):
             if shuffle is not None:
                 shuffle(part)
-            arrays = [converter.array(field, [row[at[field.column]] for row in part]) for field in fields]
+            values = list(zip(*part, strict=True))
+            arrays = [converter.array(field, values[at[field.column]]) for field in fields]
             table = pyarrow.Table.from_arrays(arrays, [field.name for field in fields])
             parquet.write_table(table, unfinished / f"part-{number:05d}.parquet")
             num_rows += len(part)
