@@ -160,11 +160,14 @@ class Share:
     Attributes:
         seed: of (job seed, epoch, task, n): dropout and the like depend on it alone.
         scale: its records / all records of the step.
+        is_alone: the step is this minibatch alone and the group this member: nothing is summed.  Then the change of
+            non-trainable variables may be in the model before `Framework.apply_gradient`, unless it is not finite.
     """
 
     batch: Batch
     seed: int
     scale: float
+    is_alone: bool = False
 
 
 ComputeGradient = Callable[[Sequence[Share], Callable[[Any], None]], "LocalGradient"]
@@ -186,9 +189,11 @@ class LocalGradient:
         buffers: float32, one dimension, contiguous, writable; NumPy arrays or objects with `__dlpack__`.  Equal in
             number and length in every process.  The last one ends with the changes of non-trainable variables (of all
             shares, each times its scale), and then `NUM_TOLD` numbers: the sum of the losses (each times its scale),
-            the sum of the scales of the finite shares, the number of shares that are not finite.
+            the sum of the scales of the finite shares, the number of shares that are not finite.  Empty: nothing is to
+            be reduced, the one share of the step being alone.
         told: reads those numbers as they are now: of this member before the reduction, of the step after it.
-        not_finite: of this member's own shares, by their position: describes for the user what is not finite.
+        not_finite: of this member's own shares, by their position: describes for the user what is not finite; complete
+            once `told` has been called.
         rescale: `Framework.apply_gradient` multiplies all buffers by it (1 / the sum of the scales, if it is not 1).
         repeat: asked after the reduction, with the same answer in every member: what computes the step again instead of
             `Framework.local_gradient`, as its gradient has overflowed; None: it has not.

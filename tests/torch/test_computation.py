@@ -49,15 +49,15 @@ def plain_step(
     return total
 
 
-def all_reduce_step(tested: Any, batch: Batch, seed: int) -> float:
-    """A step of a group with one member."""
-    gradient = tested.local_gradient([Share(batch, seed, 1.0)], nothing)
+def all_reduce_step(tested: Any, batch: Batch, seed: int, is_alone: bool = False) -> float:
+    """A step of one member, of a group or alone."""
+    gradient = tested.local_gradient([Share(batch, seed, 1.0, is_alone)], nothing)
     assert gradient.repeat() is None
     tested.apply_gradient(gradient, None)
     return float(gradient.told()[0])
 
 
-@pytest.mark.parametrize("step", ["train", "all_reduce"])
+@pytest.mark.parametrize("step", ["train", "all_reduce", "alone"])
 @pytest.mark.parametrize(
     ("computation", "as_plain"),
     [
@@ -78,7 +78,10 @@ def test_a_step_is_that_of_a_plain_loop(
     module, optimizer = plain(tested)
     for batch in minibatches(tested, digits[:29])[-2:]:  # of 8 samples, and the last one of 5
         expected = plain_step(module, optimizer, batch, batch.n, **as_plain)
-        loss = tested.train(batch, batch.n) if step == "train" else all_reduce_step(tested, batch, batch.n)
+        if step == "train":
+            loss = tested.train(batch, batch.n)
+        else:
+            loss = all_reduce_step(tested, batch, batch.n, is_alone=step == "alone")
         assert loss == pytest.approx(expected, abs=1e-6)
     assert largest_difference(tested, module) < (1e-6 if step == "all_reduce" else 1e-7)
 
@@ -129,7 +132,7 @@ def fp16(framework: Make, seed: int = 3, **computation: Any) -> Any:
     return framework(loss="flaws.loss_steep", seed=seed, computation=Computation(Precision.FP16, **computation))
 
 
-@pytest.mark.parametrize("step", ["train", "all_reduce"])
+@pytest.mark.parametrize("step", ["train", "all_reduce", "alone"])
 def test_a_gradient_that_overflows_is_computed_again_at_half_the_scale(
     framework: Make, digits: Any, minibatches: Make, step: str
 ) -> None:
@@ -144,7 +147,8 @@ def test_a_gradient_that_overflows_is_computed_again_at_half_the_scale(
         all_reduce_step(usual, batch, 1)
         compute = tested.local_gradient
         while compute is not None:
-            gradient = compute([Share(batch, 1, 1.0)], nothing)
+            gradient = compute([Share(batch, 1, 1.0, step == "alone")], nothing)
+            assert gradient.told()[2] == 0
             assert not gradient.not_finite
             compute = gradient.repeat()
             repeats += compute is not None
@@ -215,17 +219,20 @@ def test_the_scale_grows_after_two_thousand_steps_and_has_a_least_value() -> Non
     assert scale.may_overflow(13)
 
 
+@pytest.mark.parametrize("is_alone", [False, True])
 @pytest.mark.parametrize("loss", ["flaws.loss_inf", "flaws.loss_with_a_bad_gradient"])
-def test_what_no_scale_makes_finite_is_named(framework: Make, digits: Any, minibatches: Make, loss: str) -> None:
+def test_what_no_scale_makes_finite_is_named(
+    framework: Make, digits: Any, minibatches: Make, loss: str, is_alone: bool
+) -> None:
     tested = framework("plain.custom_model", loss=loss, computation=Computation(Precision.FP16))
     ill = minibatches(tested, digits)[0]
     ill.data.labels[:] = 99
     compute = tested.local_gradient
     while compute is not None:
-        gradient = compute([Share(ill, 1, 1.0)], nothing)
+        gradient = compute([Share(ill, 1, 1.0, is_alone)], nothing)
         compute = gradient.repeat()
-    assert "not finite" in gradient.not_finite[0]
     assert gradient.told()[2] == 1
+    assert "not finite" in gradient.not_finite[0]
     assert not math.isfinite(tested.train(ill, 1))
 
 

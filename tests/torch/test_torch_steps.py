@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elasticdl.frameworks.framework import Batch, Mode, Share
+from elasticdl.frameworks.torch.randomness import seed_script
 from elasticdl_client.errors import CheckpointError
 
 Make = Callable[..., Any]
@@ -177,8 +179,8 @@ def test_with_overlap_a_bad_gradient_is_named(framework: Make, digits: Any, mini
     ill = minibatches(tested, digits)[0]
     ill.data.labels[:] = 99
     gradient = tested.local_gradient([Share(ill, 1, 1.0)], nothing)
-    assert gradient.not_finite == {0: "the gradient is not finite"}
     assert gradient.told()[2] == 1.0
+    assert gradient.not_finite == {0: "the gradient is not finite"}
 
 
 @pytest.mark.parametrize("optimizer", ["optimizer", "adam"])
@@ -224,3 +226,87 @@ def test_modes_are_set_and_predictions_do_not_change_the_model(framework: Make, 
     assert torch.equal(first, second)
     for name, value in weights(tested).items():
         np.testing.assert_array_equal(value, before[name])
+
+
+def test_a_step_of_one_member_alone_is_a_plain_step_bit_by_bit(framework: Make, digits: Any, minibatches: Make) -> None:
+    tested = framework()
+    module, optimizer = plain(tested)
+    handed: list[Any] = []
+    for batch in minibatches(tested, digits):
+        gradient = tested.local_gradient([Share(batch, 100 + batch.n, 1.0, is_alone=True)], handed.append)
+        assert gradient.buffers == handed == []  # there is nothing to reduce
+        expected = plain_step(module, optimizer, batch, 100 + batch.n)
+        np.testing.assert_array_equal(gradient.told(), np.array([expected, 1, 0], np.float32))
+        tested.apply_gradient(gradient, None)
+    assert largest_difference(tested, module) == 0.0
+
+
+def test_a_member_comes_and_goes_between_two_steps_alone(framework: Make, digits: Any, minibatches: Make) -> None:
+    tested, expected = framework(), framework()
+    for k, batch in enumerate(minibatches(tested, digits)[:6]):
+        share = Share(batch, k, 1.0, is_alone=k % 2 == 0)
+        tested.apply_gradient(tested.local_gradient([share], nothing), None)
+        expected.train(batch, k)
+    for name, value in weights(expected).items():
+        np.testing.assert_allclose(weights(tested)[name], value, atol=1e-6)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_minibatch_alone_that_is_not_finite_leaves_the_model_as_it_was(
+    framework: Make, digits: Any, minibatches: Make, overlaps: bool
+) -> None:
+    tested = framework(loss="flaws.loss_inf", overlaps=overlaps)
+    ill = minibatches(tested, digits)[0]
+    ill.data.labels[:] = 99
+    before = weights(tested)
+    gradient = tested.local_gradient([Share(ill, 1, 1.0, is_alone=True)], nothing)
+    assert gradient.told().tolist() == [0.0, 0.0, 1.0]
+    assert gradient.not_finite == {0: "the loss is not finite"}
+    for name, value in weights(tested).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_a_sparse_gradient_of_a_member_alone_is_dense_as_in_a_group(
+    framework: Make, digits: Any, minibatches: Make
+) -> None:
+    tested = framework("sparse.custom_model", optimizer="adam")  # which takes none that is sparse
+    for k, batch in enumerate(minibatches(tested, digits)[:2]):
+        tested.apply_gradient(tested.local_gradient([Share(batch, 1, 1.0, is_alone=k == 0)], nothing), None)
+
+
+class Reads(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the single numbers (`item()`) that the host waits for, not those that are read in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_no_single_number_of_the_device_is_waited_for_within_a_step(
+    framework: Make, digits: Any, minibatches: Make, is_alone: bool
+) -> None:
+    tested = framework()
+    first, second = minibatches(tested, digits)[:2]
+    for batch in (first, second):  # the optimizer's state comes into being with the first
+        with Reads() as reads:
+            gradient = tested.local_gradient([Share(batch, 1, 1.0, is_alone)], nothing)
+            tested.apply_gradient(gradient, None)
+    assert reads.count == 0
+
+
+def test_seeds_of_scripts_are_those_of_pytorch_without_its_walk_over_accelerators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.init()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))  # a build for CUDA
+    monkeypatch.setattr(torch, "manual_seed", pytest.fail)
+    seed_script(5)
+    assert torch.equal(torch.rand(3), expected)

@@ -7,7 +7,8 @@ members of a group must reduce the same buffers in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Buckets:
         self._reached: set[int] = set()  # by it
         self._next = 0  # the first bucket that has not been handed over
         self._ready: Ready | None = None
+        self._is_left_alone = False
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(lambda p, k=number: self._accumulated(k, p))
 
@@ -76,8 +78,17 @@ class Buckets:
             if is_used:
                 parameter.grad = view if _fits(parameter) else view.to(parameter.dtype)
 
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """In here backward puts gradients at the parameters as it does without buckets."""
+        self._is_left_alone = True
+        try:
+            yield
+        finally:
+            self._is_left_alone = False
+
     def take_back(self) -> None:
-        """After the optimizer's step."""
+        """Before and after the optimizer's step: no parameter has a gradient."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -100,6 +111,8 @@ class Buckets:
 
     def _accumulated(self, number: int, parameter: Any) -> None:
         """Backward has added to a parameter's gradient."""
+        if self._is_left_alone:
+            return
         view = self._views[number]
         if parameter.grad is not view:
             found = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad

@@ -186,8 +186,21 @@ class TorchFramework:
         gradient.repeat = lambda: (
             partial(self.local_gradient, num_repeats=num_repeats + 1) if self._gradients().has_overflowed else None
         )
-        for position in gradient.not_finite:
-            gradient.not_finite[position] += self._data_flaws(shares[position].batch)
+        explained: set[int] = set()
+        plain_told = gradient.told
+
+        def explain() -> None:
+            for position in gradient.not_finite.keys() - explained:
+                explained.add(position)
+                gradient.not_finite[position] += self._data_flaws(shares[position].batch)
+
+        def told() -> Floats:
+            numbers = plain_told()
+            explain()
+            return numbers
+
+        explain()
+        gradient.told = told
         return gradient
 
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:

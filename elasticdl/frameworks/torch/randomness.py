@@ -6,10 +6,12 @@ generator of that thread's own, seeded with each task.  Neither disturbs the oth
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import get_worker_info
 
 _DRAWING = frozenset(
     [
@@ -60,11 +62,22 @@ def seed_step(seed: int, device: Any) -> None:
 
 
 def seed_script(seed: int) -> None:
-    """`torch.manual_seed` for code that chooses its device itself; quick where PyTorch is built for processors alone.
+    """`torch.manual_seed` for code that chooses its device itself.
 
-    Else `torch.manual_seed` formats the stack of its caller for each kind of accelerator, for a call that never comes.
+    `torch.manual_seed` formats the stack of its caller for each kind of accelerator that is not in use yet, which takes
+    a millisecond: it is called only where there is one that the code may still begin to use.
     """
-    if torch.accelerator.current_accelerator() is None:
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type == "cuda" and torch.cuda.is_initialized():
         torch.default_generator.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
+    elif accelerator is None or get_worker_info() is not None or not _is_there(accelerator.type):
+        torch.default_generator.manual_seed(seed)  # a process of a DataLoader computes on the processor
     else:
         torch.manual_seed(seed)
+
+
+@cache
+def _is_there(kind: str) -> bool:
+    """Whether this machine has an accelerator that PyTorch is built for."""
+    return bool(torch.get_device_module(kind).is_available())

@@ -147,7 +147,7 @@ class AllReduceLoop:
         while compute is not None:
             gradient = self._reduced(plan, compute)
             loss, weight, num_flawed = (float(number) for number in gradient.told())
-            if num_flawed and not self._supply.settle(plan, gradient.not_finite):
+            if num_flawed and not self._supply.settle(plan, self._flaws(plan, gradient)):
                 return
             compute = gradient.repeat()
         if weight > 0:
@@ -165,11 +165,9 @@ class AllReduceLoop:
     def _reduced(self, plan: StepPlan, compute: ComputeGradient) -> LocalGradient:
         reductions: list[Reduction] = []
         try:
-            present = [k for k, part in enumerate(plan.own) if part.num_records]  # the user's `filter` may empty some
-            shares = [self._share(plan, plan.own[k]) for k in present]
+            shares = [self._share(plan, plan.own[k]) for k in _present(plan)]
             with self._clock.during(Activity.COMPUTE):
                 gradient = compute(shares, lambda buffer: reductions.append(self._session.begin_reduce(buffer)))
-            gradient.not_finite = {present[k]: what for k, what in gradient.not_finite.items()}
         except (WorldEnded, ElasticDLError, grpc.RpcError):
             raise
         except Exception as error:
@@ -177,18 +175,26 @@ class AllReduceLoop:
             ended = self._session.abandon("user code raised")
             self._supply.fail(error)
             raise ended from error
-        is_told = not (gradient.not_finite and self._skips_not_finite) or self._supply.leave_out(gradient.not_finite)
-        if not is_told:
+        flaws = self._flaws(plan, gradient) if self._skips_not_finite else {}
+        if flaws and not self._supply.leave_out(flaws):
             raise self._session.abandon("a minibatch that is not finite cannot be left out")
-        with self._clock.during(Activity.WORLD):
-            reductions.append(self._session.begin_reduce(gradient.buffers[-1]))
-            self._session.finish_reduce(reductions)
+        if gradient.buffers:
+            with self._clock.during(Activity.WORLD):
+                reductions.append(self._session.begin_reduce(gradient.buffers[-1]))
+                self._session.finish_reduce(reductions)
         return gradient
+
+    @staticmethod
+    def _flaws(plan: StepPlan, gradient: LocalGradient) -> dict[int, str]:
+        """What is not finite, by position among the own parts."""
+        present = _present(plan)
+        return {present[k]: what for k, what in gradient.not_finite.items()}
 
     def _share(self, plan: StepPlan, part: BatchRef) -> Share:
         name = part.name
         seed = derive_seed(self._seed, name.epoch, name.task, name.n)
-        return Share(self._supply.batch(part), seed, plan.scale(part))
+        is_alone = self._session.size == 1 and plan.all_parts == [part]
+        return Share(self._supply.batch(part), seed, plan.scale(part), is_alone)
 
     def _apply(self, plan: StepPlan, gradient: LocalGradient) -> None:
         epoch = min(part.name.epoch for part in plan.all_parts)
@@ -250,6 +256,11 @@ class AllReduceLoop:
         if self._session.rank == 0:
             with self._clock.during(Activity.CHECKPOINT):
                 self._checkpoints.save_last(self._session.ledger)
+
+
+def _present(plan: StepPlan) -> list[int]:
+    """Positions of the own parts that have records: the user's `filter` may empty some."""
+    return [k for k, part in enumerate(plan.own) if part.num_records]
 
 
 def compile_on(framework: Framework, model: Replica, samples: Sequence[Batch], seed: int) -> None:
