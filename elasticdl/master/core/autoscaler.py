@@ -20,6 +20,8 @@ from elasticdl_client.job_events import Detail
 from elasticdl_client.job_status import ScalingStatus
 from elasticdl_client.worker_range import WorkerRange
 
+_OBSERVATIONS = 3  # for each sample at most: each is a pass over all workers
+
 
 class Autoscaler:
     """The number of workers of a job, as far as it follows the gain."""
@@ -35,6 +37,7 @@ class Autoscaler:
         self._of_user: WorkerRange | None = None
         self._curve = RateCurve()
         self._decision: Decision | None = None
+        self._observed_at = 0.0
 
     @property
     def bounds(self) -> WorkerRange:
@@ -71,6 +74,9 @@ class Autoscaler:
         if not is_open:
             self._curve.interrupt()
             return
+        if clock < self._observed_at + self._policy.sample_s / _OBSERVATIONS:
+            return
+        self._observed_at = clock
         num_working = sum(worker.stuck_since is None for worker in self._workers.staying())
         records, num_wanted = self._work.tasks.records_done, self._fleet.pods.num_training
         seconds = self._accounting.worker_seconds(unix_now)

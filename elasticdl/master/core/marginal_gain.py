@@ -167,6 +167,7 @@ class RateCurve:
         self._num_working = 0
         self._begin: Observation | None = None
         self._measured_from = -math.inf
+        self._saved: list[Any] | None = None  # of the points, for the journal, which is written more often
 
     def observe(self, now: Observation, policy: ScalingPolicy) -> bool:
         """Take the state of the job in; return whether a sample is complete."""
@@ -196,6 +197,7 @@ class RateCurve:
     def _add(self, num_workers: int, sample: Sample) -> None:
         point = self.points.setdefault(num_workers, RatePoint(num_workers, deque(maxlen=MAX_SAMPLES)))
         point.samples.append(sample)
+        self._saved = None
         samples = list(point.samples)
         if len(samples) >= 2 * SAMPLES and _is_other_rate(samples[:-SAMPLES], samples[-SAMPLES:]):
             self.restart(num_workers, QUICK_SAMPLES)  # those before may be of the time before
@@ -204,7 +206,7 @@ class RateCurve:
         """Search again, and forget all but the newest samples at one number: the curve may be another one now."""
         samples = list(self.points[num_workers].samples)[-num_samples:]
         self.points = {num_workers: RatePoint(num_workers, deque(samples, MAX_SAMPLES))}
-        self.is_new, self.settled = False, None
+        self.is_new, self.settled, self._saved = False, None, None
 
     def settle(self, decision: Decision, at: float) -> None:
         """The search is over."""
@@ -215,22 +217,19 @@ class RateCurve:
         self._begin = None
 
     def to_journal(self, now: float) -> dict[str, Any]:
-        """Return what the next master must know; of JSON's types only.
+        """Return what the next master must know; of JSON's types only, and not to be changed.
 
         Args:
             now: see `Observation.at`.
         """
-        points = [
-            [
-                one.num_workers,
-                one.is_bound,
-                [[_short(sample.rate), *map(_short, sample.waits)] for sample in one.samples],
+        if self._saved is None:
+            self._saved = [
+                [one.num_workers, one.is_bound, [[_short(each.rate), *map(_short, each.waits)] for each in one.samples]]
+                for one in self.points.values()
             ]
-            for one in self.points.values()
-        ]
         one = self.settled
         settled = None if one is None else [round(now - self._settled_at, 1), one.num_workers, one.gain, one.bottleneck]
-        return {"is_new": self.is_new, "settled": settled, "points": points}
+        return {"is_new": self.is_new, "settled": settled, "points": self._saved}
 
     @classmethod
     def from_journal(cls, saved: Mapping[str, Any], now: float) -> RateCurve:
