@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -13,7 +14,7 @@ from elasticdl_client.explain.recovery import as_sentences, evidence, group_chan
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_events import EventKind, JobEvent
 from elasticdl_client.job_status import PsStatus
-from elasticdl_client.worker_range import Bottleneck
+from elasticdl_client.worker_range import Bottleneck, parse
 
 _MIN_SECONDS = 3.0  # of workers' time; a share of less says nothing
 _SHARE = 0.25  # of the time of the workers that is worth a diagnosis
@@ -398,7 +399,12 @@ def ended_growth(facts: Facts) -> Iterator[Diagnosis]:
         return
     bottleneck = Bottleneck(scaling.bottleneck)
     if bottleneck is Bottleneck.PARAMETER_SERVERS:
-        cure = _PS_CURES[_load(status.ps, status.ps_seconds)[0] if status.ps else PsLoad.BUSY]
+        load = _load(status.ps, status.ps_seconds)[0] if status.ps else PsLoad.BUSY
+        cure = _PS_CURES[load]
+        if load is PsLoad.BUSY and status.workers_wanted:
+            workers = min(parse(scaling.workers).most, 2 * status.workers_wanted)
+            servers = math.ceil(status.ps_wanted * workers / status.workers_wanted)
+            cure += f" For {workers} workers take --num_ps_pods={max(servers, status.ps_wanted + 1)}."
     else:
         cure = _GROWTH_CURES[bottleneck]
     yield Diagnosis(

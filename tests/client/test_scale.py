@@ -17,7 +17,7 @@ from elasticdl_client import scaling
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.job_status import JobPhase, JobStatus, ScalingStatus
 from elasticdl_client.jobs import commands
 from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
 from elasticdl_client.kubernetes import names
@@ -119,6 +119,20 @@ def test_the_command_writes_the_number_down_and_says_what_has_changed(directory:
     assert {path.name for path in directory.iterdir()} == {"lock", "num_workers", "spec.json", "status.json"}
 
 
+def test_a_range_is_written_down_as_it_is_and_keeps_the_present_number(directory: Path, run: Run) -> None:
+    with held(directory):
+        assert run("--num_workers=2:16") == 'job "j" scaled: workers 3 → 3, from now on by gain within 2:16\n'
+        assert (directory / "num_workers").read_text() == "2:16"
+        told = json.loads(run("--num_workers=5:8", "-o", "json"))
+        assert (told["num_workers"], told["max_workers"], told["num_workers_before"]) == (5, 8, 3)
+        status = JobStatus(
+            "j", JobPhase.RUNNING, started_at=1.0, workers_wanted=6, scaling=ScalingStatus("5:8", "settled")
+        )
+        (directory / "status.json").write_text(status.to_json())
+        assert run("--num_workers=6") == 'job "j" scaled: workers 6, which stay\n'
+        assert (directory / "num_workers").read_text() == "6"
+
+
 def test_a_precondition_that_does_not_hold_changes_nothing(directory: Path, run: Run) -> None:
     with pytest.raises(JobError, match="has 3 workers, not 2"):
         run("--num_workers=5", "--current_num_workers=2")
@@ -165,6 +179,8 @@ def test_on_a_cluster_the_number_is_an_annotation_and_the_newest_counts(
         assert commands.run("scale", ["job", f"--num_workers={number}"]) == 0
         assert capsys.readouterr().out == f'job "job" scaled: {said}\n'
         assert server.annotations == {names.NUM_WORKERS_ANNOTATION: str(number)}
+    assert commands.run("scale", ["job", "--num_workers=auto"]) == 0
+    assert server.annotations == {names.NUM_WORKERS_ANNOTATION: "1:100000"}
     with pytest.raises(JobError):
         commands.run("scale", ["job", "--num_workers=3", "--current_num_workers=4"])
     server.annotations[names.NUM_WORKERS_ANNOTATION] = "many"  # the master has refused it

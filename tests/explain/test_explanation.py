@@ -423,10 +423,15 @@ def test_workers_are_compared_with_the_tasks_of_an_epoch_not_with_those_that_an_
 
 @pytest.mark.parametrize(
     ("bottleneck", "cure"),
-    [("parameter servers", "--num_ps_pods"), ("input", "RecordIO"), ("tasks", "--num_minibatches_per_task")],
+    [
+        ("parameter servers", "For 8 workers take --num_ps_pods=4."),
+        ("input", "RecordIO"),
+        ("tasks", "--num_minibatches_per_task"),
+    ],
 )
 def test_a_bottleneck_that_ends_the_growth_by_gain_is_named_with_its_cure(bottleneck: str, cure: str) -> None:
-    status = replace(RUNNING.status, workers_wanted=4, scaling=ScalingStatus("2:16", "settled", 0.04, bottleneck))
+    status = replace(RUNNING.status, workers_wanted=4, ps_wanted=2)
+    status = replace(status, scaling=ScalingStatus("2:16", "settled", 0.04, bottleneck))
     (found,) = diagnosed(Log(), replace(RUNNING, status=status), Question(slow=True))
     assert found.trouble is Trouble.GROWTH_ENDED
     assert found.evidence == {"bottleneck": bottleneck, "gain": 0.04, "workers": 4}

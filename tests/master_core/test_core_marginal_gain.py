@@ -121,6 +121,11 @@ def test_a_job_whose_rate_grows_with_its_workers_gets_the_most(noise: float) -> 
     assert [number for _, number in job.history] == [2, 4, 8, 16, 32]
 
 
+def test_on_a_curve_that_gets_steeper_with_each_worker_a_job_gets_the_most() -> None:
+    job = CurvedJob(lambda _, workers: workers**1.3, WorkerRange(2, 20), None, 0.1).run(900)
+    assert settled(job) == 20
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.4])
 @pytest.mark.parametrize(
     ("waits_for", "bottleneck"),
