@@ -97,10 +97,35 @@ def resolved(clauses: Sequence[ColumnClause], statistics: Mapping[str, Any], lab
     return ColumnFeatures(tuple(features), clause_of(features), {})
 
 
+def as_they_are(clauses: Sequence[ColumnClause], statistics: Mapping[str, Any], label: str) -> ColumnFeatures:
+    """Return the columns of a model of the user's: those that COLUMN names, else all that have a value.
+
+    Raises:
+        StatementError: a clause has more than names.
+    """
+    names = [name for name, found in statistics.items() if name != label and found["count"]]
+    left_out = {name: "it has no value" for name, found in statistics.items() if not found["count"]}
+    if clauses:
+        names, left_out = [], {}
+        for clause in clauses:
+            if clause.part is not None:
+                hint = "Leave FOR out."
+                raise StatementError("A model of your own has no parts.", hint, clause.part.place)
+            names += [_Resolver(statistics, label).column(one) for one in clause.expressions]
+    features = [
+        {"kind": "raw", "column": name, "form": "text" if statistics[name]["type"] == "string" else "number"}
+        for name in dict.fromkeys(names)
+    ]
+    return ColumnFeatures(tuple(features), clause_of(features), left_out)
+
+
 def inputs_of(features: Sequence[Feature]) -> list[tuple[str, str]]:
     """Return the columns that features read, each with its form, `number` or `text`, once."""
     found: dict[tuple[str, str], None] = {}
     for feature in features:
+        if feature["kind"] == "raw":
+            found[feature["column"], feature["form"]] = None
+            continue
         for ids in [feature] if feature["kind"] == "number" else _leaves(feature["ids"]):
             found[ids["column"], "text" if ids["kind"] in ("vocabulary", "hash") else "number"] = None
     return list(found)
@@ -174,7 +199,7 @@ class _Resolver:
 
     def features(self, expression: Expression) -> list[Feature]:
         if isinstance(expression, Name):
-            name = self._column(expression)
+            name = self.column(expression)
             return _by_statistics(name, self._statistics[name])
         call = self._call(expression)
         function = self._function(call)
@@ -208,7 +233,7 @@ class _Resolver:
     def _ids(self, expression: Expression) -> Feature:
         """A category: of a name, what its type asks for."""
         if isinstance(expression, Name):
-            name = self._column(expression)
+            name = self.column(expression)
             if self._statistics[name]["type"] == "string":
                 ids: Feature = _by_statistics(name, self._statistics[name])[0]["ids"]
                 return ids
@@ -230,7 +255,7 @@ class _Resolver:
 
     def _vocabulary(self, call: Call) -> Feature:
         column, *given = self._arguments(call, 1, 2)
-        name = self._column(column)
+        name = self.column(column)
         if given:
             values = self._value(given[0], list, "a list of values")
             texts = [_text(value) for value in values]
@@ -244,7 +269,7 @@ class _Resolver:
 
     def _hash(self, call: Call) -> Feature:
         column, size = self._arguments(call, 2, 2)
-        return {"kind": "hash", "column": self._column(column), "size": self._size(size, _LARGEST)}
+        return {"kind": "hash", "column": self.column(column), "size": self._size(size, _LARGEST)}
 
     def _identity(self, call: Call) -> Feature:
         column, size = self._arguments(call, 2, 2)
@@ -299,9 +324,10 @@ class _Resolver:
             )
         return call.arguments
 
-    def _column(self, expression: Expression) -> str:
+    def column(self, expression: Expression) -> str:
+        """The column that a name means."""
         if not isinstance(expression, Name):
-            raise StatementError("The name of a column is expected.", "For example NORMALIZE(age).", expression.place)
+            raise StatementError("The name of a column is expected.", "For example age.", expression.place)
         found = find_name(list(self._statistics), expression)
         if not found:
             known = [name for name in self._statistics if name != self._label]
@@ -314,7 +340,7 @@ class _Resolver:
         return found
 
     def _number(self, expression: Expression) -> str:
-        name = self._column(expression)
+        name = self.column(expression)
         if self._statistics[name]["type"] == "string":
             raise StatementError(
                 f"The column {name!r} holds texts.",
@@ -338,6 +364,8 @@ class _Resolver:
 
 
 def _written(feature: Feature) -> str:
+    if feature["kind"] == "raw":
+        return written(feature["column"])
     if feature["kind"] == "number":
         column = written(feature["column"])
         if (feature["mean"], feature["deviation"]) == (0.0, 1.0):

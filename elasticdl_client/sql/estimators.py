@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from elasticdl_client.checks import check_model_def
 from elasticdl_client.sql.columns import Feature
 from elasticdl_client.sql.places import Place, StatementError, suggestion
 from elasticdl_client.sql.snapshot import natural
@@ -100,7 +101,7 @@ def label_of(
                 f"{estimator.text} predicts numbers, and the label {column!r} is none.", "Use DNNClassifier.", place
             )
         is_regression, reason = True, f"{estimator.text} predicts numbers"
-    elif estimator is not None:
+    elif estimator is not None and not is_own(estimator.text):
         is_regression, reason = False, f"{estimator.text} predicts classes"
     else:
         is_regression = not is_text and num_distinct > _FEW
@@ -123,18 +124,25 @@ def num_values_wanted() -> int:
     return _MOST_CLASSES
 
 
+def is_own(estimator: str) -> bool:
+    """Return whether an estimator is a model of the user's: package.module.symbol."""
+    return "." in estimator
+
+
 def check_estimator(estimator: Name) -> None:
     """Check the name of an estimator.
 
     Raises:
         StatementError: there is none of that name.
     """
-    if estimator.text in ESTIMATORS:
-        return
-    hint = suggestion(estimator.text, ESTIMATORS, f"The estimators are {', '.join(ESTIMATORS)}.")
-    if "." in estimator.text:
-        hint = f"Models of your own are trained by `elasticdl train`. The estimators are {', '.join(ESTIMATORS)}."
-    raise StatementError(f"There is no estimator {estimator.text!r}.", hint, estimator.place)
+    if is_own(estimator.text):
+        complaint = check_model_def(estimator.text)
+        if complaint:
+            raise StatementError(f"{estimator.text!r} {complaint}.", "Write package.module.symbol.", estimator.place)
+    elif estimator.text not in ESTIMATORS:
+        otherwise = f"The estimators are {', '.join(ESTIMATORS)}; a model of your own is package.module.symbol."
+        hint = suggestion(estimator.text, ESTIMATORS, otherwise)
+        raise StatementError(f"There is no estimator {estimator.text!r}.", hint, estimator.place)
 
 
 def check_fits(
@@ -149,6 +157,8 @@ def check_fits(
         raise StatementError(
             "No column is left for the model.", "Name columns by COLUMN, or more in the SELECT.", place
         )
+    if is_own(estimator):
+        return
     if estimator == "DeepFMClassifier":
         if label.task is not Task.BINARY:
             raise StatementError(
@@ -181,6 +191,8 @@ def params_of(estimator: str, attributes: Mapping[str, Attribute]) -> dict[str, 
     Raises:
         StatementError: it has no such parameter, or not of that value.
     """
+    if is_own(estimator):
+        return _own_params(attributes)
     names = _OF_LINEAR if estimator.startswith("Linear") else tuple(_DEFAULTS)
     found = dict(_DEFAULTS)
     for key, attribute in attributes.items():
@@ -197,6 +209,21 @@ def params_of(estimator: str, attributes: Mapping[str, Attribute]) -> dict[str, 
                 f"{key} is {wrong}.", f"For example: {key} = {_DEFAULTS[name]}.", attribute.value.place
             )
         found[name] = value.lower() if isinstance(value, str) else value
+    return found
+
+
+def _own_params(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
+    """Return the arguments of the user's model function."""
+    found = {}
+    for key, attribute in attributes.items():
+        prefix, _, name = key.partition(".")
+        if prefix == "model":
+            if not name.isidentifier():
+                raise StatementError(f"{name!r} is no argument.", "Write model.NAME = value.", attribute.key.place)
+            if ";" in repr(attribute.value.value):
+                hint = "--model_params, which it becomes, cannot hold one."
+                raise StatementError("The value has a semicolon in it.", hint, attribute.value.place)
+            found[name] = attribute.value.value
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import DataError
 from elasticdl_client.sql import jobs, snapshot
-from elasticdl_client.sql.estimators import METRICS
+from elasticdl_client.sql.estimators import METRICS, is_own
 from elasticdl_client.sql.inputs import fields_of, names_of, task_of
 from elasticdl_client.sql.models import StoredModel
 from elasticdl_client.sql.places import StatementError, suggestion
@@ -45,7 +45,7 @@ def run(session: Session, statement: Evaluate) -> dict[str, float]:
             raise StatementError("The SELECT has no row.", "Check its WHERE.", statement.query.place)
         session.show(JobType.EVALUATE, flags)
         jobs.run(spec)
-        found = _read(scratch / "metrics.json", wanted)
+        found = _read(scratch / "metrics.json", statement, wanted)
     if statement.table:
         rows_of_table = [
             {"model": f"{model.name}@{model.version}", "metric": one, "value": found[one]} for one in wanted
@@ -59,6 +59,8 @@ def run(session: Session, statement: Evaluate) -> dict[str, float]:
 
 
 def _metrics(model: StoredModel, statement: Evaluate) -> list[str]:
+    if is_own(model.found["estimator"]):  # its module knows them, which runs in the job
+        return list(dict.fromkeys(metric.text for metric in statement.metrics))
     known = METRICS[task_of(model)]
     for metric in statement.metrics:
         if metric.text.lower() not in known:
@@ -74,15 +76,19 @@ def _flags(session: Session, model: StoredModel, scratch: Path) -> dict[str, obj
         "validation_data": str(scratch / "data"),
         "columns": ",".join(names_of(model)),
         "label_column": LABEL,
-        "eval_metrics_fn": jobs.metrics_flag(task_of(model)),
+        **jobs.metrics_flag(model.found["estimator"], task_of(model)),
         "metrics_output": str(scratch / "metrics.json"),
     }
 
 
-def _read(path: Path, wanted: list[str]) -> dict[str, float]:
+def _read(path: Path, statement: Evaluate, wanted: list[str]) -> dict[str, float]:
     found = json.loads(path.read_text())["metrics"]
     for name in wanted:
-        if found.get(name) is None:
+        if name not in found:
+            place = next(metric.place for metric in statement.metrics if metric.text == name)
+            raise StatementError(f"The model has no metric {name!r}.", suggestion(name, found), place)
+    for name in wanted:
+        if found[name] is None:
             raise DataError(
                 f"The metric {name} is not finite on these rows.", "Evaluate rows of both classes, and not too few."
             )

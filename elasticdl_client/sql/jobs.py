@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import sys
@@ -15,7 +16,8 @@ from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobFailed
 from elasticdl_client.flag_sources import gather
 from elasticdl_client.job_spec import JobSpec, flag_fields, unknown_flag
-from elasticdl_client.sql.estimators import Task
+from elasticdl_client.secret_values import hide_in_flag
+from elasticdl_client.sql.estimators import Task, is_own
 from elasticdl_client.sql.models import StoredModel
 
 _MODULE = "elasticdl.tabular.estimators"
@@ -105,19 +107,33 @@ def of_model(model: Path) -> dict[str, object]:
     }
 
 
+def of_own_model(estimator: str, zoo: str, params: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags that name a model of the user's.
+
+    Args:
+        estimator: package.module.symbol.
+        zoo: its --model_zoo.
+        params: arguments of its function.
+    """
+    flags: dict[str, object] = {"model_zoo": os.path.abspath(os.path.expanduser(zoo)), "model_def": estimator}
+    if params:
+        flags["model_params"] = ";".join(f"{name}={value!r}" for name, value in params.items())
+    return flags
+
+
 def with_trained(model: StoredModel, flags: Mapping[str, object]) -> dict[str, object]:
     """Return the flags of a job with a trained model; the user's come first."""
     return {
-        **of_model(model.description),
+        **(model.found.get("model_flags") or of_model(model.description)),
         "checkpoint_dir_for_init": str(model.export),
         "distribution_strategy": "Local",
         **flags,
     }
 
 
-def metrics_flag(task: Task) -> str:
-    """Return --eval_metrics_fn of a task."""
-    return f"{task}_metrics"
+def metrics_flag(estimator: str, task: Task) -> dict[str, object]:
+    """Return --eval_metrics_fn of an estimator; none of a model of the user's, whose module has it."""
+    return {} if is_own(estimator) else {"eval_metrics_fn": f"{task}_metrics"}
 
 
 def spec_of(job_type: JobType, flags: Mapping[str, object]) -> JobSpec:
@@ -137,7 +153,10 @@ def command_of(job_type: JobType, flags: Mapping[str, object]) -> str:
         [
             "elasticdl",
             str(job_type),
-            *(shlex.quote(f"--{name}={value}") for name, value in {"runtime": "local", **flags}.items()),
+            *(
+                shlex.quote(f"--{name}={hide_in_flag(name, one)}")
+                for name, one in {"runtime": "local", **flags}.items()
+            ),
         ]
     )
 

@@ -48,7 +48,7 @@ class StoredModel:
 
     @property
     def is_trained(self) -> bool:
-        return (self.export / "saved_model.pb").is_file()
+        return self.export.is_dir()  # a job renames it there when it is whole
 
     def write(self) -> None:
         """Write `model.json`, whole or not at all."""

@@ -171,13 +171,21 @@ def _type(model: StoredModel) -> str:
 def _predictions(part: Path, model: StoredModel) -> list[dict[str, Any]]:
     """Return the predictions of a task as values of the label."""
     table = load("pyarrow.parquet").read_table(part)
+    if "prediction" not in table.column_names:
+        names = ", ".join(name for name in table.column_names if name != ROW)
+        raise DataError(f"The model gives several outputs: {names}.", "TO PREDICT takes models of one output.")
     rows, outputs = table.column(ROW).to_pylist(), table.column("prediction").to_pylist()
-    classes = model.found["classes"]
-    match task_of(model):
-        case Task.REGRESSION:
-            values = [float(output) for output in outputs]
-        case Task.BINARY:
-            values = [classes[int(output > 0.5)] for output in outputs]
-        case Task.CLASSES:
-            values = [classes[max(range(len(output)), key=output.__getitem__)] for output in outputs]
+    values = [_value(output, model.found["classes"]) for output in outputs]
     return [{ROW: row, _VALUE: value} for row, value in zip(rows, values, strict=True)]
+
+
+def _value(output: float | list[float], classes: Sequence[Any]) -> Any:
+    """Return what a model says of a row: a class by its probability or the largest of all, or a number."""
+    if isinstance(output, list):
+        if len(output) != len(classes):
+            raise DataError(
+                f"The model gives {len(output)} numbers a row, for {len(classes)} classes.",
+                "A model of your own gives a number, a probability of the second class, or one of each class.",
+            )
+        return classes[max(range(len(output)), key=output.__getitem__)]
+    return classes[int(output > 0.5)] if classes else float(output)

@@ -18,7 +18,7 @@ from elasticdl_client.job_dir import JobDir, path_of
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.secret_values import hide
 from elasticdl_client.sql import estimators, jobs, snapshot
-from elasticdl_client.sql.columns import ColumnFeatures, inferred, inputs_of, resolved, written
+from elasticdl_client.sql.columns import ColumnFeatures, as_they_are, inferred, inputs_of, resolved, written
 from elasticdl_client.sql.database import SnapshotReader, find_name
 from elasticdl_client.sql.estimators import Label, Task
 from elasticdl_client.sql.jobs import JobFlags
@@ -34,7 +34,7 @@ _SAMPLE = 100_000  # rows that statistics are of
 _SMALL = 2_000  # rows of a table that is trained on in small minibatches
 _MINIBATCHES = 2_000  # that a short form trains, within the following numbers of epochs
 _LEAST_EPOCHS, _MOST_EPOCHS = 3, 100
-_SHOWN = 2_000  # characters of an explicit statement
+_ZOO = "train.model_zoo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ def check(statement: Train, dialect: str, flags: JobFlags) -> None:
         estimators.params_of(statement.estimator.text, statement.attributes)
     for key, attribute in statement.attributes.items():
         prefix, _, name = key.partition(".")
-        if prefix == "train":
+        if key == _ZOO and statement.estimator is not None and estimators.is_own(statement.estimator.text):
+            _check_zoo(attribute)
+        elif prefix == "train":
             _check_flag(name, attribute)
             if name in flags.given:
                 raise StatementError(
@@ -171,10 +173,16 @@ def _plan(reader: SnapshotReader, statement: Train) -> TrainingPlan:
     default = "DNNRegressor" if found.task is Task.REGRESSION else "DNNClassifier"
     estimator = statement.estimator.text if statement.estimator else default
     params = estimators.params_of(estimator, statement.attributes)
-    columns = resolved(statement.columns, statistics, label) if statement.columns else inferred(statistics, label)
+    columns = _columns(statement, statistics, label)
     estimators.check_fits(estimator, found, columns.features, params, query.place)
     explicit = f"{query.text} TO TRAIN {estimator} {columns.clause} LABEL {written(label)} INTO {statement.model.name}"
     return TrainingPlan(tuple(names), found, columns, estimator, params, explicit, num_rows)
+
+
+def _columns(statement: Train, statistics: Mapping[str, Any], label: str) -> ColumnFeatures:
+    if statement.estimator is not None and estimators.is_own(statement.estimator.text):
+        return as_they_are(statement.columns, statistics, label)
+    return resolved(statement.columns, statistics, label) if statement.columns else inferred(statistics, label)
 
 
 def _say(session: Session, plan: TrainingPlan) -> None:
@@ -201,7 +209,16 @@ def _description(session: Session, statement: Train, plan: TrainingPlan) -> dict
         "inputs": [{"name": one.name, "column": one.column, "form": one.form} for one in plan.fields],
         "features": list(plan.columns.features),
         "metrics": {},
+        "model_flags": _own_model(statement, plan),
     }
+
+
+def _own_model(statement: Train, plan: TrainingPlan) -> dict[str, object]:
+    """Return the flags of a model of the user's; none of ours."""
+    if not estimators.is_own(plan.estimator):
+        return {}
+    zoo = statement.attributes.get(_ZOO)
+    return jobs.of_own_model(plan.estimator, str(zoo.value.value) if zoo else ".", plan.params)
 
 
 def _write(
@@ -226,21 +243,31 @@ def _flags(
         "num_epochs": min(_MOST_EPOCHS, max(_LEAST_EPOCHS, epochs)),
         "shuffle": True,
     }
-    named = {key.partition(".")[2]: one for key, one in statement.attributes.items() if key.startswith("train.")}
+    named = {
+        key.partition(".")[2]: one
+        for key, one in statement.attributes.items()
+        if key.startswith("train.") and key != _ZOO
+    }
     given = session.flags.of(JobType.TRAIN)
     own |= given | {name: attribute.value.value for name, attribute in named.items()}
     data = directory / DATA
     of_statement: dict[str, object] = {
-        **jobs.of_model(directory / DESCRIPTION),
+        **(_own_model(statement, plan) or jobs.of_model(directory / DESCRIPTION)),
+        **jobs.metrics_flag(plan.estimator, plan.label.task),
         "training_data": str(data / "train"),
         "columns": ",".join(field.name for field in plan.fields),
         "label_column": LABEL,
-        "eval_metrics_fn": jobs.metrics_flag(plan.label.task),
         "output": str(directory / EXPORT),
     }
     if is_validated:
         of_statement["validation_data"] = str(data / "validation")
     return own | of_statement
+
+
+def _check_zoo(attribute: Attribute) -> None:
+    value = attribute.value.value
+    if not isinstance(value, str) or not Path(value).expanduser().is_dir():
+        raise StatementError(f"{value!r} is no directory.", "Name the directory of your models.", attribute.value.place)
 
 
 def _check_flag(name: str, attribute: Attribute) -> None:

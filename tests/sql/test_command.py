@@ -90,11 +90,38 @@ def test_keys_of_with_become_flags_of_the_job(capsys: pytest.CaptureFixture[str]
     assert spec.validation_data.endswith("/data/validation")
 
 
+def test_a_model_of_ones_own_gets_columns_as_they_are_and_its_arguments(
+    capsys: pytest.CaptureFixture[str], database: str, tmp_path: Path
+) -> None:
+    statement = (
+        f"{SELECT} TO TRAIN mine.tables.custom_model WITH model.units = [4, 2], model.name = 'it''s', "
+        f"train.model_zoo = '{tmp_path}' COLUMN town, age LABEL income INTO m"
+    )
+    said, spec = dry(capsys, database, statement)
+    assert "COLUMN town, age" in said
+    assert (spec.model_zoo, spec.model_def) == (str(tmp_path), "mine.tables.custom_model")
+    assert spec.model_params_dict() == {"units": [4, 2], "name": "it's"}
+    assert (spec.columns, spec.eval_metrics_fn) == ("town,age", "eval_metrics_fn")
+
+
+def test_a_variable_of_the_environment_of_jobs_is_not_printed(
+    capsys: pytest.CaptureFixture[str], database: str
+) -> None:
+    said, _ = dry(capsys, database, f"{SELECT} LABEL income INTO m", "--envs=PGPASSWORD=swordfish")
+    assert "--envs=PGPASSWORD=***" in said
+    assert "swordfish" not in said
+
+
 @pytest.mark.parametrize(
     ("statement", "marked", "hint"),
     [
         ("TO TRAIN DNNClasifier LABEL income INTO m", "DNNClasifier", "'DNNClassifier'"),
-        ("TO TRAIN zoo.mine.model LABEL income INTO m", "zoo.mine.model", "elasticdl train"),
+        ("TO TRAIN mine. LABEL income INTO m", "LABEL", "name"),
+        ("TO TRAIN mine.model COLUMN NORMALIZE(age) LABEL income INTO m", "NORMALIZE(age)", "age"),
+        ("TO TRAIN mine.model COLUMN age FOR deep LABEL income INTO m", "deep", "FOR"),
+        ("TO TRAIN mine.model WITH model.x = 'a;b' LABEL income INTO m", "'a;b'", "--model_params"),
+        ("TO TRAIN mine.model WITH train.model_zoo = '/nowhere' LABEL income INTO m", "'/nowhere'", "directory"),
+        ("TO TRAIN DNNClassifier WITH train.model_zoo = '/' LABEL income INTO m", "train.model_zoo", "train."),
         (
             "TO TRAIN DNNClassifier WITH model.hiden_units = [3] LABEL income INTO m",
             "model.hiden_units",

@@ -50,7 +50,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{path}"
     server: str = request.getfixturevalue("server")
     with psycopg.connect(server) as connection:
-        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         for statement in statements:
             connection.execute(statement)
     return server

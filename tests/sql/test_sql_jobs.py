@@ -46,7 +46,7 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     """Names and values that want to be SQL, a schema of its own, and a password that must be nowhere."""
     quoted = '"' + INJECTION.replace('"', '""') + '"'
     with psycopg.connect(server) as connection:
-        connection.execute('CREATE SCHEMA IF NOT EXISTS "results"')
+        connection.execute('CREATE SCHEMA "results"')
         connection.execute(f"CREATE TABLE staff (id INTEGER PRIMARY KEY, age NUMERIC(5, 2), {quoted} TEXT, pay TEXT)")
         with connection.cursor() as cursor:
             rows = [(i, i / 4, INJECTION if i % 2 else None, INJECTION if i % 3 else "low") for i in range(NUM_ROWS)]
@@ -135,6 +135,50 @@ def test_the_short_form_on_the_census_reaches_an_auc_of_90_percent(census_data: 
     assert value >= 0.90
     about = json.loads((tmp_path / ".elasticdl" / "models" / "census" / "1" / "model.json").read_text())
     assert about["rows"] == 32_561
+
+
+OWN = """
+import keras
+
+def custom_model(units=1):
+    inputs = {"age": keras.Input((1,), name="age"), "hours": keras.Input((1,), name="hours")}
+    hidden = keras.layers.Dense(units, activation="relu")(keras.layers.Concatenate()(list(inputs.values())))
+    return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
+
+def loss(labels, predictions):
+    return keras.ops.sparse_categorical_crossentropy(labels, predictions)
+
+def optimizer():
+    return keras.optimizers.Adam(0.03)
+
+def eval_metrics_fn():
+    return {"right": keras.metrics.SparseCategoricalAccuracy()}
+"""
+
+
+@pytest.mark.full  # three jobs
+@pytest.mark.timeout(400)
+def test_a_model_of_ones_own_is_trained_evaluated_and_predicts_classes(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tables.py").write_text(OWN)
+    with sqlite3.connect(tmp_path / "d.db") as database:
+        database.execute("CREATE TABLE d (id INTEGER PRIMARY KEY, age REAL, hours REAL, kind TEXT)")
+        rows = [(i % 7 / 7, i % 11 / 11, "low" if i % 7 < 2 else "mid" if i % 7 < 5 else "top") for i in range(1200)]
+        database.executemany("INSERT INTO d (age, hours, kind) VALUES (?, ?, ?)", rows)
+    database.close()
+    statements = (
+        f"SELECT * FROM d TO TRAIN mine.tables.custom_model WITH model.units = 16, train.model_zoo = '{tmp_path}' "
+        "COLUMN age, hours LABEL kind INTO own;"
+        "SELECT * FROM d TO EVALUATE right USING own INTO found; SELECT * FROM d TO PREDICT guess.found USING own"
+    )
+    elasticdl_sql(tmp_path, f"sqlite:///{tmp_path}/d.db", statements, "--distribution_strategy=Local")
+    with sqlite3.connect(tmp_path / "d.db") as database:
+        ((_, metric, value),) = database.execute("SELECT * FROM found").fetchall()
+        ((num_rows, num_right),) = database.execute("SELECT count(*), sum(found = kind) FROM guess").fetchall()
+    database.close()
+    assert (metric, num_rows) == ("right", 1200)
+    assert num_right / num_rows == pytest.approx(value, abs=1e-6)
+    assert value > 0.8
 
 
 def test_the_commands_of_the_page_are_sound_bash() -> None:
