@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from elasticdl_client import goodput, progress
+from elasticdl_client import goodput, progress, scaling
 from elasticdl_client.dashboard.lanes import Lane
 from elasticdl_client.dashboard.observer import JobDetail
 from elasticdl_client.job_events import JobEvent, describe
@@ -47,10 +47,12 @@ def job_page(job_id: str, job: JobInfo, detail: JobDetail) -> Plain:
     """A job's page but for its events, which are sent once each."""
     status = job.status
     prefix = f"elasticdl-{job.name}-"
+    scaled = scaling.describe(status) if job.phase is Phase.RUNNING else ""
+    notes = [words.waiting_for(job), words.what_to_do(job), f"Workers follow the gain: {scaled}." if scaled else ""]
     return {
         **job_row(job_id, job),
         "directory": job.directory,
-        "notes": [*words.messages(job), *filter(None, [words.waiting_for(job), words.what_to_do(job)])],
+        "notes": [*words.messages(job), *filter(None, notes)],
         "problem": detail.problem,
         "generation": status.generation,
         "exit_code": status.exit_code,

@@ -312,10 +312,11 @@ def test_a_job_is_scaled_and_a_stopped_one_is_resumed_and_ends(chrome: Browser, 
             assert page.get_by_role("button", name="Resume").count() == 0
             page.get_by_role("button", name="Scale").click()
             scale = page.get_by_role("dialog", name="Scale digits?")
-            scale.get_by_label("Workers").fill("3")
+            scale.get_by_label("Workers").fill("3:4")
             scale.get_by_role("button", name="Scale").click()
             expect(page.get_by_role("dialog")).to_be_hidden()
             expect(page.locator(".lane[data-pod=worker-2]")).to_be_visible()
+            expect(page.locator(".note", has_text="Workers follow the gain: 3:4, ")).to_be_visible()
             job.hurry()
             job.end()
             page.get_by_role("button", name="Resume").click()

@@ -21,10 +21,10 @@ const act = {
     const what = {
       delete: `Job ${job.name} is ended, and all that there is of it is removed${job.directory ? `: also ${job.directory} with its logs and checkpoints` : ""}. This cannot be undone.`,
       resume: `Job ${job.name} gets a new master and continues where it was.`,
-      scale: `Job ${job.name} wants ${job.workers[1]} workers. New ones start as soon as there is room; those that are not wanted any more hand back their work first.`,
+      scale: `Job ${job.name} wants ${job.workers[1]} workers. In a range (2:16) their number follows what another one adds. New ones start as soon as there is room; those that are not wanted any more hand back their work first.`,
     }[action];
     const word = { delete: "Delete", resume: "Resume", scale: "Scale" }[action];
-    const number = action === "scale" ? el("input", { type: "number", min: 0, step: 1, value: job.workers[1], id: "num_workers" }) : null;
+    const number = action === "scale" ? el("input", { type: "text", size: 8, value: job.workers[1], id: "num_workers", title: "a number such as 4, a range such as 2:16, or auto" }) : null;
     const problem = el("p", { class: "note", role: "alert" });
     const go = el("button", { type: "button", class: action === "delete" ? "danger" : "primary" }, word);
     go.addEventListener("click", async () => {
