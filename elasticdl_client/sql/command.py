@@ -11,8 +11,9 @@ from pathlib import Path
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import FlagError
 from elasticdl_client.sql import evaluate, predict, registry, train
-from elasticdl_client.sql.arguments import USAGE, VARIABLE, split
+from elasticdl_client.sql.arguments import USAGE, VARIABLE, SqlArguments, split
 from elasticdl_client.sql.database import Database, check_url, dialect_of
+from elasticdl_client.sql.evaluate import Evaluation
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.parser import parse
@@ -29,21 +30,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     Raises:
         ElasticDLError: one is wrong, or has failed.
     """
-    given = split(arguments)
-    is_given = "datasource" in given.own
-    url = given.own.get("datasource", environment.get(VARIABLE, ""))
-    if url:
-        check_url(url, on_command_line=is_given)
-    os.environ.pop(VARIABLE, None)  # the processes of jobs need none
-    flags = JobFlags(given.of_jobs, {name: text for name, text in environment.items() if name != VARIABLE})
-    session = Session(
-        partial(Database, url) if url else None,
-        ModelRegistry(Path(given.own.get("models_dir") or environment.get("ELASTICDL_MODELS_DIR") or _MODELS)),
-        flags,
-        is_dry_run="dry_run" in given.own,
-        is_overwriting="overwrite" in given.own,
-    )
-    dialect = dialect_of(url)
+    given, session, dialect = prepare(arguments, environment)
     if given.source is not None:
         execute(session, dialect, given.source)
         return 0
@@ -52,12 +39,33 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     load("prompt_toolkit")
     from elasticdl_client.sql import shell
 
-    flags.check(set(_JOBS.values()))
+    session.flags.check(set(_JOBS.values()))
     return shell.run(session, partial(execute, session, dialect), dialect)
 
 
-def execute(session: Session, dialect: str, source: str) -> None:
-    """Check all statements of a text, then run them.
+def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[SqlArguments, Session, str]:
+    """Return the parts of a command line, the surroundings of its statements, and the dialect of their SQL.
+
+    Raises:
+        FlagError: the command line is wrong.
+    """
+    given = split(arguments)
+    url = given.own.get("datasource", environment.get(VARIABLE, ""))
+    if url:
+        check_url(url, on_command_line="datasource" in given.own)
+    os.environ.pop(VARIABLE, None)  # the processes of jobs need none
+    session = Session(
+        partial(Database, url) if url else None,
+        ModelRegistry(Path(given.own.get("models_dir") or environment.get("ELASTICDL_MODELS_DIR") or _MODELS)),
+        JobFlags(given.of_jobs, {name: text for name, text in environment.items() if name != VARIABLE}),
+        is_dry_run="dry_run" in given.own,
+        is_overwriting="overwrite" in given.own,
+    )
+    return given, session, dialect_of(url)
+
+
+def execute(session: Session, dialect: str, source: str) -> list[Evaluation]:
+    """Check all statements of a text, then run them; the metrics that they have found.
 
     Raises:
         ElasticDLError: one is wrong, or has failed.
@@ -67,8 +75,7 @@ def execute(session: Session, dialect: str, source: str) -> None:
     for statement in statements:
         if isinstance(statement, Train):
             train.check(statement, dialect, session.flags)
-    for statement in statements:
-        _run(session, statement)
+    return [found for statement in statements if (found := _run(session, statement)) is not None]
 
 
 _JOBS: dict[type[Statement], JobType] = {
@@ -78,17 +85,19 @@ _JOBS: dict[type[Statement], JobType] = {
 }
 
 
-def _run(session: Session, statement: Statement) -> None:
+def _run(session: Session, statement: Statement) -> Evaluation | None:
     match statement:
         case Train():
-            train.run(session, statement)
+            model = train.run(session, statement)
+            return Evaluation(model, model.found["metrics"]) if model is not None else None
         case Predict():
             predict.run(session, statement)
         case Evaluate():
-            evaluate.run(session, statement)
+            return evaluate.run(session, statement)
         case ShowModels():
             registry.show(session)
         case DescribeModel():
             registry.describe(session, statement)
         case DropModel():
             registry.drop(session, statement)
+    return None

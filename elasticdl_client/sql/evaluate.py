@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl_client.choices import JobType
@@ -20,8 +22,16 @@ from elasticdl_client.sql.tables import check_target, created
 _COLUMNS = {"model": "TEXT", "metric": "TEXT", "value": "DOUBLE PRECISION"}
 
 
-def run(session: Session, statement: Evaluate) -> dict[str, float]:
-    """Evaluate a model; the metrics, none in a dry run.
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The metrics of a model by name."""
+
+    model: StoredModel
+    metrics: Mapping[str, float]
+
+
+def run(session: Session, statement: Evaluate) -> Evaluation | None:
+    """Evaluate a model; None in a dry run.
 
     Raises:
         ElasticDLError: it cannot be evaluated.
@@ -38,7 +48,7 @@ def run(session: Session, statement: Evaluate) -> dict[str, float]:
             names, fields = fields_of(model, reader, statement.query, with_label=True)
             if session.is_dry_run:
                 session.show(JobType.EVALUATE, flags)
-                return {}
+                return None
             rows = reader.rows(statement.query)
             num_rows = snapshot.write(rows, names, fields, scratch / "data", model.found["classes"])
         if not num_rows:
@@ -55,7 +65,7 @@ def run(session: Session, statement: Evaluate) -> dict[str, float]:
     session.say(f"{model.name}@{model.version} on {num_rows:,} rows:")
     for name in wanted:
         session.say(f"  {name:<10} {found[name]:.6f}")
-    return found
+    return Evaluation(model, found)
 
 
 def _metrics(model: StoredModel, statement: Evaluate) -> list[str]:

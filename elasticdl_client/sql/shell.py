@@ -65,7 +65,7 @@ class StatementCompleter(Completer):
         return [*functions, *_KEYWORDS, *self._names] if last not in ("FROM", "JOIN") else self._names
 
 
-def run(session: Session, execute: Callable[[str], None], dialect: str) -> int:
+def run(session: Session, execute: Callable[[str], object], dialect: str) -> int:
     """Read and run statements until the input ends; return the exit code.
 
     Args:

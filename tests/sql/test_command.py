@@ -9,6 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import FlagError
@@ -217,3 +218,16 @@ def test_the_password_of_the_variable_is_taken_from_the_environment_of_jobs(monk
         command.run([f"{SELECT} LABEL income INTO m"])
     assert "swordfish" not in str(caught.value)
     assert "ELASTICDL_DATASOURCE" not in os.environ
+
+
+def test_a_cell_of_a_notebook_is_statements_and_a_mistake_has_no_traceback(
+    capsys: pytest.CaptureFixture[str], database: str, tmp_path: Path
+) -> None:
+    ModelRegistry(tmp_path / "models").add("m", {"label": "income"})
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "elasticdl_client.sql.notebook")
+    flags = f"--datasource={database} --models_dir={tmp_path}/models"
+    assert shell.run_cell_magic("elasticdl", flags, "SHOW MODELS;\nDESCRIBE m") is None
+    assert "label:       income" in capsys.readouterr().out
+    assert shell.run_cell_magic("elasticdl", f"{flags} --dry_run", f"{SELECT}\nLABEL incme INTO x") is None
+    assert capsys.readouterr().err.startswith("error: The SELECT has no column 'incme'.")

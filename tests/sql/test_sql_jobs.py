@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from elasticdl.protocol.values import Role
 from tests.chaos.job import LocalJob
@@ -156,9 +157,11 @@ def eval_metrics_fn():
 """
 
 
-@pytest.mark.full  # three jobs
+@pytest.mark.full  # four jobs
 @pytest.mark.timeout(400)
-def test_a_model_of_ones_own_is_trained_evaluated_and_predicts_classes(tmp_path: Path) -> None:
+def test_a_model_of_ones_own_is_trained_evaluated_and_predicts_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "tables.py").write_text(OWN)
     with sqlite3.connect(tmp_path / "d.db") as database:
@@ -177,6 +180,13 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_predicts_classes(tmp_path:
         ((num_rows, num_right),) = database.execute("SELECT count(*), sum(found = kind) FROM guess").fetchall()
     database.close()
     assert (metric, num_rows) == ("right", 1200)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ELASTICDL_DATASOURCE", f"sqlite:///{tmp_path}/d.db")
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "elasticdl_client.sql.notebook")
+    table = shell.run_cell_magic("elasticdl", "", "SELECT * FROM d TO EVALUATE right USING own")
+    assert table.rows == (("own@1", "right", pytest.approx(value)),)
+    assert f"<td>own@1</td><td>right</td><td>{value:.6g}</td>" in table._repr_html_()
     assert num_right / num_rows == pytest.approx(value, abs=1e-6)
     assert value > 0.8
 
