@@ -13,7 +13,7 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.sql import evaluate, predict, registry, train
 from elasticdl_client.sql.arguments import USAGE, VARIABLE, SqlArguments, split
 from elasticdl_client.sql.database import Database, check_url, dialect_of
-from elasticdl_client.sql.evaluate import Evaluation
+from elasticdl_client.sql.evaluate import ModelMetrics
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.parser import parse
@@ -64,7 +64,7 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[S
     return given, session, dialect_of(url)
 
 
-def execute(session: Session, dialect: str, source: str) -> list[Evaluation]:
+def execute(session: Session, dialect: str, source: str) -> list[ModelMetrics]:
     """Check all statements of a text, then run them; the metrics that they have found.
 
     Raises:
@@ -85,11 +85,11 @@ _JOBS: dict[type[Statement], JobType] = {
 }
 
 
-def _run(session: Session, statement: Statement) -> Evaluation | None:
+def _run(session: Session, statement: Statement) -> ModelMetrics | None:
     match statement:
         case Train():
             model = train.run(session, statement)
-            return Evaluation(model, model.found["metrics"]) if model is not None else None
+            return ModelMetrics(model, model.found["metrics"]) if model is not None else None
         case Predict():
             predict.run(session, statement)
         case Evaluate():

@@ -23,14 +23,14 @@ _COLUMNS = {"model": "TEXT", "metric": "TEXT", "value": "DOUBLE PRECISION"}
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class ModelMetrics:
     """The metrics of a model by name."""
 
     model: StoredModel
     metrics: Mapping[str, float]
 
 
-def run(session: Session, statement: Evaluate) -> Evaluation | None:
+def run(session: Session, statement: Evaluate) -> ModelMetrics | None:
     """Evaluate a model; None in a dry run.
 
     Raises:
@@ -65,7 +65,7 @@ def run(session: Session, statement: Evaluate) -> Evaluation | None:
     session.say(f"{model.name}@{model.version} on {num_rows:,} rows:")
     for name in wanted:
         session.say(f"  {name:<10} {found[name]:.6f}")
-    return Evaluation(model, found)
+    return ModelMetrics(model, found)
 
 
 def _metrics(model: StoredModel, statement: Evaluate) -> list[str]:
