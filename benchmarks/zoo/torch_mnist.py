@@ -5,10 +5,11 @@ from torch import nn
 from torch.nn import functional
 
 from elasticdl.api.examples import parse_examples
-from model_zoo.mnist import mnist_pytorch
 
+from .examples import example
 from .step_times import watched
 
+mnist_pytorch = example("mnist.mnist_pytorch")
 SHAPE = (1, 28, 28)
 
 

@@ -4,10 +4,11 @@ import torch
 from torch import nn
 
 from elasticdl.api.examples import parse_examples
-from model_zoo.cifar10 import resnet20_pytorch
 
+from .examples import example
 from .step_times import watched
 
+resnet20_pytorch = example("cifar10.resnet20_pytorch")
 SHAPE = (3, 32, 32)
 
 
