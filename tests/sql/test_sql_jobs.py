@@ -208,3 +208,19 @@ def test_the_page_works_word_for_word(tmp_path: Path) -> None:
     assert float(accuracy) > 0.9
     assert "100 rows with predictions of my_model@1 are in forecast." in said, said
     assert "Removed my_model: 1 version." in said, said
+
+
+@pytest.mark.full  # three jobs
+@pytest.mark.timeout(500)
+def test_the_tutorial_works_word_for_word(server: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    page, directory = REPOSITORY / "docs" / "tutorials" / "sql.md", clone(tmp_path / "elasticdl")
+    said = run_page(page, directory, Path(sys.executable).parent, 450, HOME=str(home), ELASTICDL_DATASOURCE=server)
+    assert "records 960, committed 960, repeated 0, lost 0" in said, said
+    (auc,) = re.findall(r"^  auc +(\d\.\d+)$", said, re.MULTILINE)
+    assert float(auc) > 0.9
+    assert "300 rows with predictions of churn@1 are in churn_forecast." in said, said
+    stay, leave = re.findall(r"^leaves: (?:False|True), customers: (\d+), calls: ", said, re.MULTILINE)
+    assert int(stay) + int(leave) == 300
+    assert "Removed churn: 1 version." in said, said
