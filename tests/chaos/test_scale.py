@@ -201,7 +201,7 @@ def test_what_is_no_number_is_an_event_and_changes_nothing(tmp_path: Path) -> No
 
 @pytest.mark.timeout(300)
 def test_a_job_with_a_range_grows_by_itself_until_a_number_by_hand_ends_that(tmp_path: Path) -> None:
-    job = replace(OF_SERVERS, pace_s=0.03)  # each worker sleeps for most of a minibatch: two are twice as fast
+    job = replace(OF_SERVERS, pace_s=0.01)  # each worker sleeps for most of a minibatch: two are twice as fast
     running = begin(job, tmp_path, num_workers="1:2", scaling_window=2.0, min_gain=0.05)
     try:
         two = scaled(running, 2)
