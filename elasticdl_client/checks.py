@@ -7,7 +7,9 @@ import re
 import shlex
 from urllib.parse import urlsplit
 
+from elasticdl_client.errors import StorageError
 from elasticdl_client.flags import Check
+from elasticdl_client.storage_kinds import KINDS, check_url, is_remote, scheme_of
 
 _LONGEST_NAME_BYTES = 255  # NAME_MAX of Linux
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -74,6 +76,17 @@ def check_path(path: str) -> str:
     if any(len(os.fsencode(name)) > _LONGEST_NAME_BYTES for name in path.split("/")):
         return f"has a name of more than {_LONGEST_NAME_BYTES} bytes in it, which no file system takes"
     return ""
+
+
+def check_writable_directory(path: str) -> str:
+    """A path, or the URL of a directory in storage that can be written."""
+    if not is_remote(path):
+        return check_path(path)
+    try:
+        check_url(path)
+    except StorageError:
+        return "has a credential in it, or names no bucket; give credentials by the environment, with --envs"
+    return "" if KINDS[scheme_of(path)].can_write else "is the URL of storage that cannot be written"
 
 
 def check_endpoint(url: str) -> str:

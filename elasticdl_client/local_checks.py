@@ -18,6 +18,7 @@ from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import check_model_source, reads_data_itself
+from elasticdl_client.storage_kinds import check_installed, is_remote
 from elasticdl_client.trained_model import check_unused, look_at
 
 _DATA_FLAGS = ("training_data", "validation_data", "prediction_data", "data")
@@ -62,8 +63,10 @@ def check_local(spec: JobSpec) -> JobSpec:
             check_sources(name, spec, changes[name])
     if "data" in changes:
         changes["prediction_data"] = changes["data"]
+    if is_remote(spec.prediction_outputs):
+        check_installed(spec.prediction_outputs)
     for name in _PATH_FLAGS:
-        if getattr(spec, name):
+        if getattr(spec, name) and not is_remote(getattr(spec, name)):
             changes[name] = str(_absolute(getattr(spec, name)))
     for name in _WRITTEN:
         if name in changes:

@@ -36,6 +36,7 @@ from elasticdl.protocol.values import Shard
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
+from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl_client import end_hook, scaling
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.contradictions import check_sums_are_encrypted
@@ -45,6 +46,7 @@ from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.model_framework import framework_of
 from elasticdl_client.model_source import reads_data_itself
 from elasticdl_client.secret_values import hide
+from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.trained_model import ModelKind, check_unused, look_at
 
 if TYPE_CHECKING:
@@ -368,7 +370,9 @@ def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     if spec.job_type is JobType.ANALYZE:
         _remove_parts(Path(spec.prediction_outputs))
         return {"initial_checkpoint": "", "initial_version": 0}
-    if spec.prediction_outputs:
+    if is_remote(spec.prediction_outputs):
+        _check_unused_storage(spec.prediction_outputs)
+    elif spec.prediction_outputs:
         check_unused(Path(spec.prediction_outputs))
     found = look_at(Path(spec.checkpoint_dir_for_init))
     found.check_strategy(spec.distribution_strategy)
@@ -376,6 +380,14 @@ def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     logger.info("The model is %s: %s, version %d", found.kind, found.path, found.version)
     path = checkpoints.initial(found.path) if found.kind is ModelKind.SERVERS else found.path
     return {"initial_checkpoint": str(path), "initial_version": found.version}
+
+
+def _check_unused_storage(url: str) -> None:
+    if storage_of(url).list(url):
+        raise FlagError(
+            f"--prediction_outputs={url} is not empty: the files of two jobs would be mixed up.",
+            "Name a directory that is empty or not there yet.",
+        )
 
 
 def _remove_parts(directory: Path) -> None:

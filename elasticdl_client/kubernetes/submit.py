@@ -23,6 +23,7 @@ from elasticdl_client.kubernetes.security import CHOSEN_BY_CLUSTER, DEFAULT_USER
 from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
 from elasticdl_client.model_source import check_model_source
 from elasticdl_client.script_output import Shown
+from elasticdl_client.storage_kinds import is_remote
 
 _TOKEN_BYTES = 32
 _NO_ACCOUNT_TOKEN = "No API token found for service account"  # servers before 1.24, right after it was made
@@ -231,7 +232,7 @@ def mount_notes(spec: JobSpec) -> list[str]:
         "log_file_path",
     ):
         path = getattr(spec, name)
-        if not path or name not in flags:
+        if not path or name not in flags or is_remote(path):
             continue
         mount = mount_of(path, mounts)
         if mount is not None and not mount.is_writable:

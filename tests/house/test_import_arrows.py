@@ -22,11 +22,13 @@ SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl_client.job_spec",
     "elasticdl_client.job_status",
     "elasticdl_client.secret_values",
+    "elasticdl_client.storage_kinds",
 )
 BELOW = (  # what worker, master and ps stand on; the framework's port, not its adapters
     "elasticdl.rpc",
     "elasticdl.cluster",
     "elasticdl.data",
+    "elasticdl.storage",
     "elasticdl.model_def",
     "elasticdl.frameworks.framework",
     "elasticdl.collective",
@@ -69,7 +71,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.kernels",
         "elasticdl.storage",
         "elasticdl_client.data_sources",
-        "elasticdl_client.storage_kinds",
     ),
     "elasticdl.analysis": (*SHARED, "elasticdl.data"),
     "elasticdl.model_def": (

@@ -17,6 +17,7 @@ class Fault(enum.Enum):
     UNAVAILABLE = "503"
     CUT_OFF = "the connection ends in the middle of the body"
     TOO_SHORT = "half of the body, and a length that says it is all"
+    HELD = "the request is not passed on until the proxy is closed, and then dropped"
     STALLED = "nothing comes after half of the body until the proxy is closed"
 
 
@@ -37,11 +38,13 @@ class FaultyProxy:
         target: the port.
         fault_of: asked of each request; None: it is answered as the server does.
         requests: all of them, in order.
+        held: set once a request is held.
     """
 
     target: int
     fault_of: Callable[[Request], Fault | None] = lambda request: None
     requests: list[Request] = field(default_factory=list)
+    held: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._closing = threading.Event()
@@ -86,6 +89,11 @@ class FaultyProxy:
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
         self.requests.append(request)
         fault = self.fault_of(request)
+        if fault is Fault.HELD:
+            self.held.set()
+            self._closing.wait()
+            handler.close_connection = True
+            return
         if fault is Fault.UNAVAILABLE:
             handler.send_response(503, "Slow Down")
             handler.send_header("Content-Length", "0")

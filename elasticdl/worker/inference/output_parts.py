@@ -46,7 +46,12 @@ class Parts:
         Raises:
             LeaseLost: another worker has the task by now.
         """
-        name = f"{_PREFIX}{held.lease.task:05d}.{self._extension}"
+        with self.writing_named(held, part_name(held, self._extension)) as temporary:
+            yield temporary
+
+    @contextmanager
+    def writing_named(self, held: HeldLease, name: str) -> Iterator[Path]:
+        """The same for a file of another name beside the parts."""
         with self.writing_file(held, self._directory / name) as temporary:
             yield temporary
 
@@ -60,10 +65,19 @@ class Parts:
         """All parts, in the order of the data."""
         return sorted(self._directory.glob(f"{_PREFIX}*.{self._extension}"), key=lambda part: (len(part.name), part))
 
+    def names(self) -> list[str]:
+        """Of all parts, in the order of the data."""
+        return [part.name for part in self.finished()]
+
     def sweep(self) -> None:
         """Removes what was begun and has not become a part; only when every task is finished."""
         for left in self._directory.glob(f".*{_PREFIX}*"):
             left.unlink(missing_ok=True)
+
+
+def part_name(held: HeldLease, extension: str) -> str:
+    """The name of the part of a lease's task."""
+    return f"{_PREFIX}{held.lease.task:05d}.{extension}"
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from elasticdl.model_def import ModelDefinition
 from elasticdl.protocol.values import Shard
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.inference.output_parts import Parts
+from elasticdl.worker.inference.remote_parts import RemoteParts
 from elasticdl.worker.inference.row_writers import Columns, RowWriter, columns_of, format_of, open_rows
 from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
@@ -35,6 +36,7 @@ from elasticdl_client.choices import PredictionFormat
 from elasticdl_client.data_sources import split_columns
 from elasticdl_client.errors import DataError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.storage_kinds import is_remote
 
 Name = tuple[int, int]  # task, minibatch
 Process = Callable[[Any, Name], None]
@@ -56,12 +58,15 @@ class PredictionWork:
         self._model = model
         self._clock = clock
         self._process = make_process(definition, link.worker_id)
-        self._parts: Parts | None = None
+        self._parts: Parts | RemoteParts | None = None
         self._carried: CarriedColumns | None = None
-        self._done = Path(spec.prediction_outputs) / _DONE_FILE
         if spec.prediction_outputs:
             self._format: PredictionFormat = format_of(spec.prediction_format)
-            self._parts = Parts(Path(spec.prediction_outputs), self._format.value, link.confirm)
+            self._parts = (
+                RemoteParts(spec.prediction_outputs, self._format.value, link.confirm)
+                if is_remote(spec.prediction_outputs)
+                else Parts(Path(spec.prediction_outputs), self._format.value, link.confirm)
+            )
             self._carried = CarriedColumns(spec, definition) if spec.prediction_columns else None
         elif self._process is None:
             raise ModelDefinitionError(
@@ -95,8 +100,8 @@ class PredictionWork:
         """All parts are there: says so in a file beside them."""
         assert self._parts is not None
         self._parts.sweep()
-        with self._parts.writing_file(held, self._done) as path:
-            parts = [part.name for part in self._parts.finished()]
+        with self._parts.writing_named(held, _DONE_FILE) as path:
+            parts = self._parts.names()
             path.write_text(json.dumps({"model_version": held.lease.model_version, "parts": parts}) + "\n")
 
     def _give(self, outputs: Any, batch: Batch, held: HeldLease, writer: RowWriter | None) -> None:
