@@ -82,7 +82,7 @@ def _check_path(name: str, source: str) -> None:
 
 
 def _check_storage(name: str, spec: JobSpec, url: str) -> None:
-    """What is known of a URL without a request; the job's first one says the rest."""
+    """Check a URL without a request; the job's first request checks the rest."""
     check_url(url)
     check_installed(url)
     params = spec.data_reader_params_dict()

@@ -132,7 +132,7 @@ class FsspecStorage:
     def _call(
         self, url: str, verb: str, *arguments: Any, _check: Callable[[Any], None] | None = None, **named: Any
     ) -> Any:
-        """What a verb of fsspec gives, sent again until it does."""
+        """Return the result of a verb of fsspec, sent again until there is one."""
         started = time.monotonic()
         for timeout_s, wait_s in self._times():
             try:
@@ -264,7 +264,7 @@ def _is_of_network(error: BaseException) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    """What an error says; of one that a client has translated, what it was made of."""
+    """Return the message of an error; for one that a client has translated, that of its cause."""
     said = error.__cause__ or error
     lines = str(said).strip().splitlines() or [""]
     return hide(lines[0]).rstrip(".") or type(said).__name__

@@ -37,7 +37,7 @@ class Storage(Protocol):
     """
 
     def list(self, directory: str) -> list[FileStatus]:
-        """What is in a directory, not below those in it, in order of name; empty where nothing is."""
+        """Return the files and directories in a directory, not those below, in order of name; maybe none."""
         ...
 
     def stat(self, url: str) -> FileStatus:
