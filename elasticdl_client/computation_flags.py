@@ -1,4 +1,4 @@
-"""The flags that say how a worker computes a step, most of them for PyTorch models; part of `JobSpec`."""
+"""The flags that say how a worker computes a step of a PyTorch model; part of `JobSpec`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class ComputationFlags:
 
     precision: Precision = flag(
         Precision.FP32,
-        "Compute in fp32, bf16 or fp16, the latter with dynamic loss scaling: PyTorch models by autocast, Keras models "
-        "by a mixed policy.",
+        "PyTorch models: compute in fp32, or by autocast in bf16 or fp16, the latter with dynamic loss scaling.",
         Group.TRAINING,
         jobs=TRAIN_ONLY,
     )

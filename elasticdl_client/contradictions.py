@@ -244,8 +244,8 @@ def _check_computation(spec: JobSpec) -> None:
         )
     if spec.precision is Precision.FP16 and spec.nan_policy is NanPolicy.SKIP:
         raise FlagError(
-            "--precision=fp16 with --nan_policy=skip: a gradient that overflows is no fault of its minibatch, but of "
-            "the loss scale.",
+            "--precision=fp16 with --nan_policy=skip: a gradient that overflows is no fault of its minibatch, which is "
+            "computed again with a smaller loss scale.",
             "Leave --nan_policy out, or give --precision=bf16.",
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elasticdl_client.choices import DistributionStrategy, FrameworkName, Precision
+from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
@@ -30,8 +30,8 @@ _TELLING = {
     "elasticdl.api.pytorch": FrameworkName.TORCH,
 }
 
-_INSTEAD = {  # what such a model has in place of a flag
-    "precision": "Leave it out; the module's own adapter computes its steps.",
+_INSTEAD = {  # what a Keras model has in place of a flag
+    "precision": 'Leave it out; the module may call keras.mixed_precision.set_global_policy("mixed_bfloat16") itself.',
     "compile": "Leave it out; steps of Keras models are compiled in any case.",
     "channels_last": "Leave it out; TensorFlow chooses the layout itself.",
     "clip_gradient_norm": "Leave it out, and give the Keras optimizer global_clipnorm.",
@@ -77,18 +77,8 @@ def check_framework(spec: JobSpec) -> None:
 
 def _check_computation(spec: JobSpec) -> None:
     given = [name for name, default in COMPUTATION_DEFAULTS.items() if getattr(spec, name) != default]
-    if not given or (framework := framework_of(spec)) is FrameworkName.TORCH:
+    if not given or framework_of(spec) is FrameworkName.TORCH:
         return
-    if framework is FrameworkName.TENSORFLOW:
-        given = [name for name in given if name != "precision"]
-        on_servers = spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
-        if spec.precision is Precision.FP16 and on_servers:
-            raise ModelDefinitionError(
-                "--precision=fp16 with parameter servers: no worker could scale the loss, for it sees no whole step.",
-                "Give --precision=bf16, or --distribution_strategy=AllReduceStrategy or Local.",
-            )
-    if given:
-        kinds = "PyTorch and Keras" if given[0] == "precision" else "PyTorch"
-        raise ModelDefinitionError(
-            f"--{given[0]} is for {kinds} models, and --model_def={spec.model_def} is none.", _INSTEAD[given[0]]
-        )
+    raise ModelDefinitionError(
+        f"--{given[0]} is for PyTorch models, and --model_def={spec.model_def} is none.", _INSTEAD[given[0]]
+    )

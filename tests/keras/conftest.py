@@ -16,7 +16,6 @@ from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
 from elasticdl.frameworks.keras import KerasFramework
 from elasticdl.frameworks.keras.step.gradient_graph import GradientGraph
 from elasticdl.model_def import load
-from elasticdl_client.choices import Precision
 
 ZOO = str(Path(__file__).parent / "zoo")
 
@@ -49,7 +48,6 @@ def framework() -> Callable[..., KerasFramework]:
         zoo: str = ZOO,
         jit_compile: bool = False,
         embedding_threshold: int = 2 << 20,
-        precision: Precision = Precision.FP32,
         **symbols: str,
     ) -> KerasFramework:
         definition = load(zoo, model_def, params, symbols, required=("feed",))
@@ -61,7 +59,6 @@ def framework() -> Callable[..., KerasFramework]:
             on_parameter_server,
             jit_compile,
             embedding_threshold,
-            precision=precision,
         )
 
     return make

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -40,7 +39,6 @@ from elasticdl.frameworks.keras.metrics import Evaluated, LossMeasure, TensorMea
 from elasticdl.frameworks.keras.model import BuiltModel, build_model, unique_names
 from elasticdl.frameworks.keras.optimizer import (
     LearningRates,
-    build_once,
     check_for_parameter_server,
     describe_optimizer,
     make_optimizer,
@@ -63,10 +61,8 @@ from elasticdl.frameworks.label_flaws import (
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.layers.placement import Placement
 from elasticdl.model_def import ModelDefinition
-from elasticdl_client.choices import Precision
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
-_POLICIES = {Precision.BF16: "mixed_bfloat16", Precision.FP16: "mixed_float16"}
 _LOOKUP = "keras.layers.StringLookup(vocabulary={}, num_oov_indices=0)"
 _log = logging.getLogger("elasticdl.keras")
 
@@ -85,7 +81,6 @@ class KerasFramework:
         embedding_threshold: int = 2 << 20,
         mode: Mode = Mode.TRAINING,
         needed: Collection[str] = (),
-        precision: Precision = Precision.FP32,
     ) -> None:
         """
         Args:
@@ -97,9 +92,7 @@ class KerasFramework:
             embedding_threshold: bytes; larger tables of `keras.layers.Embedding` live on the parameter servers.
             mode: that of the job's tasks.
             needed: symbols that the module or `compile` must have: loss, optimizer, eval_metrics_fn.
-            precision: but for float32, sets Keras' policy before the model is made.
         """
-        self._precision = precision
         self._mode = mode
         self._needed = needed
         self._definition = definition
@@ -304,8 +297,6 @@ class KerasFramework:
 
     def _built(self) -> BuiltModel:
         if self._model is None:
-            if self._precision in _POLICIES:
-                keras.config.set_dtype_policy(_POLICIES[self._precision])
             self._model = build_model(self._definition, self._seed, self._threshold_bytes, self._examples, self._mode)
         return self._model
 
@@ -410,7 +401,7 @@ class KerasFramework:
         built, optimizer = self._built(), self._optimizer()
         if optimizer is None:
             raise ModelDefinitionError(f"{self._definition.path} has no optimizer.")
-        build_once(optimizer, built.trainable)
+        optimizer.build(built.trainable)
         weights = [*built.trainable, *built.non_trainable, *built.own]
         named = {f"model/{name}": v for name, v in zip(unique_names(weights), weights, strict=True)}
         slots = list(optimizer.variables)

@@ -133,9 +133,7 @@ def _built(
     examples: Callable[[ModelInputs], Examples],
     mode: Mode,
 ) -> BuiltModel:
-    policy = keras.config.dtype_policy()  # which the module may have set as it was imported
     keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
-    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(seed)
     with functions.accepted(), embedding_placement(placement), swap.making() if swap is not None else nullcontext():
         model = user_call(definition.model, f"{definition.path}: {definition.symbol}")

@@ -49,12 +49,6 @@ def make_optimizer(definition: ModelDefinition, model: Any, on_parameter_server:
     return made
 
 
-def build_once(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Make an optimizer's own variables, unless they are there: a LossScaleOptimizer would make another scale."""
-    if not optimizer.built:
-        optimizer.build(variables)
-
-
 def describe_optimizer(optimizer: Any) -> str:
     """Keras config of an optimizer as JSON, without clipping by norm: the worker does that to its own gradient."""
     described = keras.optimizers.serialize(optimizer)

@@ -59,23 +59,6 @@ class Computation:
         """Gradients of float16 need a loss scale; bfloat16 has the exponents of float32."""
         return self.precision is Precision.FP16
 
-    def described(self, device: Any) -> str:
-        """Return a line for the log: where a model is computed, and how."""
-        if device.type == "cuda":
-            properties = torch.cuda.get_device_properties(device)
-            place = f"{device} ({properties.name}, {properties.total_memory / 2**30:.0f} GiB)"
-            switches = {
-                "TF32 in matrix products": torch.backends.cuda.matmul.allow_tf32,
-                "TF32 in convolutions": torch.backends.cudnn.allow_tf32,
-                "cudnn.benchmark": torch.backends.cudnn.benchmark,
-            }
-            rest = [f"{name} is {'on' if is_on else 'off'}" for name, is_on in switches.items()]
-        else:
-            place, rest = f"{device}, with {torch.get_num_threads()} threads", []
-        used = {"torch.compile": self.is_compiled, "channels last": self.channels_last}
-        how = [self.precision.value, *(name for name, is_on in used.items() if is_on)]
-        return "; ".join([f"The model is on {place}", f"it computes in {', '.join(how)}", *rest])
-
     def prepare(self, module: Any, device: Any, what: str) -> Any:
         """Return a module on its device with the memory layout that is asked for, compiled if it shall be.
 

@@ -321,7 +321,6 @@ class TorchFramework:
     def _built(self) -> BuiltModule:
         if self._model is None:
             self._model = build_model(self._definition, self._seed, self._computation)
-            _log.info("%s", self._computation.described(self._model.device))
         return self._model
 
     def _optimizer(self) -> Any:
