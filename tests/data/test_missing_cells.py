@@ -89,6 +89,7 @@ def test_shares_of_a_group_and_the_local_strategy_name_the_column(
         made = TorchFramework(load(str(tmp_path), "cells_zoo.custom_model", required=()), 8, 3, table.metadata())
     batch = first_batch(made, table)
     gradient = made.local_gradient([Share(batch, 1, 1.0)], lambda buffer: None)
+    gradient.told()
     assert WORDS in gradient.not_finite[0]
     made.train(batch, 5)
     assert WORDS in caplog.text
