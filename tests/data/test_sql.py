@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,12 +21,8 @@ COLUMNS = ["f", "n", "t"]
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
-    directory = Path(tempfile.mkdtemp(prefix="pg"))  # the path of a socket must be short, and readable by PostgreSQL
-    try:
-        with postgres.server(directory) as url:
-            yield url
-    finally:
-        shutil.rmtree(directory)
+    with postgres.server() as url:
+        yield url
 
 
 def filled(url: str, name: str, key: str, keys: list[object]) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,12 +13,8 @@ from tests.data import postgres
 @pytest.fixture(scope="session")
 def running_server() -> Iterator[str]:
     """The URL of a database of PostgreSQL, for all tests."""
-    directory = Path(tempfile.mkdtemp(prefix="pg"))  # the path of a socket must be short, and readable by PostgreSQL
-    try:
-        with postgres.server(directory) as url:
-            yield url
-    finally:
-        shutil.rmtree(directory)
+    with postgres.server() as url:
+        yield url
 
 
 @pytest.fixture
