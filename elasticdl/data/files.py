@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from elasticdl.storage.remote_file import RemoteFile
+from elasticdl.storage.remote_file import PositionedStream, RemoteFile
 from elasticdl_client.errors import DataError
 from elasticdl_client.storage_kinds import is_remote
 
@@ -104,29 +103,15 @@ class LocalFile:
             self.close()
 
 
-class FileView(io.RawIOBase):
+class FileView(PositionedStream):
     """A file as libraries want it: each read is one of exactly those bytes.  Of one thread at a time."""
 
     def __init__(self, file: DataFile) -> None:
+        super().__init__(lambda: file.size_bytes)
         self._file = file
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size_bytes}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
 
     def read(self, size: int = -1) -> bytes:
-        data = self._file.pread(max(0, self._file.size_bytes - self._position) if size < 0 else size, self._position)
+        data = self._file.pread(max(0, self._size_bytes() - self._position) if size < 0 else size, self._position)
         self._position += len(data)
         return data
 

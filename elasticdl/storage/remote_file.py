@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -80,14 +80,12 @@ class RemoteFile:
         """Does nothing: nothing is open between two reads."""
 
 
-class _Scan(io.RawIOBase):
-    """Parts ahead of the position once two reads have followed each other; a jump beyond reads what it asks for."""
+class PositionedStream(io.RawIOBase):
+    """A stream that can be read and sought, over a file of known size; the subclass reads at `_position`."""
 
-    def __init__(self, file: RemoteFile) -> None:
-        self._file = file
+    def __init__(self, size_bytes: Callable[[], int]) -> None:
+        self._size_bytes = size_bytes
         self._position = 0
-        self._end_of_last = -1
-        self._ahead: dict[int, Future[bytes]] = {}
 
     def readable(self) -> bool:
         return True
@@ -96,12 +94,22 @@ class _Scan(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size_bytes}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes()}[whence]
         self._position = base + offset
         return self._position
 
     def tell(self) -> int:
         return self._position
+
+
+class _Scan(PositionedStream):
+    """Parts ahead of the position once two reads have followed each other; a jump beyond reads what it asks for."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        super().__init__(lambda: file.size_bytes)
+        self._file = file
+        self._end_of_last = -1
+        self._ahead: dict[int, Future[bytes]] = {}
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
