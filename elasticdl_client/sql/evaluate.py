@@ -11,7 +11,7 @@ from elasticdl_client.choices import JobType
 from elasticdl_client.errors import DataError
 from elasticdl_client.sql import jobs, snapshot
 from elasticdl_client.sql.estimators import METRICS, is_own
-from elasticdl_client.sql.inputs import fields_of, names_of, task_of
+from elasticdl_client.sql.inputs import fields_of, task_of
 from elasticdl_client.sql.models import StoredModel
 from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.session import Session
@@ -42,7 +42,13 @@ def run(session: Session, statement: Evaluate) -> ModelMetrics | None:
     if statement.table:
         check_target(session, statement.table)
     with session.scratch() as scratch:
-        flags = _flags(session, model, scratch)
+        flags = {
+            **jobs.with_trained(JobType.EVALUATE, model, session.flags, scratch),
+            "validation_data": str(scratch / "data"),
+            "label_column": LABEL,
+            **jobs.metrics_flag(model.found["estimator"], task_of(model)),
+            "metrics_output": str(scratch / "metrics.json"),
+        }
         spec = jobs.spec_of(JobType.EVALUATE, flags)
         with database.snapshot() as reader:
             names, fields = fields_of(model, reader, statement.query, with_label=True)
@@ -77,18 +83,6 @@ def _metrics(model: StoredModel, statement: Evaluate) -> list[str]:
             hint = suggestion(metric.text.lower(), known)
             raise StatementError(f"{model.found['estimator']} has no metric {metric.text!r}.", hint, metric.place)
     return list(dict.fromkeys(metric.text.lower() for metric in statement.metrics))
-
-
-def _flags(session: Session, model: StoredModel, scratch: Path) -> dict[str, object]:
-    given = {"job_name": jobs.name_of("evaluate", model.name, scratch.name), **session.flags.of(JobType.EVALUATE)}
-    return {
-        **jobs.with_trained(model, given),
-        "validation_data": str(scratch / "data"),
-        "columns": ",".join(names_of(model)),
-        "label_column": LABEL,
-        **jobs.metrics_flag(model.found["estimator"], task_of(model)),
-        "metrics_output": str(scratch / "metrics.json"),
-    }
 
 
 def _read(path: Path, statement: Evaluate, wanted: list[str]) -> dict[str, float]:

@@ -21,11 +21,6 @@ def task_of(model: StoredModel) -> Task:
     return Task(model.found["task"])
 
 
-def names_of(model: StoredModel) -> list[str]:
-    """Return the names of a model's inputs in the files."""
-    return [one["name"] for one in model.found["inputs"]]
-
-
 def fields_of(
     model: StoredModel, reader: SnapshotReader, query: Query, with_label: bool
 ) -> tuple[list[str], list[Field]]:

@@ -121,13 +121,20 @@ def of_own_model(estimator: str, zoo: str, params: Mapping[str, object]) -> dict
     return flags
 
 
-def with_trained(model: StoredModel, flags: Mapping[str, object]) -> dict[str, object]:
-    """Return the flags of a job with a trained model; the user's come first."""
+def with_trained(job_type: JobType, model: StoredModel, given: JobFlags, scratch: Path) -> dict[str, object]:
+    """Return the flags of a job with a trained model, but those of its data and results.
+
+    Args:
+        given: by the user; they come first.
+        scratch: directory of the statement.
+    """
     return {
         **(model.found.get("model_flags") or of_model(model.description)),
         "checkpoint_dir_for_init": str(model.export),
         "distribution_strategy": "Local",
-        **flags,
+        "job_name": name_of(str(job_type), model.name, scratch.name),
+        **given.of(job_type),
+        "columns": ",".join(one["name"] for one in model.found["inputs"]),
     }
 
 

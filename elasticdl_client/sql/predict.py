@@ -17,7 +17,7 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.sql import jobs, snapshot
 from elasticdl_client.sql.database import find_name
 from elasticdl_client.sql.estimators import Task
-from elasticdl_client.sql.inputs import fields_of, names_of, task_of
+from elasticdl_client.sql.inputs import fields_of, task_of
 from elasticdl_client.sql.models import StoredModel
 from elasticdl_client.sql.places import StatementError
 from elasticdl_client.sql.session import Session
@@ -41,7 +41,13 @@ def run(session: Session, statement: Predict) -> int:
         names, fields = fields_of(model, reader, statement.query, with_label=False)
         _check_column(names, statement.column)
     with session.scratch() as scratch:
-        flags = _flags(session, model, scratch)
+        flags = {
+            **jobs.with_trained(JobType.PREDICT, model, session.flags, scratch),
+            "prediction_data": str(scratch / "data"),
+            "prediction_columns": ROW,
+            "prediction_outputs": str(scratch / "predictions"),
+            "prediction_format": "parquet",
+        }
         spec = jobs.spec_of(JobType.PREDICT, flags)
         if session.is_dry_run:
             session.show(JobType.PREDICT, flags)
@@ -134,18 +140,6 @@ class _Staging:
                     f"{found:,} of {num_rows:,} rows have a prediction.",
                     "The job's directory has its log; report this.",
                 )
-
-
-def _flags(session: Session, model: StoredModel, scratch: Path) -> dict[str, object]:
-    given = {"job_name": jobs.name_of("predict", model.name, scratch.name), **session.flags.of(JobType.PREDICT)}
-    return {
-        **jobs.with_trained(model, given),
-        "prediction_data": str(scratch / "data"),
-        "columns": ",".join(names_of(model)),
-        "prediction_columns": ROW,
-        "prediction_outputs": str(scratch / "predictions"),
-        "prediction_format": "parquet",
-    }
 
 
 def _check_column(names: Sequence[str], column: Name) -> None:
