@@ -10,17 +10,28 @@ from pathlib import Path
 
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import FlagError
-from elasticdl_client.sql import evaluate, predict, registry, train
+from elasticdl_client.sql import evaluate, explain, predict, registry, train
 from elasticdl_client.sql.arguments import USAGE, VARIABLE, SqlArguments, split
 from elasticdl_client.sql.database import Database, check_url, dialect_of
 from elasticdl_client.sql.evaluate import ModelMetrics
+from elasticdl_client.sql.explain import ModelImportances
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
 from elasticdl_client.sql.parser import parse
 from elasticdl_client.sql.session import Session
-from elasticdl_client.sql.statement import DescribeModel, DropModel, Evaluate, Predict, ShowModels, Statement, Train
+from elasticdl_client.sql.statement import (
+    DescribeModel,
+    DropModel,
+    Evaluate,
+    Explain,
+    Predict,
+    ShowModels,
+    Statement,
+    Train,
+)
 from elasticdl_client.sql.tokens import load
 
+Result = ModelMetrics | ModelImportances
 _MODELS = "~/.elasticdl/models"
 
 
@@ -64,8 +75,8 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[S
     return given, session, dialect_of(url)
 
 
-def execute(session: Session, dialect: str, source: str) -> list[ModelMetrics]:
-    """Check all statements of a text, then run them; the metrics that they have found.
+def execute(session: Session, dialect: str, source: str) -> list[Result]:
+    """Check all statements of a text, then run them; what they have found.
 
     Raises:
         ElasticDLError: one is wrong, or has failed.
@@ -75,6 +86,8 @@ def execute(session: Session, dialect: str, source: str) -> list[ModelMetrics]:
     for statement in statements:
         if isinstance(statement, Train):
             train.check(statement, dialect, session.flags)
+        elif isinstance(statement, Explain):
+            explain.check(statement)
     return [found for statement in statements if (found := _run(session, statement)) is not None]
 
 
@@ -85,7 +98,7 @@ _JOBS: dict[type[Statement], JobType] = {
 }
 
 
-def _run(session: Session, statement: Statement) -> ModelMetrics | None:
+def _run(session: Session, statement: Statement) -> Result | None:
     match statement:
         case Train():
             model = train.run(session, statement)
@@ -94,6 +107,8 @@ def _run(session: Session, statement: Statement) -> ModelMetrics | None:
             predict.run(session, statement)
         case Evaluate():
             return evaluate.run(session, statement)
+        case Explain():
+            return explain.run(session, statement)
         case ShowModels():
             registry.show(session)
         case DescribeModel():

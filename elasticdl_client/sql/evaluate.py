@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from elasticdl_client.choices import JobType
 from elasticdl_client.errors import DataError
@@ -26,8 +27,14 @@ _COLUMNS = {"model": "TEXT", "metric": "TEXT", "value": "DOUBLE PRECISION"}
 class ModelMetrics:
     """The metrics of a model by name."""
 
+    head: ClassVar = ("model", "metric", "value")
     model: StoredModel
     metrics: Mapping[str, float]
+
+    @property
+    def rows(self) -> list[tuple[str | float, ...]]:
+        """The same as rows of a table."""
+        return [(self.model.title, name, value) for name, value in self.metrics.items()]
 
 
 def run(session: Session, statement: Evaluate) -> ModelMetrics | None:
@@ -63,12 +70,10 @@ def run(session: Session, statement: Evaluate) -> ModelMetrics | None:
         jobs.run(spec)
         found = _read(scratch / "metrics.json", statement, wanted)
     if statement.table:
-        rows_of_table = [
-            {"model": f"{model.name}@{model.version}", "metric": one, "value": found[one]} for one in wanted
-        ]
+        rows_of_table = [{"model": model.title, "metric": one, "value": found[one]} for one in wanted]
         with created(session, statement.table, _COLUMNS) as writer:
             writer.insert([name.text for name in statement.table], list(_COLUMNS), rows_of_table)
-    session.say(f"{model.name}@{model.version} on {num_rows:,} rows:")
+    session.say(f"{model.title} on {num_rows:,} rows:")
     for name in wanted:
         session.say(f"  {name:<10} {found[name]:.6f}")
     return ModelMetrics(model, found)

@@ -47,7 +47,7 @@ def _column(model: StoredModel, names: Sequence[str], field: Field, query: Query
     if not found:
         what = "label" if field.name == LABEL else "column"
         raise StatementError(
-            f"The SELECT lacks the {what} {field.column!r}, which {model.name}@{model.version} was trained on.",
+            f"The SELECT lacks the {what} {field.column!r}, which {model.title} was trained on.",
             suggestion(field.column, names),
             query.place,
         )
@@ -61,9 +61,8 @@ def _check_types(
         at = names.index(field.column)
         wrong = next((row[at] for row in rows if not isinstance(row[at], int | float | Decimal | None)), None)
         if field.form == "number" and wrong is not None:
-            named = f"{model.name}@{model.version}"
             raise StatementError(
-                f"The column {field.column!r} holds {str(wrong)[:50]!r}; {named} takes numbers there.",
+                f"The column {field.column!r} holds {str(wrong)[:50]!r}; {model.title} takes numbers there.",
                 f"Convert it in the SELECT: CAST({field.column} AS REAL) AS {field.column}.",
                 query.place,
             )

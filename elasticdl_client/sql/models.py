@@ -39,6 +39,10 @@ class StoredModel:
     found: dict[str, Any]
 
     @property
+    def title(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @property
     def description(self) -> Path:
         return self.directory / DESCRIPTION
 

@@ -19,6 +19,7 @@ from elasticdl_client.sql.statement import (
     DescribeModel,
     DropModel,
     Evaluate,
+    Explain,
     Expression,
     Literal,
     ModelName,
@@ -35,7 +36,7 @@ from elasticdl_client.sql.tokens import Kind, Token, load, statements_of
 T = TypeVar("T")
 S = TypeVar("S", bound=Statement)
 
-_VERBS = ("TRAIN", "PREDICT", "EVALUATE", "EXPLAIN")
+VERBS = ("TRAIN", "PREDICT", "EVALUATE", "EXPLAIN")
 _FIRST = ("SELECT", "WITH", "SHOW", "DESCRIBE", "DROP")
 _CLAUSES = ("WITH", "COLUMN", "FOR", "LABEL", "INTO", "USING", "TO")
 _FIELDS = ("YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND")  # INTERVAL '1-2' YEAR TO MONTH
@@ -45,7 +46,7 @@ _MODEL_LENGTH = 40  # the names of jobs hold that of the model
 _LITERALS: dict[str, object] = {"TRUE": True, "FALSE": False}
 _ENDINGS = (
     "Write after the SELECT: LABEL column INTO model; TO TRAIN estimator … LABEL column INTO model; "
-    "TO PREDICT table.column USING model; or TO EVALUATE metric, … USING model."
+    "TO PREDICT table.column USING model; TO EVALUATE metric, … USING model; or TO EXPLAIN USING model."
 )
 
 
@@ -108,16 +109,12 @@ class _Parser:
         self._at = self._end_of_query()
         query = self._query()
         if self._accept("TO"):
-            verb = self._take("TRAIN, PREDICT or EVALUATE")
+            verb = self._take("TRAIN, PREDICT, EVALUATE or EXPLAIN")
             if verb.is_word("TRAIN"):
                 return self._train(query, self._estimator())
             if verb.is_word("PREDICT"):
                 return self._predict(query)
-            if verb.is_word("EVALUATE"):
-                return self._evaluate(query)
-            raise StatementError(
-                "TO EXPLAIN is not supported.", "Use TO EVALUATE for metrics, or TO PREDICT for each row.", verb.place
-            )
+            return self._evaluate(query) if verb.is_word("EVALUATE") else self._explain(query)
         return self._train(query, None)
 
     # The SELECT
@@ -135,11 +132,11 @@ class _Parser:
                 continue
             following = self._tokens[at + 1] if at + 1 < len(self._tokens) else None
             if token.is_word("TO") and not (following and following.is_word(*_FIELDS)):
-                if following is None or not following.is_word(*_VERBS):
+                if following is None or not following.is_word(*VERBS):
                     place = token.place if following is None else following.place
-                    near = nearest(following.text, list(_VERBS)) if following else ""
+                    near = nearest(following.text, list(VERBS)) if following else ""
                     hint = f"Did you mean 'TO {near}'?" if near else _ENDINGS
-                    raise StatementError("TRAIN, PREDICT or EVALUATE is expected after TO.", hint, place)
+                    raise StatementError("TRAIN, PREDICT, EVALUATE or EXPLAIN is expected after TO.", hint, place)
                 return at
             if token.is_word("LABEL") and self._may_be_clause(at, following):
                 labels.append(at)
@@ -175,7 +172,8 @@ class _Parser:
             if token.is_word("INTO"):
                 return StatementError("LABEL column is expected before INTO.", _ENDINGS, token.place)
             if token.is_word("USING") and token is outer[-2 if len(outer) > 1 else -1]:
-                return StatementError("TO PREDICT or TO EVALUATE is expected before USING.", _ENDINGS, token.place)
+                verbs = "TO PREDICT, TO EVALUATE or TO EXPLAIN"
+                return StatementError(f"{verbs} is expected before USING.", _ENDINGS, token.place)
         end = self._tokens[-1].place.end
         return StatementError("The statement says nothing to do.", _ENDINGS, Place(self._source, end - 1, end))
 
@@ -225,7 +223,8 @@ class _Parser:
                 attributes = self._attributes()
             while self._at < len(self._tokens) and self._tokens[self._at].is_word("COLUMN"):
                 columns.append(self._column_clause())
-        self._keyword("LABEL", "LABEL column INTO model ends a statement that trains.", after=estimator is not None)
+        before = ("WITH", "COLUMN") if estimator is not None else ()
+        self._keyword("LABEL", "LABEL column INTO model ends a statement that trains.", before)
         label = self._name("the column of the label")
         self._keyword("INTO", "LABEL column INTO model ends a statement that trains.")
         model = self._model(is_new=True)
@@ -320,12 +319,21 @@ class _Parser:
         metrics = tuple(self._list(lambda: self._name("a metric")))
         self._keyword("USING", "TO EVALUATE metric, … USING model.")
         model = self._model()
-        table: tuple[Name, ...] = ()
-        if self._accept("INTO"):
-            table = tuple(self._path("the table of the metrics"))
-            if len(table) > 2:
-                raise StatementError("A table has at most a schema.", "Write INTO schema.table.", table[2].place)
-        return self._ended(Evaluate(self._text(), query, metrics, model, table))
+        return self._ended(Evaluate(self._text(), query, metrics, model, self._into("the table of the metrics")))
+
+    def _explain(self, query: Query) -> Explain:
+        attributes = self._attributes() if self._accept("WITH") else {}
+        self._keyword("USING", "TO EXPLAIN [WITH key = value, …] USING model.", () if attributes else ("WITH",))
+        model = self._model()
+        table = self._into("the table of the importances")
+        return self._ended(Explain(self._text(), query, attributes, model, table))
+
+    def _into(self, expected: str) -> tuple[Name, ...]:
+        """Return the names of a table of results and its schema; none without INTO."""
+        table = tuple(self._path(expected)) if self._accept("INTO") else ()
+        if len(table) > 2:
+            raise StatementError("A table has at most a schema.", "Write INTO schema.table.", table[2].place)
+        return table
 
     def _model(self, is_new: bool = False) -> ModelName:
         name = self._name("the name of a model")
@@ -373,12 +381,17 @@ class _Parser:
         self._at += found
         return found
 
-    def _keyword(self, word: str, hint: str, after: bool = False) -> Token:
+    def _keyword(self, word: str, hint: str, before: Sequence[str] = ()) -> Token:
+        """Take a keyword.
+
+        Args:
+            before: keywords of clauses that may stand before it.
+        """
         token = self._take(word)
         if not token.is_word(word):
-            possible = ["WITH", "COLUMN", word] if after else [word]
-            near = nearest(token.text, possible) if token.kind is Kind.WORD else ""
-            order = " WITH comes before COLUMN, and each but COLUMN once." if after and token.is_word("WITH") else ""
+            near = nearest(token.text, [*before, word]) if token.kind is Kind.WORD else ""
+            is_late = token.is_word("WITH") and "COLUMN" in before
+            order = " WITH comes before COLUMN, and each but COLUMN once." if is_late else ""
             raise StatementError(
                 f"{word} is expected, not {token.text!r}.",
                 f"Did you mean '{near}'?" if near and not order else f"{hint}{order}",

@@ -63,7 +63,7 @@ def run(session: Session, statement: Predict) -> int:
                 for part in sorted((scratch / "predictions").glob("part-*.parquet")):
                     staging.add(_predictions(part, model))
             staging.finish(num_rows)
-    session.say(f"{num_rows:,} rows with predictions of {model.name}@{model.version} are in {staging.shown}.")
+    session.say(f"{num_rows:,} rows with predictions of {model.title} are in {staging.shown}.")
     return num_rows
 
 

@@ -30,7 +30,7 @@ def show(session: Session) -> None:
         state = "trained" if model.is_trained else "not trained"
         metrics = _metrics(found.get("metrics", {}))
         texts = (found.get("estimator", ""), found.get("label", ""), f"{found.get('rows', 0):,}", state, metrics)
-        rows.append((f"{model.name}@{model.version}", *texts, found.get("created", "")))
+        rows.append((model.title, *texts, found.get("created", "")))
     if len(rows) == 1:
         session.say(f"There is no model in {session.models.root}.")
         return
@@ -46,7 +46,7 @@ def describe(session: Session, statement: DescribeModel) -> None:
         StatementError: there is none.
     """
     model = session.models.look_up(statement.model)
-    lines = {"model": f"{model.name}@{model.version}", "state": "trained" if model.is_trained else "not trained"}
+    lines = {"model": model.title, "state": "trained" if model.is_trained else "not trained"}
     for key in _ABOUT:
         value = model.found.get(key)
         if value not in (None, "", []):

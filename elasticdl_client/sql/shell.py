@@ -19,6 +19,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.sql.columns import FUNCTIONS
 from elasticdl_client.sql.estimators import ESTIMATORS, METRICS
+from elasticdl_client.sql.explain import OPTIONS
+from elasticdl_client.sql.parser import VERBS
 from elasticdl_client.sql.places import StatementError
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.tokens import statements_of
@@ -28,7 +30,7 @@ _PROMPT, _MORE = "elasticdl> ", "........-> "
 _ENDINGS = ("exit", "quit", "\\q")
 _KEYWORDS = (
     *("SELECT", "FROM", "WHERE", "JOIN", "GROUP BY", "ORDER BY", "LIMIT", "WITH", "TO TRAIN", "TO PREDICT"),
-    *("TO EVALUATE", "COLUMN", "FOR", "LABEL", "INTO", "USING", "SHOW MODELS", "DESCRIBE", "DROP MODEL"),
+    *("TO EVALUATE", "TO EXPLAIN", "COLUMN", "FOR", "LABEL", "INTO", "USING", "SHOW MODELS", "DESCRIBE", "DROP MODEL"),
 )
 
 
@@ -55,8 +57,12 @@ class StatementCompleter(Completer):
         last = before[-1] if before else ""
         if last in ("USING", "DESCRIBE", "MODEL"):
             return list(dict.fromkeys(model.name for model in self._session.models.all()))
+        if last == "TO":
+            return list(VERBS)
         if last == "TRAIN":
             return list(ESTIMATORS)
+        if before[-2:] == ["EXPLAIN", "WITH"]:
+            return list(OPTIONS)
         if last == "EVALUATE":
             return list(dict.fromkeys(name for names in METRICS.values() for name in names))
         if self._names is None:

@@ -136,6 +136,21 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Explain:
+    """`SELECT … TO EXPLAIN [WITH key = value, …] USING model [INTO table]`.
+
+    Attributes:
+        table: of the importances; empty: none.
+    """
+
+    text: str
+    query: Query
+    attributes: Mapping[str, Attribute]
+    model: ModelName
+    table: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ShowModels:
     """`SHOW MODELS`."""
 
@@ -158,4 +173,4 @@ class DropModel:
     model: ModelName
 
 
-Statement = Train | Predict | Evaluate | ShowModels | DescribeModel | DropModel
+Statement = Train | Predict | Evaluate | Explain | ShowModels | DescribeModel | DropModel

@@ -137,7 +137,7 @@ def _trained(session: Session, model: StoredModel, flags: Mapping[str, object]) 
     model.found["metrics"] = _metrics(spec)
     model.write()
     shutil.rmtree(model.directory / DATA, ignore_errors=True)
-    session.say(f"The model {model.name}@{model.version} is trained: {model.export}")
+    session.say(f"The model {model.title} is trained: {model.export}")
     return model
 
 

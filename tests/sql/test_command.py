@@ -157,6 +157,74 @@ def test_what_cannot_be_trained_is_pointed_at(
     assert not (tmp_path / "models").exists()
 
 
+def stored(tmp_path: Path) -> None:
+    """Write a model of two columns as if a job had trained it."""
+    inputs = [{"name": "age", "column": "age", "form": "number"}, {"name": "town", "column": "town", "form": "text"}]
+    about = {"estimator": "DNNClassifier", "task": "binary", "label": "income", "classes": ["high", "low"]}
+    ModelRegistry(tmp_path / "models").add("m", about | {"inputs": inputs}).export.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("statement", "marked", "hint"),
+    [
+        ("TO EXPLAIN WITH explain.row = 9 USING m", "explain.row", "'explain.rows'"),
+        ("TO EXPLAIN WITH rows = 9 USING m", "rows", "explain."),
+        ("TO EXPLAIN WITH model.seed = 9 USING m", "model.seed", "explain."),
+        ("TO EXPLAIN WITH explain.rows = 1 USING m", "1", "10,000"),
+        ("TO EXPLAIN WITH explain.rows = 9.5 USING m", "9.5", "10,000"),
+        ("TO EXPLAIN WITH explain.repeats = true USING m", "true", "5"),
+        ("TO EXPLAIN WITH explain.repeats = [5] USING m", "[5]", "5"),
+        ("TO EXPLAIN WITH explain.seed = -1 USING m", "-1", "0"),
+        ("TO EXPLAIN WITH explain.seed = '1; DROP TABLE staff' USING m", "'1; DROP TABLE staff'", "0"),
+        ("TO EXPLAIN USING n", "n", "m"),
+        ("TO EXPLAIN USING m@2", "m@2", "m@1"),
+        ("TO EXPLAIN USING m INTO staff", "staff", "--overwrite"),
+        ("TO EXPLAIN USING m INTO nowhere.why", "nowhere", "main"),
+        ("WHERE age < 0 TO EXPLAIN USING m", f"{SELECT} WHERE age < 0", "WHERE"),
+        ("LIMIT 1 TO EXPLAIN USING m", f"{SELECT} LIMIT 1", "WHERE"),
+    ],
+)
+def test_what_cannot_be_explained_is_pointed_at(
+    database: str, tmp_path: Path, statement: str, marked: str, hint: str
+) -> None:
+    stored(tmp_path)
+    with pytest.raises(StatementError) as caught:
+        run(database, f"{SELECT} {statement}")
+    assert caught.value.place.text == marked, str(caught.value)
+    assert hint in caught.value.hint
+    assert not list((tmp_path / "models").glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("select", "said"),
+    [
+        ("SELECT age, income FROM staff", "lacks the column 'town'"),
+        ("SELECT age, town FROM staff", "lacks the label 'income'"),
+        ("SELECT town AS age, town, income FROM staff", "takes numbers there"),
+        ("SELECT age, town, CASE id WHEN 7 THEN NULL ELSE income END AS income FROM staff", "NULL in 1 of 100 rows"),
+    ],
+)
+def test_rows_that_a_model_cannot_be_explained_on_are_refused(
+    database: str, tmp_path: Path, select: str, said: str
+) -> None:
+    stored(tmp_path)
+    with pytest.raises(StatementError, match=said):
+        run(database, f"{select} TO EXPLAIN USING m")
+
+
+def test_a_dry_run_of_explain_prints_the_command_and_makes_no_table(
+    capsys: pytest.CaptureFixture[str], database: str, tmp_path: Path
+) -> None:
+    stored(tmp_path)
+    run(database, f"{SELECT} TO EXPLAIN WITH explain.repeats = 9 USING m INTO why", "--dry_run")
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:3] == ["python", "-m", "elasticdl.tabular.importance"]
+    assert {"--repeats=9", "--seed=0", f"--export={tmp_path}/models/m/1/export"} < set(words)
+    with sqlite3.connect(tmp_path / "staff.db") as found:
+        assert found.execute("SELECT name FROM sqlite_master").fetchall() == [("staff",)]
+    found.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -11,6 +11,7 @@ from elasticdl_client.sql.statement import (
     DescribeModel,
     DropModel,
     Evaluate,
+    Explain,
     Literal,
     Name,
     NameList,
@@ -84,10 +85,11 @@ def test_the_long_form_has_all_of_its_clauses(dialect: str) -> None:
 def test_several_statements_are_parted_by_semicolons_outside_of_texts(dialect: str) -> None:
     found = parse(
         "SELECT ';' AS a FROM t TO PREDICT s.t.c USING m@3; SELECT a FROM t TO EVALUATE auc, loss USING m INTO x;"
-        "SHOW MODELS; DESCRIBE m@2; DROP MODEL m;",
+        "SHOW MODELS; DESCRIBE m@2; DROP MODEL m; SELECT a FROM t TO EXPLAIN WITH explain.rows = 9 USING m INTO s.x;"
+        "SELECT a FROM t TO EXPLAIN USING m@4",
         dialect,
     )
-    predict, evaluate, show, describe, drop = found
+    predict, evaluate, show, describe, drop, explain, short = found
     assert isinstance(predict, Predict)
     assert ([name.text for name in predict.table], predict.column.text) == (["s", "t"], "c")
     assert (predict.model.name, predict.model.version) == ("m", 3)
@@ -97,6 +99,11 @@ def test_several_statements_are_parted_by_semicolons_outside_of_texts(dialect: s
     assert isinstance(show, ShowModels)
     assert isinstance(describe, DescribeModel)
     assert isinstance(drop, DropModel)
+    assert isinstance(explain, Explain)
+    assert {key: one.value.value for key, one in explain.attributes.items()} == {"explain.rows": 9}
+    assert ([name.text for name in explain.table], explain.query.text) == (["s", "x"], "SELECT a FROM t")
+    assert isinstance(short, Explain)
+    assert (short.attributes, short.table, short.model.version) == ({}, (), 4)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +132,10 @@ def test_words_of_ours_inside_of_the_select_are_its_own(query: str) -> None:
         ("SELEC a FROM t LABEL y INTO m", "SELEC", "SELECT"),
         ("SELECT a FROM t TO TRAIN D WTIH x = 1 LABEL y INTO m", "WTIH", "WITH"),
         ("SELECT a FROM t TO TRAIN D COLUM x LABEL y INTO m", "COLUM", "COLUMN"),
+        ("SELECT a FROM t TO EXPLIAN USING m", "EXPLIAN", "TO EXPLAIN"),
+        ("SELECT a FROM t TO EXPLAIN WTIH explain.rows = 9 USING m", "WTIH", "WITH"),
+        ("SELECT a FROM t TO EXPLAIN USIGN m", "USIGN", "USING"),
+        ("SELECT a FROM t USING m", "USING", "TO EXPLAIN"),
         ("SHOW MODEL", "MODEL", "MODELS"),
     ],
 )

@@ -87,6 +87,12 @@ def test_completion_knows_what_may_follow(session: Session) -> None:
         "x TO TRAIN D COLUMN CATEGORY_ID",
     ]
     assert completions(session, "SELECT age TO EVALUATE au") == ["SELECT age TO EVALUATE auc"]
+    assert completions(session, "x TO EXP") == ["x TO EXPLAIN"]
+    assert completions(session, "x TO EXPLAIN WITH explain.r") == [
+        "x TO EXPLAIN WITH explain.rows",
+        "x TO EXPLAIN WITH explain.repeats",
+    ]
+    assert completions(session, "x TO EXPLAIN USING ") == ["x TO EXPLAIN USING big_model"]
     assert completions(session, "x USING ") == ["x USING big_model"]
 
 

@@ -55,10 +55,12 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     source = server.replace("reader@", f"reader:{PASSWORD}@")
     train = "SELECT * FROM staff TO TRAIN WideAndDeepClassifier WITH train.num_epochs = 1 LABEL pay INTO m"
     predict = 'SELECT * FROM staff WHERE id >= 100 ORDER BY id DESC TO PREDICT results."x""; y"."pay""s" USING m'
-    said = elasticdl_sql(tmp_path, source, f"{train}; {predict}", "--distribution_strategy=Local")
+    explain = 'SELECT * FROM staff TO EXPLAIN WITH explain.rows = 200 USING m INTO results."why\'; --"'
+    said = elasticdl_sql(tmp_path, source, f"{train}; {predict}; {explain}", "--distribution_strategy=Local")
     assert f"records {NUM_ROWS}, committed {NUM_ROWS}, repeated 0, lost 0" in said
     with psycopg.connect(server) as connection:
         found = connection.execute('SELECT * FROM results."x""; y"').fetchall()
+        reasons = connection.execute('SELECT * FROM results."why\'; --"').fetchall()
         tables = connection.execute(
             "SELECT tablename FROM pg_tables WHERE schemaname IN ('public', 'results')"
         ).fetchall()
@@ -66,6 +68,10 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     assert sorted(row[0] for row in found) == list(range(100, NUM_ROWS))
     assert {row[2] for row in found} == {INJECTION, None}
     assert {row[4] for row in found} <= {INJECTION, "low"}
+    assert {(model, column) for model, column, _, _ in reasons} == {("m@1", "age"), ("m@1", INJECTION)}
+    assert reasons[0][2] >= reasons[1][2] > -0.1
+    assert all(deviation > 0 for _, _, _, deviation in reasons)
+    assert f"m@1 on 200 of {NUM_ROWS} rows, chosen at random (seed 0): cross-entropy 0." in said
     assert {name for (name,) in tables if name.startswith("elasticdl")} == set()
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 10
@@ -194,7 +200,7 @@ def test_a_model_of_ones_own_is_trained_evaluated_and_predicts_classes(
 def test_the_commands_of_the_page_are_sound_bash() -> None:
     script = "\n".join(bash_blocks(PAGE))
     assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
-    assert len(re.findall(r"^elasticdl sql ", script, re.MULTILINE)) == 4
+    assert len(re.findall(r"^elasticdl sql ", script, re.MULTILINE)) == 5
 
 
 @pytest.mark.full  # three jobs
@@ -206,6 +212,7 @@ def test_the_page_works_word_for_word(tmp_path: Path) -> None:
     assert "records 500, committed 500, repeated 0, lost 0" in said, said
     (accuracy,) = re.findall(r"^  accuracy +(\d\.\d+)$", said, re.MULTILINE)
     assert float(accuracy) > 0.9
+    assert set(re.findall(r"^  (\w+) +\d\.\d+ ± \d\.\d+  #+$", said, re.MULTILINE)) == {"age", "sector", "hours"}
     assert "100 rows with predictions of my_model@1 are in forecast." in said, said
     assert "Removed my_model: 1 version." in said, said
 
@@ -220,6 +227,9 @@ def test_the_tutorial_works_word_for_word(server: str, tmp_path: Path) -> None:
     assert "records 960, committed 960, repeated 0, lost 0" in said, said
     (auc,) = re.findall(r"^  auc +(\d\.\d+)$", said, re.MULTILINE)
     assert float(auc) > 0.9
+    columns = re.findall(r"^  (\w+) +-?\d\.\d+ ± \d\.\d+", said, re.MULTILINE)
+    assert sorted(columns) == ["minutes", "months", "num_calls", "plan"]
+    assert "num_calls" in columns[:2], said
     assert "300 rows with predictions of churn@1 are in churn_forecast." in said, said
     stay, leave = re.findall(r"^leaves: (?:False|True), customers: (\d+), calls: ", said, re.MULTILINE)
     assert int(stay) + int(leave) == 300

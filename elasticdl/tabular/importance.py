@@ -1,0 +1,191 @@
+"""The permutation importance of a model's columns: how much its loss grows when a column's values are permuted.
+
+`TO EXPLAIN` runs this as a program.  The model is an export, whose code is not needed; inputs of one column are
+permuted together.  Source: Breiman, Random Forests, 2001; Fisher, Rudin and Dominici, arXiv:1801.01489, for any model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet
+
+Array = npt.NDArray[Any]
+Predict = Callable[[Mapping[str, Array]], Array]
+"""Gives the outputs of a batch of rows: [batch] or [batch, classes]."""
+
+_BATCH = 4096  # rows
+_LEAST_PROBABILITY = 1e-7  # as Keras clips it
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """How much the predictions depend on a column.
+
+    Attributes:
+        importance: by how much permuting the column raises the loss, on average.
+        deviation: of that between the permutations.
+    """
+
+    column: str
+    importance: float
+    deviation: float
+
+
+def importances_of(
+    predict: Predict,
+    rows: Mapping[str, Array],
+    loss: Callable[[Array], float],
+    columns: Mapping[str, Sequence[str]],
+    repeats: int,
+    seed: int,
+) -> tuple[float, list[Importance]]:
+    """Return the loss on rows, and the importance of each column.
+
+    Args:
+        rows: the values of each input, [rows].
+        loss: of the outputs of all rows, in their order.
+        columns: the inputs of each column.
+        repeats: permutations of each column, at least 2.
+        seed: of the permutations.
+    """
+    base = loss(_outputs(predict, rows))
+    found = []
+    for at, (column, inputs) in enumerate(columns.items()):
+        growth = []
+        for repeat in range(repeats):
+            generator = np.random.default_rng([seed, at, repeat])  # of a column, whatever the others are
+            order = generator.permutation(len(rows[inputs[0]]))
+            permuted = {name: values[order] if name in inputs else values for name, values in rows.items()}
+            growth.append(loss(_outputs(predict, permuted)) - base)
+        found.append(Importance(column, float(np.mean(growth)), float(np.std(growth, ddof=1))))
+    return base, found
+
+
+def loss_of(labels: Array, task: str, deviation: float, has_own_outputs: bool) -> tuple[str, Callable[[Array], float]]:
+    """Return the name of a loss, and the loss of the outputs of all rows.
+
+    Args:
+        labels: classes' places or numbers, [rows].
+        task: `binary`, `classes` or `regression`.
+        deviation: of the label in training.
+        has_own_outputs: the outputs of several classes may be other numbers than probabilities.
+    """
+    if task == "regression":
+        return "squared error / variance", lambda outputs: _mean(np.square((outputs - labels) / deviation))
+    places = labels.astype(np.int64)
+    if task == "classes" and has_own_outputs:
+        return "share of wrong classes", lambda outputs: _mean(np.argmax(outputs, axis=1) != places)
+
+    def cross_entropy(outputs: Array) -> float:
+        if outputs.ndim == 1:
+            of_label = np.where(places == 1, outputs, 1 - outputs)
+        else:
+            of_label = outputs[np.arange(len(places)), places]
+        return _mean(-np.log(np.maximum(of_label, _LEAST_PROBABILITY)))
+
+    return "cross-entropy", cross_entropy
+
+
+def _mean(values: Array) -> float:
+    found = float(np.mean(values.astype(np.float64)))
+    if not np.isfinite(found):
+        raise SystemExit("The loss of the model is not finite on these rows.")
+    return found
+
+
+def _outputs(predict: Predict, rows: Mapping[str, Array]) -> Array:
+    num_rows = len(next(iter(rows.values())))
+    batches = [
+        predict({name: values[start : start + _BATCH] for name, values in rows.items()})
+        for start in range(0, num_rows, _BATCH)
+    ]
+    return np.concatenate(batches)
+
+
+def exported(path: Path, names: Sequence[str], num_classes: int) -> Predict:
+    """Return what predicts by an exported model.
+
+    Args:
+        path: of the SavedModel.
+        names: of the inputs in the rows.
+        num_classes: of the label; 0: it is a number.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    model = tf.saved_model.load(str(path))  # kept: its functions have weak references to its variables
+    serve = model.signatures["serving_default"]
+    inputs = serve.structured_input_signature[1]
+    given = {name: name for name in inputs}
+    if len(inputs) == len(names) == 1:  # an input without a name
+        given = dict.fromkeys(inputs, names[0])
+    missing = sorted(set(given.values()) - set(names))
+    if missing:
+        raise SystemExit(f"The model has inputs that no column is for: {', '.join(missing)}.")
+
+    def predict(rows: Mapping[str, Array]) -> Array:
+        batch = {}
+        for name, spec in inputs.items():
+            values = rows[given[name]]
+            typed = values if spec.dtype == tf.string else values.astype(spec.dtype.as_numpy_dtype)
+            batch[name] = tf.constant(typed.reshape((-1, *[1] * (len(spec.shape) - 1))), spec.dtype)
+        outputs = model.signatures["serving_default"](**batch)
+        if len(outputs) != 1:
+            raise SystemExit(f"The model gives several outputs: {', '.join(sorted(outputs))}.")
+        (values,) = (one.numpy() for one in outputs.values())
+        return _by_row(values, num_classes)
+
+    return predict
+
+
+def _by_row(outputs: Array, num_classes: int) -> Array:
+    """Return outputs as [rows] or [rows, classes]."""
+    found = outputs.reshape(len(outputs), -1)
+    if found.shape[1] == 1 and num_classes <= 2:
+        return found[:, 0]
+    if found.shape[1] != num_classes:
+        raise SystemExit(f"The model gives {found.shape[1]} numbers a row, for {num_classes} classes.")
+    return found
+
+
+def read(directory: Path) -> dict[str, Array]:
+    """Return the columns of Parquet files; texts are objects."""
+    table = pyarrow.parquet.read_table(directory)
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def main() -> None:
+    """Write the loss of a model and the importances of its columns as JSON, to the file that --output names."""
+    parser = argparse.ArgumentParser(prog="python -m elasticdl.tabular.importance", description=main.__doc__)
+    parser.add_argument("--export", type=Path, required=True, help="the SavedModel")
+    parser.add_argument("--description", type=Path, required=True, help="model.json of `elasticdl sql`")
+    parser.add_argument("--rows", type=Path, required=True, help="directory of Parquet files")
+    parser.add_argument("--label_column", required=True)
+    parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    about = json.loads(given.description.read_text())
+    rows = read(given.rows)
+    labels = rows.pop(given.label_column)
+    columns: dict[str, list[str]] = {}
+    for one in about["inputs"]:
+        columns.setdefault(one["column"], []).append(one["name"])
+    name, loss = loss_of(labels, about["task"], about["deviation"], "." in about["estimator"])
+    predict = exported(given.export, list(rows), about["num_classes"])
+    base, found = importances_of(predict, rows, loss, columns, given.repeats, given.seed)
+    result = {"loss": name, "value": base, "columns": [asdict(one) for one in found]}
+    given.output.write_text(json.dumps(result, allow_nan=False))
+
+
+if __name__ == "__main__":
+    main()
