@@ -11,6 +11,7 @@ from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import is_bool_word
 
 VARIABLE = "ELASTICDL_DATASOURCE"
+MODELS_TABLE = "elasticdl_models"
 USAGE = 'elasticdl sql "STATEMENT" --datasource=URL [JOBFLAGS…] | elasticdl sql -f FILE … | elasticdl sql …'
 FLAGS = {
     "datasource": "The database: sqlite:///PATH or postgresql://USER@HOST/DATABASE. A URL with a password belongs into "
@@ -19,6 +20,8 @@ FLAGS = {
     "dry_run": "Print the commands that the statements stand for, and write nothing. [false]",
     "overwrite": "Replace the table of TO PREDICT or INTO if it exists. [false]",
     "models_dir": "Directory of the models. [~/.elasticdl/models]",
+    "models_table": "Table of the database that mirrors the models, for clients on several machines: a name, "
+    f"schema.name, or nothing: {MODELS_TABLE}. []",
 }
 BOOLEAN = ("dry_run", "overwrite")
 
@@ -61,6 +64,9 @@ def split(arguments: Sequence[str]) -> SqlArguments:
                     raise FlagError(f"--{key} takes true or false, not '{word}'.", f"Write --{key} alone.")
                 if word.strip().lower() in ("true", "yes", "t", "y", "1"):
                     own[key] = "true"
+                continue
+            if key == "models_table" and not equals:
+                own[key] = MODELS_TABLE
                 continue
             own[key] = value if equals else rest.pop(0) if rest else ""
             if not own[key]:

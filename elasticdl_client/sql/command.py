@@ -17,6 +17,7 @@ from elasticdl_client.sql.evaluate import ModelMetrics
 from elasticdl_client.sql.explain import ModelImportances
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
+from elasticdl_client.sql.models_table import ModelsTable
 from elasticdl_client.sql.parser import parse
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.statement import (
@@ -65,9 +66,17 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[S
     if url:
         check_url(url, on_command_line="datasource" in given.own)
     os.environ.pop(VARIABLE, None)  # the processes of jobs need none
+    connect = partial(Database, url) if url else None
+    named = given.own.get("models_table") or environment.get("ELASTICDL_MODELS_TABLE", "")
+    if named and connect is None:
+        raise FlagError(
+            f"--models_table={named} is in the database of --datasource, which is missing.", "Give --datasource=URL."
+        )
+    table = ModelsTable(connect, named) if named and connect is not None else None
+    root = Path(given.own.get("models_dir") or environment.get("ELASTICDL_MODELS_DIR") or _MODELS)
     session = Session(
-        partial(Database, url) if url else None,
-        ModelRegistry(Path(given.own.get("models_dir") or environment.get("ELASTICDL_MODELS_DIR") or _MODELS)),
+        connect,
+        ModelRegistry(root, table),
         JobFlags(given.of_jobs, {name: text for name, text in environment.items() if name != VARIABLE}),
         is_dry_run="dry_run" in given.own,
         is_overwriting="overwrite" in given.own,

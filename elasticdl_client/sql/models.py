@@ -1,6 +1,7 @@
 """The registry of models: a directory NAME/VERSION for each, with `model.json` and the exported model.
 
-A version is trained as soon as its export is there, however its job has come to its end.
+A version is trained as soon as its export is there, however its job has come to its end.  A table of the database may
+mirror the directory, and has the models of other machines, too.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import getpass
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from elasticdl_client.errors import DataError, FlagError
+from elasticdl_client.sql.models_table import TRAINED, TRAINING, ModelRow, ModelsTable, row_of
 from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.statement import ModelName
 
@@ -31,12 +34,14 @@ class StoredModel:
     Attributes:
         directory: of its files.
         found: what `model.json` says.
+        row: of the table, if another machine has the files; None: they are here.
     """
 
     name: str
     version: int
     directory: Path
     found: dict[str, Any]
+    row: ModelRow | None = None
 
     @property
     def title(self) -> str:
@@ -52,7 +57,14 @@ class StoredModel:
 
     @property
     def is_trained(self) -> bool:
+        if self.row is not None:
+            return self.row.state == TRAINED
         return self.export.is_dir()  # a job renames it there when it is whole
+
+    @property
+    def state(self) -> str:
+        where = f" on {self.row.host}" if self.row is not None else ""
+        return f"{'trained' if self.is_trained else 'not trained'}{where}"
 
     def write(self) -> None:
         """Write `model.json`, whole or not at all."""
@@ -62,44 +74,71 @@ class StoredModel:
 
 
 class ModelRegistry:
-    """The models in a directory."""
+    """The models in a directory, and those of a table."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, table: ModelsTable | None = None) -> None:
         """
         Args:
             root: of all models.
+            table: that mirrors them.
 
         Raises:
             FlagError: no job can be given paths in it.
         """
         self.root = Path(os.path.abspath(root.expanduser()))
+        self._table = table
         if ";" in str(self.root):
             raise FlagError(f"--models_dir={self.root} has a semicolon in it.", "Name another directory.")
 
     def next(self, name: str) -> Path:
         """Return where the next version of a model would be; nothing is made."""
-        return self.root / name / str(max(self._versions(name), default=0) + 1)
+        versions = [version for _, version in self._known(name)]
+        return self.root / name / str(max(versions, default=0) + 1)
 
     def add(self, name: str, found: dict[str, Any]) -> StoredModel:
         """Make the next version of a model, which is not trained yet.
 
         Raises:
-            DataError: the directory cannot be written.
+            DataError: the directory or the table cannot be written.
         """
         while True:
             directory = self.next(name)
+            version = int(directory.name)
+            about = {"name": name, "version": version, "created": _now()}
+            about |= {"trained_by": getpass.getuser(), "host": socket.gethostname()}
+            made = StoredModel(name, version, directory, about | found)
+            if self._table is not None and not self._table.add(_row(made, TRAINING)):
+                continue  # another client was faster
             try:
                 directory.mkdir(parents=True, mode=0o700)
             except FileExistsError:  # a statement beside this one was faster
+                self._forget(name, [version])
                 continue
             except OSError as error:
+                self._forget(name, [version])
                 raise DataError(
                     f"The model cannot be written to {directory}: {error.strerror}.", "Name another --models_dir."
                 ) from error
-            about = {"name": name, "version": int(directory.name), "trained_by": getpass.getuser(), "created": _now()}
-            made = StoredModel(name, int(directory.name), directory, about | found)
             made.write()
             return made
+
+    def record(self, model: StoredModel) -> None:
+        """Write what is known about a model that is trained: to its directory, and to the table.
+
+        Raises:
+            DataError: the table cannot be written.
+        """
+        model.write()
+        if self._table is not None:
+            self._table.replace(_row(model, TRAINED))
+
+    def mirror(self) -> None:
+        """Bring the rows of models up to date whose jobs were resumed: nothing else says that they are trained."""
+        for (name, version), row in self._known().items():
+            if self._table is not None and row is not None and row.state != TRAINED:
+                model = self._read(name, version, row)
+                if model.row is None and model.is_trained:
+                    self._table.mark_trained(name, version)
 
     def find(self, wanted: ModelName) -> StoredModel:
         """Return a model that is trained: the version that is named, or the newest.
@@ -107,7 +146,8 @@ class ModelRegistry:
         Raises:
             StatementError: there is none.
         """
-        versions = self._versions(wanted.name)
+        known = self._known(wanted.name)
+        versions = [version for _, version in known]
         if not versions:
             names = [one.name for one in self.all()]
             hint = suggestion(wanted.name, names) if names else "SHOW MODELS lists them; there is none yet."
@@ -120,7 +160,9 @@ class ModelRegistry:
                 )
             versions = [wanted.version]
         for version in reversed(versions):
-            found = self._read(wanted.name, version)
+            found = self._read(wanted.name, version, known[wanted.name, version])
+            if found.is_trained and found.row is not None:
+                raise _elsewhere(found, wanted)
             if found.is_trained:
                 return found
         raise StatementError(
@@ -135,31 +177,51 @@ class ModelRegistry:
         Raises:
             StatementError: there is none.
         """
-        versions = self._versions(wanted.name)
-        if not versions or (wanted.version and wanted.version not in versions):
+        known = self._known(wanted.name)
+        version = wanted.version or max((version for _, version in known), default=0)
+        if (wanted.name, version) not in known:
             return self.find(wanted)  # which says so
-        return self._read(wanted.name, wanted.version or versions[-1])
+        return self._read(wanted.name, version, known[wanted.name, version])
 
     def all(self) -> Iterator[StoredModel]:
         """Yield every version of every model, by name and version."""
-        names = sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
-        for name in names:
-            for version in self._versions(name):
-                yield self._read(name, version)
+        for (name, version), row in self._known().items():
+            yield self._read(name, version, row)
 
-    def drop(self, wanted: ModelName) -> int:
-        """Remove a version of a model, or all if none is named; how many were removed.
+    def drop(self, wanted: ModelName) -> list[StoredModel]:
+        """Remove a version of a model, or all if none is named, and return them; files of other machines stay.
 
         Raises:
             StatementError: there is none.
         """
         self.look_up(wanted)
-        versions = [wanted.version] if wanted.version else self._versions(wanted.name)
-        for version in versions:
-            shutil.rmtree(self.root / wanted.name / str(version))
-        if not any((self.root / wanted.name).iterdir()):
+        known = self._known(wanted.name)
+        dropped = [
+            self._read(name, version, row) for (name, version), row in known.items() if wanted.version in (0, version)
+        ]
+        rows = [version for (_, version), row in known.items() if row is not None and wanted.version in (0, version)]
+        self._forget(wanted.name, rows)
+        for model in dropped:
+            if model.row is None:
+                shutil.rmtree(model.directory)
+        if (self.root / wanted.name).is_dir() and not any((self.root / wanted.name).iterdir()):
             (self.root / wanted.name).rmdir()
-        return len(versions)
+        return dropped
+
+    def _known(self, name: str = "") -> dict[tuple[str, int], ModelRow | None]:
+        """Return the versions of a model, or of all, in order, each with its row in the table if it has one."""
+        directories = self.root.iterdir() if self.root.is_dir() else ()
+        names = [name] if name else [path.name for path in directories if path.is_dir()]
+        found: dict[tuple[str, int], ModelRow | None] = {
+            (one, version): None for one in names for version in self._versions(one)
+        }
+        rows = self._table.rows(name) if self._table is not None else []
+        found.update({(row.name, row.version): row for row in rows})
+        return dict(sorted(found.items()))
+
+    def _forget(self, name: str, versions: Sequence[int]) -> None:
+        if self._table is not None and versions:
+            self._table.remove(name, versions)
 
     def _versions(self, name: str) -> list[int]:
         directory = self.root / name
@@ -167,15 +229,38 @@ class ModelRegistry:
             return []
         return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
-    def _read(self, name: str, version: int) -> StoredModel:
+    def _read(self, name: str, version: int, row: ModelRow | None) -> StoredModel:
         directory = self.root / name / str(version)
+        if row is not None and not directory.is_dir():
+            directory = Path(row.export).parent
+            is_here = row.host == socket.gethostname() and directory.is_dir()
+            return StoredModel(name, version, directory, dict(row.description), None if is_here else row)
         try:
             found = json.loads((directory / DESCRIPTION).read_text())
         except FileNotFoundError:  # of a statement that is cut off, or has just begun
             found = {}
         except (OSError, ValueError) as error:
             raise DataError(f"{directory / DESCRIPTION} cannot be read: {error}.", "Remove the directory.") from error
+        if row is not None and found and (row.host, row.created) != (found.get("host"), found.get("created")):
+            raise DataError(
+                f"{name}@{version} is two models: one is in {directory}, another one of the table on {row.host}.",
+                "Name another --models_dir, or another --models_table.",
+            )
         return StoredModel(name, version, directory, found)
+
+
+def _row(model: StoredModel, state: str) -> dict[str, Any]:
+    return row_of(model.name, model.version, state, model.found, str(model.export))
+
+
+def _elsewhere(model: StoredModel, wanted: ModelName) -> StatementError:
+    """Return the error that a model's files are not on this machine."""
+    assert model.row is not None
+    return StatementError(
+        f"{model.title} is on another machine: {model.row.host}:{model.row.export}.",
+        "Run the statement there, or name a version of this machine; SHOW MODELS lists them.",
+        wanted.place,
+    )
 
 
 def _now() -> str:

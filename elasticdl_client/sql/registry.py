@@ -8,6 +8,7 @@ from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.statement import DescribeModel, DropModel
 
 _HEAD = ("MODEL", "ESTIMATOR", "LABEL", "ROWS", "STATE", "METRICS", "CREATED")
+_COUNTS = ("epochs", "committed", "repeated", "lost")  # of the ledger, shown if they are 0 as well
 _ABOUT = (
     "estimator",
     "label",
@@ -15,6 +16,7 @@ _ABOUT = (
     "rows",
     "datasource",
     "trained_by",
+    "host",
     "created",
     "job",
     "statement",
@@ -24,12 +26,13 @@ _ABOUT = (
 
 def show(session: Session) -> None:
     """Print all models, a line each."""
+    if not session.is_dry_run:
+        session.models.mirror()
     rows = [_HEAD]
     for model in session.models.all():
         found = model.found
-        state = "trained" if model.is_trained else "not trained"
         metrics = _metrics(found.get("metrics", {}))
-        texts = (found.get("estimator", ""), found.get("label", ""), f"{found.get('rows', 0):,}", state, metrics)
+        texts = (found.get("estimator", ""), found.get("label", ""), f"{found.get('rows', 0):,}", model.state, metrics)
         rows.append((model.title, *texts, found.get("created", "")))
     if len(rows) == 1:
         session.say(f"There is no model in {session.models.root}.")
@@ -46,13 +49,16 @@ def describe(session: Session, statement: DescribeModel) -> None:
         StatementError: there is none.
     """
     model = session.models.look_up(statement.model)
-    lines = {"model": model.title, "state": "trained" if model.is_trained else "not trained"}
+    lines = {"model": model.title, "state": model.state}
     for key in _ABOUT:
         value = model.found.get(key)
         if value not in (None, "", []):
             lines[key] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     inputs = model.found.get("inputs", [])
     lines["columns"] = ", ".join(dict.fromkeys(f"{one['column']} ({one['form']})" for one in inputs))
+    lines["schema"] = ", ".join(f"{name} {kind}" for name, kind in model.found.get("schema", {}).items())
+    ledger = {name: count for name, count in model.found.get("ledger", {}).items() if count or name in _COUNTS}
+    lines["ledger"] = ", ".join(f"{name} {count}" for name, count in ledger.items())
     lines["metrics"] = _metrics(model.found.get("metrics", {}))
     lines["export"] = str(model.export) if model.is_trained else ""
     for key, text in lines.items():
@@ -71,9 +77,12 @@ def drop(session: Session, statement: DropModel) -> None:
         model = session.models.look_up(wanted)
         session.say(f"This would remove {model.directory if wanted.version else model.directory.parent}.")
         return
-    num_removed = session.models.drop(wanted)
-    named = f"@{wanted.version}" if wanted.version else f": {num_removed} version{'s' if num_removed > 1 else ''}"
+    dropped = session.models.drop(wanted)
+    named = f"@{wanted.version}" if wanted.version else f": {len(dropped)} version{'s' if len(dropped) > 1 else ''}"
     session.say(f"Removed {wanted.name}{named}.")
+    for model in dropped:
+        if model.row is not None:
+            session.say(f"The files of {model.title} stay on {model.row.host}: {model.directory}.")
 
 
 def _metrics(found: Mapping[str, float]) -> str:

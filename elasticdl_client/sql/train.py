@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,12 @@ class TrainingPlan:
     """What a statement will train.
 
     Attributes:
-        names: columns of the SELECT.
+        schema: the columns of the SELECT, with their types in the statistics.
         statement: the explicit one.
         num_rows: of the SELECT.
     """
 
-    names: tuple[str, ...]
+    schema: Mapping[str, str]
     label: Label
     columns: ColumnFeatures
     estimator: str
@@ -104,28 +105,28 @@ def run(session: Session, statement: Train) -> StoredModel | None:
     """
     database = session.database
     validation = _validation(statement, database.dialect)
-    with database.snapshot() as reader:
-        plan = _plan(reader, statement)
-        _say(session, plan)
-        if validation is not None:
-            _check_validation(reader.columns(validation), plan, validation)
-        flags = _flags(session, statement, plan, session.models.next(statement.model.name), validation is not None)
-        if session.is_dry_run:
-            session.show(JobType.TRAIN, flags)
-            return None
-        jobs.spec_of(JobType.TRAIN, flags)  # a wrong flag is an error before a row is read
-        model = session.models.add(statement.model.name, _description(session, statement, plan))
-        try:
-            flags = _flags(session, statement, plan, model.directory, validation is not None)
+    next_directory = session.models.next(statement.model.name)
+    with ExitStack() as stack:
+        with database.snapshot() as reader:
+            plan = _plan(reader, statement)
+            _say(session, plan)
+            if validation is not None:
+                _check_validation(reader.columns(validation), plan, validation)
+            flags = _flags(session, statement, plan, next_directory, validation is not None)
+            if session.is_dry_run:
+                session.show(JobType.TRAIN, flags)
+                return None
+            jobs.spec_of(JobType.TRAIN, flags)  # a wrong flag is an error before a row is read
+            data = stack.enter_context(session.scratch()) / DATA
             fields = [*plan.fields, plan.label_field]
-            _write(reader, statement.query, plan.names, fields, plan, model.directory / DATA / "train")
+            _write(reader, statement.query, list(plan.schema), fields, plan, data / "train")
             if validation is not None:
                 names = reader.columns(validation)
-                _write(reader, validation, names, _renamed(fields, names), plan, model.directory / DATA / "validation")
-        except BaseException:
-            shutil.rmtree(model.directory, ignore_errors=True)
-            raise
-    return _trained(session, model, flags)
+                _write(reader, validation, names, _renamed(fields, names), plan, data / "validation")
+        # Only now: SQLite lets no other connection, such as that of --models_table, write while one reads.
+        model = session.models.add(statement.model.name, _description(session, statement, plan))
+        os.replace(data, model.directory / DATA)
+    return _trained(session, model, _flags(session, statement, plan, model.directory, validation is not None))
 
 
 def _trained(session: Session, model: StoredModel, flags: Mapping[str, object]) -> StoredModel:
@@ -134,20 +135,21 @@ def _trained(session: Session, model: StoredModel, flags: Mapping[str, object]) 
     model.write()
     session.show(JobType.TRAIN, flags)
     jobs.run(spec)
-    model.found["metrics"] = _metrics(spec)
-    model.write()
+    model.found.update(_outcome(spec))
+    session.models.record(model)
     shutil.rmtree(model.directory / DATA, ignore_errors=True)
     session.say(f"The model {model.title} is trained: {model.export}")
     return model
 
 
-def _metrics(spec: JobSpec) -> dict[str, float]:
-    """Return the metrics of the job's last evaluation; none if it made none."""
+def _outcome(spec: JobSpec) -> dict[str, Any]:
+    """Return the metrics of the job's last evaluation, and the sums of its ledger over all epochs."""
     with suppress(ValueError, OSError):
         status = JobDir(path_of(spec), -1).status()
         if status is not None:
-            return {name: value for name, value in status.metrics.items() if math.isfinite(value)}
-    return {}
+            metrics = {name: value for name, value in status.metrics.items() if math.isfinite(value)}
+            return {"metrics": metrics, "ledger": {"epochs": status.epoch, **status.records}}
+    return {"metrics": {}, "ledger": {}}
 
 
 def _plan(reader: SnapshotReader, statement: Train) -> TrainingPlan:
@@ -176,7 +178,8 @@ def _plan(reader: SnapshotReader, statement: Train) -> TrainingPlan:
     columns = _columns(statement, statistics, label)
     estimators.check_fits(estimator, found, columns.features, params, query.place)
     explicit = f"{query.text} TO TRAIN {estimator} {columns.clause} LABEL {written(label)} INTO {statement.model.name}"
-    return TrainingPlan(tuple(names), found, columns, estimator, params, explicit, num_rows)
+    schema = {name: statistics[name]["type"] for name in names}
+    return TrainingPlan(schema, found, columns, estimator, params, explicit, num_rows)
 
 
 def _columns(statement: Train, statistics: Mapping[str, Any], label: str) -> ColumnFeatures:
@@ -197,6 +200,7 @@ def _description(session: Session, statement: Train, plan: TrainingPlan) -> dict
         "statement": hide(statement.text),
         "explicit": hide(plan.statement),
         "datasource": session.database.where,
+        "schema": dict(plan.schema),
         "rows": plan.num_rows,
         "estimator": plan.estimator,
         "task": plan.label.task.value,

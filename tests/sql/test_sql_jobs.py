@@ -8,6 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -56,11 +57,16 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     train = "SELECT * FROM staff TO TRAIN WideAndDeepClassifier WITH train.num_epochs = 1 LABEL pay INTO m"
     predict = 'SELECT * FROM staff WHERE id >= 100 ORDER BY id DESC TO PREDICT results."x""; y"."pay""s" USING m'
     explain = 'SELECT * FROM staff TO EXPLAIN WITH explain.rows = 200 USING m INTO results."why\'; --"'
-    said = elasticdl_sql(tmp_path, source, f"{train}; {predict}; {explain}", "--distribution_strategy=Local")
+    flags = ("--distribution_strategy=Local", "--models_table")
+    said = elasticdl_sql(tmp_path, source, f"{train}; {predict}; {explain}; DESCRIBE m", *flags)
     assert f"records {NUM_ROWS}, committed {NUM_ROWS}, repeated 0, lost 0" in said
+    ledger = f"epochs 1, committed {NUM_ROWS}, repeated 0, lost 0"
+    assert re.search(rf"^ledger: +{ledger}$", said, re.MULTILINE), said
+    assert f"schema:      id int64, age float64, {INJECTION} string, pay string\n" in said
     with psycopg.connect(server) as connection:
         found = connection.execute('SELECT * FROM results."x""; y"').fetchall()
         reasons = connection.execute('SELECT * FROM results."why\'; --"').fetchall()
+        models = connection.execute("SELECT name, version, state, committed, lost FROM elasticdl_models").fetchall()
         tables = connection.execute(
             "SELECT tablename FROM pg_tables WHERE schemaname IN ('public', 'results')"
         ).fetchall()
@@ -72,7 +78,8 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     assert reasons[0][2] >= reasons[1][2] > -0.1
     assert all(deviation > 0 for _, _, _, deviation in reasons)
     assert f"m@1 on 200 of {NUM_ROWS} rows, chosen at random (seed 0): cross-entropy 0." in said
-    assert {name for (name,) in tables if name.startswith("elasticdl")} == set()
+    assert {name for (name,) in tables if name.startswith("elasticdl")} == {"elasticdl_models"}
+    assert models == [("m", 1, "trained", NUM_ROWS, 0)]
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 10
     assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
@@ -113,6 +120,29 @@ def test_killed_workers_cost_no_row_of_a_training_and_leave_none_twice_in_a_pred
     assert found == (num_rows, num_rows, num_rows)
     assert sorted(name for (name,) in tables) == ["out", "r"]
     assert not list(models.glob(".*"))
+
+
+@pytest.mark.full  # two jobs at once
+@pytest.mark.timeout(400)
+def test_two_clients_that_train_one_model_at_once_make_two_versions(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "d.db") as database:
+        database.execute("CREATE TABLE d (age REAL, kind TEXT)")
+        database.executemany("INSERT INTO d VALUES (?, ?)", [(i % 7, "ab"[i % 7 > 3]) for i in range(NUM_ROWS)])
+    database.close()
+    statement = "SELECT * FROM d TO TRAIN LinearClassifier WITH train.num_epochs = 2 LABEL kind INTO m"
+    flags = ["--distribution_strategy=Local", "--models_table"]
+    homes = [tmp_path / name for name in ("one", "other")]
+    for home in homes:
+        home.mkdir()
+    with ThreadPoolExecutor() as pool:
+        said = list(pool.map(lambda home: elasticdl_sql(home, f"sqlite:///{tmp_path}/d.db", statement, *flags), homes))
+    with sqlite3.connect(tmp_path / "d.db") as database:
+        columns = "version, state, epochs, committed, repeated, lost, export"
+        rows = sorted(database.execute(f"SELECT {columns} FROM elasticdl_models").fetchall())
+    database.close()
+    assert [row[:-1] for row in rows] == [(version, "trained", 2, 2 * NUM_ROWS, 0, 0) for version in (1, 2)]
+    assert {Path(row[-1]).parents[4] for row in rows} == set(homes)
+    assert sorted(re.findall(r"The model (m@\d) is trained", "".join(said))) == ["m@1", "m@2"]
 
 
 @pytest.mark.full  # three jobs on all rows of the census
