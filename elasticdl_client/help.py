@@ -36,6 +36,7 @@ _AFTERWARDS = {
     "chaos": "kill and stop pods of a running job, and show how it recovers",
     "delete": "end a job and remove all its objects",
     "clean": "remove the jobs that have ended",
+    "stop": "end all pods of a job after a checkpoint; `resume` continues it",
     "resume": "start a new master for a job whose master is gone; the job continues where it was",
     "tensorboard": "show a job's losses and metrics in TensorBoard",
     "dashboard": "show jobs on a page in the browser: pods over time, charts, events, logs",
@@ -64,6 +65,9 @@ _MORE = {
     "delete": "On Kubernetes: pods, ConfigMaps, Secret and Services. Local: all its processes, then its directory with "
     "the logs and checkpoints in it; an exported model in it stays. Deletes without asking for confirmation.",
     "clean": "Removes jobs that succeeded or failed, as `delete` does; running and stopped jobs stay.",
+    "stop": "A checkpoint is written first where there is a --checkpoint_dir, and waited for at most a minute. On "
+    "Kubernetes the request is the annotation elasticdl-stop of the ConfigMap elasticdl-JOB; what the pods ask for "
+    "is freed, journal and checkpoints stay. A local job ends as by Ctrl-C.",
     "resume": "On Kubernetes it creates the master's pod again; the other pods wait for it for --master_timeout. A "
     "local job continues in the foreground, from its newest checkpoint.",
     "tensorboard": "For a job with --tensorboard_log_dir. Prints its address; Ctrl-C ends it. On Kubernetes it runs "

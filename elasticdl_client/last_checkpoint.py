@@ -1,8 +1,4 @@
-"""The last checkpoint of a local job that the user ends: asked for, and waited for.
-
-The master takes SIGUSR1 as the request.  It would end a master that has no handler yet, so that one is asked when it
-has; the next generation of a master that is lost is asked again.  Nothing here ends anything.
-"""
+"""The last checkpoint of a job that the user stops: asked for, and waited for.  Nothing here ends anything."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ from pathlib import Path
 from elasticdl_client.checkpoint_manifest import MANIFEST
 from elasticdl_client.choices import DistributionStrategy, JobType
 from elasticdl_client.errors import JobError
-from elasticdl_client.job_dir import JobDir
-from elasticdl_client.job_events import EventKind
+from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
 
@@ -33,40 +28,63 @@ def can_be_written(spec: JobSpec, status: JobStatus | None) -> bool:
     return has_model and status is not None and status.exit_code is None and status.records_done > 0
 
 
+class MasterProcess:
+    """The master of a local job, which takes SIGUSR1 as the request for a checkpoint.
+
+    The signal would end a master that has no handler yet, so that one is asked when it has; the next generation of a
+    master that is lost is asked again.
+    """
+
+    def __init__(self, find: Callable[[], int | None]) -> None:
+        """
+        Args:
+            find: returns its process; 0: it is started again; None: there is no master any more.
+        """
+        self._find = find
+        self._asked = 0
+
+    def ask(self) -> bool:
+        """Ask for a checkpoint, once; return whether there is a master."""
+        master = self._find()
+        if master is None:
+            return False
+        if master not in (0, self._asked) and _takes_requests(master):
+            with suppress(ProcessLookupError):
+                os.kill(master, signal.SIGUSR1)
+            self._asked = master
+        return True
+
+
 def write(
     spec: JobSpec,
-    job_dir: JobDir,
-    find_master: Callable[[], int | None],
+    read_status: Callable[[], JobStatus | None],
+    read_events: Callable[[], EventHistory],
+    ask: Callable[[], bool],
     is_given_up: Callable[[], bool],
     timeout_s: float = TIMEOUT_S,
 ) -> int:
-    """Asks a job's master for a checkpoint and returns when there is one that the next master takes.
+    """Ask a job's master for a checkpoint and return when there is one that the next master takes.
 
     Args:
-        find_master: returns its process; 0: it is started again; None: there is no master any more.
+        read_status: returns the last status that the master wrote.
+        read_events: returns the events of the job so far.
+        ask: asks for the checkpoint unless that is done; returns False where there is no master any more.
         is_given_up: whether the checkpoint is to be waited for no longer.
 
     Returns:
         The number of minibatches in it; 0: there is none in time, or it has failed.
     """
-    before, failures = _newest(spec, job_dir), _number(job_dir, EventKind.CHECKPOINT_FAILED)
-    wanted, version = _committed(spec, job_dir.status()), before
-    began_at, asked, deadline, pause = time.time(), 0, time.monotonic() + timeout_s, threading.Event()
-    while time.monotonic() < deadline and not is_given_up():
-        master = find_master()
-        if master is None:
-            break
-        if master not in (0, asked) and _takes_requests(master):
-            with suppress(ProcessLookupError):
-                os.kill(master, signal.SIGUSR1)
-            asked = master
-        status, version = job_dir.status(), _newest(spec, job_dir)
+    before, failures = _newest(spec, read_events), _number(read_events, EventKind.CHECKPOINT_FAILED)
+    wanted, version = _committed(spec, read_status()), before
+    began_at, deadline, pause = time.time(), time.monotonic() + timeout_s, threading.Event()
+    while time.monotonic() < deadline and not is_given_up() and ask():
+        status, version = read_status(), _newest(spec, read_events)
         committed = _committed(spec, status)
         if version > before and version >= min(wanted, committed):  # fewer, once a server is lost
             return version
         if status is not None and status.updated_at > began_at and 0 < committed <= version:
             return version  # there was nothing to write
-        if _number(job_dir, EventKind.CHECKPOINT_FAILED) > failures:
+        if _number(read_events, EventKind.CHECKPOINT_FAILED) > failures:
             break
         if status is not None and status.exit_code is not None:
             break
@@ -90,21 +108,21 @@ def _takes_requests(process: int) -> bool:
     return found is not None and bool(int(found[1], 16) & 1 << (signal.SIGUSR1 - 1))
 
 
-def _newest(spec: JobSpec, job_dir: JobDir) -> int:
+def _newest(spec: JobSpec, read_events: Callable[[], EventHistory]) -> int:
     """The number of minibatches in the newest checkpoint; 0: there is none.
 
     Of parameter servers it counts once the journal has it: the next master restores what its journal names.
     """
     if spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER:
-        return _number(job_dir, EventKind.CHECKPOINT_SAVED)
+        return _number(read_events, EventKind.CHECKPOINT_SAVED)
     found = Path(spec.checkpoint_dir).glob(f"version-*/{MANIFEST}")
     return max((_number_of(path.parent.name) for path in found), default=0)
 
 
-def _number(job_dir: JobDir, kind: EventKind) -> int:
+def _number(read_events: Callable[[], EventHistory], kind: EventKind) -> int:
     """The greatest number of a checkpoint in the events of a kind; 0: there are none."""
     try:
-        events = job_dir.events().events
+        events = read_events().events
     except JobError:
         return 0
     return max((_number_of(event.subject) for event in events if event.kind is kind), default=0)

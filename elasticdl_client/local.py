@@ -205,8 +205,9 @@ def _save(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, signals: _Signals
     """The minibatches in a checkpoint that is written now; 0: there is none."""
     from elasticdl_client.local_job import find_master
 
-    master = partial(find_master, spec, agent.socket)
-    return last_checkpoint.write(spec, job_dir, master, is_given_up=lambda: bool(signals.num_counted))
+    master = last_checkpoint.MasterProcess(partial(find_master, spec, agent.socket))
+    is_given_up = lambda: bool(signals.num_counted)  # noqa: E731
+    return last_checkpoint.write(spec, job_dir.status, job_dir.events, master.ask, is_given_up)
 
 
 def _event_files(spec: JobSpec, path: Path) -> str:

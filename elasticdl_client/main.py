@@ -130,6 +130,10 @@ class Commands:
         """Removes the jobs that have ended."""
         self._act("clean")
 
+    def stop(self) -> NoReturn:
+        """Ends the pods of a job that is to continue later."""
+        self._act("stop")
+
     def resume(self) -> NoReturn:
         """Gives a job whose master is gone a new one."""
         self._act("resume")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from elasticdl.cluster.cluster import Cluster
@@ -17,8 +18,21 @@ from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 
 
+@dataclass(frozen=True, slots=True)
+class UserRequest:
+    """What the user has written down for a job while it runs.
+
+    Attributes:
+        num_workers: how many workers there are to be, as text; empty: nothing is said of it.
+        is_stop: the job is to stop, and to continue once it is resumed.
+    """
+
+    num_workers: str = ""
+    is_stop: bool = False
+
+
 class RuntimeEnvironment(Protocol):
-    """Seven verbs, and what the master works with."""
+    """Eight verbs, and what the master works with."""
 
     @property
     def spec(self) -> JobSpec: ...
@@ -83,8 +97,8 @@ class RuntimeEnvironment(Protocol):
         """Shows the job's events where people of this runtime look for them, from now on until `close`."""
         ...
 
-    def scale_requests(self, stop: threading.Event) -> Iterator[str]:
-        """How many workers the user wants, as it is written down: what there is, then each change, until `stop`."""
+    def requests(self, stop: threading.Event) -> Iterator[UserRequest]:
+        """What the user wants: what there is, if there is anything, then each change, until `stop`."""
         ...
 
     def is_transient(self, error: ElasticDLError) -> bool:
@@ -98,6 +112,10 @@ class RuntimeEnvironment(Protocol):
             ended_at: in seconds since the Unix epoch, maybe in an earlier life.
             stop: set when this life is terminating; it may wait until the job is to be deleted.
         """
+        ...
+
+    def pause(self) -> None:
+        """The job is stopped and its state is written: there must be no further life before the job is resumed."""
         ...
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from elasticdl.cluster.cluster import Cluster
 from elasticdl.cluster.local.adapter import ProcessCluster
+from elasticdl.master.environment import UserRequest
 from elasticdl.master.file_journal import FileJournal, StatusFile
 from elasticdl.master.journal import Journal, Superseded
 from elasticdl.master.pod_specs import PodSpecs
@@ -80,14 +81,14 @@ class LocalEnvironment:
     def publish(self, history: Callable[[], EventHistory]) -> None:
         """The client of a local job shows them itself."""
 
-    def scale_requests(self, stop: threading.Event) -> Iterator[str]:
+    def requests(self, stop: threading.Event) -> Iterator[UserRequest]:
         path, known = Path(self.token_file).parent / NUM_WORKERS_FILE, ""
         while not stop.is_set():
             with suppress(OSError):
                 text = path.read_text(errors="replace")
                 if text and text != known:
                     known = text
-                    yield text
+                    yield UserRequest(text)
             stop.wait(_LOOK_S)
 
     def is_transient(self, error: ElasticDLError) -> bool:
@@ -95,6 +96,9 @@ class LocalEnvironment:
 
     def end(self, exit_code: int, ended_at: float, stop: threading.Event) -> None:
         """The client reads the status and ends the agent."""
+
+    def pause(self) -> None:
+        """The client ends the agent."""
 
     def close(self) -> None:
         self.journal.close()

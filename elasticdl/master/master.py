@@ -22,7 +22,7 @@ from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.values import DataKind
 from elasticdl.master.effects import Crashed, Effects
-from elasticdl.master.environment import RuntimeEnvironment
+from elasticdl.master.environment import RuntimeEnvironment, UserRequest
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalWriteError, Superseded, save_patiently
 from elasticdl.master.ports import free_ports
@@ -32,12 +32,12 @@ from elasticdl.master.settings import check_fixed_flags, data_kinds, describe, f
 from elasticdl.master.shell import Shell, end_of_log
 from elasticdl.master.tensorboard import watcher
 from elasticdl.master.tracking import Watchers, check_packages, trackers
-from elasticdl.protocol.values import Shard
+from elasticdl.protocol.values import Role, Shard
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl.storage.fsspec_storage import storage_of
-from elasticdl_client import end_hook, scaling
+from elasticdl_client import end_hook, last_checkpoint, scaling
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.contradictions import check_sums_are_encrypted
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
@@ -77,6 +77,7 @@ class Master:
         self._metrics: MetricsServer | None = None
         self._stopped_by = ""
         self._is_checkpoint_requested = False  # before there was a shell
+        self._is_pausing = False  # the job stops, to be resumed
         self._shell_lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -166,7 +167,8 @@ class Master:
                 self._stop_shell(shell)
         self._list_data(effects, saved)
         has_ended = threading.Event()
-        threading.Thread(target=self._follow_user, args=(inbox, has_ended), name="scale", daemon=True).start()
+        follower = threading.Thread(target=self._follow_user, args=(inbox, shell, has_ended), name="user", daemon=True)
+        follower.start()
         try:
             outcome = shell.run()
         finally:
@@ -175,7 +177,7 @@ class Master:
             watching.close()
             server.stop(0.0 if self._is_leaving else _STOP_GRACE_S).wait()
         if outcome is None:
-            return self._left()
+            return self._pause(effects) if self._is_pausing else self._left()
         effects.close()
         message = outcome.message
         last_words = end_of_log(self._environment.cluster, outcome.pod)
@@ -235,17 +237,54 @@ class Master:
             self._spec, environment.cluster, environment.pod_specs(port), ps_calls, inbox, environment.num_pod_threads
         )
 
-    def _follow_user(self, inbox: Inbox, stop: threading.Event) -> None:
-        """Tells the core how many workers the user wants; runs in a thread of its own."""
+    def _follow_user(self, inbox: Inbox, shell: Shell, has_ended: threading.Event) -> None:
+        """Carries out what the user wants while the job runs; in a thread of its own."""
+        known = UserRequest()
         try:
-            for text in self._environment.scale_requests(stop):
-                try:
-                    wanted = scaling.parse(text, self._spec)
-                    inbox.post(ScaleRequested(wanted.least, 0 if wanted.is_fixed else wanted.most))
-                except FlagError as error:
-                    inbox.post(ScaleRefused(f"{error.what} {error.hint}"))
+            for request in self._environment.requests(has_ended):
+                if request.num_workers and request.num_workers != known.num_workers:
+                    inbox.post(self._scaled(request.num_workers))
+                if request.is_stop:
+                    self._save_and_leave(shell, has_ended)
+                    return
+                known = request
         except Exception as error:  # noqa: BLE001  a bug: the loop ends the master with it
             inbox.post(Crashed(error))
+
+    def _scaled(self, num_workers: str) -> ScaleRequested | ScaleRefused:
+        try:
+            wanted = scaling.parse(num_workers, self._spec)
+        except FlagError as error:
+            return ScaleRefused(f"{error.what} {error.hint}")
+        return ScaleRequested(wanted.least, 0 if wanted.is_fixed else wanted.most)
+
+    def _save_and_leave(self, shell: Shell, has_ended: threading.Event) -> None:
+        """Ends this life of the master for a job that is to stop, after a checkpoint where one can be written."""
+        logger.info("The job is to stop: `elasticdl resume %s` continues it", self._spec.job_name)
+        read_status, is_asked = self._journal.read_status, threading.Event()
+
+        def ask() -> bool:
+            if not is_asked.is_set():
+                shell.request_checkpoint()
+            is_asked.set()
+            return True
+
+        if last_checkpoint.can_be_written(self._spec, read_status()):
+            version = last_checkpoint.write(self._spec, read_status, lambda: shell.history, ask, has_ended.is_set)
+            logger.info("%s", f"Checkpoint {version} is written" if version else "There is no new checkpoint")
+        self._is_pausing = True
+        shell.request_pause()
+
+    def _pause(self, effects: Effects) -> int:
+        """Deletes all pods but this one, at once: what they have done since the checkpoint is done again."""
+        effects.close()
+        cluster = self._environment.cluster
+        for pod in cluster.list():
+            if pod.role is not Role.MASTER:
+                cluster.delete(pod.name, 0.0)
+        logger.info("The job has stopped, and all its pods are deleted but this one")
+        self._environment.pause()
+        return EXIT_TERMINATED
 
     def _serve(self, inbox: Inbox, generation: int, shell: Shell, port: int) -> grpc.Server:
         servicer = MasterServicer(

@@ -108,6 +108,10 @@ class Shell:
         self._stop.set()
         self._inbox.post(Leave())
 
+    def request_pause(self) -> None:
+        """Ends this life of the master, unless the job ends first, once the journal is written; from any thread."""
+        self._inbox.post(Leave())
+
     @property
     def history(self) -> EventHistory:
         """The job's events as of the last second; from any thread."""
@@ -136,10 +140,12 @@ class Shell:
             item = self._inbox.next(self._until_tick_s())
             if item is not None:
                 self._take_batch(item)
-        if self._outcome is None:
+        if self._outcome is not None:
+            self._wait_for_pods()
+        elif self._stop.is_set():
             self._save_once()
         else:
-            self._wait_for_pods()
+            self._persist()
         return self._outcome
 
     def status(self) -> JobStatus:
@@ -328,8 +334,9 @@ class Shell:
         while time.monotonic() < deadline and self._pods.living():
             item = self._inbox.next(TICK_S)
             if isinstance(item, Leave):
-                return
-            if isinstance(item, Crashed):
+                if self._stop.is_set():
+                    return
+            elif isinstance(item, Crashed):
                 logger.error("While the job ended: %r", item.error)
             elif item is not None and not isinstance(item, Listing):
                 self._handle_last(item)

@@ -47,6 +47,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         "chaos": _chaos,
         "delete": _delete,
         "clean": _clean,
+        "stop": _stop,
         "resume": _resume,
         "tensorboard": _tensorboard,
         "dashboard": _dashboard,
@@ -227,6 +228,27 @@ def _print_deleted(deleted: list[dict[str, Any]], options: Options) -> None:
         print(words.structured(deleted, "json"))
     elif options.output == "name":
         _print_lines(f"job/{one['name']}" for one in deleted)
+
+
+def _stop(options: Options, places: JobStores) -> int:
+    job = places.find(options.jobs[0])
+    if job.has_ended:
+        raise JobError(f'job "{job.name}" {job.where} has ended ({job.phase}): it cannot be stopped.', _see(job))
+    is_stopped = job.phase is Phase.STOPPED
+    if not is_stopped:
+        is_stopped = places.store(job).stop(job, options.timeout if options.wait else None)
+        if options.wait and not is_stopped:
+            raise JobError(f'job "{job.name}" {job.where} still stops after {options.timeout:g} s.', _see(job))
+    found = places.find(job.name)
+    if found.has_ended:
+        print(f'note: job "{job.name}" {job.where} has ended ({found.phase}) before it could stop.', file=sys.stderr)
+    if options.output == "json":
+        print(words.structured({**job.identity, "phase": found.phase.value, "stopped": is_stopped}, "json"))
+    elif options.output == "name":
+        print(f"job/{job.name}")
+    elif not found.has_ended:
+        print(f'job "{job.name}" {"stopped" if is_stopped else "is stopping"}: `{job.command("resume")}` continues it')
+    return 0
 
 
 def _resume(options: Options, places: JobStores) -> int:

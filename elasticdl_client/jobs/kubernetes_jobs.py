@@ -13,7 +13,7 @@ from datetime import datetime
 
 from elasticdl_client import scaling
 from elasticdl_client.chaos.cluster_faults import ClusterFaults
-from elasticdl_client.choices import Runtime
+from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_journal import JobJournal
 from elasticdl_client.job_spec import JobSpec
@@ -28,8 +28,9 @@ from elasticdl_client.worker_range import WorkerRange
 
 _RIGHTS = {  # that a verb needs
     "delete": (Right("", "configmaps", ("delete",)), Right("", "pods", ("delete",))),
-    "resume": (Right("", "configmaps", ("list",)), Right("", "pods", ("create", "delete"))),
+    "resume": (Right("", "configmaps", ("list", "patch")), Right("", "pods", ("create", "delete"))),
     "scale": (Right("", "configmaps", ("list", "patch")),),
+    "stop": (Right("", "configmaps", ("list", "patch")),),
 }
 _SUBMISSION_S = 15.0  # a job whose ConfigMap is younger may still be getting its master
 _REPLACE_TIMEOUT_S = 60.0  # an ended master's pod gets so long to go
@@ -105,6 +106,8 @@ class KubernetesJobs:
             )
         manifest = master_pod(owner["data"], job.name, owner["metadata"]["uid"])
         self._remove_old_master(job)
+        if _is_told_to_stop(owner):
+            self._annotate(job, owner, {names.STOP_ANNOTATION: None}, "resume")
         with self._connection.doing(f"create the pod {names.pod_name(job.name, 'master', 0)}"):
             self._connection.core.create_namespaced_pod(job.namespace, manifest)
         return 0
@@ -120,18 +123,47 @@ class KubernetesJobs:
         spec = _spec(owner)
         if owner is None or spec is None:
             raise JobError(f"Job {job.name} has no ConfigMap {names.job_object(job.name)} with its specification.")
-        metadata = owner["metadata"]
-        written = (metadata.get("annotations") or {}).get(names.NUM_WORKERS_ANNOTATION, "")
+        written = (owner["metadata"].get("annotations") or {}).get(names.NUM_WORKERS_ANNOTATION, "")
         before = scaling.wanted(written, spec, job.status)
         scaling.check_current(job.name, before, current)
-        annotations = {names.NUM_WORKERS_ANNOTATION: str(num_workers)}
-        with self._connection.doing(f"scale job {job.name}"):
+        self._annotate(job, owner, {names.NUM_WORKERS_ANNOTATION: str(num_workers)}, "scale")
+        return before
+
+    def stop(self, job: JobInfo, wait_s: float | None) -> bool:
+        """See `JobStore`; the annotation is carried out by this life of the master, or by the next.
+
+        Raises:
+            JobError: what it has trained would be lost, or its ConfigMap is gone, or was changed at the same time.
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        owner, spec = self._owner(job), job.spec
+        if owner is None or spec is None:
+            raise JobError(f"Job {job.name} has no ConfigMap {names.job_object(job.name)} with its specification.")
+        is_trained = spec.job_type is JobType.TRAIN and bool(spec.model_def) and job.status.records_done > 0
+        if is_trained and not spec.checkpoint_dir:
+            raise JobError(
+                f"Job {job.name} keeps no checkpoints: what its {job.status.records_done:,} records have trained "
+                "would be lost.",
+                f"Submit jobs that are to be stopped with --checkpoint_dir; `{job.command('delete')}` ends this one.",
+            )
+        self._annotate(job, owner, {names.STOP_ANNOTATION: "true"}, "stop")
+        return wait_s is not None and cluster_end.wait_until(lambda: self._has_stopped(job), wait_s)
+
+    def _has_stopped(self, job: JobInfo) -> bool:
+        found = self.find(job.name)
+        if found is None or found.has_ended:
+            return True
+        return found.phase is Phase.STOPPED and not (found.status.workers_alive or found.status.ps_alive)
+
+    def _annotate(self, job: JobInfo, owner: Object, annotations: Mapping[str, str | None], verb: str) -> None:
+        """Changes annotations of a job's ConfigMap, if it is still the one that was read; None removes one."""
+        metadata = owner["metadata"]
+        with self._connection.doing(f"{verb} job {job.name}"):
             self._connection.patch(
                 f"/api/v1/namespaces/{job.namespace}/configmaps/{metadata['name']}",
                 {"metadata": {"annotations": annotations, "resourceVersion": metadata["resourceVersion"]}},
                 "application/merge-patch+json",
             )
-        return before
 
     def faults(self, job: JobInfo) -> ClusterFaults:
         """See `JobStore`."""
@@ -219,14 +251,21 @@ def _phase(
         if label == "Failed" and status.exit_code is None:
             return Phase.FAILED, "" if status.message else f"Its master's log says why: elasticdl logs {name}."
         if pod_phase in ("Pending", "Running"):
-            return phase_of(status, runs=True), ""
+            note = "It is stopping, by `elasticdl stop`." if _is_told_to_stop(owner) else ""
+            return phase_of(status, runs=True), note
     elif not status.updated_at and age_s < _SUBMISSION_S:
         return Phase.PENDING, "It is being submitted."
     phase = phase_of(status, runs=False)
     if phase is not Phase.STOPPED:
         return phase, ""
+    if _is_told_to_stop(owner):
+        return phase, f"`elasticdl stop` has ended its pods; `elasticdl resume {name}` continues it."
     how = f"has ended ({pods.pod_status(master).message or 'reason unknown'})" if master is not None else "is gone"
     return phase, f"Its master's pod {how}, and the job has not ended."
+
+
+def _is_told_to_stop(owner: Object) -> bool:
+    return bool((owner["metadata"].get("annotations") or {}).get(names.STOP_ANNOTATION))
 
 
 def _written(state: Object | None) -> JobStatus | None:

@@ -123,6 +123,13 @@ class LocalJobs:
         """
         return tensorboard.show_local(job, port)
 
+    def stop(self, job: JobInfo, wait_s: float | None) -> bool:
+        """See `JobStore`; it is what the first Ctrl-C does."""
+        processes = holders.holders(Path(job.directory))
+        for process in holders.first_of(processes):
+            holders.send(process, signal.SIGINT)
+        return holders.wait_for_end(processes, wait_s or 0.0)
+
     def resume(self, job: JobInfo) -> int:
         """See `JobStore`; the job runs in the foreground, as it did before.
 
@@ -139,18 +146,6 @@ class LocalJobs:
                 "Start it again with the command that started it.",
             )
         return local.go_on(spec, JobDir.take(directory))
-
-
-def stop(job: JobInfo, timeout_s: float) -> bool:
-    """End a job as the first Ctrl-C does: it writes a checkpoint where it can, and may be resumed.
-
-    Returns:
-        Whether nothing of it runs any more in time.
-    """
-    processes = holders.holders(Path(job.directory))
-    for process in holders.first_of(processes):
-        holders.send(process, signal.SIGINT)
-    return holders.wait_for_end(processes, timeout_s)
 
 
 def _directories() -> list[Path]:

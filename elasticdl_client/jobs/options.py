@@ -30,11 +30,12 @@ FORMATS = {  # command → what --output may say
     "chaos": ("json", "yaml"),
     "delete": ("json", "name"),
     "clean": ("json", "name"),
+    "stop": ("json", "name"),
     "resume": ("json", "name"),
     "tensorboard": (),
     "dashboard": (),
 }
-WITH_JOB = ("status", "logs", "events", "explain", "scale", "chaos", "delete", "resume", "tensorboard")
+WITH_JOB = ("status", "logs", "events", "explain", "scale", "chaos", "delete", "stop", "resume", "tensorboard")
 MAY_HAVE_JOB = ("dashboard",)
 _ROLES = ("worker", "ps", "master")
 _ALL = tuple(FORMATS)
@@ -125,9 +126,11 @@ class Options:
         "w",
     )
     wait: bool = _option(
-        True, "Return when nothing of the job is left; at once with --no_wait or --wait=false.", ("delete", "clean")
+        True,
+        "Return when nothing of the job is left (stop: runs); at once with --no_wait or --wait=false.",
+        ("delete", "clean", "stop"),
     )
-    timeout: float = _option(300.0, "Seconds to wait so.", ("delete", "clean"))
+    timeout: float = _option(300.0, "Seconds to wait so.", ("delete", "clean", "stop"))
     dry_run: bool = _option(False, "Say which jobs would be deleted, and delete none.", ("clean",))
     force_use_kube_config_file: bool = _option(False, "Use the kubeconfig file inside a cluster, too.")
 

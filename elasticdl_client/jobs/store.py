@@ -56,7 +56,7 @@ class LogRequest:
 
 
 class JobStore(Protocol):
-    """Ten verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """Eleven verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def list(self) -> list[JobInfo]:
         """Every job, ended ones too, the oldest first."""
@@ -79,7 +79,7 @@ class JobStore(Protocol):
         ...
 
     def may(self, job: JobInfo, verb: str) -> bool:
-        """Whether this user has the rights to `delete`, to `resume` or to `scale` the job."""
+        """Whether this user has the rights to `delete`, to `resume`, to `scale` or to `stop` the job."""
         ...
 
     def delete(self, job: JobInfo, wait_s: float | None) -> None:
@@ -111,6 +111,20 @@ class JobStore(Protocol):
 
     def tensorboard(self, job: JobInfo, port: int) -> int:
         """Shows the job's event files on a port of this machine (0: a free one), until Ctrl-C; the exit code."""
+        ...
+
+    def stop(self, job: JobInfo, wait_s: float | None) -> bool:
+        """Ends all pods of a running job after a checkpoint where one can be written; `resume` continues it.
+
+        Args:
+            wait_s: for the end; None: does not wait.
+
+        Returns:
+            Whether nothing of it runs any more.
+
+        Raises:
+            JobError: what it has trained would be lost, since it keeps no checkpoints.
+        """
         ...
 
     def resume(self, job: JobInfo) -> int:

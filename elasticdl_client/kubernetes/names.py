@@ -35,7 +35,8 @@ ROLE_LABEL = "elasticdl-replica-type"
 INDEX_LABEL = "elasticdl-replica-index"
 SLOT_LABEL = "elasticdl-worker-slot"
 NUM_WORKERS_ANNOTATION = "elasticdl-num-workers"  # of `job_object`: how many workers the user wants by now
-STATUS_LABEL = "status"  # of the master's pod: Pending, Running, Finished, Failed
+STOP_ANNOTATION = "elasticdl-stop"  # of `job_object`: anything but empty: the job is to stop until it is resumed
+STATUS_LABEL = "status"  # of the master's pod: Pending, Running, Finished, Failed, Stopped
 
 
 def job_object(job_name: str) -> str:

@@ -18,7 +18,6 @@ from elasticdl_client.explain.explanation import explain
 from elasticdl_client.job_events import EventHistory
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobStatus
-from elasticdl_client.jobs import local_jobs
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.jobs.options import parse, role_of
 from elasticdl_client.jobs.store import JobStore, LogRequest
@@ -206,21 +205,21 @@ class JobHandle:
         return (f"[{line.pod}] {line.text}" if request.is_of_many else line.text for line in lines)
 
     def stop(self, timeout: float = _STOP_TIMEOUT_S) -> None:
-        """End a local job as Ctrl-C does: it writes a checkpoint where it can, and `elasticdl resume` continues it.
+        """End all processes of the job after a checkpoint where one can be written; `elasticdl resume` continues it.
+
+        A job that has ended or stopped is left as it is.
 
         Args:
             timeout: seconds to wait for the end.
 
         Raises:
-            JobError: the job is on Kubernetes, where jobs are only deleted.
+            JobError: it runs on Kubernetes without --checkpoint_dir, so that what it has trained would be lost.
             TimeoutError: it has not ended in time; it still ends.
         """
-        if self.runtime is Runtime.KUBERNETES:
-            raise JobError(
-                f'job "{self.name}" {self._info.where} cannot be stopped: jobs on Kubernetes are only deleted.',
-                ".delete() ends it, and keeps what is in --output and --checkpoint_dir.",
-            )
-        if not local_jobs.stop(self._look(), timeout):
+        info = self._look()
+        if info.has_ended or info.phase is Phase.STOPPED:
+            return
+        if not self._store.stop(info, timeout):
             raise TimeoutError(f"job {self.name} has not ended in {timeout:g} s")
 
     def scale(self, num_workers: int | str) -> None:

@@ -176,7 +176,8 @@ class ApiServer:
         assert path == f"/api/v1/namespaces/{NAMESPACE}/configmaps/{names.job_object('job')}"
         if sent["metadata"].get("resourceVersion") != str(self.version):
             return 409, b'{"message": "the object has been modified"}'
-        self.annotations |= sent["metadata"]["annotations"]
+        merged = self.annotations | sent["metadata"]["annotations"]
+        self.annotations = {name: value for name, value in merged.items() if value is not None}
         self.version += 1
         return 200, json.dumps(self._config_maps()[0]).encode()
 

@@ -103,6 +103,35 @@ def test_ten_kills_of_parameter_servers_lose_nothing(open_space: OpenSpace) -> N
     assert job.metrics()["accuracy"] >= 0.9
 
 
+def test_a_stopped_job_frees_all_its_room_and_continues_when_it_is_resumed(open_space: OpenSpace) -> None:
+    job = open_space("stopped").job("digits").submit()
+    job.wait_for_progress(20, 120)
+    before = job.version()
+    stop(job)
+    assert job.checkpoints()[-1] >= before
+    resume(job)
+    job.wait_for_progress()
+    job.assert_ends_exactly()
+    events = job.events()
+    kinds = [event["kind"] for event in events]
+    counts = {kind: kinds.count(kind) for kind in ("JobResumed", "MasterRestarted", "PodLost", "LeaseLost")}
+    assert counts == {"JobResumed": 1, "MasterRestarted": 0, "PodLost": 0, "LeaseLost": 0}, job.story()
+    assert [event for event in events if event["kind"] == "PsReady"][-1]["details"]["restored_from"], job.story()
+
+
+def stop(job: KubernetesJob) -> None:
+    done = job.client("stop")
+    assert done.stdout.startswith(f'job "{job.name}" stopped: '), done.stderr + job.story()
+    assert [(pod.role, pod.running) for pod in job.pods()] == [("master", False)], job.story()
+    assert "Stopped" in job.client("status").stdout
+
+
+def resume(job: KubernetesJob) -> None:
+    done = job.client("resume")
+    assert done.returncode == 0, done.stderr
+    job.wait_for_pod(job.master)
+
+
 def test_a_killed_master_restarts_in_place_and_a_deleted_one_is_resumed(open_space: OpenSpace) -> None:
     job = open_space("master").job("digits", metrics_port=9100).submit()
     job.wait_for_progress(20, 120)
@@ -117,9 +146,7 @@ def test_a_killed_master_restarts_in_place_and_a_deleted_one_is_resumed(open_spa
 
     job.delete_pod(job.master)
     job.wait_until("the end of the master", lambda: job.pod(job.master) is None)
-    resumed = job.client("resume")
-    assert resumed.returncode == 0, resumed.stderr
-    job.wait_for_pod(job.master)
+    resume(job)
     job.wait_for_progress()
 
     again = job.scrape()

@@ -11,6 +11,7 @@ from tests.e2e_kubernetes import host, wire
 from tests.e2e_kubernetes.conftest import OpenSpace
 from tests.e2e_kubernetes.job import KubernetesJob
 from tests.e2e_kubernetes.space import KERAS, Space
+from tests.e2e_kubernetes.test_2_lost_pods import resume, stop
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 _ALL_REDUCE: dict[str, object] = {"distribution_strategy": "AllReduceStrategy", "num_ps_pods": 0}
@@ -64,13 +65,20 @@ def test_a_member_that_hangs_or_is_cut_off_is_left_behind(open_space: OpenSpace)
     job.assert_ends_exactly()
 
 
-def test_when_all_members_and_the_master_are_lost_training_continues_from_the_checkpoint(open_space: OpenSpace) -> None:
+def test_training_continues_from_a_checkpoint_when_all_pods_are_lost_or_stopped(
+    open_space: OpenSpace,
+) -> None:
     job = all_reduce_job(open_space("all"), model_def=KERAS, num_workers=2, num_epochs=12).submit()
     job.wait_until("a checkpoint", lambda: bool(job.checkpoints()), 120)
     for worker in (pod for pod in job.pods("worker") if pod.running):
         host.kill(worker.uid, signal.SIGKILL)
     host.kill(job.the_pod(job.master).uid, signal.SIGKILL)
     job.wait_until("the master's restart in place", lambda: job.the_pod(job.master).restarts == 1)
+    job.wait_for_progress(4, 120)
+
+    host.kill(job.the_pod(job.master).uid, signal.SIGKILL)  # its next life finds the request
+    stop(job)
+    resume(job)
     job.wait_for_progress(4, 120)
     job.assert_ends_exactly()
     assert job.metrics()["accuracy"] >= 0.9

@@ -53,7 +53,7 @@ VALUES = (
     ),
     *("-", "--", "$(HOME)", "sqlite:////nowhere?table=t", "99999999999999999999", "0x10", "1_000", " 7 ", "[" * 500),
 )
-ACTIONS = ("list", "status", "logs", "scale", "delete", "clean", "resume", "tensorboard")
+ACTIONS = ("list", "status", "logs", "scale", "delete", "clean", "stop", "resume", "tensorboard")
 OPTIONS = (
     "namespace",
     "job_dir",

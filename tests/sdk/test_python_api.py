@@ -13,7 +13,9 @@ import pytest
 import elasticdl
 from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
+from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.kubernetes import names
 from elasticdl_client.sdk import start
 from elasticdl_client.sdk.start import FlagValue, spec_of
 from tests.client.api_server import NAMESPACE, ApiServer
@@ -193,12 +195,14 @@ def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
 def test_a_job_of_a_cluster_has_the_same_handle(server: ApiServer) -> None:
     server.status = JobStatus("job", JobPhase.RUNNING, records_done=5, records_total=10)
     server.add_pod("master", ["a line"])
+    server.spec = JobSpec(job_name="job")
     job = elasticdl.get("job", namespace=NAMESPACE)
     assert (job.runtime, job.namespace, job.phase) == (Runtime.KUBERNETES, NAMESPACE, elasticdl.Phase.RUNNING)
     with pytest.raises(TimeoutError):
         job.wait(0.1)
-    with pytest.raises(JobError, match="cannot be stopped"):
-        job.stop()
+    with pytest.raises(TimeoutError):
+        job.stop(0.1)
+    assert server.annotations == {names.STOP_ANNOTATION: "true"}
     assert list(job.logs()) == ["a line"]
     assert list(job.logs("all")) == ["[elasticdl-job-master] a line"]
     server.status = JobStatus("job", JobPhase.SUCCEEDED, exit_code=0, metrics={"accuracy": 0.5})

@@ -2,7 +2,8 @@
 
 Environment: ``ELASTICDL_NAMESPACE``, ``ELASTICDL_JOB_NAME``, ``ELASTICDL_TOKEN_FILE`` and ``MASTER_PORT``.  Before
 anything is begun the master's rights are checked, and the job's ConfigMap becomes the owner of its other objects, so
-that deleting it deletes all.  While it runs, an annotation of the ConfigMap says how many workers the user wants.
+that deleting it deletes all.  While it runs, annotations of the ConfigMap say how many workers the user wants, and
+whether the job is to stop.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 from elasticdl.cluster.cluster import PodSpec
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl.cluster.kubernetes.api import ApiCalls, ApiServer, Closed, Object, Query
+from elasticdl.master.environment import UserRequest
 from elasticdl.master.journal import JournalWriteError, Superseded
 from elasticdl.master.kubernetes.event_publisher import EventPublisher, Owner
 from elasticdl.master.kubernetes.expiry import Expiry
@@ -47,9 +49,6 @@ _LABELS = {
 }
 _PS_ENV = {"PS_PORT": str(names.PS_PORT), "PS_ADVERTISED_HOST": "$(MY_POD_IP)"}
 
-Found = TypeVar("Found")
-logger = logging.getLogger("elasticdl.master")
-logger = logging.getLogger("elasticdl.master")
 _STRATEGIC = "application/strategic-merge-patch+json"  # owner references are merged by their uid
 _PATHS = {
     "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
@@ -58,13 +57,12 @@ _PATHS = {
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
 }
-
-logger = logging.getLogger("elasticdl.master")
 _STREAM_S = 60  # after it the server ends a stream, and the object is read again; one that is silent longer is broken
 _SILENCE_S = 3.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
 
+Found = TypeVar("Found")
 logger = logging.getLogger("elasticdl.master")
 
 
@@ -128,7 +126,7 @@ class KubernetesEnvironment:
 
         client = self._connection.client
         self.cluster = KubernetesCluster(self._namespace, job_name, manifest, client, self._calls)
-        self._scale_watch = ScaleWatch(client, self._namespace, job_name, self._calls)
+        self._requests = RequestWatch(client, self._namespace, job_name, self._calls)
 
     def _check_rights(self) -> None:
         check_rights(self._connection, self._namespace, self.spec.service_account, self.spec.expires)
@@ -144,8 +142,8 @@ class KubernetesEnvironment:
         owner = Owner(self._namespace, self.spec.job_name, self._owner_uid)
         self._publisher = EventPublisher(self._connection, owner, history, self.cluster.uid_of)
 
-    def scale_requests(self, stop: threading.Event) -> Iterator[str]:
-        return self._scale_watch.requests(stop)
+    def requests(self, stop: threading.Event) -> Iterator[UserRequest]:
+        return self._requests.requests(stop)
 
     def is_transient(self, error: ElasticDLError) -> bool:
         return isinstance(error, JournalWriteError) or (isinstance(error, ClusterError) and error.unreachable)
@@ -158,9 +156,15 @@ class KubernetesEnvironment:
         if exit_code != 0:
             self._own_pod.end()
 
+    def pause(self) -> None:
+        """The pod stays, with its log, as one that has failed: `elasticdl resume` makes another one."""
+        self._close_publisher()
+        self._own_pod.label("Stopped")
+        self._own_pod.end()
+
     def close(self) -> None:
         self._close_publisher()
-        self._scale_watch.close()
+        self._requests.close()
         self.journal.close()
 
     def _close_publisher(self) -> None:
@@ -290,8 +294,8 @@ def _objects(spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield "Pod", names.pod_name(job, "master", 0)
 
 
-class ScaleWatch:
-    """One observer's view of one ConfigMap.
+class RequestWatch:
+    """What the user writes into the annotations of one ConfigMap.
 
     Args:
         api_client: a `kubernetes.client.ApiClient`; its configuration is used.
@@ -305,20 +309,19 @@ class ScaleWatch:
         self._name = names.job_object(job_name)
         self._trouble = ""
 
-    def requests(self, stop: threading.Event) -> Iterator[str]:
-        """Yield the annotation's value and each change of it, until `stop` is set or the watch is closed; never fail.
-
-        A ConfigMap without the annotation says nothing.
-        """
-        known, pause_s = "", 0.0
+    def requests(self, stop: threading.Event) -> Iterator[UserRequest]:
+        """Yield what there is, if anything, and each change, until `stop` is set or the watch is closed; never fail."""
+        known, pause_s = UserRequest(), 0.0
         while not stop.wait(pause_s):
             try:
                 for found in self._read_and_watch():
                     self._all_well()
-                    text = (found["metadata"].get("annotations") or {}).get(names.NUM_WORKERS_ANNOTATION, "")
-                    if text and text != known:
-                        yield text
-                    known, pause_s = text, 0.0
+                    annotations = found["metadata"].get("annotations") or {}
+                    is_stop = bool(annotations.get(names.STOP_ANNOTATION))
+                    request = UserRequest(annotations.get(names.NUM_WORKERS_ANNOTATION, ""), is_stop)
+                    if request != known:
+                        yield request
+                    known, pause_s = request, 0.0
             except Closed:
                 return
             except ElasticDLError as error:
@@ -343,10 +346,10 @@ class ScaleWatch:
 
     def _say_trouble(self, what: str) -> None:
         if what != self._trouble:
-            logger.warning("The wanted number of workers cannot be read for the moment: %s", what)
+            logger.warning("What the user wants of the job cannot be read for the moment: %s", what)
             self._trouble = what
 
     def _all_well(self) -> None:
         if self._trouble:
-            logger.info("The wanted number of workers can be read again")
+            logger.info("What the user wants of the job can be read again")
             self._trouble = ""

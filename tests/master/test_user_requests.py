@@ -1,4 +1,4 @@
-"""How the master reads the number of workers that the user wants: from an annotation, or from a file."""
+"""How the master reads what the user wants of a running job: from annotations, or from a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from kubernetes import client
 
 from elasticdl.cluster.kubernetes.api import ApiCalls
-from elasticdl.master.kubernetes.environment import ScaleWatch
+from elasticdl.master.environment import UserRequest
+from elasticdl.master.kubernetes.environment import RequestWatch
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.kubernetes import names
 from tests.master.life import open_environment
@@ -26,13 +27,13 @@ class OneConfigMap:
     """An API server that has one ConfigMap, and sends its watches what `say` says.
 
     Attributes:
-        text: of the annotation; empty: there is none.
+        annotations: of it.
         reads: how often the object was read.
         watches: the query of each watch.
     """
 
     def __init__(self) -> None:
-        self.text = ""
+        self.annotations: dict[str, str] = {}
         self.reads = 0
         self.watches: list[str] = []
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -70,8 +71,11 @@ class OneConfigMap:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def found(self) -> dict[str, Any]:
-        annotations = {names.NUM_WORKERS_ANNOTATION: self.text} if self.text else {}
-        return {"metadata": {"resourceVersion": "7", "annotations": annotations | {"other": "9"}}}
+        return {"metadata": {"resourceVersion": "7", "annotations": self.annotations | {"other": "9"}}}
+
+    def ask(self, text: str) -> None:
+        """From now on so many workers are wanted."""
+        self.annotations = {names.NUM_WORKERS_ANNOTATION: text} if text else {}
 
     def say(self, kind: str) -> None:
         """Send the object as it is to a watch."""
@@ -80,10 +84,10 @@ class OneConfigMap:
     def end_stream(self) -> None:
         self._lines.put(None)
 
-    def watch(self) -> ScaleWatch:
+    def watch(self) -> RequestWatch:
         configuration = client.Configuration()
         configuration.host = f"http://127.0.0.1:{self._server.server_address[1]}"
-        return ScaleWatch(client.ApiClient(configuration), "team", "j", ApiCalls())
+        return RequestWatch(client.ApiClient(configuration), "team", "j", ApiCalls())
 
     def close(self) -> None:
         self.end_stream()
@@ -94,16 +98,16 @@ class OneConfigMap:
 class Reader:
     """Reads what is wanted, in a thread of its own."""
 
-    def __init__(self, requests: Iterator[str]) -> None:
-        self._found: queue.Queue[str] = queue.Queue()
+    def __init__(self, requests: Iterator[UserRequest]) -> None:
+        self._found: queue.Queue[UserRequest] = queue.Queue()
         self.thread = threading.Thread(target=self._read, args=(requests,), daemon=True)
         self.thread.start()
 
-    def _read(self, requests: Iterator[str]) -> None:
-        for text in requests:
-            self._found.put(text)
+    def _read(self, requests: Iterator[UserRequest]) -> None:
+        for request in requests:
+            self._found.put(request)
 
-    def next(self) -> str:
+    def next(self) -> UserRequest:
         return self._found.get(timeout=LIMIT_S)
 
     def has_more(self) -> bool:
@@ -117,18 +121,18 @@ def server() -> Iterator[OneConfigMap]:
     found.close()
 
 
-def test_the_annotation_is_read_and_each_change_of_it_comes_at_once(server: OneConfigMap) -> None:
-    server.text = "4"
+def test_the_annotations_are_read_and_each_change_of_them_comes_at_once(server: OneConfigMap) -> None:
+    server.ask("4")
     watch = server.watch()
     reader = Reader(watch.requests(threading.Event()))
-    assert reader.next() == "4"
-    for text in ("4", "", "6"):  # the same, none, another
-        server.text = text
+    assert reader.next() == UserRequest("4")
+    for text in ("4", "", "many"):  # the same, none, another
+        server.ask(text)
         server.say("MODIFIED")
-    assert reader.next() == "6"
-    server.text = "many"
+    assert [reader.next(), reader.next()] == [UserRequest(), UserRequest("many")]
+    server.annotations[names.STOP_ANNOTATION] = "true"
     server.say("MODIFIED")
-    assert reader.next() == "many"
+    assert reader.next() == UserRequest("many", is_stop=True)
     assert (server.reads, len(server.watches)) == (1, 1)
     assert "fieldSelector=metadata.name%3Delasticdl-j" in server.watches[0]
     assert "resourceVersion=7" in server.watches[0]
@@ -142,14 +146,14 @@ def test_the_annotation_is_read_and_each_change_of_it_comes_at_once(server: OneC
 def test_what_changes_between_two_streams_is_read_with_the_object(server: OneConfigMap, end: str) -> None:
     watch = server.watch()
     reader = Reader(watch.requests(threading.Event()))
-    server.text = "2"
+    server.ask("2")
     server.say("MODIFIED")
-    assert reader.next() == "2"
-    server.text = "5"
+    assert reader.next() == UserRequest("2")
+    server.ask("5")
     if end == "expired":
         server.say("ERROR")
     server.end_stream()
-    assert reader.next() == "5"
+    assert reader.next() == UserRequest("5")
     assert server.reads == 2
     watch.close()
 
@@ -157,14 +161,14 @@ def test_what_changes_between_two_streams_is_read_with_the_object(server: OneCon
 def test_the_file_of_a_local_job_is_read_and_each_change_of_it(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(JobSpec(job_name="j").to_json())
     place, stop = open_environment(tmp_path, 0), threading.Event()
-    reader = Reader(place.scale_requests(stop))
+    reader = Reader(place.requests(stop))
     path = tmp_path / "num_workers"
     for text in ("4", "many", "2"):
         path.write_text(text)
-        assert reader.next() == text
+        assert reader.next() == UserRequest(text)
     path.unlink()
     path.write_text("3")
-    assert reader.next() == "3"
+    assert reader.next() == UserRequest("3")
     stop.set()
     reader.thread.join(LIMIT_S)
     assert not reader.thread.is_alive()

@@ -1,4 +1,4 @@
-"""A real job that is ended with Ctrl-C, and resumed: no model with anything in it is trained from its beginning."""
+"""A real job that is stopped and resumed: no model with anything in it is trained from its beginning."""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ from tests.chaos.jobs import NUMPY_DIGITS
 
 def resume(job: LocalJob) -> str:
     """Continues a job to its end; what that printed."""
-    command = [sys.executable, "-m", "elasticdl_client.main", "resume", "numpy", f"--job_dir={job.job_dir}"]
     job.hurry()
+    return client("resume", job)
+
+
+def client(command: str, job: LocalJob) -> str:
     environment = {**os.environ, "PACE_FILE": str(job.job_dir.with_name(f"{job.job_dir.name}.pace"))}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticdl_client.main", command, "numpy", f"--job_dir={job.job_dir}"],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_what_is_trained_before_ctrl_c_is_not_trained_again_nor_said_again(tmp_path: Path) -> None:
+def test_what_is_trained_before_a_stop_is_not_trained_again_nor_said_again(tmp_path: Path) -> None:
     data = NUMPY_DIGITS.make_data(tmp_path)
     job = NUMPY_DIGITS.local_job(tmp_path / "job", data, job_name="numpy", num_epochs=4, validation_data="")
-    job.pace_s = 0.004  # seconds for a record: three epochs more take longer than any Ctrl-C
+    job.pace_s = 0.004  # seconds for a record: three epochs more take longer than any stop
     job.start()
     job.wait_until("an epoch", lambda: any("epoch 1: records" in line for line in job.output))
     before = job.status()
     assert before is not None
-    assert job.process is not None
-    job.process.send_signal(signal.SIGINT)
+    stopped = client("stop", job)
+    assert stopped == 'job "numpy" stopped: `elasticdl resume numpy --runtime=local` continues it\n'
     assert job.wait(120) == 128 + signal.SIGINT, job.story()
     assert "`elasticdl resume numpy --runtime=local` continues it." in job.output
     [saved] = [line for line in job.output if line.startswith("A checkpoint of ")]
