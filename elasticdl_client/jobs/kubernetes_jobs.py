@@ -259,7 +259,7 @@ def _phase(
     if phase is not Phase.STOPPED:
         return phase, ""
     if _is_told_to_stop(owner):
-        return phase, f"`elasticdl stop` has ended its pods; `elasticdl resume {name}` continues it."
+        return phase, "Its pods were ended by `elasticdl stop`."
     how = f"has ended ({pods.pod_status(master).message or 'reason unknown'})" if master is not None else "is gone"
     return phase, f"Its master's pod {how}, and the job has not ended."
 

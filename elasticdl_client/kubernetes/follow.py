@@ -151,6 +151,11 @@ class ClusterFollower:
         if master.status.phase == "Succeeded":
             return Ended(0, "", status)
         if master.status.phase == "Failed" and master.metadata.deletion_timestamp is None:
+            if (master.metadata.labels or {}).get(names.STATUS_LABEL) == names.STOPPED:
+                raise JobError(
+                    f"The job {self._spec.job_name} was stopped by `elasticdl stop`.",
+                    f"`{commands.elasticdl('resume', self._spec)}` continues it.",
+                )
             raise self._stopped(f"has lost its master: {_end_of(master)}")
         self._say_news(master)
         return None

@@ -36,7 +36,8 @@ INDEX_LABEL = "elasticdl-replica-index"
 SLOT_LABEL = "elasticdl-worker-slot"
 NUM_WORKERS_ANNOTATION = "elasticdl-num-workers"  # of `job_object`: how many workers the user wants by now
 STOP_ANNOTATION = "elasticdl-stop"  # of `job_object`: anything but empty: the job is to stop until it is resumed
-STATUS_LABEL = "status"  # of the master's pod: Pending, Running, Finished, Failed, Stopped
+STATUS_LABEL = "status"  # of the master's pod: Pending, Running, Finished, Failed, or
+STOPPED = "Stopped"  # by `elasticdl stop`
 
 
 def job_object(job_name: str) -> str:

@@ -63,7 +63,7 @@ def test_a_job_is_told_to_stop_and_its_end_is_waited_for(server: ApiServer, caps
     assert commands.run("stop", ["job", "-o", "json"]) == 0  # it is stopped already
     assert json.loads(capsys.readouterr().out)["stopped"] is True
     assert commands.run("explain", ["job"]) == 0
-    assert "`elasticdl stop` has ended its pods" in " ".join(capsys.readouterr().out.split())
+    assert "Its pods were ended by `elasticdl stop`." in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_job_that_ends_before_it_could_stop_has_not_stopped(

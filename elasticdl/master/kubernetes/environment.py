@@ -159,7 +159,7 @@ class KubernetesEnvironment:
     def pause(self) -> None:
         """The pod stays, with its log, as one that has failed: `elasticdl resume` makes another one."""
         self._close_publisher()
-        self._own_pod.label("Stopped")
+        self._own_pod.label(names.STOPPED)
         self._own_pod.end()
 
     def close(self) -> None:
