@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from elasticdl.master import checkpoints, messages
+from elasticdl.master.core.commands import EndJob
 from elasticdl.master.core.events import ScaleRefused, ScaleRequested
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
@@ -126,7 +127,8 @@ class Master:
             if self._metrics is not None:
                 self._metrics.close()
 
-    def _run(self, saved: dict[str, Any] | None) -> int:
+    def _prepare(self, saved: dict[str, Any] | None) -> dict[str, Any]:
+        """Checks the job; returns the shell's part of the journal for this life."""
         if self._spec.encrypt:
             check_encryption()  # the image is that of all pods
             check_sums_are_encrypted(self._spec, framework_of(self._spec))
@@ -139,6 +141,10 @@ class Master:
             self._spec = dataclasses.replace(self._spec, **chosen)  # workers load it, too: all the same
             chosen["model_version"] = state["initial_version"]
         self._settings = dataclasses.replace(self._settings, **chosen)
+        return state
+
+    def _run(self, saved: dict[str, Any] | None) -> int:
+        state = self._prepare(saved)
         generation: int = state["generation"]
         if self._spec.metrics_port:
             self._metrics = self._serve_metrics(is_patient=saved is not None)
@@ -179,6 +185,9 @@ class Master:
         if outcome is None:
             return self._pause(effects) if self._is_pausing else self._left()
         effects.close()
+        return self._end(shell, outcome)
+
+    def _end(self, shell: Shell, outcome: EndJob) -> int:
         message = outcome.message
         last_words = end_of_log(self._environment.cluster, outcome.pod)
         if last_words:
