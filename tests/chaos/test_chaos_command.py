@@ -65,12 +65,12 @@ def test_after_ctrl_c_a_stopped_pod_continues_and_the_table_is_printed(running: 
     done = chaos(running, "--stop=ps", f"--stop_for={NEVER}", f"--every={NEVER}", f"--for={NEVER}", "--yes")
     (server,) = running.victims(Role.PS)
     assert "stop ps: ps-0" in next_line(done)
-    assert state_of(server.pid) == "T"
+    running.wait_until("the stop of ps-0", lambda: state_of(server.pid) == "T")  # each thread stops by itself
     done.send_signal(signal.SIGINT)
     out, err = done.communicate(timeout=60)
     assert done.returncode == 128 + signal.SIGINT, out + err
     assert "stop ps   1          0           -        -" in out, out
-    assert state_of(server.pid) != "T"
+    running.wait_until("ps-0 to continue", lambda: state_of(server.pid) != "T")
     running.hurry()
     assert running.wait() == 0, running.story()
     assert_exact(running, JOB)
