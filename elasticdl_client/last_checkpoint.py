@@ -28,7 +28,7 @@ def can_be_written(spec: JobSpec, status: JobStatus | None) -> bool:
     return has_model and status is not None and status.exit_code is None and status.records_done > 0
 
 
-class MasterProcess:
+class SignalledMaster:
     """The master of a local job, which takes SIGUSR1 as the request for a checkpoint.
 
     The signal would end a master that has no handler yet, so that one is asked when it has; the next generation of a

@@ -205,7 +205,7 @@ def _save(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, signals: _Signals
     """The minibatches in a checkpoint that is written now; 0: there is none."""
     from elasticdl_client.local_job import find_master
 
-    master = last_checkpoint.MasterProcess(partial(find_master, spec, agent.socket))
+    master = last_checkpoint.SignalledMaster(partial(find_master, spec, agent.socket))
     is_given_up = lambda: bool(signals.num_counted)  # noqa: E731
     return last_checkpoint.write(spec, job_dir.status, job_dir.events, master.ask, is_given_up)
 

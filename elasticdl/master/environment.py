@@ -20,7 +20,7 @@ from elasticdl_client.job_spec import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class UserRequest:
-    """What the user has written down for a job while it runs.
+    """The requests of the user for a job while it runs.
 
     Attributes:
         num_workers: how many workers there are to be, as text; empty: nothing is said of it.
@@ -98,7 +98,7 @@ class RuntimeEnvironment(Protocol):
         ...
 
     def requests(self, stop: threading.Event) -> Iterator[UserRequest]:
-        """What the user wants: what there is, if there is anything, then each change, until `stop`."""
+        """The requests of the user: the present ones, if there are any, then each change, until `stop`."""
         ...
 
     def is_transient(self, error: ElasticDLError) -> bool:

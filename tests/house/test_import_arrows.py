@@ -137,6 +137,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *BELOW,
         "elasticdl_client.contradictions",  # those that only a model's framework shows
         "elasticdl_client.end_hook",
+        "elasticdl_client.last_checkpoint",
         "elasticdl_client.model_source",
         "elasticdl_client.model_framework",
         "elasticdl_client.scaling",

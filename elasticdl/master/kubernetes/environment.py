@@ -295,7 +295,7 @@ def _objects(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 class RequestWatch:
-    """What the user writes into the annotations of one ConfigMap.
+    """The requests of the user in the annotations of one ConfigMap.
 
     Args:
         api_client: a `kubernetes.client.ApiClient`; its configuration is used.
@@ -310,7 +310,7 @@ class RequestWatch:
         self._trouble = ""
 
     def requests(self, stop: threading.Event) -> Iterator[UserRequest]:
-        """Yield what there is, if anything, and each change, until `stop` is set or the watch is closed; never fail."""
+        """Yield the present requests and each change, until `stop` is set or the watch is closed; never fail."""
         known, pause_s = UserRequest(), 0.0
         while not stop.wait(pause_s):
             try:
@@ -346,10 +346,10 @@ class RequestWatch:
 
     def _say_trouble(self, what: str) -> None:
         if what != self._trouble:
-            logger.warning("What the user wants of the job cannot be read for the moment: %s", what)
+            logger.warning("The requests of the user cannot be read for the moment: %s", what)
             self._trouble = what
 
     def _all_well(self) -> None:
         if self._trouble:
-            logger.info("What the user wants of the job can be read again")
+            logger.info("The requests of the user can be read again")
             self._trouble = ""
