@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import sqlite3
 import subprocess
@@ -147,27 +148,36 @@ def test_two_clients_that_train_one_model_at_once_make_two_versions(tmp_path: Pa
 
 @pytest.mark.full  # three jobs on all rows of the census
 @pytest.mark.timeout(600)
-def test_the_short_form_on_the_census_reaches_an_auc_of_90_percent(census_data: Path, tmp_path: Path) -> None:
+def test_the_short_form_on_the_census_reaches_an_auc_of_90_percent_and_does_not_look_at_noise(
+    census_data: Path, tmp_path: Path
+) -> None:
     names = NAMES.split()
     whole = {"age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"}
     listed = ", ".join(f"{name} {'INTEGER' if name in whole else 'TEXT'}" for name in names)
     with sqlite3.connect(tmp_path / "census.db") as database:
         for split in ("train", "test"):
-            database.execute(f"CREATE TABLE {split} (id INTEGER PRIMARY KEY, {listed})")
+            database.execute(f"CREATE TABLE {split} (id INTEGER PRIMARY KEY, {listed}, noise REAL)")
             lines = (census_data / "census" / f"adult-{split}.csv").read_text().splitlines()
             rows = [[cell.strip().rstrip(".") for cell in line.split(",")] for line in lines]
             kept = [[None if cell == "?" else cell for cell in row] for row in rows if len(row) == len(names)]
-            marks = ", ".join("?" * len(names))
-            database.executemany(f"INSERT INTO {split} ({', '.join(names)}) VALUES ({marks})", kept)
+            marks, noise = ", ".join("?" * (len(names) + 1)), random.Random(split)
+            numbered = [[*row, noise.gauss(0, 1)] for row in kept]
+            database.executemany(f"INSERT INTO {split} ({', '.join(names)}, noise) VALUES ({marks})", numbered)
             database.execute(f"DELETE FROM {split} WHERE typeof(age) <> 'integer'")
     database.close()
     statements = (
-        "SELECT * FROM train LABEL income INTO census; SELECT * FROM test TO EVALUATE auc USING census INTO found"
+        "SELECT * FROM train LABEL income INTO census; SELECT * FROM test TO EVALUATE auc USING census INTO found;"
+        "SELECT * FROM test TO EXPLAIN WITH explain.rows = 5000 USING census INTO why"
     )
     elasticdl_sql(tmp_path, f"sqlite:///{tmp_path}/census.db", statements, "--distribution_strategy=Local")
     with sqlite3.connect(tmp_path / "census.db") as database:
         ((model, metric, value),) = database.execute("SELECT * FROM found").fetchall()
+        reasons = database.execute("SELECT column_name, importance, deviation FROM why").fetchall()
     database.close()
+    columns = [column for column, _, _ in reasons]
+    assert {"capital_gain", "marital_status", "age"} <= set(columns[:4]), reasons
+    assert "noise" in columns[-5:], reasons
+    assert abs(dict(zip(columns, reasons, strict=True))["noise"][1]) < reasons[0][1] / 50, reasons
     assert (model, metric) == ("census@1", "auc")
     assert value >= 0.90
     about = json.loads((tmp_path / ".elasticdl" / "models" / "census" / "1" / "model.json").read_text())
