@@ -1,6 +1,8 @@
-"""The inbox: how every other thread reaches the one that owns the core, and how calls get their answers.
+"""The inbox: how all threads reach the core, which one thread at a time works on, and how calls get their answers.
 
-It owns the queue and the futures of calls in flight.  It never looks at what an event or an answer says.
+The thread that asks does the work itself if no other thread is at it: so a call is answered without a change of
+threads.  It owns the queue, the turn of the working thread and the futures of calls in flight.  It never looks at what
+an event or an answer says.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ class Inbox:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._turn = threading.Lock()  # of the one thread that works on what is queued
+        self._work: Callable[[], None] | None = None
+        self._wanted = threading.Event()  # the loop has something to do
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._calls: dict[int, Future[Answer]] = {}
@@ -33,6 +38,50 @@ class Inbox:
     def post(self, item: Event | object) -> None:
         """Adds an event, or a note of the shell to itself."""
         self._queue.put(item)
+        self._wanted.set()
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """From now on `work` takes some of what is queued, in its turn, in the thread of a call or of the loop.
+
+        Args:
+            work: takes no longer than a caller can wait, and raises nothing.
+        """
+        self._work = work
+
+    def end(self) -> None:
+        """Waits for the work under way; later items stay queued."""
+        with self._turn:
+            self._work = None
+
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """The loop's: does something while no other thread works."""
+        with self._turn:
+            work()
+        self._leave_rest()
+
+    def _work_at_once(self) -> None:
+        """Works on what is queued, unless another thread is at it."""
+        if self._work is not None and self._turn.acquire(blocking=False):
+            try:
+                if self._work is not None:
+                    self._work()
+            finally:
+                self._turn.release()
+            self._leave_rest()
+
+    def _leave_rest(self) -> None:
+        """What came in too late for a turn is the loop's."""
+        if not self._queue.empty():
+            self._wanted.set()
+
+    def wake(self) -> None:
+        """Ends the loop's wait."""
+        self._wanted.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """The loop's: waits until there is something to do, or the time is over."""
+        self._wanted.wait(max(0.0, timeout_s))
+        self._wanted.clear()
 
     def next(self, timeout_s: float) -> Any | None:
         """The oldest item; None after the time-out."""
@@ -42,7 +91,7 @@ class Inbox:
             return None
 
     def ask(self, make_event: Callable[[int], Event]) -> tuple[int, Future[Answer]]:
-        """Posts the event of a new call.
+        """Queues the event of a new call, and works on it if no other thread is at work.
 
         Args:
             make_event: given the call's number.
@@ -60,7 +109,8 @@ class Inbox:
             if self._is_closed:
                 raise InboxClosed
             self._calls[call] = future
-        self.post(event)
+        self._queue.put(event)
+        self._work_at_once()
         return call, future
 
     def answer(self, call: int, answer: Answer) -> None:

@@ -1,7 +1,8 @@
-"""The shell: one loop, in one thread, that owns the core.
+"""The shell: it owns the core, which one thread at a time works on.
 
-Events → core → journal → commands, executed in order.  It keeps the journal and the status, hands slow work to
-`Effects`, and wakes the core twice a second.  It decides nothing about the job.
+Events → core → journal → commands, executed in order: in the thread of a call if no other works, else in the loop's.
+The loop keeps the journal and the status, and wakes the core twice a second.  Slow work is for `Effects`.  The shell
+decides nothing about the job.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Shell:
     """One life of the master.
 
     Args:
-        core: owned from here on by the thread that calls `run`.
+        core: used from here on only by the thread whose turn it is (see `Inbox`).
         effects: executes what is slow, in its cluster; its inbox takes the events of all other threads.
         journal: of this job.
         shell_state: what the shell itself keeps in the journal; `snapshot` adds the core's to it.
@@ -92,6 +93,8 @@ class Shell:
         self._pods = PodView()
         self._outcome: commands.EndJob | None = None
         self._is_leaving = False
+        self._failure: BaseException | None = None  # ends the life
+        self._todo: list[commands.Command] = []  # left to the loop; nothing else is carried out before it
         self._history = core.events
 
     def request_stop(self, reason: str) -> None:
@@ -135,11 +138,17 @@ class Shell:
         """
         self._begin()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        while self._outcome is None and not self._is_leaving:
-            self._keep_time()
-            item = self._inbox.next(self._until_tick_s())
-            if item is not None:
-                self._take_batch(item)
+        self._inbox.begin(self._work)
+        try:
+            while not self._is_over:
+                self._inbox.in_turn(self._take_turn)
+                if not self._is_over:
+                    self._inbox.wait(self._until_tick_s())
+        finally:
+            self._inbox.end()
+        if self._failure is not None:
+            raise self._failure
+        self._carry_out(self._todo)  # before the word to leave
         if self._outcome is not None:
             self._wait_for_pods()
         elif self._stop.is_set():
@@ -169,8 +178,41 @@ class Shell:
 
     # Events ------------------------------------------------------------------------------------------------------
 
-    def _take_batch(self, item: Any) -> None:
-        """Handles an item and what is queued behind it; then the journal is written once for all of them."""
+    @property
+    def _is_over(self) -> bool:
+        return self._outcome is not None or self._is_leaving or self._failure is not None
+
+    def _take_turn(self) -> None:
+        """The loop's turn: what a call has left to it, what is due, and a batch of what is queued."""
+        todo, self._todo = self._todo, []
+        self._carry_out(todo)
+        if not self._is_over:
+            self._keep_time()
+        if not self._is_over and (item := self._inbox.next(0.0)) is not None:
+            self._carry_out(self._take_batch(item))
+
+    def _work(self) -> None:
+        """Takes one batch in the thread of a call, which must not wait for the journal: that is left to the loop."""
+        if self._is_over or self._todo or (item := self._inbox.next(0.0)) is None:
+            return
+        try:
+            todo = self._take_batch(item)
+            if any(isinstance(command, commands.Persist) for command in todo):
+                self._todo = todo
+                self._inbox.wake()
+            else:
+                self._carry_out(todo)
+        except BaseException as error:  # noqa: BLE001  raised by `run`
+            self._failure = error
+        if self._is_over:
+            self._inbox.wake()
+
+    def _take_batch(self, item: Any) -> list[commands.Command]:
+        """Handles an item and what is queued behind it.
+
+        Returns:
+            What is to be carried out for all of them: the journal is written once.
+        """
         todo: list[commands.Command] = []
         for _ in range(MAX_BATCH):
             if isinstance(item, Listing):  # what it may lack is known only after all that was asked for before
@@ -182,7 +224,7 @@ class Shell:
             item = self._inbox.next(0.0)
             if item is None:
                 break
-        self._carry_out(todo)
+        return todo
 
     def _take(self, item: Any) -> list[commands.Command]:
         match item:
@@ -233,7 +275,8 @@ class Shell:
             self._history = self._core.events
 
     def _until_tick_s(self) -> float:
-        return 0.0 if self._tick_is_queued else min(self._ticked_at + TICK_S, self._wake_at) - time.monotonic()
+        """A tick that is queued and not taken is in the hands of another thread."""
+        return TICK_S if self._tick_is_queued else min(self._ticked_at + TICK_S, self._wake_at) - time.monotonic()
 
     # Commands ----------------------------------------------------------------------------------------------------
 
@@ -267,6 +310,7 @@ class Shell:
                 self._effects.save_checkpoint(command, layout)
             case commands.Wake(after_s):
                 self._wake_at = min(self._wake_at, time.monotonic() + after_s)
+                self._inbox.wake()
             case commands.Log(level, text):
                 logger.log(_LEVELS[level], "%s", text)
             case commands.Measured(step, metrics):
@@ -313,7 +357,7 @@ class Shell:
 
     def _watch(self) -> None:
         """Puts every change of a pod into the inbox; runs in a thread of its own."""
-        while self._outcome is None and not self._is_leaving:
+        while not self._is_over:
             try:
                 for event in self._cluster.watch():
                     changed = pod_changed(event)

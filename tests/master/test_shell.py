@@ -13,7 +13,7 @@ import pytest
 
 from elasticdl.cluster.cluster import EventType, Pod, PodEvent, PodPhase
 from elasticdl.master.core.commands import Answer, EndJob, PsAdmitted
-from elasticdl.master.core.events import Event, PodsListed, PsJoined
+from elasticdl.master.core.events import Event, LeaseQuestioned, PodsListed, PsJoined
 from elasticdl.master.core.job import Job
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.effects import Effects, Listing, pod_changed
@@ -219,6 +219,45 @@ def test_that_a_job_has_ended_is_written_with_all_that_has_happened(life: Life) 
     life.shell.write_end(dataclasses.replace(life.shell.status(), phase=JobPhase.FAILED, exit_code=1))
     assert life.journal.status.exit_code == 1
     assert life.journal.saved[-1]["ended"][0] == 1
+
+
+def test_a_call_is_answered_in_its_own_thread_while_no_other_works(life: Life) -> None:
+    life.start()
+    wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
+    answered: list[threading.Thread] = []
+
+    def beat(call: int) -> Event:
+        return LeaseQuestioned(call, worker_id=7, incarnation=1, lease=1)
+
+    def ask() -> None:
+        future = life.inbox.ask(beat)[1]
+        assert future.done() or future.result(60)
+        answered.append(threading.current_thread())
+
+    def is_answered_at_once() -> bool:
+        future = life.inbox.ask(beat)[1]
+        is_done = future.done()
+        future.result(60)
+        return is_done
+
+    wait_until(is_answered_at_once, "a moment in which the loop is idle")
+    askers = [threading.Thread(target=ask) for _ in range(20)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(60)
+    assert len(answered) == len(askers)  # whoever works, all are answered
+
+
+def test_a_call_whose_answer_must_be_journalled_does_not_wait_for_the_disk_itself(life: Life) -> None:
+    life.start()
+    wait_until(lambda: len(life.cluster.list()) == _NUM_PS + 1, "all pods")
+    life.journal.fault = JournalWriteError("no space")
+    futures = [life.ask(ps_id) for ps_id in range(3)]  # each returns at once
+    wait_until(lambda: life.journal.num_refused > 1, "the journal to be tried")
+    assert not any(future.done() for future in futures)
+    life.journal.fault = None
+    assert [future.result(60) for future in futures] == [PsAdmitted(1)] * 3
 
 
 def test_a_superseded_master_answers_no_call(life: Life) -> None:
