@@ -164,7 +164,8 @@ class Master:
         )
         shell = Shell(job, effects, self._journal, state, self._environment.patience_s, watching)
         self._environment.publish(lambda: shell.history)
-        server = self._serve(inbox, generation, shell, state["port"])
+        servicer = self._servicer(inbox, generation, shell)
+        server = self._serve(servicer, generation, state["port"])
         with self._shell_lock:
             self._shell = shell
             if self._is_checkpoint_requested:
@@ -181,6 +182,7 @@ class Master:
             has_ended.set()
             inbox.close()
             watching.close()
+            servicer.close_streams()
             server.stop(0.0 if self._is_leaving else _STOP_GRACE_S).wait()
         if outcome is None:
             return self._pause(effects) if self._is_pausing else self._left()
@@ -295,20 +297,21 @@ class Master:
         self._environment.pause()
         return EXIT_TERMINATED
 
-    def _serve(self, inbox: Inbox, generation: int, shell: Shell, port: int) -> grpc.Server:
-        servicer = MasterServicer(
+    def _servicer(self, inbox: Inbox, generation: int, shell: Shell) -> MasterServicer:
+        return MasterServicer(
             inbox,
             generation,
             self._spec.public().to_json(),
             lambda report: shell.keep_model_layout(messages.model_layout(report)),
         )
 
+    def _serve(self, servicer: MasterServicer, generation: int, port: int) -> grpc.Server:
         def register(server: grpc.Server) -> None:
             pb_grpc.add_MasterServicer_to_server(servicer, server)
 
-        num_polls = 2 if self._settings.has_worlds else 1  # of a worker at a time, besides its other calls
+        num_polls = 2 if self._settings.has_worlds else 1  # of a worker at a time, besides its stream and other calls
         num_workers = max(self._settings.num_workers, _MAX_SCALED_WORKERS)  # threads are made when they are needed
-        max_threads = (num_polls + 1) * num_workers + 2 * self._settings.num_ps + 16
+        max_threads = (num_polls + 2) * num_workers + 2 * self._settings.num_ps + 16
         deadline = time.monotonic() + (_PORT_RETRY_S if generation > 1 else 0.0)
         while True:
             try:

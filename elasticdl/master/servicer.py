@@ -7,7 +7,7 @@ It runs in the threads of the gRPC server and knows nothing of the job but its g
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import grpc
@@ -18,9 +18,11 @@ from elasticdl.master.core.events import CallAbandoned, Event, LeaseQuestioned, 
 from elasticdl.master.inbox import Inbox, InboxClosed
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.exchange import answer_each
 from elasticdl.rpc.validation import InvalidMessage
 
 _MAX_WAIT_S = 60.0
+_ASK_S = 10.0  # for as long a member waits for the answer to anything but a long poll
 _POLL_MARGIN_S = 0.5  # a long poll is answered this long before the caller would give up
 
 
@@ -42,6 +44,7 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
         self._generation = generation
         self._job_spec = job_spec
         self._on_model_report = on_model_report
+        self._streams: set[grpc.ServicerContext] = set()  # of workers; changed by one operation at a time
 
     def RegisterWorker(
         self, request: pb.RegisterWorkerRequest, context: grpc.ServicerContext
@@ -83,11 +86,12 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     def _poll(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> tuple[int, Answer]:
         """A long poll: the number of the call, and its answer or, in time for the caller, `NoLeaseNow`."""
         call, future = self._post(make_event, context)
-        context.add_callback(lambda: self._abandon(call))
         answer: Answer
         try:
-            concurrent.futures.wait([future], _wait_s(context) - _POLL_MARGIN_S)
-            self._abandon(call)  # in vain if it is answered, or is being answered at this moment
+            if not future.done():
+                context.add_callback(lambda: self._abandon(call))
+                concurrent.futures.wait([future], _wait_s(context) - _POLL_MARGIN_S)
+                self._abandon(call)  # in vain if it is answered, or is being answered at this moment
             answer = future.result()
         except concurrent.futures.CancelledError:
             answer = NoLeaseNow()  # its time is over, or the caller has gone
@@ -132,13 +136,27 @@ class MasterServicer(pb_grpc.MasterServicer):  # type: ignore[misc]
     def PsReady(self, request: pb.PsReadyRequest, context: grpc.ServicerContext) -> pb.Ack:
         return self._ack(lambda call: messages.ps_ready(call, request), context)
 
+    def Exchange(
+        self, messages: Iterator[pb.WorkerMessage], context: grpc.ServicerContext
+    ) -> Iterator[pb.MasterMessage]:
+        self._streams.add(context)
+        try:
+            yield from answer_each(self, messages, context)
+        finally:
+            self._streams.discard(context)
+
+    def close_streams(self) -> None:
+        """Ends the streams of all workers: none of them ends by itself."""
+        for context in list(self._streams):
+            context.cancel()
+
     def _ack(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> pb.Ack:
         return replies.ack(self._ask(make_event, context), self._generation)
 
     def _ask(self, make_event: Callable[[int], Event], context: grpc.ServicerContext) -> Answer:
         call, future = self._post(make_event, context)
         try:
-            return future.result(_wait_s(context))
+            return future.result(min(_ASK_S, _wait_s(context)))
         except TimeoutError:
             self._inbox.abandon(call)
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the master is busy or cannot write its journal")

@@ -69,6 +69,24 @@ FLOAT32: WireType
 FLOAT16: WireType
 BFLOAT16: WireType
 
+class WorkerMessage(_message.Message):
+    __slots__ = ("heartbeat", "progress", "finished")
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    heartbeat: HeartbeatRequest
+    progress: ProgressReport
+    finished: FinishedTask
+    def __init__(self, heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., progress: _Optional[_Union[ProgressReport, _Mapping]] = ..., finished: _Optional[_Union[FinishedTask, _Mapping]] = ...) -> None: ...
+
+class MasterMessage(_message.Message):
+    __slots__ = ("heartbeat", "ack")
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    heartbeat: HeartbeatReply
+    ack: Ack
+    def __init__(self, heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+
 class Ack(_message.Message):
     __slots__ = ("accepted", "reason", "generation", "model_version")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]

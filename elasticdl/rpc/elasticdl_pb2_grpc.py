@@ -104,6 +104,11 @@ class MasterStub(object):
                 request_serializer=elasticdl__pb2.PsReadyRequest.SerializeToString,
                 response_deserializer=elasticdl__pb2.Ack.FromString,
                 )
+        self.Exchange = channel.stream_stream(
+                '/elasticdl.Master/Exchange',
+                request_serializer=elasticdl__pb2.WorkerMessage.SerializeToString,
+                response_deserializer=elasticdl__pb2.MasterMessage.FromString,
+                )
 
 
 class MasterServicer(object):
@@ -207,7 +212,7 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WorldFormed(self, request, context):
-        """From rank 0 of a world that has formed: what the model holds that its members go on with.
+        """From rank 0 of a world that has formed: what the model holds with which its members continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -229,6 +234,14 @@ class MasterServicer(object):
 
     def PsReady(self, request, context):
         """The PS has restored (or has nothing to restore) and serves; brings its applied set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Exchange(self, request_iterator, context):
+        """What a worker says all the time, on one stream: each message is answered by one, in order, as the call that it stands
+        for would be.  A message on a stream costs the master a third of a call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -326,6 +339,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.PsReady,
                     request_deserializer=elasticdl__pb2.PsReadyRequest.FromString,
                     response_serializer=elasticdl__pb2.Ack.SerializeToString,
+            ),
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=elasticdl__pb2.WorkerMessage.FromString,
+                    response_serializer=elasticdl__pb2.MasterMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -640,6 +658,23 @@ class Master(object):
         return grpc.experimental.unary_unary(request, target, '/elasticdl.Master/PsReady',
             elasticdl__pb2.PsReadyRequest.SerializeToString,
             elasticdl__pb2.Ack.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Exchange(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(request_iterator, target, '/elasticdl.Master/Exchange',
+            elasticdl__pb2.WorkerMessage.SerializeToString,
+            elasticdl__pb2.MasterMessage.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

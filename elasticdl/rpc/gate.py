@@ -50,13 +50,16 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def _guarded(self, handler: Any) -> Any:
         """The same, for messages that come in time and keep all rules."""
+        message_type = getattr(handler.request_deserializer, "__self__", None)  # None: raw bytes
         if handler.request_streaming:
 
             def answer_stream(messages: Iterator[Any], context: Any) -> Any:
-                return handler.stream_stream(self._overdue.watched(messages, context), context)
+                watched = self._overdue.watched(messages, context)
+                if message_type is not None:
+                    watched = (_valid(message_type, message, context) for message in watched)
+                return handler.stream_stream(watched, context)
 
-            return grpc.stream_stream_rpc_method_handler(answer_stream)
-        message_type = getattr(handler.request_deserializer, "__self__", None)  # None: raw bytes
+            return grpc.stream_stream_rpc_method_handler(answer_stream, None, handler.response_serializer)
         function = handler.unary_unary
 
         def answer(messages: Iterator[bytes], context: Any) -> Any:

@@ -27,6 +27,7 @@ from elasticdl.worker import stacks
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.child_stacks import ChildStacks
 from elasticdl.worker.leases import HeldLease, LeaseBook
+from elasticdl.worker.master_stream import MasterStream
 from elasticdl_client.errors import JobError
 from elasticdl_client.secret_values import hide
 
@@ -54,6 +55,7 @@ class MasterLink:
         self._incarnation = secrets.randbits(62)
         self._generation = 0  # of the master that this worker has registered with
         self._stub: Any = pb_grpc.MasterStub(connect(address, token))
+        self._stream = MasterStream(self._stub.Exchange)
         self._address = address
         self._master_timeout_s = master_timeout_s
         self._registration = threading.Lock()
@@ -263,7 +265,7 @@ class MasterLink:
             not_finite=not_finite,
             learning_rate=self._learning_rate(),
         )
-        return self._told(self._stub.ReportProgress, message)
+        return self._told(self._stream.report_progress, message)
 
     def _learning_rate(self) -> float:
         """As it was a moment ago; 0: not known."""
@@ -279,7 +281,7 @@ class MasterLink:
             num_minibatches=num_minibatches,
             surplus=_message(surplus),
         )
-        return self._told(self._stub.FinishTask, message)
+        return self._told(self._stream.finish_task, message)
 
     def fail(self, lease: int, minibatch: int, error: str, details: str, bad_records: list[int]) -> pb.Ack:
         message = pb.FailedTask(
@@ -392,7 +394,7 @@ class MasterLink:
         activity, seconds = self.clock.read()
         world_version, waiting_seconds = self._standing()
         taken, self._stacks = self._stacks, None
-        reply: pb.HeartbeatReply = self._stub.Heartbeat(
+        reply: pb.HeartbeatReply = self._stream.heartbeat(
             pb.HeartbeatRequest(
                 role=pb.WORKER,
                 id=self.worker_id,

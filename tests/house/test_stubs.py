@@ -12,7 +12,7 @@ from elasticdl.rpc import elasticdl_pb2
 ROOT = Path(__file__).resolve().parents[2]
 _FIELD = re.compile(r"(?:repeated\s+|optional\s+)?(?:map<[^>]*>|[\w.]+)\s+(\w+)\s*=\s*(\d+)\s*;")
 _VALUE = re.compile(r"(\w+)\s*=\s*(\d+)\s*;")
-_METHOD = re.compile(r"rpc\s+(\w+)\s*\(\s*(\w+)\s*\)\s*returns\s*\(\s*(\w+)\s*\)")
+_METHOD = re.compile(r"rpc\s+(\w+)\s*\(\s*(?:stream\s+)?(\w+)\s*\)\s*returns\s*\(\s*(?:stream\s+)?(\w+)\s*\)")
 
 Described = dict[str, set[tuple[str, ...]]]
 

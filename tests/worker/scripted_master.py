@@ -11,6 +11,7 @@ import grpc
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.exchange import answer_each
 from elasticdl.rpc.servers import serve
 
 TOKEN = "a token of the tests"
@@ -33,6 +34,8 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         self.revoked: list[int] = []
         self.checkpoint_request = 0
         self.accepts = True
+        self.num_streams = 0
+        self.is_called = threading.Event()  # at the beginning of a call
         self.on_call: Callable[[str], object] = lambda method: None  # before the answer
         self.changed = threading.Condition()
         self._ends = ends
@@ -69,6 +72,7 @@ class ScriptedMaster(pb_grpc.MasterServicer):
         return [request for name, request in self.told if name == method]
 
     def _note(self, method: str, request: Any) -> pb.Ack:
+        self.is_called.set()
         self.on_call(method)
         with self.changed:
             self.told.append((method, request))
@@ -100,6 +104,11 @@ class ScriptedMaster(pb_grpc.MasterServicer):
 
     def FinishTask(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("FinishTask", request)
+
+    def Exchange(self, messages: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        with self.changed:
+            self.num_streams += 1
+        yield from answer_each(self, messages, context)
 
     def ReportModel(self, request: Any, context: grpc.ServicerContext) -> pb.Ack:  # noqa: N802
         return self._note("ReportModel", request)
