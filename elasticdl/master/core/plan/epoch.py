@@ -6,16 +6,15 @@ the job.
 
 from __future__ import annotations
 
-import base64
 import heapq
 import random
-import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from elasticdl.master.core.applied import NOTHING, CommittedTask
+from elasticdl.master.core.plan.packed_columns import PackedColumns
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.protocol.values import Shard
 from elasticdl_client.job_status import EpochCoverage
@@ -29,16 +28,6 @@ def permutation(seed: int, epoch: int, num_tasks: int) -> list[int]:
     order = list(range(num_tasks))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
-
-
-def _pack(values: array[int]) -> str:
-    return base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
-
-
-def _unpack(text: str, kind: str = "i") -> array[int]:
-    values = array(kind)
-    values.frombytes(zlib.decompress(base64.b64decode(text)))
-    return values
 
 
 class Epoch:
@@ -71,6 +60,9 @@ class Epoch:
         self._watermarks = array("i", [0]) * len(slices)
         self._sizes = array("i", [UNKNOWN]) * len(slices)
         self._surpluses = array("q", [0]) * len(slices)  # samples minus records; 0 of a task that is not done
+        self._columns = PackedColumns(
+            order, {"watermarks": self._watermarks, "sizes": self._sizes, "surpluses": self._surpluses}
+        )
         self._extras: dict[int, frozenset[int]] = {}
         self._excluded: dict[int, frozenset[int]] = {}
         self._num_quarantined: int | None = 0  # None: counted when it is asked for
@@ -280,6 +272,7 @@ class Epoch:
             self._surpluses[task] = max(surplus, -self._records_of(task))
         self._count(task, 1)
         self.processed_records += max(0, self.committed_records - committed)
+        self._columns.changed(task)
         self._saved = None
 
     def records_of_minibatches(self, task: int, minibatches: Iterable[int]) -> int:
@@ -295,9 +288,7 @@ class Epoch:
     def snapshot(self) -> dict[str, Any]:
         if self._saved is None:
             self._saved = {
-                "watermarks": _pack(self._watermarks),
-                "sizes": _pack(self._sizes),
-                "surpluses": _pack(self._surpluses),
+                **self._columns.pack(),
                 "extras": {str(task): sorted(extras) for task, extras in self._extras.items()},
                 "excluded": {str(task): sorted(excluded) for task, excluded in self._excluded.items()},
                 "skipped": {str(task): sorted(skipped) for task, skipped in self._skipped.items() if skipped},
@@ -307,8 +298,8 @@ class Epoch:
         return {**self._saved, "covered": self.covered, **counted}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        watermarks, sizes = _unpack(saved["watermarks"]), _unpack(saved["sizes"])
-        surpluses = _unpack(saved["surpluses"], "q") if "surpluses" in saved else self._surpluses
+        columns = self._columns.unpack(saved)
+        watermarks, sizes, surpluses = (columns[name] for name in ("watermarks", "sizes", "surpluses"))
         self._leave_out(saved.get("unplanned", ()))
         self._excluded = {int(task): frozenset(records) for task, records in saved["excluded"].items()}
         self._skipped = {int(task): frozenset(skipped) for task, skipped in saved["skipped"].items()}

@@ -1,0 +1,76 @@
+"""The journal of a very large job: small in every state of an epoch, and exact."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import zlib
+from array import array
+
+from elasticdl.master.core.applied import CommittedTask
+from elasticdl.master.core.plan.epoch import Epoch
+from elasticdl.master.core.settings import JobSettings
+from elasticdl.master.journal import encode
+from elasticdl.master.kubernetes.journal import MAX_BYTES
+from elasticdl.protocol.values import Shard
+
+SETTINGS = JobSettings("j", minibatch_size=1, num_minibatches_per_task=8)
+WORKERS = 1000
+
+
+def epoch_of(num_tasks: int) -> Epoch:
+    return Epoch(0, [Shard("a", 0, 8)] * num_tasks, SETTINGS, None)
+
+
+def train(epoch: Epoch, num_done: int, seed: int = 0) -> None:
+    """The first tasks of the order are done, but for some that were lost; behind them each worker is in one."""
+    lost = random.Random(seed)
+    for task in epoch.order[:num_done]:
+        if lost.random() < 0.999:
+            epoch.change(task, CommittedTask.of(8), 8)
+    for task in epoch.order[num_done : num_done + WORKERS]:
+        epoch.change(task, CommittedTask.of(lost.randrange(8), (7,)))
+
+
+def test_a_million_tasks_of_a_thousand_workers_fit_into_the_object_many_times_over() -> None:
+    epoch = epoch_of(1_000_000)
+    train(epoch, 20_000)
+    first = json.dumps(epoch.snapshot())
+    assert len(zlib.compress(encode({"epoch": first}))) < MAX_BYTES / 50
+    last_done = epoch.order[20_000 + WORKERS]
+    epoch.change(last_done, CommittedTask.of(8), 8)
+    second = epoch.snapshot()
+    assert json.dumps(second) != first
+    changed = [n for n, (a, b) in enumerate(zip(json.loads(first)["sizes"], second["sizes"], strict=True)) if a != b]
+    assert changed == [(20_000 + WORKERS) >> 14]  # nothing else was packed again
+
+
+def test_what_is_committed_is_the_same_in_the_next_life_whatever_was_left_out() -> None:
+    epoch = epoch_of(40_000)
+    train(epoch, 20_000, seed=3)
+    epoch.skip(epoch.order[5], (3,))
+    epoch.exclude(epoch.order[39_000], (2,))
+    epoch.stop()
+    saved = json.loads(json.dumps(epoch.snapshot()))
+    restored = epoch_of(40_000)
+    restored.restore(saved)
+    restored.validate()
+    assert restored.order == epoch.order
+    assert [restored.applied(task) for task in range(40_000)] == [epoch.applied(task) for task in range(40_000)]
+    assert restored.snapshot() == saved
+
+
+def test_the_journal_of_an_earlier_version_is_read() -> None:
+    epoch = epoch_of(500)
+    train(epoch, 200)
+    saved = epoch.snapshot()
+    watermarks = array("i", (epoch.applied(task).watermark for task in range(500)))
+    sizes = array("i", (8 if epoch.is_done(task) else -1 for task in range(500)))
+    for name, column in (("watermarks", watermarks), ("sizes", sizes), ("surpluses", array("q", [0]) * 500)):
+        saved[name] = base64.b64encode(zlib.compress(column.tobytes(), 1)).decode()
+    restored = epoch_of(500)
+    restored.restore(saved)
+    restored.validate()
+    assert [restored.applied(task) for task in range(500)] == [epoch.applied(task) for task in range(500)]
+    assert restored.num_done == epoch.num_done > 0
