@@ -1,0 +1,272 @@
+"""``python -m benchmarks.master_clients PORT FIRST END STEP_S COMMITTED TRANSPORT``: workers of benchmarks/master.py.
+
+Each has a connection of its own, registers, and sends a heartbeat a second as a real one; when it is told to it takes
+tasks, notes each minibatch in the file COMMITTED, which stands for the model, and then reports it, one every STEP_S
+seconds.  TRANSPORT is ``stream``, as of a real worker, or ``unary``: heartbeats and reports are calls.  Commands are
+lines of standard input, each answered with a line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
+from elasticdl.rpc.channels import OPTIONS, is_transient, token_metadata
+from elasticdl.rpc.job_secret import read_certificate, read_token
+from elasticdl_client.kubernetes.names import TLS_NAME
+
+HEARTBEAT_S = 1.0
+TIMEOUT_S = 10.0
+LONG_POLL_S = 20.0
+RETRY_S = 0.3
+STREAM_S = 3600.0
+STREAMED = {  # method: field of the request, field of the answer
+    "Heartbeat": ("heartbeat", "heartbeat"),
+    "ReportProgress": ("progress", "ack"),
+    "FinishTask": ("finished", "ack"),
+}
+VARIABLES = (pb.Variable(name="kernel", shape=[2, 3], trainable=True),)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has happened since it was read last."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    lease_s: list[float] = field(default_factory=list)
+    call_s: list[float] = field(default_factory=list)
+
+    def read(self) -> dict[str, Any]:
+        found = {"calls": dict(self.calls), "lease_s": self.lease_s, "call_s": self.call_s}
+        self.calls, self.lease_s, self.call_s = Counter(), [], []
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a worker works.
+
+    Attributes:
+        step_s: between two reports.
+        by_stream: heartbeats and reports go by a stream.
+    """
+
+    step_s: float
+    by_stream: bool
+
+
+class AioWorker:
+    """One worker: what `MasterLink` does, without threads."""
+
+    def __init__(self, address: str, worker_id: int, pace: Pace, committed: Any, tally: Tally) -> None:
+        certificate = read_certificate()
+        assert certificate is not None
+        credentials = grpc.ssl_channel_credentials(certificate.authority, certificate.key, certificate.certificate)
+        options = (*OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
+        self._stub: Any = pb_grpc.MasterStub(grpc.aio.secure_channel(address, credentials, options))  # type: ignore[no-untyped-call]
+        self._token = token_metadata(read_token())
+        self._id, self._incarnation = worker_id, random.getrandbits(60)
+        self._step_s = pace.step_s
+        self._by_stream = pace.by_stream
+        self._stream: Any = None
+        self._turn = asyncio.Lock()  # of one message on the stream
+        self._committed = committed
+        self._tally = tally
+        self._registration = asyncio.Lock()
+        self._held: pb.Lease | None = None
+        self._num_done = 0
+        self.generation = 0
+        self.may_train = asyncio.Event()
+
+    async def live(self) -> None:
+        """Runs until the process ends."""
+        await self.register()
+        await asyncio.gather(self._beat(), self._train())
+
+    async def register(self) -> None:
+        known = self.generation
+        async with self._registration:
+            if self.generation > known:
+                return
+            held = [] if self._held is None else [pb.HeldLease(lease=self._held, committed=range(self._num_done))]
+            request = pb.RegisterWorkerRequest(worker_id=self._id, incarnation=self._incarnation, held=held)
+            reply = await self._call("RegisterWorker", request)
+            if not reply.accepted:
+                raise SystemExit(f"worker {self._id} is not accepted: {reply.reason}")
+            report = pb.ModelReport(worker_id=self._id, incarnation=self._incarnation, variables=VARIABLES)
+            if not self.generation:
+                await self._call("ReportModel", report)
+            self.generation = reply.generation
+
+    async def _call(self, method: str, request: Any, timeout_s: float = TIMEOUT_S) -> Any:
+        """Repeated while the master is away."""
+        is_away = False
+        while True:
+            try:
+                began = time.perf_counter()
+                if self._by_stream and method in STREAMED:
+                    reply = await self._exchange(method, request, is_away)
+                else:
+                    function = getattr(self._stub, method)
+                    reply = await function(request, timeout=timeout_s, metadata=self._token, wait_for_ready=is_away)
+            except grpc.aio.AioRpcError as error:
+                if not is_transient(error):
+                    raise
+                is_away = True
+                await asyncio.sleep(RETRY_S)
+            except asyncio.InvalidStateError:  # the stream has ended since the message before
+                continue
+            else:
+                self._tally.calls[method] += 1
+                if method == "RequestLease":
+                    if reply.WhichOneof("answer") == "lease":
+                        self._tally.lease_s.append(time.perf_counter() - began)
+                else:
+                    self._tally.call_s.append(time.perf_counter() - began)
+                return reply
+
+    async def _exchange(self, method: str, request: Any, is_away: bool) -> Any:
+        field, answer = STREAMED[method]
+        async with self._turn:
+            stream, self._stream = self._stream, None  # kept if there is an answer
+            if stream is None:
+                stream = self._stub.Exchange(timeout=STREAM_S, metadata=self._token, wait_for_ready=is_away)
+            await stream.write(pb.WorkerMessage(**{field: request}))
+            reply = await stream.read()
+            if reply is grpc.aio.EOF:
+                raise SystemExit(f"the master has closed the stream: {await stream.details()}")
+            self._stream = stream
+        return getattr(reply, answer)
+
+    async def _told(self, method: str, request: Any) -> pb.Ack:
+        known = self.generation
+        ack: pb.Ack = await self._call(method, request)
+        if not ack.accepted and ack.generation > known:
+            await self.register()
+            ack = await self._call(method, request)
+        return ack
+
+    async def _beat(self) -> None:
+        seconds = {"compute": 0.0, "ps": 0.0, "input": 0.0, "idle": 0.0}
+        due = time.perf_counter() + random.random() * HEARTBEAT_S
+        while True:
+            await asyncio.sleep(due - time.perf_counter())
+            due = max(due + HEARTBEAT_S, time.perf_counter())
+            seconds["compute"] += HEARTBEAT_S
+            held = [] if self._held is None else [pb.Position(lease=self._held.id, minibatch=self._num_done)]
+            request = pb.HeartbeatRequest(
+                role=pb.WORKER,
+                id=self._id,
+                incarnation=self._incarnation,
+                positions=held,
+                activity="compute",
+                seconds=seconds,
+                partition_version=1 << 40,
+                cpu=pb.CpuUse(load=1.0, cores=2),
+            )
+            reply = await self._call("Heartbeat", request)
+            if not reply.known:
+                await self.register()
+            elif self._held is not None and self._held.id in reply.revoked:
+                raise SystemExit(f"worker {self._id} has lost its lease")
+
+    async def _train(self) -> None:
+        request = pb.LeaseRequest(worker_id=self._id, incarnation=self._incarnation)
+        await self.may_train.wait()
+        due = time.perf_counter() + random.random() * self._step_s
+        while True:
+            await self.may_train.wait()
+            reply = await self._call("RequestLease", request, LONG_POLL_S)
+            match reply.WhichOneof("answer"):
+                case "unknown":
+                    await self.register()
+                case "lease":
+                    due = await self._train_task(reply.lease, max(due, time.perf_counter()))
+                case "end":
+                    raise SystemExit("the job is over: it had too few tasks for so long a measurement")
+
+    async def _train_task(self, lease: pb.Lease, due: float) -> float:
+        """Takes one minibatch after another of a task; when the next one is due."""
+        self._held = lease
+        first = lease.committed[-1] + 1 if lease.committed else 0
+        size = lease.shard.end - lease.shard.start
+        for self._num_done in range(first, size):
+            await asyncio.sleep(due - time.perf_counter())
+            due += self._step_s
+            self._committed[lease.task] = self._num_done + 1
+            report = pb.ProgressReport(
+                worker_id=self._id,
+                incarnation=self._incarnation,
+                lease=lease.id,
+                committed=[self._num_done],
+                loss=0.5,
+                has_loss=True,
+            )
+            await self._told("ReportProgress", report)
+        self._num_done = size
+        task = pb.FinishedTask(worker_id=self._id, incarnation=self._incarnation, lease=lease.id, num_minibatches=size)
+        ack = await self._told("FinishTask", task)
+        if not ack.accepted:
+            raise SystemExit(f"a finished task is not accepted: {ack.reason}")
+        self._held = None
+        return due
+
+
+async def serve(port: int, first: int, end: int, pace: Pace, committed_file: Path) -> None:
+    """Runs the workers and does what standard input says until it ends."""
+    committed = np.load(committed_file, mmap_mode="r+")
+    tally = Tally()
+    workers = [AioWorker(f"127.0.0.1:{port}", n, pace, committed, tally) for n in range(first, end)]
+    lives = asyncio.gather(*(worker.live() for worker in workers))
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[str] = asyncio.Queue()
+
+    def read() -> None:
+        line = sys.stdin.readline()
+        lines.put_nowait(line)
+        if not line:
+            loop.remove_reader(sys.stdin)
+
+    loop.add_reader(sys.stdin, read)
+    while True:
+        next_line = asyncio.ensure_future(lines.get())
+        waited: list[asyncio.Future[Any]] = [next_line, lives]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if lives.done():
+            lives.result()
+        match line := next_line.result().split():
+            case ["train"]:
+                for worker in workers:
+                    worker.may_train.set()
+                answer: Any = {}
+            case ["figures"]:
+                answer = tally.read()
+            case ["generations"]:
+                answer = [worker.generation for worker in workers]
+            case []:
+                return
+            case _:
+                raise SystemExit(f"unknown command {line}")
+        print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    port, first, end = map(int, sys.argv[1:4])
+    pace = Pace(float(sys.argv[4]), sys.argv[6] == "stream")
+    asyncio.run(serve(port, first, end, pace, Path(sys.argv[5])))
+
+
+if __name__ == "__main__":
+    main()
