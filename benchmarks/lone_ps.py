@@ -19,6 +19,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
 from elasticdl.rpc.servers import serve
+from elasticdl.storage import versions
 from elasticdl_client.job_spec import JobSpec
 
 TOKEN = "the token of a benchmark"
@@ -71,7 +72,7 @@ class LonePs:
 
     def save(self, checkpoint_dir: Path, version: int) -> Path:
         """A checkpoint, manifest and all."""
-        directory = checkpoints.begin(checkpoint_dir, version)
+        directory = versions.begin(checkpoint_dir, version)
         stub = pb_grpc.ParameterServerStub(connect(self.partition.ps[0].address, TOKEN))  # type: ignore[no-untyped-call]
         request = pb.SaveCheckpointRequest(generation=1, incarnation=1, directory=str(directory), num_ps=1)
         reply = stub.SaveCheckpoint(request, timeout=START_S)
@@ -79,7 +80,7 @@ class LonePs:
             raise BenchmarkError(f"the checkpoint failed: {reply.error or pb.PsStatus.Name(reply.status)}")
         part = checkpoints.PsPart(0, reply.file, reply.size_bytes, reply.crc32, 1, ((0, 1024),))
         checkpoints.commit(directory, checkpoints.Manifest("benchmark", "", version, 0, 1, (part,)))
-        return directory
+        return Path(str(directory))
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import CheckpointError
 
 MANIFEST = "MANIFEST.json"
@@ -23,7 +23,7 @@ def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, _key_of(values): _checksum(values)}
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: AnyPath) -> dict[str, Any]:
     """Return the contents of a manifest, without their checksum, which earlier versions did not write.
 
     Raises:

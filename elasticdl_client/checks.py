@@ -78,15 +78,23 @@ def check_path(path: str) -> str:
     return ""
 
 
-def check_writable_directory(path: str) -> str:
-    """A path, or the URL of a directory in storage that can be written."""
+def check_readable_path(path: str) -> str:
+    """A path, or a URL of storage."""
     if not is_remote(path):
         return check_path(path)
     try:
         check_url(path)
     except StorageError:
         return "has a credential in it, or names no bucket; give credentials by the environment, with --envs"
-    return "" if KINDS[scheme_of(path)].can_write else "is the URL of storage that cannot be written"
+    return ""
+
+
+def check_writable_directory(path: str) -> str:
+    """A path, or the URL of a directory in storage that can be written."""
+    wrong = check_readable_path(path)
+    if wrong or not is_remote(path) or KINDS[scheme_of(path)].can_write:
+        return wrong
+    return "is the URL of storage that cannot be written"
 
 
 def check_endpoint(url: str) -> str:

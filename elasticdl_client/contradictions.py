@@ -17,6 +17,7 @@ from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding, gpus
+from elasticdl_client.storage_kinds import is_remote
 
 if TYPE_CHECKING:
     from elasticdl_client.job_spec import JobSpec
@@ -59,6 +60,7 @@ def check(spec: JobSpec) -> None:
     _check_training(spec)
     _check_computation(spec)
     _check_prediction(spec)
+    _check_analysis(spec)
     _check_parameter_server(spec)
     _check_all_reduce(spec)
     _check_runtime(spec)
@@ -255,6 +257,14 @@ def _check_prediction(spec: JobSpec) -> None:
         raise FlagError(
             "--prediction_columns are written beside the predictions, and there is no --prediction_outputs.",
             "Name a directory with --prediction_outputs, or leave --prediction_columns out.",
+        )
+
+
+def _check_analysis(spec: JobSpec) -> None:
+    if spec.job_type is JobType.ANALYZE and is_remote(spec.output):
+        raise FlagError(
+            f"--output={spec.output} is a URL, and an analysis is written to a mounted directory alone.",
+            "Name a file of a directory that all pods mount.",
         )
 
 

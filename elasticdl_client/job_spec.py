@@ -24,6 +24,8 @@ from elasticdl_client.checks import (
     check_job_command,
     check_job_name,
     check_path,
+    check_readable_path,
+    check_writable_directory,
 )
 from elasticdl_client.choices import (
     DistributionStrategy,
@@ -264,17 +266,17 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     # Checkpoints and output
     output: str = flag(
         "",
-        "Directory of the exported model, or the file of an analysis; empty: none.",
+        "Directory of the exported model, a URL of storage, too; or the file of an analysis; empty: none.",
         Group.CHECKPOINTS,
         jobs=_WRITING,
-        check=check_path,
+        check=check_writable_directory,
     )
     checkpoint_dir: str = flag(
         "",
-        "Directory of checkpoints; local runtime: in the job's directory by default.",
+        "Directory of checkpoints, a URL of storage, too; local runtime: in the job's directory by default.",
         Group.CHECKPOINTS,
         jobs=TRAIN_ONLY,
-        check=check_path,
+        check=check_writable_directory,
     )
     checkpoint_steps: int = flag(
         0, "Checkpoint every N model versions; 0: every 60 s.", Group.CHECKPOINTS, jobs=TRAIN_ONLY, check=at_least(0)
@@ -285,10 +287,10 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     checkpoint_dir_for_init: str = flag(
         "",
         "Initial model: a checkpoint (a version directory, or a directory of versions); evaluate and predict "
-        "also load what --output wrote, a .keras file, a .pt file with a state_dict.",
+        "also load what --output wrote, a .keras file, a .pt file with a state_dict. A path, or a URL of storage.",
         Group.CHECKPOINTS,
         jobs=WITH_MODEL,
-        check=check_path,
+        check=check_readable_path,
     )
 
     # Faults

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from elasticdl_client.checkpoint_manifest import MANIFEST
 from elasticdl_client.choices import DistributionStrategy, JobType
-from elasticdl_client.errors import JobError
+from elasticdl_client.errors import JobError, StorageError
 from elasticdl_client.job_events import EventHistory, EventKind
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobStatus
@@ -115,8 +114,13 @@ def _newest(spec: JobSpec, read_events: Callable[[], EventHistory]) -> int:
     """
     if spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER:
         return _number(read_events, EventKind.CHECKPOINT_SAVED)
-    found = Path(spec.checkpoint_dir).glob(f"version-*/{MANIFEST}")
-    return max((_number_of(path.parent.name) for path in found), default=0)
+    from elasticdl.storage.paths import path_of
+    from elasticdl.storage.versions import complete
+
+    try:
+        return max((_number_of(path.name) for path in complete(path_of(spec.checkpoint_dir))), default=0)
+    except StorageError:
+        return 0
 
 
 def _number(read_events: Callable[[], EventHistory], kind: EventKind) -> int:

@@ -63,11 +63,12 @@ def check_local(spec: JobSpec) -> JobSpec:
             check_sources(name, spec, changes[name])
     if "data" in changes:
         changes["prediction_data"] = changes["data"]
-    if is_remote(spec.prediction_outputs):
-        check_installed(spec.prediction_outputs)
     for name in _PATH_FLAGS:
-        if getattr(spec, name) and not is_remote(getattr(spec, name)):
-            changes[name] = str(_absolute(getattr(spec, name)))
+        path = getattr(spec, name)
+        if is_remote(path):
+            check_installed(path)
+        elif path:
+            changes[name] = str(_absolute(path))
     for name in _WRITTEN:
         if name in changes:
             is_file = name == "metrics_output" or spec.job_type is JobType.ANALYZE

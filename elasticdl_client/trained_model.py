@@ -5,6 +5,7 @@ Client and master both look; the loaders read its content.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from elasticdl_client.any_path import AnyPath
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.choices import DistributionStrategy, FrameworkName
 from elasticdl_client.errors import CheckpointError, FlagError
 
 _FLAG = "--checkpoint_dir_for_init"
+_PREFIX = "version-"
 _CHUNK_BYTES = 1 << 20
 _HINT = (
     "Name a checkpoint (a directory version-N, or one that holds such versions), a directory that --output has "
@@ -36,7 +39,7 @@ class ModelKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A trained model on disk.
+    """A trained model.
 
     Attributes:
         path: a version's directory, the directory of a SavedModel, or a file.
@@ -44,7 +47,7 @@ class TrainedModel:
     """
 
     kind: ModelKind
-    path: Path
+    path: AnyPath
     version: int = 0
 
     def check_strategy(self, strategy: DistributionStrategy) -> None:
@@ -84,7 +87,7 @@ class TrainedModel:
             )
 
 
-def look_at(path: Path) -> TrainedModel:
+def look_at(path: AnyPath) -> TrainedModel:
     """The trained model at a path; of a directory of versions the newest that is whole.
 
     Raises:
@@ -110,7 +113,7 @@ def look_at(path: Path) -> TrainedModel:
             errors.append(error.what)
     if errors:
         raise CheckpointError(f"{_FLAG}={path} holds no whole checkpoint: {errors[0]}", _HINT)
-    incomplete = sum(1 for _ in path.glob("version-*"))
+    incomplete = sum(entry.name.startswith(_PREFIX) for entry in path.iterdir())
     found = f"its {incomplete} versions were never completed" if incomplete else "it holds no version"
     raise CheckpointError(f"{_FLAG}={path} is not a trained model: {found}.", _HINT)
 
@@ -128,18 +131,18 @@ def check_unused(prediction_outputs: Path) -> None:
         )
 
 
-def state_file(directory: Path) -> Path:
+def state_file(directory: AnyPath) -> AnyPath:
     """The file of a checkpoint without parameter servers that holds the model.
 
     Raises:
         CheckpointError: it is not there, or damaged.
     """
     manifest = _manifest(directory)
-    files = sorted(directory.glob("*.npz"))
+    files = [path for path in directory.iterdir() if path.suffix == ".npz"]
     if len(files) != 1:
         raise CheckpointError(f"the checkpoint in {directory} is not whole: it holds {len(files)} files of a state")
     crc, size = 0, 0
-    with open(files[0], "rb") as file:
+    with files[0].open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             crc, size = zlib.crc32(chunk, crc), size + len(chunk)
     if (size, crc) != (manifest.get("size_bytes"), manifest.get("crc32")):
@@ -147,14 +150,14 @@ def state_file(directory: Path) -> Path:
     return files[0]
 
 
-def _kind_of_file(path: Path) -> ModelKind:
+def _kind_of_file(path: AnyPath) -> ModelKind:
     kinds = {".keras": ModelKind.KERAS_FILE, ".pt": ModelKind.TORCH_STATE, ".pth": ModelKind.TORCH_STATE}
     if path.suffix not in kinds:
         raise CheckpointError(f"{_FLAG}={path} is a file of no known kind.", _HINT)
     return kinds[path.suffix]
 
 
-def _version(directory: Path) -> TrainedModel:
+def _version(directory: AnyPath) -> TrainedModel:
     """The checkpoint in a version's directory.
 
     Raises:
@@ -170,13 +173,12 @@ def _version(directory: Path) -> TrainedModel:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{directory / MANIFEST} is damaged: {error!r}", _HINT) from error
     for name, size_bytes in sizes.items():
-        file = directory / name
-        if not file.is_file() or file.stat().st_size != size_bytes:
+        if _size_of(directory / name) != size_bytes:
             raise CheckpointError(f"the checkpoint in {directory} is not whole: {name} is missing or cut short")
     return TrainedModel(ModelKind.SERVERS, directory, version)
 
 
-def _manifest(directory: Path) -> dict[str, Any]:
+def _manifest(directory: AnyPath) -> dict[str, Any]:
     path = directory / MANIFEST
     try:
         manifest = read_manifest(path)
@@ -187,9 +189,18 @@ def _manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def _versions(directory: Path) -> Iterator[Path]:
+def _size_of(file: AnyPath) -> int | None:
+    """The bytes of a file; None: there is none."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as opened:
+        return opened.seek(0, os.SEEK_END)
+
+
+def _versions(directory: AnyPath) -> Iterator[AnyPath]:
     """Newest first."""
-    found = [path for path in directory.glob("version-*") if path.name.removeprefix("version-").isdecimal()]
-    for path in sorted(found, key=lambda path: -int(path.name.removeprefix("version-"))):
+    found = {entry.name.removeprefix(_PREFIX): entry for entry in directory.iterdir() if entry.name.startswith(_PREFIX)}
+    for number in sorted((int(number) for number in found if number.isdecimal()), reverse=True):
+        path = directory / f"{_PREFIX}{number}"
         if (path / MANIFEST).is_file():
             yield path

@@ -15,6 +15,7 @@ from typing import Any
 
 from elasticdl.api import callbacks as ours
 from elasticdl_client.errors import ModelDefinitionError
+from elasticdl_client.storage_kinds import is_remote
 
 VAL = "val_"
 LOSS = "loss"
@@ -231,11 +232,11 @@ def check_job(path: str, rules: Rules, has_validation_data: bool, skips_nan: boo
         raise ModelDefinitionError(
             f"{path}: TerminateOnNaN ends training, and --nan_policy=skip continues it.", "Leave one of them out."
         )
-    relative = next((path for path in _paths(rules) if not path.startswith("/")), None)
+    relative = next((path for path in _paths(rules) if not (path.startswith("/") or is_remote(path))), None)
     if relative is not None and not checkpoint_dir:
         raise ModelDefinitionError(
             f"{path}: a callback writes to {relative}, which is relative to --checkpoint_dir, and there is none.",
-            "Give an absolute path on a volume, or --checkpoint_dir.",
+            "Give an absolute path on a volume, a URL of storage, or --checkpoint_dir.",
         )
 
 

@@ -1,30 +1,26 @@
-"""The checkpoint directory: names, manifests, pruning.
+"""Checkpoints of the parameter servers: their manifest, and which of them a job begins or continues with.
 
-A checkpoint is ``<checkpoint_dir>/version-<N>/`` with one part per PS and a MANIFEST.json, renamed into place last: a
-directory without one is not a checkpoint.  This module owns the manifest; what is inside a part is the business of
-the PS that wrote it.
+A version holds one part per PS.  This module owns the manifest; what is inside a part is the business of the PS that
+wrote it, and the names, beginnings and ends of versions that of `elasticdl.storage.versions`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import shutil
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from elasticdl.data.durable import sync_directory
-from elasticdl.master.file_journal import replace_file
-from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest, with_checksum
+from elasticdl.storage import versions
+from elasticdl.storage.paths import path_of
+from elasticdl.storage.versions import PREFIX, complete, is_complete
+from elasticdl_client.any_path import AnyPath
+from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError
 
 FORMAT = 2
-_PREFIX = "version-"
 _TAIL = struct.Struct("<QII8s")  # of a part: size and checksum of the index before it, format, magic
 _MAGIC = b"ELDLPS02"
 
@@ -71,49 +67,16 @@ class Manifest:
     format: int = FORMAT
 
 
-def directory_of(checkpoint_dir: Path, model_version: int) -> Path:
-    """Where the checkpoint of a model version lies."""
-    return checkpoint_dir / f"{_PREFIX}{model_version}"
-
-
-def begin(checkpoint_dir: Path, model_version: int) -> Path:
-    """Creates the empty directory of a checkpoint; what an earlier life of the master left under its name is removed.
-
-    Raises:
-        CheckpointError: it cannot be created.
-    """
-    directory = directory_of(checkpoint_dir, model_version)
-    try:
-        if directory.exists():
-            (directory / MANIFEST).unlink(missing_ok=True)  # first: without it, it is no checkpoint
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint directory {directory} cannot be created: {error.strerror}") from error
-    return directory
-
-
-def commit(directory: Path, manifest: Manifest) -> None:
+def commit(directory: AnyPath, manifest: Manifest) -> None:
     """Makes a directory whose parts are all written a checkpoint.
 
     Raises:
         CheckpointError: it is none.
     """
-    data = json.dumps(with_checksum(asdict(manifest)), indent=1).encode()
-    try:
-        replace_file(directory / MANIFEST, directory / f"{MANIFEST}.new", data)
-        sync_directory(directory.parent)
-    except OSError as error:
-        raise CheckpointError(f"the manifest {directory / MANIFEST} cannot be written: {error.strerror}") from error
+    versions.commit(directory, asdict(manifest))
 
 
-def abandon(directory: Path) -> None:
-    """Removes a directory that did not become a checkpoint; one that is complete is left alone."""
-    if not (directory / MANIFEST).exists():
-        _remove(directory)
-
-
-def read(directory: Path) -> Manifest:
+def read(directory: AnyPath) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
@@ -134,7 +97,7 @@ def read(directory: Path) -> Manifest:
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{directory} is not a checkpoint: it has no {MANIFEST}",
-            f"name a directory such as {_PREFIX}1000 that a job has written in its --checkpoint_dir",
+            f"name a directory such as {PREFIX}1000 that a job has written in its --checkpoint_dir",
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
@@ -145,13 +108,13 @@ def read(directory: Path) -> Manifest:
     return manifest
 
 
-def initial(path: Path) -> Path:
+def initial(path: AnyPath) -> AnyPath:
     """Return the checkpoint of --checkpoint_dir_for_init: the path itself, or the newest complete one in it.
 
     Raises:
         CheckpointError: it is neither, or damaged.
     """
-    if (path / MANIFEST).exists() or not complete(path):
+    if is_complete(path) or not complete(path):
         read(path)
         return path
     found = newest(path)
@@ -161,12 +124,7 @@ def initial(path: Path) -> Path:
     return found
 
 
-def complete(checkpoint_dir: Path) -> list[Path]:
-    """Directories of complete checkpoints, oldest first."""
-    return [path for _, path in sorted(_versions(checkpoint_dir)) if (path / MANIFEST).exists()]
-
-
-def newest(checkpoint_dir: Path) -> Path | None:
+def newest(checkpoint_dir: AnyPath) -> AnyPath | None:
     """The newest checkpoint whose manifest and parts are whole; damaged ones are skipped and logged."""
     for path in reversed(complete(checkpoint_dir)):
         try:
@@ -178,7 +136,7 @@ def newest(checkpoint_dir: Path) -> Path | None:
     return None
 
 
-def check_unused(checkpoint_dir: Path) -> None:
+def check_unused(checkpoint_dir: AnyPath) -> None:
     """That a job which begins has the directory to itself: versions of two jobs in one place would be mixed up.
 
     Raises:
@@ -199,45 +157,22 @@ def still_there(directory: str) -> str:
     Returns:
         The directory, or if it is gone the newest whole one next to it; empty if there is none.
     """
-    if not directory or (Path(directory) / MANIFEST).exists():
+    if not directory or is_complete(path_of(directory)):
         return directory
-    found = newest(Path(directory).parent)
+    found = newest(path_of(directory).parent)
     logger.info("The checkpoint %s is gone; the newest one is %s", directory, found or "none")
     return str(found or "")
 
 
-def prune(checkpoint_dir: Path, keep_max: int) -> None:
-    """Keeps the newest `keep_max` complete checkpoints, at least one; 0 keeps all.
-
-    What became no checkpoint and is older than the newest goes, too: a master or PS that was killed left it.
-    """
-    whole = complete(checkpoint_dir)
-    for _, path in sorted(_versions(checkpoint_dir)):
-        if not whole or path == whole[-1]:
-            break
-        if path not in whole:
-            _remove(path)
-    if keep_max <= 0:
-        return
-    for path in whole[:-keep_max]:
-        # Without its manifest it is no checkpoint any more, whatever interrupts the rest.
-        try:
-            (path / MANIFEST).unlink()
-        except OSError as error:
-            logger.warning("The old checkpoint %s cannot be removed: %s", path, error.strerror)
-            continue
-        _remove(path)
-
-
-def _look_at(file: Path, part: PsPart) -> None:
+def _look_at(file: AnyPath, part: PsPart) -> None:
     """That a part is there, of the right size, and ends in the index that the manifest knows; the rest is not read.
 
     Raises:
         CheckpointError: it is not.
     """
     try:
-        with open(file, "rb") as opened:
-            size_bytes = os.fstat(opened.fileno()).st_size
+        with file.open("rb") as opened:
+            size_bytes = opened.seek(0, os.SEEK_END)
             if size_bytes != part.size_bytes:
                 raise CheckpointError(f"{file} is {size_bytes} bytes, its manifest says {part.size_bytes} bytes")
             opened.seek(max(0, size_bytes - _TAIL.size))
@@ -259,23 +194,3 @@ def _look_at(file: Path, part: PsPart) -> None:
 def _part(values: dict[str, Any]) -> PsPart:
     buckets = tuple((int(start), int(end)) for start, end in values["buckets"])
     return PsPart(**(values | {"buckets": buckets}))
-
-
-def _versions(checkpoint_dir: Path) -> Iterator[tuple[int, Path]]:
-    try:
-        names = os.listdir(checkpoint_dir)
-    except FileNotFoundError:
-        return
-    for name in names:
-        number = name.removeprefix(_PREFIX)
-        if name.startswith(_PREFIX) and number.isdecimal():
-            yield int(number), checkpoint_dir / name
-
-
-def _remove(directory: Path) -> None:
-    try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        logger.warning("%s cannot be removed: %s", directory, error.strerror)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from elasticdl.cluster.cluster import CannotResize, Cluster, EventType, Pod, PodEvent
 from elasticdl.data.factory import open_source
@@ -23,7 +22,10 @@ from elasticdl.master.inbox import Inbox
 from elasticdl.master.pod_specs import PodSpecs
 from elasticdl.master.ps_calls import PsCalls, PsUnreachable
 from elasticdl.protocol.values import Role, Shard
-from elasticdl_client.errors import CheckpointError, ElasticDLError
+from elasticdl.storage import versions
+from elasticdl.storage.paths import path_of
+from elasticdl_client.any_path import AnyPath
+from elasticdl_client.errors import CheckpointError, ElasticDLError, StorageError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.secret_values import hide
 
@@ -195,28 +197,27 @@ class Effects:
             self.inbox.post(events.AppliedSetsRead(command.question, sets))
 
     def _save_checkpoint(self, command: commands.SaveCheckpoint, layout: Mapping[str, object]) -> None:
-        checkpoint_dir = Path(self._spec.checkpoint_dir)
+        checkpoint_dir = path_of(self._spec.checkpoint_dir)
         try:
             directory = self._write_checkpoint(checkpoint_dir, command.version, command.ps, command.fingerprint, layout)
         except ElasticDLError as error:
-            checkpoints.abandon(checkpoints.directory_of(checkpoint_dir, command.version))
-            last = checkpoints.newest(checkpoint_dir)
-            good = f"the last good one is {last}" if last else "there is none yet"
+            versions.abandon(versions.directory_of(checkpoint_dir, command.version))
+            good = _last_good(checkpoint_dir)
             reason = f"the checkpoint of version {command.version} in {checkpoint_dir} failed: {error.what}; {good}"
             self.inbox.post(events.CheckpointFailed(command.version, reason))
             return
         self.inbox.post(events.CheckpointSaved(command.version, str(directory)))
-        checkpoints.prune(checkpoint_dir, self._spec.keep_checkpoint_max)
+        versions.prune(checkpoint_dir, self._spec.keep_checkpoint_max)
 
     def _write_checkpoint(
         self,
-        checkpoint_dir: Path,
+        checkpoint_dir: AnyPath,
         version: int,
         ps: tuple[PsAddress, ...],
         fingerprint: str,
         layout: Mapping[str, object],
-    ) -> Path:
-        directory = checkpoints.begin(checkpoint_dir, version)
+    ) -> AnyPath:
+        directory = versions.begin(checkpoint_dir, version)
         parts = self._ps_calls.save_parts(ps, directory)
         for part in parts:
             if not (directory / part.file).is_file():
@@ -235,6 +236,15 @@ class Effects:
         )
         checkpoints.commit(directory, manifest)
         return directory
+
+
+def _last_good(checkpoint_dir: AnyPath) -> str:
+    """Say which checkpoint is the newest that is whole."""
+    try:
+        last = checkpoints.newest(checkpoint_dir)
+    except StorageError:
+        return "the last good one is unknown, as its storage does not answer"
+    return f"the last good one is {last}" if last else "there is none yet"
 
 
 def pods_listed(pods: list[Pod]) -> events.PodsListed:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from elasticdl.data.durable import sync_directory
 from elasticdl.master.journal import JournalWriteError, Outage, Outages, Superseded, decode, encode
+from elasticdl.storage.durable import sync_directory
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_status import JobStatus
 

@@ -38,6 +38,7 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.handshake import check_encryption
 from elasticdl.rpc.servers import serve
 from elasticdl.storage.fsspec_storage import storage_of
+from elasticdl.storage.paths import check_writable, path_of
 from elasticdl_client import end_hook, last_checkpoint, scaling
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
 from elasticdl_client.contradictions import check_sums_are_encrypted
@@ -233,7 +234,7 @@ class Master:
         unix_offset = time.time() - now
         if snapshot is None:
             if self._settings.checkpoint_dir:
-                checkpoints.check_unused(Path(self._settings.checkpoint_dir))
+                checkpoints.check_unused(path_of(self._settings.checkpoint_dir))
             return Job(self._settings, state["generation"], now, unix_offset, state["submitted_at"])
         logger.info("Life %d of the master takes over from the journal", state["generation"])
         written = snapshot["checkpoints"]
@@ -417,6 +418,8 @@ def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.E
 def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     """Choose the initial model of the job, once: there may be a newer one in the next life of the master."""
     if spec.job_type is JobType.TRAIN:
+        check_writable(path_of(spec.output), "output")
+        check_writable(path_of(spec.checkpoint_dir), "checkpoint_dir")
         return {"initial_checkpoint": _initial_checkpoint(settings)}
     if spec.job_type is JobType.ANALYZE:
         _remove_parts(Path(spec.prediction_outputs))
@@ -425,7 +428,7 @@ def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
         _check_unused_storage(spec.prediction_outputs)
     elif spec.prediction_outputs:
         check_unused(Path(spec.prediction_outputs))
-    found = look_at(Path(spec.checkpoint_dir_for_init))
+    found = look_at(path_of(spec.checkpoint_dir_for_init))
     found.check_strategy(spec.distribution_strategy)
     found.check_framework(framework_of(spec))
     logger.info("The model is %s: %s, version %d", found.kind, found.path, found.version)
@@ -449,7 +452,7 @@ def _remove_parts(directory: Path) -> None:
 
 def _initial_checkpoint(settings: JobSettings) -> str:
     if settings.checkpoint_dir_for_init and settings.strategy is DistributionStrategy.PARAMETER_SERVER:
-        return str(checkpoints.initial(Path(settings.checkpoint_dir_for_init)))
+        return str(checkpoints.initial(path_of(settings.checkpoint_dir_for_init)))
     return settings.checkpoint_dir_for_init
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -20,6 +19,7 @@ from elasticdl.master.core.values import PsAddress
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
+from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import CheckpointError, ElasticDLError
 
 _QUESTION_TIMEOUT_S = 10.0
@@ -56,7 +56,7 @@ class PsCalls:
 
         return dict(zip((address.ps_id for address in ps), self._all(read, ps), strict=True))
 
-    def save_parts(self, ps: Sequence[PsAddress], directory: Path) -> tuple[PsPart, ...]:
+    def save_parts(self, ps: Sequence[PsAddress], directory: AnyPath) -> tuple[PsPart, ...]:
         """Lets every PS write its part of a checkpoint into a directory that exists.
 
         Raises:

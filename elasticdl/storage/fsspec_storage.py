@@ -13,9 +13,10 @@ import functools
 import importlib
 import logging
 import random
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,7 @@ class FsspecStorage:
         self, url: str, verb: str, *arguments: Any, _check: Callable[[Any], None] | None = None, **named: Any
     ) -> Any:
         """Return the result of a verb of fsspec, sent again until there is one."""
-        started = time.monotonic()
+        started, handled = time.monotonic(), sys.exception()
         for timeout_s, wait_s in self._times():
             try:
                 answer = self._once(verb, timeout_s, *arguments, **named)
@@ -143,7 +144,7 @@ class FsspecStorage:
             except StorageError:
                 raise
             except Exception as error:  # every client has its own
-                final = _final_error(url, error)
+                final = _final_error(url, error, list(_causes(error, handled)))
                 if final is not None:
                     raise final from error
                 what = _text(error)
@@ -208,28 +209,33 @@ def _file_system(scheme: str) -> Any:
     return file_system
 
 
-def _final_error(url: str, error: BaseException) -> StorageError | None:
+def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]) -> StorageError | None:
     """The error of a request that is not worth sending again; None: it is."""
-    statuses = {status for cause in _causes(error) if (status := _http_status(cause)) is not None}
+    statuses = {status for cause in causes if (status := _http_status(cause)) is not None}
     if statuses & _REFUSED_FOR_NOW:
         return None
-    if statuses & _NO_PERMISSION or isinstance(error, PermissionError) or _has_no_credentials(error):
+    if statuses & _NO_PERMISSION or isinstance(error, PermissionError) or _has_no_credentials(causes):
         return StorageError(
             f"{hide(url)}: no permission: {_text(error)}.",
             "Give credentials by the environment: --envs, a Secret, or the identity of the pods' ServiceAccount.",
         )
     if isinstance(error, FileNotFoundError):
-        unreachable = any(isinstance(cause, ConnectionError | TimeoutError) for cause in _causes(error))
+        unreachable = any(isinstance(cause, ConnectionError | TimeoutError) for cause in causes)
         return None if unreachable else StorageFileMissing(f"{hide(url)} does not exist.", "Check the URL.")
-    if isinstance(error, OSError | asyncio.TimeoutError) or _is_of_network(error):
+    if isinstance(error, OSError | asyncio.TimeoutError) or _is_of_network(causes):
         return None
     return StorageError(f"{hide(url)}: {_text(error)}.", "Check the URL, and the settings of its client.")
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _causes(error: BaseException, handled: BaseException | None) -> Iterator[BaseException]:
+    """An error and what has led to it.
+
+    Args:
+        handled: by the caller of the request at that time: Python chains it to the error, and it is no cause.
+    """
     seen: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
+    while cause is not None and cause is not handled and id(cause) not in seen:
         seen.add(id(cause))
         yield cause
         cause = cause.__cause__ or cause.__context__
@@ -244,11 +250,11 @@ def _http_status(error: BaseException) -> int | None:
     return None
 
 
-def _has_no_credentials(error: BaseException) -> bool:
-    return any("Credential" in type(cause).__name__ for cause in _causes(error))
+def _has_no_credentials(causes: Sequence[BaseException]) -> bool:
+    return any("Credential" in type(cause).__name__ for cause in causes)
 
 
-def _is_of_network(error: BaseException) -> bool:
+def _is_of_network(causes: Sequence[BaseException]) -> bool:
     """Whether a client says that a connection or a body broke off; each has classes of its own."""
     words = (
         "Timeout",
@@ -260,7 +266,7 @@ def _is_of_network(error: BaseException) -> bool:
         "HTTPClient",
         "Checksum",  # of what came, which is not what was sent
     )
-    return any(word in type(cause).__name__ for cause in _causes(error) for word in words)
+    return any(word in type(cause).__name__ for cause in causes for word in words)
 
 
 def _text(error: BaseException) -> str:

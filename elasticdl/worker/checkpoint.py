@@ -1,34 +1,31 @@
 """Checkpoints of a model that lives in the worker: state, ledger and counts in one directory.
 
-``<checkpoint_dir>/version-<minibatches>/`` holds the state's arrays in one file and a manifest with its checksum; the
-directory gets its name last, so that what has the name is whole.
+``<checkpoint_dir>/version-<minibatches>/`` holds the state's arrays in one file and a manifest with its checksum, as
+`elasticdl.storage.versions` has it.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
-import os
-import shutil
 import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.data.durable import sync_directory
+from elasticdl.storage import versions
+from elasticdl.storage.paths import path_of, writing
 from elasticdl.worker.ledger import UNKNOWN
-from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest, with_checksum
-from elasticdl_client.errors import CheckpointError
+from elasticdl_client.any_path import AnyPath
+from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
+from elasticdl_client.errors import CheckpointError, StorageError
 from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
-_PREFIX = "version-"
 
 AppliedRow = tuple[int, int, list[int], int, int]  # epoch, task, extras, watermark, samples; see AppliedTask
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -76,7 +73,7 @@ class Checkpoint:
         counts: whatever the writer counted.
     """
 
-    directory: Path
+    directory: AnyPath
     arrays: dict[str, npt.NDArray[Any]]
     applied: list[AppliedRow]
     counts: dict[str, int]
@@ -98,7 +95,7 @@ class StateCheckpoints:
             directory: empty: there are none, and none are written.
             keep: how many of the newest; 0: all.
         """
-        self._directory = Path(directory) if directory else None
+        self._directory = path_of(directory) if directory else None
         self._kind = kind
         self._keep = keep
         self._is_requested = threading.Event()
@@ -130,13 +127,9 @@ class StateCheckpoints:
             number: minibatches in the model.
 
         Raises:
-            OSError: it could not be written; nothing is left of it.
+            CheckpointError: it could not be written; nothing is left of it.
         """
         assert self._directory is not None
-        final = self._directory / f"{_PREFIX}{number}"
-        temporary = self._directory / f".{_PREFIX}{number}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
         state = buffer.getbuffer()
@@ -149,16 +142,14 @@ class StateCheckpoints:
             "names_depend_on": dict(self._kind.names_depend_on),
             "applied": [list(row) for row in applied],
         }
+        directory = versions.begin(self._directory, number)
         try:
-            _write_durably(temporary / self._kind.file, state)
-            _write_durably(temporary / MANIFEST, json.dumps(with_checksum(manifest)).encode())
-            shutil.rmtree(final, ignore_errors=True)
-            os.rename(temporary, final)
-            sync_directory(final.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        for old in self._versions()[self._keep :] if self._keep else ():
-            shutil.rmtree(old, ignore_errors=True)
+            _write(directory / self._kind.file, state)
+            versions.commit(directory, manifest)
+        except CheckpointError:
+            versions.abandon(directory)
+            raise
+        versions.prune(self._directory, self._keep)
 
     def newest(self) -> Checkpoint | None:
         """The newest whole one of this job; what is wrong with newer ones is logged.
@@ -166,7 +157,7 @@ class StateCheckpoints:
         Raises:
             CheckpointError: it is of this job, but of other minibatches.
         """
-        for directory in self._versions():
+        for directory in _newest_first(self._directory) if self._directory is not None else ():
             try:
                 found, manifest = self._load(directory)
             except CheckpointError as error:
@@ -182,8 +173,8 @@ class StateCheckpoints:
         Raises:
             CheckpointError: there is none.
         """
-        named = Path(path)
-        candidates = [named] if (named / MANIFEST).exists() else _sorted(named)
+        named = path_of(path)
+        candidates = [named] if versions.is_complete(named) else _newest_first(named)
         errors = []
         for directory in candidates:
             try:
@@ -196,10 +187,7 @@ class StateCheckpoints:
             "name a complete one with --checkpoint_dir_for_init, or a directory of them",
         )
 
-    def _versions(self) -> list[Path]:
-        return _sorted(self._directory) if self._directory is not None else []
-
-    def _load(self, directory: Path, any_job: bool = False) -> tuple[Checkpoint, dict[str, Any]]:
+    def _load(self, directory: AnyPath, any_job: bool = False) -> tuple[Checkpoint, dict[str, Any]]:
         file = self._kind.file
         try:
             manifest = read_manifest(directory / MANIFEST)
@@ -224,7 +212,7 @@ class StateCheckpoints:
         counts = {name: value for name, value in manifest.items() if type(value) is int}
         return Checkpoint(directory, read, applied, counts), manifest
 
-    def _check_names(self, directory: Path, manifest: Mapping[str, Any]) -> None:
+    def _check_names(self, directory: AnyPath, manifest: Mapping[str, Any]) -> None:
         theirs = manifest.get("names_depend_on") or {}
         for name, value in self._kind.names_depend_on.items():
             if name in theirs and theirs[name] != value:
@@ -236,16 +224,13 @@ class StateCheckpoints:
                 )
 
 
-def _sorted(directory: Path) -> list[Path]:
-    """Checkpoint directories, newest first."""
-    if not directory.is_dir():
-        return []
-    found = [path for path in directory.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdigit()]
-    return sorted(found, key=lambda path: -int(path.name[len(_PREFIX) :]))
+def _newest_first(directory: AnyPath) -> list[AnyPath]:
+    return versions.complete(directory)[::-1]
 
 
-def _write_durably(path: Path, content: bytes | memoryview) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(path: AnyPath, content: memoryview) -> None:
+    try:
+        with writing(path) as file:
+            file.write(content)
+    except (OSError, StorageError) as error:
+        raise CheckpointError(f"{path} cannot be written: {versions.reason(error)}") from error

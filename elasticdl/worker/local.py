@@ -19,6 +19,7 @@ from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.ledger import UNKNOWN
 from elasticdl.worker.seeds import derive_seed
 from elasticdl.worker.strategy import Commit, Values
+from elasticdl_client.errors import CheckpointError
 
 _log = logging.getLogger("elasticdl.worker")
 _CHECKPOINT_PERIOD_S = 60.0
@@ -116,8 +117,8 @@ class LocalStrategy:
         with self._clock.during(Activity.CHECKPOINT):
             try:
                 self._save()
-            except OSError as error:
-                _log.error("Checkpoint at step %d failed: %s; training continues", self._num_applies, error)
+            except CheckpointError as error:
+                _log.error("Checkpoint at step %d failed: %s; training continues", self._num_applies, error.what)
 
     def _save(self) -> None:
         applied = [(epoch, task, sorted(done), 0, UNKNOWN) for (epoch, task), done in sorted(self._applied.items())]

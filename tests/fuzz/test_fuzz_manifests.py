@@ -15,6 +15,7 @@ from elasticdl.frameworks.framework import ModelReport, Variable
 from elasticdl.master import checkpoints
 from elasticdl.ps.partition import ALL_BUCKETS
 from elasticdl.ps.server.restoring import NoneIsWhole, restore
+from elasticdl.storage import versions
 from elasticdl.worker.checkpoint import CheckpointKind, StateCheckpoints
 from elasticdl.worker.inference.worker import check_layout
 from elasticdl_client.errors import CheckpointError
@@ -29,7 +30,7 @@ _INDEX = b"{}"
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A checkpoint of two parts."""
-    found = checkpoints.begin(tmp_path, 70)
+    found = versions.begin(tmp_path, 70)
     parts = []
     for ps_id in range(2):
         content = _INDEX + struct.pack("<QII8s", len(_INDEX), zlib.crc32(_INDEX), 2, b"ELDLPS02")

@@ -14,6 +14,7 @@ OURS = ("elasticai_api", "elasticdl", "elasticdl_client", "elasticdl_preprocessi
 
 SHARED = (  # `choices` are the types of JobSpec's fields
     "elasticdl.protocol",
+    "elasticdl_client.any_path",
     "elasticdl_client.checkpoint_manifest",
     "elasticdl_client.choices",
     "elasticdl_client.errors",
@@ -38,6 +39,7 @@ BELOW = (  # what worker, master and ps stand on; the framework's port, not its 
 ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl_client": (
         "elasticdl_client.local_job",
+        "elasticdl_client.last_checkpoint",
         "elasticdl_client.chaos.local_faults",
         "elasticdl_client.simulate",
         "elasticdl_client.sql.statistics",
@@ -47,6 +49,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.cluster",
         "elasticdl.protocol",
     ),
+    "elasticdl_client.last_checkpoint": ("elasticdl_client", "elasticdl.storage"),  # of a local job
     "elasticdl_client.chaos.local_faults": ("elasticdl_client", "elasticdl.cluster"),  # asks the agent for processes
     "elasticdl_client.simulate": ("elasticdl_client", "elasticdl.simulation"),
     "elasticdl_client.sql.statistics": ("elasticdl_client", "elasticdl.analysis"),
@@ -62,6 +65,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
     "elasticdl.storage": (
+        "elasticdl_client.any_path",
+        "elasticdl_client.checkpoint_manifest",
         "elasticdl_client.errors",
         "elasticdl_client.secret_values",
         "elasticdl_client.storage_kinds",

@@ -10,6 +10,7 @@ import pytest
 
 from elasticdl.master import checkpoints
 from elasticdl.master.checkpoints import Manifest, PsPart
+from elasticdl.storage import versions
 from elasticdl_client.errors import CheckpointError
 from tests.master.actors import END_OF_PART, MasterJob, running, wait_until
 from tests.master.small_disk import small_disk
@@ -18,7 +19,7 @@ PART = PsPart(0, "ps-0", 12 + len(END_OF_PART), 0, 1, ((0, 1024),))
 
 
 def write(checkpoint_dir: Path, version: int) -> Path:
-    directory = checkpoints.begin(checkpoint_dir, version)
+    directory = versions.begin(checkpoint_dir, version)
     (directory / "ps-0").write_bytes(b"twelve bytes" + END_OF_PART)
     checkpoints.commit(directory, Manifest("digits", "f", version, 0, 1, (PART,)))
     return directory
@@ -31,8 +32,8 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     good = write(tmp_path, 3)
-    (checkpoints.begin(tmp_path, 20) / "ps-0").write_bytes(b"1")
-    assert checkpoints.complete(tmp_path) == [good]
+    (versions.begin(tmp_path, 20) / "ps-0").write_bytes(b"1")
+    assert versions.complete(tmp_path) == [good]
     assert checkpoints.newest(tmp_path) == good
     with pytest.raises(CheckpointError, match="is not a checkpoint"):
         checkpoints.read(tmp_path / "version-20")
@@ -87,7 +88,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 def test_a_directory_of_versions_without_a_whole_one_is_no_beginning(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a checkpoint"):
         checkpoints.initial(tmp_path)
-    checkpoints.begin(tmp_path, 3)
+    versions.begin(tmp_path, 3)
     with pytest.raises(CheckpointError, match="is not a checkpoint"):
         checkpoints.initial(tmp_path)
     cut_the_part(write(tmp_path, 4))
@@ -99,26 +100,26 @@ def test_a_directory_of_versions_without_a_whole_one_is_no_beginning(tmp_path: P
 def test_the_newest_are_kept_by_number(tmp_path: Path, keep_max: int, kept: list[int]) -> None:
     for version in (9, 10, 11, 1):
         write(tmp_path, version)
-    checkpoints.prune(tmp_path, keep_max)
-    assert [path.name for path in checkpoints.complete(tmp_path)] == [f"version-{version}" for version in kept]
+    versions.prune(tmp_path, keep_max)
+    assert [path.name for path in versions.complete(tmp_path)] == [f"version-{version}" for version in kept]
     assert len(list(tmp_path.iterdir())) == len(kept)
 
 
 def test_an_incomplete_newer_directory_does_not_push_out_a_complete_one(tmp_path: Path) -> None:
     good = write(tmp_path, 1)
-    checkpoints.begin(tmp_path, 2)
-    checkpoints.prune(tmp_path, 1)
-    assert checkpoints.complete(tmp_path) == [good]
+    versions.begin(tmp_path, 2)
+    versions.prune(tmp_path, 1)
+    assert versions.complete(tmp_path) == [good]
 
 
 def test_what_never_became_a_checkpoint_is_removed_once_there_is_a_newer_one(tmp_path: Path) -> None:
     for version in (1, 3, 5):
-        (checkpoints.begin(tmp_path, version) / ".variables-0-of-1.ckpt.1.tmp").write_bytes(b"1")
-    checkpoints.prune(tmp_path, 0)
+        (versions.begin(tmp_path, version) / ".variables-0-of-1.ckpt.1.tmp").write_bytes(b"1")
+    versions.prune(tmp_path, 0)
     assert len(list(tmp_path.iterdir())) == 3  # without a checkpoint it is unknown which one is being written
     write(tmp_path, 2)
     write(tmp_path, 4)
-    checkpoints.prune(tmp_path, 0)
+    versions.prune(tmp_path, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-2", "version-4", "version-5"]
 
 
@@ -148,7 +149,7 @@ def test_a_full_disk_is_said_with_the_last_good_checkpoint_and_the_job_continues
 
 def test_a_directory_with_checkpoints_of_an_earlier_job_is_refused(tmp_path: Path) -> None:
     checkpoints.check_unused(tmp_path / "nothing")
-    checkpoints.begin(tmp_path, 2)
+    versions.begin(tmp_path, 2)
     checkpoints.check_unused(tmp_path)
     newest = write(tmp_path, 500)
     with pytest.raises(CheckpointError, match="version-500 the newest") as caught:
@@ -159,13 +160,13 @@ def test_a_directory_with_checkpoints_of_an_earlier_job_is_refused(tmp_path: Pat
 def test_a_checkpoint_that_a_late_journal_names_may_have_been_pruned(tmp_path: Path) -> None:
     old, new = write(tmp_path, 10), write(tmp_path, 20)
     assert checkpoints.still_there(str(old)) == str(old)
-    checkpoints.prune(tmp_path, 1)
+    versions.prune(tmp_path, 1)
     assert checkpoints.still_there(str(old)) == str(new)
     assert checkpoints.still_there("") == ""
 
 
 def test_a_version_that_is_written_again_replaces_the_old_one(tmp_path: Path) -> None:
     directory = write(tmp_path, 10)
-    assert checkpoints.begin(tmp_path, 10) == directory
-    assert checkpoints.complete(tmp_path) == []
+    assert versions.begin(tmp_path, 10) == directory
+    assert versions.complete(tmp_path) == []
     assert list(directory.iterdir()) == []

@@ -14,6 +14,8 @@ from elasticdl.ps.checkpoint.part_file import PartFile, write_part
 from elasticdl.ps.partition import buckets, dense_slices, even_buckets
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.storage import versions
+from elasticdl_client.any_path import AnyPath
 
 TABLES = (Table("wide", 1, "{}"), Table("deep", 8, '{"class_name": "Zeros"}', 1 << 40, "{}"), Table("empty", 3, "{}"))
 SLOTS = {"wide": (), "deep": ("momentum", "velocity"), "empty": ("momentum",)}
@@ -104,15 +106,15 @@ def assert_is(snapshot: PartSnapshot, own: Buckets, pieces: Sequence[Piece]) -> 
                 np.testing.assert_array_equal(values, floats_of(table, chunk.ids, slot))
 
 
-def write_checkpoint(checkpoint_dir: Path, version: int, parts: Sequence[PartSnapshot]) -> Path:
+def write_checkpoint(checkpoint_dir: AnyPath, version: int, parts: Sequence[PartSnapshot]) -> AnyPath:
     """A committed one, as the master and the PS write it."""
-    directory = checkpoints.begin(checkpoint_dir, version)
+    directory = versions.begin(checkpoint_dir, version)
     files = [write_part(directory, k, len(parts), 10 + k, part) for k, part in enumerate(parts)]
     commit(directory, version, files, [_held(part) for part in parts])
     return directory
 
 
-def commit(directory: Path, version: int, files: Sequence[PartFile], held: Sequence[Buckets] = ()) -> None:
+def commit(directory: AnyPath, version: int, files: Sequence[PartFile], held: Sequence[Buckets] = ()) -> None:
     """The manifest of parts that were written by PS 0, 1, … of incarnations 10, 11, …"""
     held = held or [even_buckets(k, len(files)) for k in range(len(files))]
     parts = tuple(

@@ -22,6 +22,7 @@ from elasticdl.ps.checkpoint.part_file import write_part
 from elasticdl.ps.partition import ALL_BUCKETS
 from elasticdl.ps.server.restoring import open_checkpoint, restore
 from elasticdl.ps.snapshot import PartSnapshot, TableChunk
+from elasticdl.storage import versions
 from elasticdl_client.errors import CheckpointError
 from tests.ps.parts import assert_is, commit, even_parts, part, write_checkpoint
 
@@ -128,15 +129,15 @@ FAULTS = {
 def test_a_part_that_cannot_be_written_is_said_and_the_next_one_is_whole(
     tmp_path: Path, fault: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
-    directory = checkpoints.begin(tmp_path, 3)
+    directory = versions.begin(tmp_path, 3)
     with fault(directory):
         with pytest.raises(CheckpointError, match=f"variables-0-of-1.ckpt cannot be written: ({FAULTS[fault]})") as e:
             write(directory)
         assert "--checkpoint_dir" in e.value.hint
         assert not (directory / TEMPORARY).is_symlink()
         assert not (directory / TEMPORARY).exists()
-        assert checkpoints.complete(tmp_path) == []
-    write(checkpoints.begin(tmp_path, 3))
+        assert versions.complete(tmp_path) == []
+    write(versions.begin(tmp_path, 3))
     assert_whole(directory)
 
 
@@ -162,7 +163,7 @@ write_part(Path(sys.argv[1]), 0, 1, INCARNATION, endless(lambda: print("written"
 
 def test_a_writer_that_is_killed_leaves_no_part_and_its_rest_is_removed(tmp_path: Path) -> None:
     good = write_checkpoint(tmp_path, 2, even_parts(1, 2))
-    directory = checkpoints.begin(tmp_path, 3)
+    directory = versions.begin(tmp_path, 3)
     command = [sys.executable, "-c", _KILLED, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -173,14 +174,14 @@ def test_a_writer_that_is_killed_leaves_no_part_and_its_rest_is_removed(tmp_path
     assert [path.name for path in directory.iterdir()] == [TEMPORARY]
     assert checkpoints.newest(tmp_path) == good
     assert restore(directory, ALL_BUCKETS, lambda _: None).directory == good
-    write(checkpoints.begin(tmp_path, 4))
-    checkpoints.prune(tmp_path, 0)
+    write(versions.begin(tmp_path, 4))
+    versions.prune(tmp_path, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-2", "version-4"]
     assert_whole(tmp_path / "version-4")
 
 
 def test_the_same_version_is_written_over_the_rest_of_a_killed_writer(tmp_path: Path) -> None:
-    directory = checkpoints.begin(tmp_path, 3)
+    directory = versions.begin(tmp_path, 3)
     (directory / TEMPORARY).write_bytes(bytes(1_000_000))
     write(directory)
     assert_whole(directory)

@@ -1,26 +1,25 @@
 """One PS's part of a checkpoint as a file, written and read in blocks: docs/checkpoint.md describes the format.
 
-A part is written under a temporary name, synced, and renamed; whatever interrupts that leaves no part.  Neither side
-ever holds more of a table than a block.  The manifest that makes parts a checkpoint is written by the master.
+A part appears whole or not at all, on a file system and in storage.  Neither side ever holds more of a table than a
+block.  The manifest that makes parts a checkpoint is written by the master.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from elasticdl.data.durable import sync_directory
 from elasticdl.frameworks.framework import Floats
 from elasticdl.kernels._native import crc32c
 from elasticdl.ps.checkpoint.part_layout import (
@@ -41,8 +40,10 @@ from elasticdl.ps.checkpoint.part_layout import (
     row_bytes,
 )
 from elasticdl.ps.snapshot import PartSnapshot, Piece, TableChunk
-from elasticdl_client.checkpoint_manifest import MANIFEST
-from elasticdl_client.errors import CheckpointError
+from elasticdl.storage.paths import path_of, real_path, writing
+from elasticdl.storage.versions import is_complete, reason
+from elasticdl_client.any_path import AnyPath
+from elasticdl_client.errors import CheckpointError, StorageError
 
 Array = npt.NDArray[Any]
 _Typed = tuple[Array, np.dtype[Any]]
@@ -71,7 +72,7 @@ def file_name(ps_id: int, num_ps: int) -> str:
     return f"variables-{ps_id}-of-{num_ps}.ckpt"
 
 
-def part_directory(named: str, checkpoint_dir: str) -> Path:
+def part_directory(named: str, checkpoint_dir: str) -> AnyPath:
     """Return the directory of a checkpoint that is being written: ``<checkpoint_dir>/version-<N>``, without a manifest.
 
     Args:
@@ -84,39 +85,31 @@ def part_directory(named: str, checkpoint_dir: str) -> Path:
     if not checkpoint_dir:
         raise CheckpointError(f"directory is {named!r}, and this job has no --checkpoint_dir")
     try:
-        directory = Path(os.path.realpath(named))
+        directory = real_path(path_of(named))
     except ValueError as error:
         raise CheckpointError(f"directory is {named!r}: {error}") from error
     is_version = re.fullmatch(r"version-\d+", directory.name, re.ASCII) is not None
-    if not is_version or directory.parent != Path(os.path.realpath(checkpoint_dir)):
+    if not is_version or directory.parent != real_path(path_of(checkpoint_dir)):
         raise CheckpointError(f"directory is {named!r}, no version-<N> in --checkpoint_dir={checkpoint_dir}")
-    if (directory / MANIFEST).exists():
+    if is_complete(directory):
         raise CheckpointError(f"directory is {named!r}, a checkpoint that is complete")
     return directory
 
 
-def write_part(directory: Path, ps_id: int, num_ps: int, incarnation: int, snapshot: PartSnapshot) -> PartFile:
+def write_part(directory: AnyPath, ps_id: int, num_ps: int, incarnation: int, snapshot: PartSnapshot) -> PartFile:
     """Writes a part into an existing directory; the snapshot is left open.
 
     Raises:
         CheckpointError: it cannot be written; no file of ours is left.
     """
     name = file_name(ps_id, num_ps)
-    temporary = directory / f".{name}.{incarnation}.tmp"
     try:
-        with open(temporary, "wb", buffering=0) as file:
+        with writing(directory / name, f"{incarnation}.tmp") as file:
             written = _Writer(file.fileno()).write(ps_id, num_ps, incarnation, snapshot)
-            os.fsync(file.fileno())
-        os.replace(temporary, directory / name)
-        sync_directory(directory)
-    except OSError as error:
-        raise CheckpointError(
-            f"the checkpoint {directory / name} cannot be written: {error.strerror}",
-            "free or enlarge the volume of --checkpoint_dir and see that the job may write to it",
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    except (OSError, StorageError) as error:
+        volume = "free or enlarge the volume of --checkpoint_dir and see that the job may write to it"
+        hint = error.hint if isinstance(error, StorageError) else volume
+        raise CheckpointError(f"the checkpoint {directory / name} cannot be written: {reason(error)}", hint) from error
     return PartFile(name, *written)
 
 
@@ -208,7 +201,7 @@ class PartReader:
     Every method raises CheckpointError, which names the file, for what is damaged.
     """
 
-    def __init__(self, path: Path, expected: PartFile | None = None) -> None:
+    def __init__(self, path: AnyPath, expected: PartFile | None = None) -> None:
         """
         Args:
             path: the file.
@@ -219,10 +212,11 @@ class PartReader:
         """
         self.path = path
         with self._naming_the_file():
-            self._descriptor = os.open(path, os.O_RDONLY)
+            self._file = path.open("rb")
         try:
             with self._naming_the_file():
-                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+                with contextlib.suppress(io.UnsupportedOperation):  # of a file in storage
+                    os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 self.index = self._read_index(expected)
         except BaseException:
             self.close()
@@ -260,9 +254,7 @@ class PartReader:
                 self._read(block, [np.empty(size_bytes, np.uint8)])
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -282,8 +274,9 @@ class PartReader:
             raise CheckpointError(f"the checkpoint part {self.path} is damaged: {error}", HINT) from error
 
     def _read_index(self, expected: PartFile | None) -> PartIndex:
-        size_bytes = os.fstat(self._descriptor).st_size
-        magic = os.pread(self._descriptor, len(MAGIC), 0)
+        size_bytes = self._file.seek(0, os.SEEK_END)
+        self._file.seek(0)
+        magic = self._file.read(len(MAGIC))
         if magic == OLD_MAGIC:
             raise CheckpointError(f"{self.path} has format 1; this version reads {FORMAT}", HINT)
         if expected is not None and size_bytes != expected.size_bytes:
@@ -293,7 +286,8 @@ class PartReader:
         end = size_bytes - TAIL.size
         if end < len(MAGIC):
             raise ValueError("it is too short")
-        index_size, checksum, number, magic = TAIL.unpack(os.pread(self._descriptor, TAIL.size, end))
+        self._file.seek(end)
+        index_size, checksum, number, magic = TAIL.unpack(self._file.read(TAIL.size))
         if magic != MAGIC or index_size > min(end - len(MAGIC), _MAX_INDEX_BYTES):
             raise ValueError("it does not end like one")
         encoded = np.empty(index_size, np.uint8)
@@ -334,12 +328,10 @@ class PartReader:
             raise ValueError(f"the checksum of the block at {block.offset} does not match")
 
     def _fill(self, arrays: Sequence[Array], offset: int) -> None:
-        left = _rest([_bytes(array) for array in arrays], 0)
-        while left:
-            num_read = os.preadv(self._descriptor, left, offset)
-            if num_read == 0:
+        self._file.seek(offset)
+        for array in arrays:
+            if self._file.readinto(_bytes(array)) < array.nbytes:
                 raise ValueError("it ends too early")
-            left, offset = _rest(left, num_read), offset + num_read
 
 
 def _check_gapless(index: PartIndex, start: int, end: int) -> None:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from elasticdl.ps.partition import even_buckets
 from elasticdl.ps.server.master_link import TERMINATED, Beginning, Left, PsIdentity, PsMasterLink, Shutdown
@@ -31,6 +30,7 @@ from elasticdl.rpc.memory import keep_large_buffers
 from elasticdl.rpc.patience import read_master_timeout_s
 from elasticdl.rpc.servers import serve
 from elasticdl.rpc.signals import on_signals
+from elasticdl.storage.paths import path_of
 from elasticdl_client.errors import ElasticDLError, JobError
 from elasticdl_client.job_spec import JobSpec
 
@@ -196,7 +196,7 @@ class PsProcess:
         if not admitted.restore_from:
             return Beginning()
         begun = time.monotonic()
-        wanted, state = Path(admitted.restore_from), self._service.state
+        wanted, state = path_of(admitted.restore_from), self._service.state
         if admitted.parameters_only:
             restored = restore_other(wanted, own, lambda snapshot: state.restore(snapshot, parameters_only=True))
         else:

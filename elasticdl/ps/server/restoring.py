@@ -7,11 +7,9 @@ carries the names that it holds.  Another job's checkpoint has no names to go by
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -20,18 +18,19 @@ from elasticdl.ps.checkpoint.part_file import HINT, PartFile, PartReader
 from elasticdl.ps.checkpoint.part_layout import Blocks, TableIndex
 from elasticdl.ps.partition import NUM_BUCKETS, buckets, joined_buckets, num_floats, slices_within
 from elasticdl.ps.snapshot import Buckets, PartSnapshot, Piece, TableChunk
+from elasticdl.storage.versions import complete
+from elasticdl_client.any_path import AnyPath
 from elasticdl_client.checkpoint_manifest import MANIFEST, read_manifest
 from elasticdl_client.errors import CheckpointError
 
 FORMAT = 2
-_PREFIX = "version-"
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
     """Which checkpoint was taken, and what is wrong with each that was passed over."""
 
-    directory: Path
+    directory: AnyPath
     damaged: tuple[str, ...]
 
 
@@ -42,7 +41,7 @@ class NoneIsWhole(CheckpointError):
         damaged: what is wrong with each.
     """
 
-    def __init__(self, checkpoint_dir: Path, damaged: Sequence[str]) -> None:
+    def __init__(self, checkpoint_dir: AnyPath, damaged: Sequence[str]) -> None:
         super().__init__(
             f"no checkpoint in {checkpoint_dir} can be restored",
             "repair or restore one of them, or start again in another --checkpoint_dir",
@@ -50,7 +49,7 @@ class NoneIsWhole(CheckpointError):
         self.damaged = tuple(damaged)
 
 
-def restore(wanted: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> RestoredCheckpoint:
+def restore(wanted: AnyPath, own: Buckets, take: Callable[[PartSnapshot], None]) -> RestoredCheckpoint:
     """Gives the state what its buckets own of a checkpoint of this job, or if it is damaged of the next older one.
 
     Args:
@@ -71,7 +70,7 @@ def restore(wanted: Path, own: Buckets, take: Callable[[PartSnapshot], None]) ->
     raise NoneIsWhole(wanted.parent, damaged)
 
 
-def restore_other(directory: Path, own: Buckets, take: Callable[[PartSnapshot], None]) -> RestoredCheckpoint:
+def restore_other(directory: AnyPath, own: Buckets, take: Callable[[PartSnapshot], None]) -> RestoredCheckpoint:
     """Gives the state what its buckets own of another job's checkpoint, all of which is read and verified before.
 
     Raises:
@@ -81,7 +80,7 @@ def restore_other(directory: Path, own: Buckets, take: Callable[[PartSnapshot], 
     return RestoredCheckpoint(directory, ())
 
 
-def open_checkpoint(directory: Path, own: Buckets, verified: bool = False) -> PartSnapshot:
+def open_checkpoint(directory: AnyPath, own: Buckets, verified: bool = False) -> PartSnapshot:
     """Open the share of some buckets in a checkpoint; rows are read and verified as they are taken.
 
     Raises:
@@ -109,21 +108,16 @@ def _give(snapshot: PartSnapshot, take: Callable[[PartSnapshot], None]) -> None:
         raise
 
 
-def _candidates(wanted: Path) -> Iterator[Path]:
+def _candidates(wanted: AnyPath) -> Iterator[AnyPath]:
     """The one that is wanted, then the others beside it, the newest first; those without a manifest are none."""
     yield wanted
     try:
-        names = os.listdir(wanted.parent)
+        yield from (path for path in reversed(complete(wanted.parent)) if path != wanted)
     except OSError:
         return
-    numbers = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
-    for number in sorted((int(number) for number in numbers if number.isdecimal()), reverse=True):
-        path = wanted.parent / f"{_PREFIX}{number}"
-        if path != wanted and (path / MANIFEST).exists():
-            yield path
 
 
-def _parts(directory: Path) -> list[tuple[PartFile, Buckets, int]]:
+def _parts(directory: AnyPath) -> list[tuple[PartFile, Buckets, int]]:
     """Return the parts that a manifest names, with their buckets and their writers: together every bucket once.
 
     Raises:
@@ -154,7 +148,7 @@ def _parts(directory: Path) -> list[tuple[PartFile, Buckets, int]]:
     return parts
 
 
-def _joined(directory: Path, readers: Sequence[PartReader], own: Buckets) -> PartSnapshot:
+def _joined(directory: AnyPath, readers: Sequence[PartReader], own: Buckets) -> PartSnapshot:
     first = readers[0].index
     models = {
         (i.optimizer, i.seed, i.total_trainable, i.total_non_trainable, _described(i.tables), tuple(i.trainable_slots))

@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -32,6 +31,7 @@ from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.flow import Flow
 from elasticdl.rpc.frames import Frame, FrameError, Message, WireVersionError
 from elasticdl.rpc.servers import raw_handlers
+from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 _log = logging.getLogger(__name__)
@@ -275,7 +275,7 @@ class PsService:
         finally:
             self._saving.release()
 
-    def _directory_of(self, request: pb.SaveCheckpointRequest) -> Path:
+    def _directory_of(self, request: pb.SaveCheckpointRequest) -> AnyPath:
         num_ps = len(self._partition.ps)  # 0: not known yet
         if num_ps not in (0, request.num_ps):
             raise RequestError(f"SaveCheckpointRequest.num_ps is {request.num_ps}, this job has {num_ps}")
@@ -284,7 +284,7 @@ class PsService:
         except CheckpointError as error:
             raise RequestError(f"SaveCheckpointRequest.{error.what}") from error
 
-    def _save(self, directory: Path, num_ps: int) -> pb.SaveCheckpointReply:
+    def _save(self, directory: AnyPath, num_ps: int) -> pb.SaveCheckpointReply:
         snapshot = self.state.snapshot()
         if snapshot is None:
             return pb.SaveCheckpointReply(status=pb.UNINITIALIZED, error="this PS holds no parameters yet")

@@ -154,9 +154,9 @@ class CheckpointWriter:
         }
         try:
             self._checkpoints.save(number, arrays, rows, counts)
-        except OSError as error:
+        except CheckpointError as error:
             place = self._checkpoints.place
-            _log.error("Checkpoint at step %d in %s failed: %s; training continues", ledger.steps, place, error)
+            _log.error("Checkpoint at step %d in %s failed: %s; training continues", ledger.steps, place, error.what)
         else:
             _log.info("Checkpoint of %d minibatches written", number)
 

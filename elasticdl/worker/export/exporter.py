@@ -11,26 +11,32 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from elasticdl.frameworks.framework import Framework, Parameters, TableRows
 from elasticdl.rpc.memory import available_bytes
+from elasticdl.storage.paths import DONE_FILE, RemotePath, path_of
 from elasticdl.worker.export.plan import ExportPlan, instead, plan_export, why_not
 from elasticdl.worker.export.stream import ExportWriter
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
+from elasticdl_client.any_path import AnyPath
 from elasticdl_client.errors import ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.storage_kinds import is_remote
 
 _log = logging.getLogger("elasticdl.worker")
 _LOOK_S = 0.5
 _BUFFER_BYTES = 1 << 20
 _SIGKILL = -9
 _FILES = (".keras", ".pt")  # the frameworks' own, as `Framework.export` names them: model.keras, model.pt
+_LOADABLE = ("model.pt", "model.keras", "saved_model.pb")  # with one of them a directory is a model
 _NO_FILE = "Give a directory: elasticdl.api.callbacks.ModelCheckpoint writes a whole export there."
 
 
@@ -86,21 +92,26 @@ class Exporter:
         Raises:
             ModelDefinitionError: nothing may be written there because a message names it.
         """
-        own = os.path.realpath(self._spec.checkpoint_dir)
-        is_inside = bool(self._spec.checkpoint_dir) and Path(os.path.realpath(self._place(path))).is_relative_to(own)
-        if not is_inside and not self._framework.report().rules.can_name(path):
+        if not self._is_among_checkpoints(path) and not self._framework.report().rules.can_name(path):
             raise ModelDefinitionError(
                 f"The model is not saved to {path}: no ModelCheckpoint of this worker's module has such a path, and "
                 "it is not in --checkpoint_dir.",
                 "Give ModelCheckpoint a path that is the same in every process, or a relative one.",
             )
 
-    def _place(self, path: str) -> Path:
-        """Of a callback's path: a relative one lies in the directory of checkpoints."""
-        return Path(path if path == self._spec.output else os.path.join(self._spec.checkpoint_dir, path))
+    def _is_among_checkpoints(self, path: str) -> bool:
+        own = self._spec.checkpoint_dir
+        if is_remote(own) or is_remote(path):
+            return is_remote(own) and not is_remote(path) and not path.startswith("/") and ".." not in path.split("/")
+        return bool(own) and Path(os.path.realpath(str(self._place(path)))).is_relative_to(os.path.realpath(own))
 
-    def _export(self, held: HeldLease, parameters: Parameters | None, final: Path) -> bool:
-        """Writes to a name of the lease's own and, when the master confirms the lease, renames that to `final`.
+    def _place(self, path: str) -> AnyPath:
+        """Of a callback's path: a relative one lies in the directory of checkpoints."""
+        is_whole = path == self._spec.output or is_remote(path)
+        return path_of(path if is_whole else os.path.join(self._spec.checkpoint_dir, path))
+
+    def _export(self, held: HeldLease, parameters: Parameters | None, final: AnyPath) -> bool:
+        """Writes to a place of the lease's own and, when the master confirms the lease, puts that in `final`.
 
         Returns:
             Whether it did: what does not fit into the memory there is stays a checkpoint.
@@ -111,15 +122,13 @@ class Exporter:
         if not plan.saved_model and self._spec.checkpoint_dir:
             _log.warning("No model is exported, %s. %s", why_not(size, available), instead(self._spec.checkpoint_dir))
             return False
-        temporary = final.with_name(f".{final.name}.{held.id}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._write(held, parameters, tables, temporary, plan)
+        with _own_place(final, held.id) as made:
+            self._write(held, parameters, tables, made, plan)
             self._confirm(held)
-            _put(temporary, final, held.id)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(final, RemotePath):
+                _publish(made, final, lambda: self._confirm(held))
+            else:
+                _put(made, Path(str(final)), held.id)
         _log.info("Exported the model to %s", final)
         return True
 
@@ -151,16 +160,72 @@ def _put(made: Path, final: Path, lease: int) -> None:
         ModelDefinitionError: there is no such file of this model.
     """
     if final.suffix in _FILES:
-        file = made / f"model{final.suffix}"
-        if not file.exists():
-            raise ModelDefinitionError(f"{final}: of this model no {final.suffix} file can be written.", _NO_FILE)
-        os.replace(file, final)
+        os.replace(_file_for(made, final), final)
         return
     retired = final.with_name(f".{final.name}.{lease}.old")
     if final.exists():
         os.rename(final, retired)
     os.rename(made, final)
     shutil.rmtree(retired, ignore_errors=True)
+
+
+def _publish(made: Path, final: RemotePath, confirm: Callable[[], None]) -> None:
+    """Uploads what was made: first removes what makes an earlier export a model, and makes this one a model last.
+
+    Args:
+        confirm: called before each change; raises `LeaseLost`.
+
+    Raises:
+        ModelDefinitionError: the path names a file that this model has not.
+        StorageError: a file could not be uploaded.
+    """
+    if final.suffix in _FILES:
+        final.storage.publish(final.url, _file_for(made, final))
+        return
+    names = [path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file()]
+    names.sort(key=lambda name: (_LOADABLE.index(name) + 1 if name in _LOADABLE else 0, name))
+    earlier = _names_in(final)
+    for name in (DONE_FILE, *_LOADABLE, *(name for name in earlier if name not in names)):
+        confirm()
+        (final / name).unlink()
+    for name in names:
+        confirm()
+        final.storage.publish((final / name).url, made / name)
+    confirm()
+    final.storage.publish((final / DONE_FILE).url, json.dumps({"files": names}).encode() + b"\n")
+
+
+def _names_in(directory: RemotePath) -> list[str]:
+    """The files of the export that is whole; others in the directory are not ours to remove."""
+    try:
+        found = json.loads((directory / DONE_FILE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return []
+    names = found.get("files") if isinstance(found, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _file_for(made: Path, final: AnyPath) -> Path:
+    file = made / f"model{final.suffix}"
+    if not file.exists():
+        raise ModelDefinitionError(f"{final}: of this model no {final.suffix} file can be written.", _NO_FILE)
+    return file
+
+
+@contextmanager
+def _own_place(final: AnyPath, lease: int) -> Iterator[Path]:
+    """Where a lease writes a model: beside its place, or for storage on this machine's own disk."""
+    if isinstance(final, RemotePath):
+        with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as directory:
+            yield Path(directory, "model")
+        return
+    temporary = Path(str(final.parent), f".{final.name}.{lease}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def export_elsewhere(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elasticdl.data.durable import sync_directory
+from elasticdl.storage.durable import sync_directory
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
 

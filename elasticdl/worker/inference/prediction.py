@@ -24,6 +24,7 @@ from elasticdl.frameworks.framework import Batch, FeedError, Inference, Surplus
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl.protocol.values import Shard
+from elasticdl.storage.paths import DONE_FILE
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.inference.output_parts import Parts
 from elasticdl.worker.inference.remote_parts import RemoteParts
@@ -41,7 +42,6 @@ from elasticdl_client.storage_kinds import is_remote
 Name = tuple[int, int]  # task, minibatch
 Process = Callable[[Any, Name], None]
 _ONE_A_RECORD = "Let feed keep every record when its mode is 'prediction', and repeat none."
-_DONE_FILE = "_SUCCESS"
 
 
 class PredictionWork:
@@ -100,7 +100,7 @@ class PredictionWork:
         """All parts are there: says so in a file beside them."""
         assert self._parts is not None
         self._parts.sweep()
-        with self._parts.writing_named(held, _DONE_FILE) as path:
+        with self._parts.writing_named(held, DONE_FILE) as path:
             parts = self._parts.names()
             path.write_text(json.dumps({"model_version": held.lease.model_version, "parts": parts}) + "\n")
 

@@ -15,6 +15,7 @@ import numpy as np
 from elasticdl.frameworks.framework import Batch, Floats, Framework, Inference, ModelReport, Parameters
 from elasticdl.model_def import ModelDefinition
 from elasticdl.ps.client import Pull
+from elasticdl.storage.paths import on_this_machine, path_of
 from elasticdl.worker.activity import ActivityClock
 from elasticdl.worker.factories import MODES, TASK_TYPES, Readers, load_framework
 from elasticdl.worker.inference.loop import EvaluationWork, OnePassLoop, PassWork
@@ -44,17 +45,20 @@ def load_trained(spec: JobSpec, definition: ModelDefinition, readers: Readers) -
     """
     if spec.num_ps_pods:
         return load_framework(spec, definition, readers)
-    found = look_at(Path(spec.checkpoint_dir_for_init))
-    if found.kind in (ModelKind.SAVED_MODEL, ModelKind.KERAS_FILE):
-        from elasticdl.frameworks.keras.saving.loaded_model import LoadedKeras
+    with on_this_machine(path_of(spec.checkpoint_dir_for_init)) as path:
+        found = look_at(path)
+        if found.kind in (ModelKind.SAVED_MODEL, ModelKind.KERAS_FILE):
+            from elasticdl.frameworks.keras.saving.loaded_model import LoadedKeras
 
-        metadata = readers.of(TASK_TYPES[spec.job_type]).metadata()
-        model: Inference = LoadedKeras(definition, found.path, spec.minibatch_size, metadata, MODES[spec.job_type])
-    else:
-        framework = load_framework(spec, definition, readers)
-        _load_values(framework, found)
-        model = framework
-    _log.info("Loaded the model from %s", found.path)
+            metadata = readers.of(TASK_TYPES[spec.job_type]).metadata()
+            model: Inference = LoadedKeras(
+                definition, Path(str(found.path)), spec.minibatch_size, metadata, MODES[spec.job_type]
+            )
+        else:
+            framework = load_framework(spec, definition, readers)
+            _load_values(framework, found)
+            model = framework
+    _log.info("Loaded the model from %s", spec.checkpoint_dir_for_init)
     return model
 
 
@@ -65,7 +69,7 @@ def _load_values(framework: Framework, found: TrainedModel) -> None:
         assert isinstance(framework, TorchFramework)  # the master has looked
         framework.load_file(str(found.path))
         return
-    with np.load(state_file(found.path), allow_pickle=False) as arrays:
+    with state_file(found.path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         framework.load_weights(dict(arrays))
 
 
@@ -122,7 +126,7 @@ def check_layout(checkpoint: str, report: ModelReport) -> None:
         CheckpointError: naming what differs.
     """
     try:
-        manifest = read_manifest(Path(checkpoint) / MANIFEST)
+        manifest = read_manifest(path_of(checkpoint) / MANIFEST)
     except OSError:
         _log.info("%s is not mounted here, so it is not checked against the module", checkpoint)
         return
@@ -130,7 +134,7 @@ def check_layout(checkpoint: str, report: ModelReport) -> None:
         theirs = {v["name"]: list(v["shape"]) for v in manifest["variables"]}
         theirs |= {t["name"]: [t["input_dim"], t["dim"]] for t in manifest["tables"]}
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{Path(checkpoint) / MANIFEST} is damaged: {error!r}", _HINT) from error
+        raise CheckpointError(f"{checkpoint}/{MANIFEST} is damaged: {error!r}", _HINT) from error
     ours = {v.name: list(v.shape) for v in report.variables}
     ours |= {t.name: [t.input_dim, t.dim] for t in report.tables}
     wrong = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))

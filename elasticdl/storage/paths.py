@@ -1,0 +1,244 @@
+"""Paths of storage beside those of file systems: `RemotePath`, and the writes that both kinds take.
+
+Readers take an `AnyPath` and never ask which kind it is.  Writers use the functions here: a file appears whole or not
+at all, on a file system by a rename, in storage by being published.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Literal
+
+from elasticdl.storage.durable import sync_directory
+from elasticdl.storage.fsspec_storage import FsspecStorage, storage_of
+from elasticdl.storage.port import FileStatus
+from elasticdl.storage.remote_file import RemoteFile
+from elasticdl_client.any_path import AnyPath
+from elasticdl_client.errors import StorageError, StorageFileMissing
+from elasticdl_client.storage_kinds import is_remote
+
+DONE_FILE = "_SUCCESS"  # in a directory of storage: lists the files of the set, and is published last
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePath:
+    """A file or directory of storage; see `AnyPath`.
+
+    Attributes:
+        url: without a slash at its end.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        return Path(self.name).suffix
+
+    @property
+    def parent(self) -> RemotePath:
+        return RemotePath(self.url.rpartition("/")[0])
+
+    def __truediv__(self, name: str, /) -> RemotePath:
+        return RemotePath(f"{self.url}/{name}")
+
+    def exists(self) -> bool:
+        return self.storage.exists(self.url)
+
+    def is_file(self) -> bool:
+        status = self._status()
+        return status is not None and not status.is_directory
+
+    def is_dir(self) -> bool:
+        status = self._status()
+        return status is not None and status.is_directory
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        return (self / _name(status) for status in self.storage.list(self.url))
+
+    def read_bytes(self) -> bytes:
+        file = self._file()
+        return file.pread(file.size_bytes, 0)
+
+    def open(self, mode: Literal["rb"], /) -> BufferedReader:
+        return self._file().scan()
+
+    def unlink(self) -> None:
+        """Delete the file; one that is not there is no error."""
+        self.storage.delete(self.url)
+
+    def files(self) -> list[str]:
+        """Return the names of all files below the directory, relative to it."""
+        found: list[str] = []
+        for status in self.storage.list(self.url):
+            name = _name(status)
+            found += [f"{name}/{below}" for below in (self / name).files()] if status.is_directory else [name]
+        return found
+
+    @property
+    def storage(self) -> FsspecStorage:
+        """The storage that holds it.
+
+        Raises:
+            StorageError: what the URL needs is not installed.
+        """
+        return storage_of(self.url)
+
+    def _status(self) -> FileStatus | None:
+        try:
+            return self.storage.stat(self.url)
+        except StorageFileMissing:
+            return None
+
+    def _file(self) -> RemoteFile:
+        try:
+            return RemoteFile(self.url)
+        except StorageFileMissing as error:
+            raise FileNotFoundError(errno.ENOENT, "it does not exist", self.url) from error
+
+
+def _name(status: FileStatus) -> str:
+    return status.url.rpartition("/")[2]
+
+
+def path_of(text: str) -> AnyPath:
+    """Return the path that a flag names, of a file system or as the URL of storage."""
+    return RemotePath(text.rstrip("/")) if is_remote(text) else Path(text)
+
+
+@contextlib.contextmanager
+def writing(path: AnyPath, tag: str = "new") -> Iterator[IO[bytes]]:
+    """Open a local file that becomes `path` when the block ends, durably and whole; an error leaves nothing of it.
+
+    Args:
+        path: in a directory that exists; storage needs none.
+        tag: of the temporary name beside a local path: two writers with different tags do not meet.
+
+    Raises:
+        OSError: it cannot be written.
+        StorageError: it cannot be published.
+    """
+    if isinstance(path, RemotePath):
+        with tempfile.NamedTemporaryFile(prefix="elasticdl-") as file:
+            yield file
+            file.flush()
+            path.storage.publish(path.url, Path(file.name))
+        return
+    final = Path(str(path))
+    temporary = final.with_name(f".{final.name}.{tag}")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, final)
+        sync_directory(final.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def real_path(path: AnyPath) -> AnyPath:
+    """Return the path with symbolic links and ``..`` followed; storage has neither.
+
+    Raises:
+        ValueError: no file system can have it.
+    """
+    return path if isinstance(path, RemotePath) else Path(os.path.realpath(str(path)))
+
+
+def make_directory(path: AnyPath) -> None:
+    """Create a directory and those above it; in storage there is nothing to create.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    if not isinstance(path, RemotePath):
+        directory = Path(str(path))
+        directory.mkdir(parents=True, exist_ok=True)
+        sync_directory(directory.parent)
+
+
+def remove_file(path: AnyPath) -> None:
+    """Delete a file; one that is not there is no error.
+
+    Raises:
+        OSError: it cannot be deleted.
+        StorageError: the same, in storage.
+    """
+    if isinstance(path, RemotePath):
+        path.unlink()
+    else:
+        Path(str(path)).unlink(missing_ok=True)
+
+
+def remove_directory(path: AnyPath) -> None:
+    """Delete a directory with all that is in it; one that is not there is no error.
+
+    Raises:
+        OSError: it cannot be deleted.
+        StorageError: the same, in storage.
+    """
+    if isinstance(path, RemotePath):
+        for name in path.files():
+            (path / name).unlink()
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(Path(str(path)))
+
+
+@contextlib.contextmanager
+def on_this_machine(path: AnyPath) -> Iterator[Path]:
+    """The path itself, or for the time of the block a copy of what storage has there: for libraries that open files.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    if not isinstance(path, RemotePath):
+        yield Path(str(path))
+        return
+    with tempfile.TemporaryDirectory(prefix="elasticdl-") as directory:
+        copy = Path(directory, path.name)
+        if path.is_dir():
+            for name in path.files():
+                _fetch(path / name, copy / name)
+        else:
+            _fetch(path, copy)
+        yield copy
+
+
+def _fetch(path: RemotePath, copy: Path) -> None:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("rb") as source, open(copy, "wb") as file:
+        shutil.copyfileobj(source, file, _COPY_BYTES)
+
+
+def check_writable(path: AnyPath, flag: str) -> None:
+    """Publish a file to a directory of storage and delete it, so that a job that cannot write there ends at once.
+
+    Raises:
+        StorageError: the storage refuses it, or does not answer.
+    """
+    if not isinstance(path, RemotePath):
+        return
+    probe = path / ".elasticdl-probe"
+    try:
+        path.storage.publish(probe.url, b"")
+        probe.unlink()
+    except StorageError as error:
+        raise StorageError(f"--{flag}={path} cannot be written: {error.what}", error.hint) from error

@@ -1,0 +1,127 @@
+"""The versions in a directory of checkpoints: their names, which of them are complete, how one begins, ends and goes.
+
+A checkpoint is ``<checkpoint_dir>/version-<N>/`` with a MANIFEST.json, written last: a directory without one is not a
+checkpoint.  The parameter servers' and those of a model that lives in a worker are alike in this, on file systems and
+in storage; what is in the files and in the manifest is the business of their writers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from elasticdl.storage.paths import make_directory, remove_directory, remove_file, writing
+from elasticdl_client.any_path import AnyPath
+from elasticdl_client.checkpoint_manifest import MANIFEST, with_checksum
+from elasticdl_client.errors import CheckpointError, StorageError
+
+PREFIX = "version-"
+
+_log = logging.getLogger("elasticdl.storage")
+
+
+def directory_of(checkpoint_dir: AnyPath, number: int) -> AnyPath:
+    """Where the checkpoint of a number lies."""
+    return checkpoint_dir / f"{PREFIX}{number}"
+
+
+def versions(checkpoint_dir: AnyPath) -> list[AnyPath]:
+    """Directories of checkpoints, complete or not, oldest first."""
+    try:
+        found = {path.name.removeprefix(PREFIX): path for path in checkpoint_dir.iterdir() if _has_number(path.name)}
+    except FileNotFoundError:
+        return []
+    return [found[number] for number in sorted(found, key=int)]
+
+
+def complete(checkpoint_dir: AnyPath) -> list[AnyPath]:
+    """Directories of complete checkpoints, oldest first."""
+    return [path for path in versions(checkpoint_dir) if is_complete(path)]
+
+
+def is_complete(directory: AnyPath) -> bool:
+    """Whether the directory is a checkpoint; its files may be damaged all the same."""
+    return (directory / MANIFEST).exists()
+
+
+def begin(checkpoint_dir: AnyPath, number: int) -> AnyPath:
+    """Create the empty directory of a checkpoint; what an earlier writer left under its name is removed.
+
+    Raises:
+        CheckpointError: it cannot be created.
+    """
+    directory = directory_of(checkpoint_dir, number)
+    try:
+        if directory.exists():
+            _remove(directory)
+        make_directory(directory)
+    except (OSError, StorageError) as error:
+        raise CheckpointError(f"the checkpoint directory {directory} cannot be created: {reason(error)}") from error
+    return directory
+
+
+def commit(directory: AnyPath, manifest: Mapping[str, Any]) -> None:
+    """Make a directory whose files are all written a checkpoint.
+
+    Args:
+        manifest: without its checksum.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    path = directory / MANIFEST
+    try:
+        with writing(path) as file:
+            file.write(json.dumps(with_checksum(manifest)).encode())
+    except (OSError, StorageError) as error:
+        raise CheckpointError(f"the manifest {path} cannot be written: {reason(error)}") from error
+
+
+def abandon(directory: AnyPath) -> None:
+    """Remove a directory that did not become a checkpoint; one that is complete is left alone."""
+    try:
+        if not is_complete(directory):
+            _remove(directory)
+    except (OSError, StorageError) as error:
+        _log.warning("%s cannot be removed: %s", directory, reason(error))
+
+
+def prune(checkpoint_dir: AnyPath, keep_max: int) -> None:
+    """Keep the newest `keep_max` complete checkpoints, at least one; 0 keeps all.
+
+    What became no checkpoint and is older than the newest goes, too: a writer that was killed left it.
+    """
+    try:
+        found = versions(checkpoint_dir)
+        whole = [path for path in found if is_complete(path)]
+        older = found[: found.index(whole[-1])] if whole else []
+        kept = whole[-keep_max:] if keep_max > 0 else whole
+        for path in older:
+            if path not in kept:
+                _remove_old(path)
+    except (OSError, StorageError) as error:
+        _log.warning("The old checkpoints in %s cannot be removed: %s", checkpoint_dir, reason(error))
+
+
+def reason(error: OSError | StorageError) -> str:
+    """What an error of a file system or of storage says, without the path."""
+    return error.what if isinstance(error, StorageError) else error.strerror or str(error)
+
+
+def _remove_old(directory: AnyPath) -> None:
+    try:
+        _remove(directory)
+    except (OSError, StorageError) as error:
+        _log.warning("The old checkpoint %s cannot be removed: %s", directory, reason(error))
+
+
+def _remove(directory: AnyPath) -> None:
+    """The manifest goes first: without it, it is no checkpoint any more, whatever interrupts the rest."""
+    remove_file(directory / MANIFEST)
+    remove_directory(directory)
+
+
+def _has_number(name: str) -> bool:
+    return name.startswith(PREFIX) and name.removeprefix(PREFIX).isdecimal()

@@ -1,0 +1,103 @@
+"""Whole jobs that keep their checkpoints and their model in storage, killed in the middle of an upload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticdl.protocol.values import Role
+from elasticdl.storage import versions
+from elasticdl.storage.paths import RemotePath, path_of
+from elasticdl_client.trained_model import ModelKind, look_at
+from tests.chaos.job import LocalJob
+from tests.chaos.kills import running
+from tests.e2e.test_data_sources import KERAS, TORCH, assert_exact_and_good, job, write_parquet
+from tests.storage.conftest import SECRET
+from tests.storage.faulty_proxy import Fault, FaultyProxy, Request
+
+ALL_REDUCE = {"distribution_strategy": "AllReduceStrategy", "num_workers": 1}
+SERVERS = {"distribution_strategy": "ParameterServerStrategy", "num_workers": 1, "num_ps_pods": 2}
+
+
+class SecondUpload:
+    """Holds the second upload of a file name for ever."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._num_seen = 0
+
+    def fault_of(self, request: Request) -> Fault | None:
+        if request.method != "PUT" or not request.path.endswith(self._name):
+            return None
+        self._num_seen += 1
+        return Fault.HELD if self._num_seen == 2 else None
+
+
+def train(proxy: FaultyProxy, tmp_path: Path, code: str, flags: dict[str, object], victim: Role, name: str) -> LocalJob:
+    """A job whose victim is killed while it uploads its second file of that name."""
+    data, url = write_parquet(tmp_path), f"s3://bucket/{tmp_path.name}"
+    proxy.fault_of = SecondUpload(name).fault_of
+    places = {"checkpoint_dir": f"{url}/checkpoints", "checkpoint_steps": 10, "output": f"{url}/model"}
+    training = job(tmp_path, code, data, **places, **flags).start()
+    training.wait_until("an upload that is held", proxy.held.is_set)
+    training.kill(running(training, victim, 0)[0])
+    training.hurry()
+    assert_exact_and_good(training)
+    logs = "".join(path.read_text(errors="replace") for path in (tmp_path / "job").rglob("*") if path.is_file())
+    assert f"{url}/checkpoints/version-" in logs
+    assert SECRET not in logs
+    assert not (tmp_path / "job" / "checkpoints").exists()
+    assert RemotePath(f"{url}/model/_SUCCESS").exists()
+    puts = [one.path for one in proxy.requests if one.method == "PUT" and "/model/" in one.path]
+    assert puts[-1].endswith("/_SUCCESS")
+    return training
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_killed_in_an_upload_continues_from_the_checkpoint_before_it(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    training = train(proxy, tmp_path, TORCH, ALL_REDUCE, Role.WORKER, "MANIFEST.json")
+    url = f"s3://bucket/{tmp_path.name}"
+    logs = "".join(path.read_text(errors="replace") for path in (tmp_path / "job").rglob("*worker*.log"))
+    assert f"from {url}/checkpoints/version-10" in logs, training.story()
+    assert look_at(path_of(f"{url}/model")).kind is ModelKind.TORCH_STATE
+    assert [path.name for path in versions.complete(path_of(f"{url}/checkpoints"))][-1] == "version-120"
+
+
+@pytest.mark.full  # a second whole job, with two parameter servers
+@pytest.mark.timeout(400)
+def test_a_parameter_server_that_is_killed_in_an_upload_continues_from_the_checkpoint_before_it(
+    proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    training = train(proxy, tmp_path, KERAS, SERVERS, Role.PS, "variables-0-of-2.ckpt")
+    url = f"s3://bucket/{tmp_path.name}"
+    assert f"from {url}/checkpoints/version-" in training.master_log(), training.story()
+    assert look_at(path_of(f"{url}/model")).kind is ModelKind.SAVED_MODEL
+    assert look_at(path_of(f"{url}/checkpoints")).kind is ModelKind.SERVERS
+
+
+@pytest.mark.full  # four whole jobs
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("source", ["model", "checkpoints"])
+@pytest.mark.parametrize("code", [TORCH, KERAS], ids=["torch", "keras"])
+def test_a_model_in_storage_is_evaluated_and_trained_on(
+    proxy: FaultyProxy, tmp_path: Path, code: str, source: str
+) -> None:
+    data, url = write_parquet(tmp_path), f"s3://bucket/{tmp_path.name}"
+    strategy = SERVERS if code == KERAS else ALL_REDUCE
+    places = {"checkpoint_dir": f"{url}/checkpoints", "checkpoint_steps": 50, "output": f"{url}/model"}
+    training = job(tmp_path, code, data, **places, **strategy).start()
+    assert_exact_and_good(training)
+    names = ("model_zoo", "model_def", "columns", "label_column", "minibatch_size", "validation_data")
+    flags = {name: training.flags[name] for name in names} | {"checkpoint_dir_for_init": f"{url}/{source}"}
+    flags |= strategy if source == "checkpoints" else ALL_REDUCE
+    evaluating = LocalJob(tmp_path / "evaluating", flags | {"job_name": "evaluating"}, command="evaluate").start()
+    assert evaluating.wait(240) == 0, evaluating.story()
+    assert evaluating.metrics()["accuracy"] == pytest.approx(training.metrics()["accuracy"])
+    if source == "checkpoints":
+        flags |= {"training_data": data, "max_step": 10, "job_name": "further"}
+        further = LocalJob(tmp_path / "further", flags).start()
+        assert further.wait(240) == 0, further.story()
+        assert further.metrics()["accuracy"] > 0.9
