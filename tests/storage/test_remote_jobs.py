@@ -40,7 +40,7 @@ def train(proxy: FaultyProxy, tmp_path: Path, code: str, flags: dict[str, object
     proxy.fault_of = SecondUpload(name).fault_of
     places = {"checkpoint_dir": f"{url}/checkpoints", "checkpoint_steps": 10, "output": f"{url}/model"}
     training = job(tmp_path, code, data, **places, **flags).start()
-    training.wait_until("an upload that is held", proxy.held.is_set)
+    training.wait_until("an upload that is held", proxy.held.is_set, timeout_s=200)
     training.kill(running(training, victim, 0)[0])
     training.hurry()
     assert_exact_and_good(training)
