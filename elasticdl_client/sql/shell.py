@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -56,7 +57,9 @@ class StatementCompleter(Completer):
     def _words(self, before: list[str]) -> list[str]:
         last = before[-1] if before else ""
         if last in ("USING", "DESCRIBE", "MODEL"):
-            return list(dict.fromkeys(model.name for model in self._session.models.all()))
+            with suppress(ElasticDLError):  # of --models_table: the statement will say it
+                return list(dict.fromkeys(model.name for model in self._session.models.all()))
+            return []
         if last == "TO":
             return list(VERBS)
         if last == "TRAIN":

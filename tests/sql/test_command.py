@@ -195,6 +195,50 @@ def test_what_cannot_be_explained_is_pointed_at(
     assert not list((tmp_path / "models").glob(".*"))
 
 
+QUOTED_NAME, QUOTED_TEXT = '"x""\'; DROP TABLE staff; --"', "'x\"''; DROP TABLE staff; --'"
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_refused"),
+    [
+        (f"SELECT age, income AS {QUOTED_NAME} FROM staff LABEL {QUOTED_NAME} INTO n", False),
+        (f"SELECT age AS {QUOTED_NAME}, income FROM staff LABEL income INTO n", False),
+        (f"SELECT age, {QUOTED_TEXT} || income AS y FROM staff LABEL y INTO n", False),
+        (f"{SELECT} TO TRAIN DNNClassifier COLUMN VOCABULARY(town, [{QUOTED_TEXT}]) LABEL income INTO n", False),
+        (f"{SELECT} TO TRAIN DNNClassifier COLUMN {QUOTED_NAME} LABEL income INTO n", True),
+        (f"{SELECT} TO TRAIN DNNClassifier COLUMN age FOR {QUOTED_NAME} LABEL income INTO n", True),
+        (f"{SELECT} TO TRAIN {QUOTED_NAME} LABEL income INTO n", True),
+        (f"{SELECT} TO TRAIN DNNClassifier WITH {QUOTED_NAME} = 1 LABEL income INTO n", True),
+        (f"{SELECT} TO TRAIN DNNClassifier WITH validation.select = {QUOTED_TEXT} LABEL income INTO n", True),
+        (f"{SELECT} LABEL {QUOTED_NAME} INTO n", True),
+        (f"{SELECT} LABEL income INTO {QUOTED_NAME}", True),
+        (f"{SELECT} TO PREDICT {QUOTED_NAME}.{QUOTED_NAME} USING m", False),
+        (f"{SELECT} TO PREDICT {QUOTED_NAME}.r.c USING m", True),
+        (f"{SELECT} TO EVALUATE auc USING m INTO {QUOTED_NAME}", False),
+        (f"{SELECT} TO EVALUATE {QUOTED_NAME} USING m", True),
+        (f"{SELECT} TO EXPLAIN USING m INTO {QUOTED_NAME}", False),
+        (f"{SELECT} TO EXPLAIN USING {QUOTED_NAME}", True),
+        (f"DESCRIBE {QUOTED_NAME}", True),
+        (f"DROP MODEL {QUOTED_NAME}", True),
+        (f"{SELECT}; DROP TABLE staff; -- LABEL income INTO n", True),
+    ],
+)
+def test_names_and_texts_that_want_to_be_sql_are_names_and_texts(
+    capsys: pytest.CaptureFixture[str], database: str, tmp_path: Path, statement: str, is_refused: bool
+) -> None:
+    stored(tmp_path)
+    if is_refused:
+        with pytest.raises(StatementError):
+            run(database, statement, "--dry_run")
+    else:
+        run(database, statement, "--dry_run")
+        assert shlex.split(capsys.readouterr().out.splitlines()[-1])[0] in ("elasticdl", "python")
+    with sqlite3.connect(tmp_path / "staff.db") as found:
+        assert found.execute("SELECT name FROM sqlite_master").fetchall() == [("staff",)]
+        assert found.execute("SELECT count(*) FROM staff").fetchone() == (100,)
+    found.close()
+
+
 @pytest.mark.parametrize(
     ("select", "said"),
     [

@@ -21,6 +21,7 @@ from elasticdl_client.sql import command, shell
 from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
+from elasticdl_client.sql.models_table import ModelsTable
 from elasticdl_client.sql.session import Session
 from tests.house.documents import REPOSITORY
 
@@ -94,6 +95,12 @@ def test_completion_knows_what_may_follow(session: Session) -> None:
     ]
     assert completions(session, "x TO EXPLAIN USING ") == ["x TO EXPLAIN USING big_model"]
     assert completions(session, "x USING ") == ["x USING big_model"]
+
+
+def test_a_table_of_models_that_cannot_be_read_completes_nothing(session: Session, tmp_path: Path) -> None:
+    table = ModelsTable(lambda: Database(f"sqlite:///{tmp_path}/staff.db"), "staff")
+    session.models = ModelRegistry(tmp_path / "models", table)
+    assert completions(session, "x USING ") == []
 
 
 @pytest.mark.parametrize(
