@@ -11,7 +11,7 @@ from elasticdl_client.secret_values import hide
 from elasticdl_client.storage_kinds import is_remote, scheme_of
 
 OF_MODULE = "dataset()"  # what the module's function of this name returns
-SQL_SCHEMES = ("sqlite", "postgresql", "postgres")
+SQL_SCHEMES = ("sqlite", "postgresql", "postgres", "mysql", "mariadb")
 
 READER_PARAMS: Mapping[str, frozenset[str]] = {
     "RecordIO": frozenset(),
@@ -72,7 +72,7 @@ def is_url(source: str) -> bool:
         raise DataError(
             f"{scheme}:// is not a data source.",
             "Name files or directories, also of storage (s3://BUCKET/DIRECTORY, https://HOST/FILE), or a table: "
-            "sqlite:///PATH?table=NAME, postgresql://USER@HOST/DB?table=NAME.",
+            "sqlite:///PATH?table=NAME, postgresql://USER@HOST/DB?table=NAME, mysql://USER@HOST/DB?table=NAME.",
         )
     return True
 

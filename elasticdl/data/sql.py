@@ -1,4 +1,4 @@
-"""SQL tables, read by record number: `sqlite:///path?table=t`, `postgresql://user@host/db?table=t`.
+"""SQL tables, read by record number: `sqlite:///path?table=t`, `postgresql://user@host/db?table=t`, `mysql://…`.
 
 Rows are in the order of a unique key.  The index holds every 256th key, found by one statement; a range is read by the
 keys around it, never by counting rows from the table's begin.  A block that no longer has its rows is an error: a table
@@ -24,7 +24,16 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.secret_values import hide
 
 _BLOCK = 256
-_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+}
+_PACKAGES = {  # of drivers: what needs one, and how pip calls it
+    "psycopg": ("PostgreSQL tables", "psycopg[binary]"),
+    "pymysql": ("tables of MySQL and MariaDB", "pymysql[rsa]"),
+}
 
 
 class SqlTable:
@@ -53,8 +62,9 @@ class SqlTable:
         if not name:
             raise DataError(f"{self.where} names no table.", "Write it after the URL: ?table=NAME.")
         driver = _DRIVERS.get(parsed.drivername, parsed.drivername)
-        if driver == "postgresql+psycopg":
-            need("psycopg", "PostgreSQL tables", "psycopg[binary]")
+        package = driver.partition("+")[2]
+        if package in _PACKAGES:
+            need(package, *_PACKAGES[package])
         self._check_file(parsed)
         self._engine = sql.create_engine(parsed.set(query=query, drivername=driver), pool_pre_ping=True)
         self._file = parsed.database if parsed.get_backend_name() == "sqlite" else None
@@ -179,7 +189,11 @@ class SqlTable:
 
     def _failed(self, error: Any) -> DataError:
         cause = getattr(error, "orig", None) or error
-        return DataError(f"{self.where}: {str(cause).strip().splitlines()[0]}.", "Check the URL, its table and rights.")
+        arguments: tuple[Any, ...] = getattr(cause, "args", ())
+        message = arguments[1] if len(arguments) == 2 and isinstance(arguments[0], int) else cause  # PyMySQL's numbers
+        return DataError(
+            f"{self.where}: {str(message).strip().splitlines()[0]}.", "Check the URL, its table and rights."
+        )
 
 
 def sql_reader(urls: Sequence[str], key: str, selection: Selection, seed: int) -> PartsReader:
@@ -220,4 +234,6 @@ def _whole(value: Any) -> int:
 def _bytes(value: Any) -> bytes:
     if value is None:
         return b""
+    if isinstance(value, set):  # of MySQL's type SET
+        return ",".join(sorted(value)).encode()
     return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else str(value).encode()

@@ -14,8 +14,8 @@ VARIABLE = "ELASTICDL_DATASOURCE"
 MODELS_TABLE = "elasticdl_models"
 USAGE = 'elasticdl sql "STATEMENT" --datasource=URL [JOBFLAGS…] | elasticdl sql -f FILE … | elasticdl sql …'
 FLAGS = {
-    "datasource": "The database: sqlite:///PATH or postgresql://USER@HOST/DATABASE. A URL with a password belongs into "
-    f"the variable {VARIABLE}, which is the default.",
+    "datasource": "The database: sqlite:///PATH, postgresql://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE. A URL "
+    f"with a password belongs into the variable {VARIABLE}, which is the default.",
     "f": "File of statements, with semicolons between; - is standard input. Written -f FILE.",
     "dry_run": "Print the commands that the statements stand for, and write nothing. [false]",
     "overwrite": "Replace the table of TO PREDICT or INTO if it exists. [false]",

@@ -14,6 +14,7 @@ from typing import Any
 from elasticdl_client.sql.database import find_name
 from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.statement import Call, ColumnClause, Expression, Literal, Name, NameList
+from elasticdl_client.sql.tokens import quoted_name, quoted_text
 
 Feature = dict[str, Any]
 PARTS = {"wide": "wide", "linear_feature_columns": "wide", "deep": "deep", "dnn_feature_columns": "deep"}
@@ -41,12 +42,10 @@ class ColumnFeatures:
 
     Attributes:
         features: in the order of the clause.
-        clause: that says the same, in full.
         left_out: columns that are no features, with the reason.
     """
 
     features: tuple[Feature, ...]
-    clause: str
     left_out: Mapping[str, str]
 
 
@@ -67,7 +66,7 @@ def inferred(statistics: Mapping[str, Any], label: str) -> ColumnFeatures:
             left_out[name] = reason
         else:
             features += _by_statistics(name, found)
-    return ColumnFeatures(tuple(features), clause_of(features), left_out)
+    return ColumnFeatures(tuple(features), left_out)
 
 
 def resolved(clauses: Sequence[ColumnClause], statistics: Mapping[str, Any], label: str) -> ColumnFeatures:
@@ -94,7 +93,7 @@ def resolved(clauses: Sequence[ColumnClause], statistics: Mapping[str, Any], lab
         for expression in clause.expressions:
             made = _Resolver(statistics, label).features(expression)
             features += [feature | {"part": part} for feature in made]
-    return ColumnFeatures(tuple(features), clause_of(features), {})
+    return ColumnFeatures(tuple(features), {})
 
 
 def as_they_are(clauses: Sequence[ColumnClause], statistics: Mapping[str, Any], label: str) -> ColumnFeatures:
@@ -116,7 +115,7 @@ def as_they_are(clauses: Sequence[ColumnClause], statistics: Mapping[str, Any], 
         {"kind": "raw", "column": name, "form": "text" if statistics[name]["type"] == "string" else "number"}
         for name in dict.fromkeys(names)
     ]
-    return ColumnFeatures(tuple(features), clause_of(features), left_out)
+    return ColumnFeatures(tuple(features), left_out)
 
 
 def inputs_of(features: Sequence[Feature]) -> list[tuple[str, str]]:
@@ -131,11 +130,12 @@ def inputs_of(features: Sequence[Feature]) -> list[tuple[str, str]]:
     return list(found)
 
 
-def clause_of(features: Sequence[Feature]) -> str:
-    """Return the COLUMN clauses that say what features are."""
+def clause_of(features: Sequence[Feature], dialect: str) -> str:
+    """Return the COLUMN clauses that say what features are, in a dialect of sqlglot."""
+    writer = _Writer(dialect)
     by_part: dict[str, list[str]] = {}
     for feature in features:
-        by_part.setdefault(feature.get("part", ""), []).append(_written(feature))
+        by_part.setdefault(feature.get("part", ""), []).append(writer.feature(feature))
     return " ".join(f"COLUMN {', '.join(texts)}{f' FOR {part}' if part else ''}" for part, texts in by_part.items())
 
 
@@ -363,42 +363,46 @@ class _Resolver:
         return int(size)
 
 
-def _written(feature: Feature) -> str:
-    if feature["kind"] == "raw":
-        return written(feature["column"])
-    if feature["kind"] == "number":
-        column = written(feature["column"])
-        if (feature["mean"], feature["deviation"]) == (0.0, 1.0):
-            return f"NUMERIC({column})"
-        return f"NORMALIZE({column}, {feature['mean']:.6g}, {feature['deviation']:.6g})"
-    ids = _written_ids(feature["ids"])
-    if feature["kind"] == "embedding":
-        return f"EMBEDDING({ids}, {feature['dimension']})"
-    return f"INDICATOR({ids})" if feature["kind"] == "indicator" else ids
+class _Writer:
+    """Writes features as a dialect has their names and texts."""
+
+    def __init__(self, dialect: str) -> None:
+        self._dialect = dialect
+
+    def feature(self, feature: Feature) -> str:
+        if feature["kind"] == "raw":
+            return self._name(feature)
+        if feature["kind"] == "number":
+            if (feature["mean"], feature["deviation"]) == (0.0, 1.0):
+                return f"NUMERIC({self._name(feature)})"
+            return f"NORMALIZE({self._name(feature)}, {feature['mean']:.6g}, {feature['deviation']:.6g})"
+        ids = self._ids(feature["ids"])
+        if feature["kind"] == "embedding":
+            return f"EMBEDDING({ids}, {feature['dimension']})"
+        return f"INDICATOR({ids})" if feature["kind"] == "indicator" else ids
+
+    def _ids(self, ids: Feature) -> str:
+        match ids["kind"]:
+            case "vocabulary":
+                values = ", ".join(quoted_text(value, self._dialect) for value in ids["values"])
+                return f"VOCABULARY({self._name(ids)}, [{values}])"
+            case "hash":
+                return f"CATEGORY_HASH({self._name(ids)}, {ids['size']})"
+            case "identity":
+                return f"CATEGORY_ID({self._name(ids)}, {ids['size']})"
+            case "bucket":
+                return f"BUCKET({self._name(ids)}, [{', '.join(f'{one:.15g}' for one in ids['boundaries'])}])"
+        return f"CROSS([{', '.join(self._ids(one) for one in ids['of'])}], {ids['size']})"
+
+    def _name(self, feature: Feature) -> str:
+        return written(feature["column"], self._dialect)
 
 
-def _written_ids(ids: Feature) -> str:
-    match ids["kind"]:
-        case "vocabulary":
-            return f"VOCABULARY({written(ids['column'])}, [{', '.join(_quoted(value) for value in ids['values'])}])"
-        case "hash":
-            return f"CATEGORY_HASH({written(ids['column'])}, {ids['size']})"
-        case "identity":
-            return f"CATEGORY_ID({written(ids['column'])}, {ids['size']})"
-        case "bucket":
-            return f"BUCKET({written(ids['column'])}, [{', '.join(f'{one:.15g}' for one in ids['boundaries'])}])"
-    return f"CROSS([{', '.join(_written_ids(one) for one in ids['of'])}], {ids['size']})"
-
-
-def written(name: str) -> str:
+def written(name: str, dialect: str) -> str:
     """Return a name as a statement has it, in quotes where it needs them."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.upper() not in ("WITH", "COLUMN", "FOR", "LABEL", "INTO"):
         return name
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+    return quoted_name(name, dialect)
 
 
 def _text(value: object) -> str:

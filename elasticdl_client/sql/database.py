@@ -1,4 +1,4 @@
-"""A database that `elasticdl sql` reads from and writes to: PostgreSQL or SQLite, through SQLAlchemy.
+"""A database that `elasticdl sql` reads from and writes to, through SQLAlchemy; backends.py has how the kinds differ.
 
 What a statement reads is read in one transaction that only reads and sees the database as it was at its start.  No
 text of a user becomes SQL but the SELECT itself and quoted names.
@@ -6,9 +6,9 @@ text of a user becomes SQL but the SELECT itself and quoted names.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,19 +16,12 @@ from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.flags import nearest
 from elasticdl_client.secret_values import hide
 from elasticdl_client.sql.arguments import VARIABLE
+from elasticdl_client.sql.backends import EXAMPLES, PostgreSQL, backend_of
 from elasticdl_client.sql.places import Place, StatementError
 from elasticdl_client.sql.statement import Name, Query
-from elasticdl_client.sql.tokens import load
+from elasticdl_client.sql.tokens import load, quoted_name
 
-_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",
-    "postgresql+psycopg": "postgresql+psycopg",
-}
-_DIALECTS = {"postgresql": "postgres", "sqlite": "sqlite"}
-_EXAMPLES = "Name a database: sqlite:///PATH, postgresql://USER@HOST/DATABASE."
 _CHUNK = 10_000
-_LOCK_TIMEOUT_S = 60  # of SQLite: another statement may read all of a table meanwhile
 _WRAPPED = "SELECT {} FROM (\n{}\n) AS elasticdl_query"
 
 
@@ -38,21 +31,22 @@ def check_url(url: str, on_command_line: bool) -> None:
     Raises:
         FlagError: it is of no database that is supported, or shows a password in the list of processes.
     """
-    scheme, mark, rest = url.partition("://")
-    if not mark or scheme not in ("sqlite", *_DRIVERS):
-        raise FlagError(f"--datasource={hide(url)} is not a database that `elasticdl sql` supports.", _EXAMPLES)
-    authority = rest.split("/")[0].split("?")[0]
-    has_password = ":" in authority.rpartition("@")[0] or re.search(r"[?&]password=", url, re.IGNORECASE)
+    backend = backend_of(url)
+    if backend is None:
+        raise FlagError(f"--datasource={hide(url)} is not a database that `elasticdl sql` supports.", EXAMPLES)
+    authority = url.partition("://")[2].split("/")[0].split("?")[0]
+    has_password = ":" in authority.rpartition("@")[0] or re.search(r"[?&]passw(or)?d=", url, re.IGNORECASE)
     if on_command_line and has_password:
         raise FlagError(
             "--datasource holds a password, which every user of this machine sees in the list of processes.",
-            f"Put the URL into the variable {VARIABLE}, or the password into ~/.pgpass or PGPASSWORD.",
+            f"Put the URL into the variable {VARIABLE}, or the password into {backend.password_places}.",
         )
 
 
 def dialect_of(url: str) -> str:
-    """Return sqlglot's name of the SQL of a database whose URL is checked."""
-    return "sqlite" if url.startswith("sqlite") else "postgres"
+    """Return sqlglot's name of the SQL of a database whose URL is checked; without a URL that of PostgreSQL."""
+    backend = backend_of(url)
+    return backend.dialect if backend else PostgreSQL.dialect
 
 
 class Database:
@@ -61,6 +55,7 @@ class Database:
     Attributes:
         where: its URL without a password.
         dialect: sqlglot's name of its SQL.
+        backend: its kind.
     """
 
     def __init__(self, url: str) -> None:
@@ -72,24 +67,27 @@ class Database:
             DataError: a package is missing, it is no URL, or the file does not exist.
         """
         self._sql = sql = load("sqlalchemy")
-        self.where, self.dialect = hide(url), dialect_of(url)
+        self.where = hide(url)
+        backend = backend_of(url)
         try:
             parsed = sql.engine.make_url(url)
         except sql.exc.ArgumentError as error:
-            raise DataError(f"{self.where} is not the URL of a database.", _EXAMPLES) from error
-        self._is_sqlite = self.dialect == "sqlite"
-        if self._is_sqlite and not os.path.isfile(parsed.database or ""):
-            raise DataError(f"The database {parsed.database or '(none)'} does not exist.", _EXAMPLES)
-        if not self._is_sqlite:
-            load("psycopg")
-            parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
-        waits = {"timeout": _LOCK_TIMEOUT_S} if self._is_sqlite else {}
-        self._engine = sql.create_engine(parsed, poolclass=sql.pool.NullPool, connect_args=waits)
+            raise DataError(f"{self.where} is not the URL of a database.", EXAMPLES) from error
+        if backend is None:
+            raise DataError(f"{self.where} is of a kind that is not supported.", EXAMPLES)
+        backend.check(parsed)
+        if backend.package:
+            load(backend.package)
+        self.backend, self.dialect = backend, backend.dialect
+        self._engine = sql.create_engine(
+            parsed.set(drivername=backend.drivers[parsed.drivername]),
+            poolclass=sql.pool.NullPool,
+            connect_args=backend.connect_arguments(),
+        )
 
     def quoted(self, *names: str) -> str:
         """Return a name, or a table with its schema, as SQL."""
-        quote = self._engine.dialect.identifier_preparer.quote_identifier
-        return ".".join(quote(name) for name in names)
+        return ".".join(quoted_name(name, self.dialect) for name in names)
 
     @contextmanager
     def snapshot(self) -> Iterator[SnapshotReader]:
@@ -99,38 +97,49 @@ class Database:
             DataError: the database cannot be reached.
         """
         with self._connected() as connection:
-            if self._is_sqlite:
-                connection = connection.execution_options(isolation_level="AUTOCOMMIT", no_parameters=True)
-                connection.exec_driver_sql("PRAGMA query_only = ON")
-                connection.exec_driver_sql("BEGIN")
-            else:
-                connection = connection.execution_options(
-                    isolation_level="REPEATABLE READ", postgresql_readonly=True, no_parameters=True
-                )
+            connection = self.backend.begin_snapshot(connection)
             yield SnapshotReader(self, connection)
             connection.rollback()
 
     @contextmanager
     def transaction(self) -> Iterator[Writer]:
-        """Yield what writes in one transaction, which is committed at the end.
+        """Yield what writes in one transaction, which is committed at the end; on MySQL also by each CREATE and DROP.
 
         Raises:
             DataError: the database cannot be reached, or refuses something.
         """
-        with self._connected() as connection:
-            if self._is_sqlite:
-                connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
-            try:
-                yield Writer(self, connection)
-            except BaseException:
-                if self._is_sqlite:
-                    connection.exec_driver_sql("ROLLBACK")
-                raise
-            if self._is_sqlite:
-                connection.exec_driver_sql("COMMIT")
-            else:
-                connection.commit()
+        with self._connected() as connection, self.backend.writing(connection) as writing:
+            yield Writer(self, writing)
+
+    @contextmanager
+    def new_table(self, table: Sequence[str], is_overwriting: bool) -> Iterator[tuple[Writer, list[str]]]:
+        """Yield what makes a table, and the name to give it: at the end it is there under its own name, or not at all.
+
+        Args:
+            is_overwriting: it takes the place of a table of this name.
+
+        Raises:
+            DataError: the database refuses something.
+        """
+        if self.backend.has_transactional_ddl:
+            with self.transaction() as writer:
+                if is_overwriting:
+                    writer.run(f"DROP TABLE IF EXISTS {self.quoted(*table)}")
+                yield writer, list(table)
+            return
+        token = secrets.token_hex(4)
+        new, old = [*table[:-1], f"elasticdl_new_{token}"], [*table[:-1], f"elasticdl_old_{token}"]
+        try:
+            with self.transaction() as writer:
+                yield writer, new
+            renamed = f"{self.quoted(*new)} TO {self.quoted(*table)}"
+            if is_overwriting and self.has_table(table):
+                renamed = f"{self.quoted(*table)} TO {self.quoted(*old)}, {renamed}"
+            with self.transaction() as writer:
+                writer.run(f"RENAME TABLE {renamed}")  # at once, or not at all
+        finally:
+            with self.transaction() as writer:
+                writer.run(f"DROP TABLE IF EXISTS {self.quoted(*new)}, {self.quoted(*old)}")
 
     def has_table(self, table: Sequence[str]) -> bool:
         """Return whether a table or view of this name exists."""
@@ -144,26 +153,35 @@ class Database:
         with self._connected() as connection:
             return list(self._sql.inspect(connection).get_schema_names())
 
-    def failed(self, error: Exception, query: Query | None = None, offset: int = 0) -> DataError | StatementError:
+    def is_view(self, table: Sequence[str]) -> bool:
+        """Return whether a view of this name exists."""
+        with self._connected() as connection:
+            schema = table[0] if len(table) > 1 else None
+            return table[-1] in self._sql.inspect(connection).get_view_names(schema=schema)
+
+    def failed(self, error: Exception, query: Query | None = None, sql: str = "") -> DataError | StatementError:
         """Return the error of the database as one of ours, at its place in the SELECT where that is known.
 
         Args:
             query: that was run.
-            offset: of its text in the SQL that was sent.
+            sql: that was sent, with the query in it.
         """
-        cause = getattr(error, "orig", None) or error
-        diagnosis = getattr(cause, "diag", None)
-        message = str(getattr(diagnosis, "message_primary", None) or cause).strip().splitlines()[0]
+        refusal = self.backend.refusal(getattr(error, "orig", None) or error, sql)
         if query is None:
             return DataError(
-                f"{self.where}: {hide(message)}.", "Check the URL, the rights of its user, and its tables."
+                f"{self.where}: {hide(refusal.message)}.", "Check the URL, the rights of its user, and its tables."
             )
-        position = getattr(diagnosis, "statement_position", None)
-        place = _token_at(query.place, int(position) - 1 - offset) if position else _named(query.place, message)
-        near = nearest(place.text.split(".")[-1].strip('"'), self.known_names()) if place is not query.place else ""
-        hint = getattr(diagnosis, "message_hint", None) or "Run the SELECT in the database's own shell."
+        if refusal.offset is not None:
+            place = _token_at(query.place, refusal.offset - max(0, sql.find(query.text)))
+        else:
+            place = _named(query.place, refusal.name)
+        wrong = place.text.split(".")[-1].strip('"`') if place is not query.place else ""
+        near = nearest(wrong, self.known_names()) if wrong else ""
+        hint = refusal.hint or "Run the SELECT in the database's own shell."
         return StatementError(
-            f"The database refuses the SELECT: {message}.", f"Did you mean '{near}'?" if near else hint, place
+            f"The database refuses the SELECT: {refusal.message}.",
+            f"Did you mean '{near}'?" if near not in ("", wrong) else hint,
+            place,
         )
 
     def check(self) -> None:
@@ -209,8 +227,9 @@ class SnapshotReader:
         """Return the names of a SELECT's columns; the database checks it and reads no row.
 
         Raises:
-            StatementError: the database refuses the SELECT, or two columns have one name.
+            StatementError: the database refuses the SELECT, two columns have one name, or a table has no snapshots.
         """
+        self._database.backend.check_snapshot(self._connection, query)
         names = [str(name) for name in self._run(_WRAPPED.format("*", query.text) + " LIMIT 0", query).keys()]  # noqa: SIM118 (it is no mapping: this iterates over rows)
         for name in names:
             if names.count(name) > 1:
@@ -224,19 +243,20 @@ class SnapshotReader:
     def count(self, query: Query, column: str) -> tuple[int, int, int]:
         """Return how many rows a SELECT has, how many have a value in a column, and how many values differ."""
         name = self._database.quoted(column)
-        found = f"count(*), count({name}), count(DISTINCT {name})"
+        found = f"count(*), count({name}), count(DISTINCT {self._database.backend.distinct(name)})"
         rows, values, distinct = self._run(_WRAPPED.format(found, query.text), query).one()
         return int(rows), int(values), int(distinct)
 
     def values(self, query: Query, column: str) -> list[Any]:
         """Return the values of a column, each once and in order, NULL left out."""
         name = self._database.quoted(column)
-        sql = _WRAPPED.format(f"DISTINCT {name}", query.text) + f" WHERE {name} IS NOT NULL ORDER BY 1"
+        sql = self._database.backend.values(name, f"(\n{query.text}\n) AS elasticdl_query")
         return [row[0] for row in self._run(sql, query)]
 
     def sample(self, query: Query, size: int) -> list[Sequence[Any]]:
         """Return some rows of a SELECT by chance."""
-        return list(self._run(_WRAPPED.format("*", query.text) + f" ORDER BY random() LIMIT {size:d}", query))
+        order = f" ORDER BY {self._database.backend.random} LIMIT {size:d}"
+        return list(self._run(_WRAPPED.format("*", query.text) + order, query))
 
     def first(self, query: Query, size: int) -> list[Sequence[Any]]:
         """Return some rows of a SELECT, the first that the database finds."""
@@ -248,13 +268,17 @@ class SnapshotReader:
         try:
             yield from result.partitions(_CHUNK)
         except self._database._sql.exc.SQLAlchemyError as error:
-            raise self._database.failed(error, query) from error
+            raise self._database.failed(error, query, query.text) from error
+        except BaseException:  # GeneratorExit, too: the consumer has failed
+            self._database.backend.abandon(result.cursor)
+            self._connection.invalidate()
+            raise
 
     def _run(self, sql: str, query: Query, **options: Any) -> Any:
         try:
             return self._connection.exec_driver_sql(sql, execution_options={"no_parameters": True, **options})
         except self._database._sql.exc.SQLAlchemyError as error:
-            raise self._database.failed(error, query, sql.find(query.text)) from error
+            raise self._database.failed(error, query, sql) from error
 
 
 class Writer:
@@ -275,7 +299,19 @@ class Writer:
             result = self._connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
             return int(result.rowcount)
         except self._database._sql.exc.SQLAlchemyError as error:
-            raise self._database.failed(error, query, sql.find(query.text) if query else 0) from error
+            raise self._database.failed(error, query, sql) from error
+
+    def create(self, table: Sequence[str], columns: Mapping[str, str]) -> None:
+        """Create a table.
+
+        Args:
+            columns: their types by name.
+
+        Raises:
+            DataError: the database refuses it.
+        """
+        listed = ", ".join(f"{self._database.quoted(column)} {kind}" for column, kind in columns.items())
+        self.run(f"CREATE TABLE {self._database.quoted(*table)} ({listed}){self._database.backend.table_options}")
 
     def count(self, table: str) -> int:
         """Return how many rows a table has, whose name is quoted."""
@@ -308,15 +344,12 @@ def _token_at(place: Place, offset: int) -> Place:
     """Return the word that begins at an offset of a SELECT; all of it if the offset lies outside."""
     if not 0 <= offset < place.end - place.start:
         return place
-    found = re.compile(r'"[^"]*"|[\w.]+|.', re.DOTALL).match(place.source, place.start + offset)
+    found = re.compile(r'"[^"]*"|`[^`]*`|[\w.]+|.', re.DOTALL).match(place.source, place.start + offset)
     return Place(place.source, place.start + offset, found.end()) if found else place
 
 
-def _named(place: Place, message: str) -> Place:
-    """Return the first place of what SQLite's message names; all of the SELECT if it names nothing."""
-    name = message.rpartition(": ")[2].strip() if ": " in message else ""
-    near = re.match(r'near "([^"]+)"', message)
-    name = near[1] if near else name
+def _named(place: Place, name: str) -> Place:
+    """Return the first place of a name or a symbol in a SELECT; all of it if it is not there."""
     pattern = rf"(?<!\w){re.escape(name)}(?!\w)" if re.fullmatch(r"[\w.]+", name) else re.escape(name)
     found = re.search(pattern, place.text) if name else None
     return Place(place.source, place.start + found.start(), place.start + found.end()) if found else place

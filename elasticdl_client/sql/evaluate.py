@@ -18,7 +18,7 @@ from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import LABEL
 from elasticdl_client.sql.statement import Evaluate
-from elasticdl_client.sql.tables import check_target, created
+from elasticdl_client.sql.tables import check_target, create
 
 _COLUMNS = {"model": "TEXT", "metric": "TEXT", "value": "DOUBLE PRECISION"}
 
@@ -71,8 +71,7 @@ def run(session: Session, statement: Evaluate) -> ModelMetrics | None:
         found = _read(scratch / "metrics.json", statement, wanted)
     if statement.table:
         rows_of_table = [{"model": model.title, "metric": one, "value": found[one]} for one in wanted]
-        with created(session, statement.table, _COLUMNS) as writer:
-            writer.insert([name.text for name in statement.table], list(_COLUMNS), rows_of_table)
+        create(session, statement.table, _COLUMNS, rows_of_table)
     session.say(f"{model.title} on {num_rows:,} rows:")
     for name in wanted:
         session.say(f"  {name:<10} {found[name]:.6f}")

@@ -26,7 +26,7 @@ from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import LABEL
 from elasticdl_client.sql.statement import Explain
-from elasticdl_client.sql.tables import check_target, created
+from elasticdl_client.sql.tables import check_target, create
 
 _MODULE = "elasticdl.tabular.importance"
 _COLUMNS = {
@@ -123,9 +123,8 @@ def run(session: Session, statement: Explain) -> ModelImportances | None:
     columns = [(one["column"], one["importance"], one["deviation"]) for one in found["columns"]]
     result = ModelImportances(model, tuple(sorted(columns, key=lambda one: (-one[1], one[0]))))
     if statement.table:
-        with created(session, statement.table, _COLUMNS) as writer:
-            rows_of_table = [dict(zip(_COLUMNS, row, strict=True)) for row in result.rows]
-            writer.insert([name.text for name in statement.table], list(_COLUMNS), rows_of_table)
+        rows_of_table = [dict(zip(_COLUMNS, row, strict=True)) for row in result.rows]
+        create(session, statement.table, _COLUMNS, rows_of_table)
     of_all = f" of {num_rows:,} rows, chosen at random" if num_sampled < num_rows else " rows"
     where = f"on {num_sampled:,}{of_all} (seed {options['explain.seed']})"
     session.say(f"{model.title} {where}: {found['loss']} {found['value']:.6f}.")

@@ -31,7 +31,7 @@ from elasticdl_client.sql.statement import (
     Statement,
     Train,
 )
-from elasticdl_client.sql.tokens import Kind, Token, load, statements_of
+from elasticdl_client.sql.tokens import Kind, Token, load, quoted_name, statements_of
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Statement)
@@ -411,7 +411,8 @@ class _Parser:
             return Name(token.text, token.place, is_quoted=True)
         if token.kind is Kind.WORD and (token.text.upper() not in _CLAUSES or self._is_column_label(token)):
             return Name(token.text, token.place)
-        hint = 'Write a name, or "name" if it has other characters than letters, digits and underscores.'
+        quoted = quoted_name("name", self._dialect)
+        hint = f"Write a name, or {quoted} if it has other characters than letters, digits and underscores."
         raise StatementError(f"{expected.capitalize()} is expected, not {token.text!r}.", hint, token.place)
 
     def _is_column_label(self, token: Token) -> bool:

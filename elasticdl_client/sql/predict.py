@@ -91,15 +91,16 @@ class _Staging:
         database = self._session.database
         model = self._session.models.find(self._statement.model)
         rows, values = database.quoted(*self._rows), database.quoted(*self._values)
-        row, value = database.quoted(ROW), database.quoted(_VALUE)
-        with database.transaction() as writer:
-            writer.run(
-                f"CREATE TABLE {rows} AS SELECT elasticdl_query.*, row_number() OVER () AS {row} "
-                f"FROM (\n{self._statement.query.text}\n) AS elasticdl_query",
-                self._statement.query,
-            )
-            writer.run(f"CREATE TABLE {values} ({row} BIGINT PRIMARY KEY, {value} {_type(model)})")
+        row = database.quoted(ROW)
+        columns = {ROW: "BIGINT PRIMARY KEY", _VALUE: _type(model)}
         try:
+            with database.transaction() as writer:
+                writer.run(
+                    f"CREATE TABLE {rows} AS SELECT elasticdl_query.*, row_number() OVER () AS {row} "
+                    f"FROM (\n{self._statement.query.text}\n) AS elasticdl_query",
+                    self._statement.query,
+                )
+                writer.create(self._values, columns)
             yield self
         finally:
             with database.transaction() as writer:
@@ -124,12 +125,11 @@ class _Staging:
             DataError: a row has no prediction.
         """
         database = self._session.database
-        target, rows, values = (database.quoted(*table) for table in (self._target, self._rows, self._values))
+        rows, values = database.quoted(*self._rows), database.quoted(*self._values)
         row, column = database.quoted(ROW), database.quoted(self._statement.column.text)
         listed = ", ".join(f"r.{database.quoted(name)}" for name in self._names)
-        with database.transaction() as writer:
-            if self._session.is_overwriting:
-                writer.run(f"DROP TABLE IF EXISTS {target}")
+        with database.new_table(self._target, self._session.is_overwriting) as (writer, table):
+            target = database.quoted(*table)
             writer.run(
                 f"CREATE TABLE {target} AS SELECT {listed}, v.{database.quoted(_VALUE)} AS {column} "
                 f"FROM {rows} AS r JOIN {values} AS v ON v.{row} = r.{row} ORDER BY r.{row}"

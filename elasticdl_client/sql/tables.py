@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from elasticdl_client.sql.database import Writer
 from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.statement import Name
@@ -21,17 +20,20 @@ def check_target(session: Session, table: Sequence[Name]) -> None:
     schemas = session.database.schemas() if len(names) > 1 else []
     if len(names) > 1 and names[0] not in schemas:
         raise StatementError(f"There is no schema {names[0]!r}.", suggestion(names[0], schemas), table[0].place)
-    if session.database.has_table(names) and not session.is_overwriting:
-        raise StatementError(
-            f"The table {'.'.join(names)} exists.",
-            "Name another one, or give --overwrite to replace it.",
-            table[-1].place,
-        )
+    if session.database.has_table(names):
+        shown = ".".join(names)
+        if session.database.is_view(names):
+            raise StatementError(f"{shown} is a view.", "Name a table.", table[-1].place)
+        if not session.is_overwriting:
+            raise StatementError(
+                f"The table {shown} exists.",
+                "Name another one, or give --overwrite to replace it.",
+                table[-1].place,
+            )
 
 
-@contextmanager
-def created(session: Session, table: Sequence[Name], columns: Mapping[str, str]) -> Iterator[Writer]:
-    """Yield what fills a new table, in the transaction that makes it.
+def create(session: Session, table: Sequence[Name], columns: Mapping[str, str], rows: Sequence[dict[str, Any]]) -> None:
+    """Create a table with rows, whole or not at all.
 
     Args:
         columns: their types by name.
@@ -39,10 +41,6 @@ def created(session: Session, table: Sequence[Name], columns: Mapping[str, str])
     Raises:
         DataError: the database refuses it.
     """
-    database = session.database
-    name = database.quoted(*(one.text for one in table))
-    with database.transaction() as writer:
-        writer.run(f"DROP TABLE IF EXISTS {name}" if session.is_overwriting else "SELECT 1")
-        listed = ", ".join(f"{database.quoted(column)} {kind}" for column, kind in columns.items())
-        writer.run(f"CREATE TABLE {name} ({listed})")
-        yield writer
+    with session.database.new_table([one.text for one in table], session.is_overwriting) as (writer, name):
+        writer.create(name, columns)
+        writer.insert(name, list(columns), rows)

@@ -1,4 +1,4 @@
-"""A text of statements as tokens of the database's own dialect.
+"""A text of statements as tokens of the database's own dialect, and names and texts as that dialect quotes them.
 
 sqlglot decides what is a string, a quoted name or a comment; it is imported here and in parser.py alone.
 """
@@ -64,6 +64,19 @@ def load(package: str, pip_name: str = "") -> Any:
             "pip install 'elasticdl2-client[sql]'",
         )
     return importlib.import_module(package)
+
+
+def quoted_name(name: str, dialect: str) -> str:
+    """Return a name in the quotes of a dialect."""
+    quote = "`" if dialect == "mysql" else '"'
+    return quote + name.replace(quote, 2 * quote) + quote
+
+
+def quoted_text(text: str, dialect: str) -> str:
+    """Return a text as a literal of a dialect."""
+    if dialect == "mysql":
+        text = text.replace("\\", "\\\\")
+    return "'" + text.replace("'", "''") + "'"
 
 
 def statements_of(source: str, dialect: str) -> list[list[Token]]:

@@ -19,7 +19,7 @@ from elasticdl_client.job_dir import JobDir, path_of
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.secret_values import hide
 from elasticdl_client.sql import estimators, jobs, snapshot
-from elasticdl_client.sql.columns import ColumnFeatures, as_they_are, inferred, inputs_of, resolved, written
+from elasticdl_client.sql.columns import ColumnFeatures, as_they_are, clause_of, inferred, inputs_of, resolved, written
 from elasticdl_client.sql.database import SnapshotReader, find_name
 from elasticdl_client.sql.estimators import Label, Task
 from elasticdl_client.sql.jobs import JobFlags
@@ -44,6 +44,7 @@ class TrainingPlan:
 
     Attributes:
         schema: the columns of the SELECT, with their types in the statistics.
+        clause: the COLUMN clauses that stand for the columns.
         statement: the explicit one.
         num_rows: of the SELECT.
     """
@@ -51,6 +52,7 @@ class TrainingPlan:
     schema: Mapping[str, str]
     label: Label
     columns: ColumnFeatures
+    clause: str
     estimator: str
     params: Mapping[str, Any]
     statement: str
@@ -108,7 +110,7 @@ def run(session: Session, statement: Train) -> StoredModel | None:
     next_directory = session.models.next(statement.model.name)
     with ExitStack() as stack:
         with database.snapshot() as reader:
-            plan = _plan(reader, statement)
+            plan = _plan(reader, statement, database.dialect)
             _say(session, plan)
             if validation is not None:
                 _check_validation(reader.columns(validation), plan, validation)
@@ -152,7 +154,7 @@ def _outcome(spec: JobSpec) -> dict[str, Any]:
     return {"metrics": {}, "ledger": {}}
 
 
-def _plan(reader: SnapshotReader, statement: Train) -> TrainingPlan:
+def _plan(reader: SnapshotReader, statement: Train, dialect: str) -> TrainingPlan:
     query = statement.query
     names = reader.columns(query)
     label = find_name(names, statement.label)
@@ -177,9 +179,11 @@ def _plan(reader: SnapshotReader, statement: Train) -> TrainingPlan:
     params = estimators.params_of(estimator, statement.attributes)
     columns = _columns(statement, statistics, label)
     estimators.check_fits(estimator, found, columns.features, params, query.place)
-    explicit = f"{query.text} TO TRAIN {estimator} {columns.clause} LABEL {written(label)} INTO {statement.model.name}"
+    clause = clause_of(columns.features, dialect)
+    ending = f"LABEL {written(label, dialect)} INTO {statement.model.name}"
+    explicit = f"{query.text} TO TRAIN {estimator} {clause} {ending}"
     schema = {name: statistics[name]["type"] for name in names}
-    return TrainingPlan(schema, found, columns, estimator, params, explicit, num_rows)
+    return TrainingPlan(schema, found, columns, clause, estimator, params, explicit, num_rows)
 
 
 def _columns(statement: Train, statistics: Mapping[str, Any], label: str) -> ColumnFeatures:
@@ -192,7 +196,7 @@ def _say(session: Session, plan: TrainingPlan) -> None:
     for name, reason in plan.columns.left_out.items():
         session.say(f"The column {name} is left out: {reason}.")
     session.say(f"{plan.estimator} for {plan.num_rows:,} rows: {plan.label.reason}.")
-    session.say(plan.columns.clause)
+    session.say(plan.clause)
 
 
 def _description(session: Session, statement: Train, plan: TrainingPlan) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""SQL tables: real PostgreSQL and SQLite."""
+"""SQL tables: real PostgreSQL, MariaDB and SQLite."""
 
 from __future__ import annotations
 
 import itertools
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import mariadb
 import postgres
 import psycopg
 import pytest
@@ -19,22 +22,26 @@ from elasticdl_client.errors import DataError
 COLUMNS = ["f", "n", "t"]
 
 
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with postgres.server() as url:
+@pytest.fixture(scope="module", params=[postgres, mariadb], ids=["postgresql", "mariadb"])
+def database(request: pytest.FixtureRequest) -> Iterator[str]:
+    with request.param.server() as url:
         yield url
 
 
+def connected(url: str) -> Any:
+    return mariadb.connect(url) if url.startswith("mysql") else psycopg.connect(url)
+
+
 def filled(url: str, name: str, key: str, keys: list[object]) -> str:
-    with psycopg.connect(url) as connection:
-        connection.execute(f"create table {name} (id {key}, f double precision, n bigint, t text, b boolean)")
+    charset = " character set utf8mb4" if url.startswith("mysql") else ""
+    with connected(url) as connection, connection.cursor() as cursor:
+        cursor.execute(f"create table {name} (id {key}, f double precision, n bigint, t text, b boolean){charset}")
         rows = [(one, row["f"], row["n"], row["t"], None) for one, row in zip(keys, typed.rows(len(keys)), strict=True)]
-        with connection.cursor() as cursor:
-            cursor.executemany(f"insert into {name} values (%s, %s, %s, %s, %s)", rows[::-1])
+        cursor.executemany(f"insert into {name} values (%s, %s, %s, %s, %s)", rows[::-1])
     return f"{url}&table={name}"
 
 
-def test_any_ranges_of_a_postgresql_table_are_its_rows_in_the_order_of_the_key(database: str) -> None:
+def test_any_ranges_of_a_table_are_its_rows_in_the_order_of_the_key(database: str) -> None:
     url = filled(database, "numbered", "bigint primary key", [5 * i - 900 for i in range(700)])
     reader = create_reader(url, columns=COLUMNS)
     (shard,) = reader.shards()
@@ -47,7 +54,7 @@ def test_any_ranges_of_a_postgresql_table_are_its_rows_in_the_order_of_the_key(d
 
 
 def test_a_key_may_be_any_unique_column_of_text(database: str) -> None:
-    url = filled(database, "named", "text unique not null", [f"key {i:05d}" for i in range(600)])
+    url = filled(database, "named", "varchar(20) unique not null", [f"key {i:05d}" for i in range(600)])
     reader = create_reader(url + "&key=id", columns=COLUMNS)
     (shard,) = reader.shards()
     assert list(reader.read(Shard(shard.name, 250, 520))) == typed.records(typed.rows(600))[250:520]
@@ -65,8 +72,8 @@ def test_a_table_that_changes_while_it_is_read_is_an_error(database: str) -> Non
     url = filled(database, "changing", "bigint primary key", [2 * i for i in range(600)])
     reader = create_reader(url, columns=COLUMNS)
     (shard,) = reader.shards()
-    with psycopg.connect(database) as connection:
-        connection.execute("insert into changing values (301, 0, 0, '', null)")
+    with connected(database) as connection, connection.cursor() as cursor:
+        cursor.execute("insert into changing values (301, 0, 0, '', null)")
     assert len(reader.read(Shard(shard.name, 300, 600))) == 300
     with pytest.raises(DataError, match=r"257 rows, there were 256") as caught:
         reader.read(Shard(shard.name, 100, 200))
@@ -74,18 +81,47 @@ def test_a_table_that_changes_while_it_is_read_is_an_error(database: str) -> Non
 
 
 def test_a_password_is_in_no_name_and_no_error(database: str) -> None:
-    url = filled(database, "secret", "bigint primary key", [1, 2]).replace("reader@", "reader:swordfish@")
+    if database.startswith("mysql"):
+        mariadb.execute(database, "create user reader identified by 'swordfish'", "grant all on *.* to reader")
+    url = re.sub(r"//\w+@", "//reader:swordfish@", filled(database, "secret", "bigint primary key", [1, 2]))
     (shard,) = create_reader(url).shards()
     assert "swordfish" not in shard.name
     with pytest.raises(DataError, match="no table nothing") as caught:
         create_reader(url.replace("table=secret", "table=nothing"))
     assert "swordfish" not in str(caught.value)
     assert "secret" in caught.value.hint
+    if database.startswith("mysql"):
+        with pytest.raises(DataError, match="Access denied") as caught:
+            create_reader(url.replace("swordfish", "sharkfish"))
+        assert "sharkfish" not in str(caught.value)
 
 
-def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="postgresql://reader@/postgres"):
-        create_reader(f"postgresql://reader@/postgres?host={tmp_path}&table=t")
+@pytest.mark.parametrize("database", [mariadb], ids=["mariadb"], indirect=True)
+def test_types_of_mariadb_are_numbers_and_texts(database: str) -> None:
+    mariadb.execute(
+        database,
+        "create table kinds (id bigint unsigned primary key, d decimal(20, 2), i tinyint(1), t1 blob,"
+        " t2 datetime, t3 enum('x', 'y'), t4 set('p', 'q'), big bigint unsigned, bits bit(3))",
+        "insert into kinds values (1, 12.50, 1, x'00ff', '2020-02-03 04:05:06', 'y', 'q,p', 7, 1),"
+        " (18446744073709551615, null, null, null, null, null, null, 18446744073709551615, 0)",
+    )
+    columns = ["d", "i", "t1", "t2", "t3", "t4"]
+    reader = create_reader(f"{database}&table=kinds", columns=columns)
+    types = dict(zip(columns, ["float64", "int64", *["string"] * 4], strict=True))
+    assert dict(reader.metadata().column_dtypes) == types
+    (shard,) = reader.shards()
+    made = {"d": 12.5, "i": 1, "t1": b"\x00\xff", "t2": "2020-02-03 04:05:06", "t3": "y", "t4": "p,q"}
+    assert next(iter(reader.read(shard))) == typed.records([made])[0]
+    with pytest.raises(DataError, match="bits is of type BIT"):
+        create_reader(f"{database}&table=kinds", columns=["bits"])
+    with pytest.raises(DataError, match=r"column big of type BIGINT.* too large"):
+        create_reader(f"{database}&table=kinds", columns=["big"]).read(shard)
+
+
+@pytest.mark.parametrize("source", ["postgresql://reader@/d?host={}", "mysql://reader@/d?unix_socket={}/s"])
+def test_a_server_that_does_not_answer_is_named(tmp_path: Path, source: str) -> None:
+    with pytest.raises(DataError, match=source.partition("?")[0]):
+        create_reader(source.format(tmp_path) + "&table=t")
 
 
 def test_wrong_tables_columns_and_keys_are_named(tmp_path: Path) -> None:
@@ -97,7 +133,7 @@ def test_wrong_tables_columns_and_keys_are_named(tmp_path: Path) -> None:
         (f"{url}?table=t", "no primary key"),
         (f"{url}?table=t&key=x", "no column x"),
         (f"sqlite:///{tmp_path}/none.db?table=t", "does not exist"),
-        ("mysql://u@h/d?table=t", "mysql:// is not a data source"),
+        ("oracle://u@h/d?table=t", "oracle:// is not a data source"),
     ]:
         with pytest.raises(DataError, match=said) as caught:
             create_reader(wrong)

@@ -8,7 +8,7 @@ import pytest
 
 from elasticdl.analysis.rows import statistics_of_rows
 from elasticdl_client.errors import DataError
-from elasticdl_client.sql.columns import ColumnFeatures, inferred, inputs_of, resolved
+from elasticdl_client.sql.columns import ColumnFeatures, clause_of, inferred, inputs_of, resolved
 from elasticdl_client.sql.parser import parse
 from elasticdl_client.sql.places import StatementError
 from elasticdl_client.sql.statement import Train
@@ -26,15 +26,15 @@ def statistics() -> dict[str, Any]:
         "name": [f"name {i}" for i in range(ROWS)],
         "one": [1] * ROWS,
         "none": [None] * ROWS,
-        "odd 'name\"": ["it's", 'a "b"'] * (ROWS // 2),
+        "odd 'na`me\"": ["it's", 'a "b" \\'] * (ROWS // 2),
         "y": [i % 2 for i in range(ROWS)],
     }
     found = statistics_of_rows(columns)["columns"]
     return {name: found[name] for name in columns}
 
 
-def columns_of(clause: str) -> ColumnFeatures:
-    (found,) = parse(f"SELECT * FROM t TO TRAIN D {clause} LABEL y INTO m", "postgres")
+def columns_of(clause: str, dialect: str = "postgres") -> ColumnFeatures:
+    (found,) = parse(f"SELECT * FROM t TO TRAIN D {clause} LABEL y INTO m", dialect)
     assert isinstance(found, Train)
     return resolved(found.columns, statistics(), "y")
 
@@ -46,16 +46,17 @@ def test_without_a_clause_each_column_gets_what_its_type_and_statistics_ask_for(
     ]
     assert kinds == [
         ("age", "number"), ("age", "bucket"), ("gain", "number"), ("sex", "vocabulary"), ("town", "hash"),
-        ("odd 'name\"", "vocabulary"),
+        ("odd 'na`me\"", "vocabulary"),
     ]  # fmt: skip
     assert set(found.left_out) == {"id", "name", "one", "none"}
 
 
-def test_the_explicit_clause_means_the_same() -> None:
+@pytest.mark.parametrize("dialect", ["postgres", "sqlite", "mysql"])
+def test_the_explicit_clause_means_the_same(dialect: str) -> None:
     found = inferred(statistics(), "y")
-    again = columns_of(found.clause)
+    again = columns_of(clause_of(found.features, dialect), dialect)
     assert [one | {"part": ""} for one in found.features] == list(again.features)
-    assert again.clause == found.clause
+    assert clause_of(again.features, dialect) == clause_of(found.features, dialect)
 
 
 BUCKETS = {"kind": "bucket", "column": "age", "boundaries": [20.0, 30.0]}
@@ -74,7 +75,7 @@ SEXES = {"kind": "vocabulary", "column": "sex", "values": ["f", "m"]}
 def test_a_function_makes_its_feature(clause: str, feature: dict[str, Any]) -> None:
     found = columns_of(f"COLUMN {clause}")
     assert found.features == (feature | {"part": ""},)
-    assert columns_of(found.clause).features == found.features
+    assert columns_of(clause_of(found.features, "postgres")).features == found.features
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_a_function_makes_its_feature(clause: str, feature: dict[str, Any]) -> N
 def test_a_function_makes_its_category(clause: str, ids: dict[str, Any]) -> None:
     found = columns_of(f"COLUMN {clause}")
     assert found.features == ({"kind": "category", "ids": ids, "part": ""},)
-    assert columns_of(found.clause).features == found.features
+    assert columns_of(clause_of(found.features, "postgres")).features == found.features
 
 
 def test_a_cross_is_of_categories_and_of_columns() -> None:

@@ -44,7 +44,7 @@ def error_of(source: str, dialect: str) -> StatementError | None:
     return None
 
 
-@pytest.mark.parametrize("dialect", ["postgres", "sqlite"])
+@pytest.mark.parametrize("dialect", ["postgres", "sqlite", "mysql"])
 def test_malformed_statements_are_refused_at_a_place_in_them(dialect: str) -> None:
     refused = 0
     for statement in VALID:
@@ -107,7 +107,7 @@ def test_malformed_statements_are_refused_at_a_place_in_them(dialect: str) -> No
         ("DROP MODEL m; DROP TABLE t", "TABLE"),
     ],
 )
-@pytest.mark.parametrize("dialect", ["postgres", "sqlite"])
+@pytest.mark.parametrize("dialect", ["postgres", "sqlite", "mysql"])
 def test_the_place_is_the_first_thing_that_is_wrong(source: str, marked: str, dialect: str) -> None:
     with pytest.raises(StatementError) as caught:
         parse(source, dialect)

@@ -20,7 +20,7 @@ from elasticdl_client.sql.statement import (
     Train,
 )
 
-DIALECTS = ("postgres", "sqlite")
+DIALECTS = ("postgres", "sqlite", "mysql")
 LONG = """
 WITH people AS (SELECT *, 'TO TRAIN' AS note FROM staff -- LABEL x INTO y
 ) SELECT label, (SELECT max(a) FROM u) AS m FROM people JOIN b ON b.id = people.id ORDER BY label
@@ -49,7 +49,7 @@ def test_the_short_form_names_a_query_a_label_and_a_model(dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_long_form_has_all_of_its_clauses(dialect: str) -> None:
-    (found,) = parse(LONG, dialect)
+    (found,) = parse(LONG.replace('"', "`") if dialect == "mysql" else LONG, dialect)
     assert isinstance(found, Train)
     assert found.query.text.startswith("WITH people")
     assert found.query.text.endswith("ORDER BY label")

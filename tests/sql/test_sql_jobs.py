@@ -19,6 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from elasticdl.protocol.values import Role
 from tests.chaos.job import LocalJob
 from tests.chaos.scenarios import coverage_of
+from tests.data import mariadb
 from tests.data.conftest import test_data as census_data
 from tests.house.documents import REPOSITORY, bash_blocks, clone, run_page
 
@@ -81,6 +82,36 @@ def test_predictions_are_a_table_with_each_row_once_whatever_its_names_and_value
     assert f"m@1 on 200 of {NUM_ROWS} rows, chosen at random (seed 0): cross-entropy 0." in said
     assert {name for (name,) in tables if name.startswith("elasticdl")} == {"elasticdl_models"}
     assert models == [("m", 1, "trained", NUM_ROWS, 0)]
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 10
+    assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
+    assert PASSWORD not in said
+
+
+@pytest.mark.full  # two jobs; what differs between databases is in test_database.py
+@pytest.mark.timeout(300)
+def test_predictions_on_mariadb_are_a_table_with_each_row_once(mariadb_server: str, tmp_path: Path) -> None:
+    mariadb.execute(
+        mariadb_server,
+        "CREATE DATABASE results",
+        f"CREATE OR REPLACE USER reader IDENTIFIED BY '{PASSWORD}'",
+        "GRANT ALL ON *.* TO reader",
+        "CREATE TABLE staff (id INTEGER PRIMARY KEY, age DECIMAL(5, 2), `a``; b` TEXT, is_new TINYINT(1), "
+        "since DATETIME, size BIGINT UNSIGNED, pay TEXT)",
+        f"INSERT INTO staff SELECT seq, seq / 4, IF(seq % 2, 'a\\'b', NULL), seq % 2, NOW(), "
+        f"9223372036854775807 - seq, IF(seq % 3, 'HIGH', 'high') FROM seq_1_to_{NUM_ROWS}",
+    )
+    source = mariadb_server.replace("root@", f"reader:{PASSWORD}@")
+    train = "SELECT * FROM staff TO TRAIN WideAndDeepClassifier WITH train.num_epochs = 1 LABEL pay INTO m"
+    predict = 'SELECT * FROM staff WHERE id > 100 ORDER BY id DESC TO PREDICT results.`x"``y`.`pay"s` USING m'
+    said = elasticdl_sql(tmp_path, source, f"{train}; {predict}", "--distribution_strategy=Local")
+    assert f"records {NUM_ROWS}, committed {NUM_ROWS}, repeated 0, lost 0" in said
+    found = mariadb.execute(mariadb_server, 'SELECT id, size, `a``; b`, `pay"s` FROM results.`x"``y`')
+    tables = mariadb.execute(mariadb_server, "SELECT table_name FROM information_schema.tables")
+    assert sorted(row[:2] for row in found) == [(i, 2**63 - 1 - i) for i in range(101, NUM_ROWS + 1)]
+    assert {row[2] for row in found} == {"a'b", None}
+    assert {row[3] for row in found} <= {"high", "HIGH"}
+    assert {name for (name,) in tables if name.startswith("elasticdl")} == set()
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 10
     assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]

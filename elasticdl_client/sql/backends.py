@@ -1,0 +1,291 @@
+"""What databases differ in: drivers, transactions that only read, DDL, and how they say what is wrong.
+
+A backend has no connection of its own: it is given SQLAlchemy's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticdl_client.errors import DataError
+from elasticdl_client.sql.places import StatementError
+from elasticdl_client.sql.statement import Query
+from elasticdl_client.sql.tokens import load
+
+EXAMPLES = "Name a database: sqlite:///PATH, postgresql://USER@HOST/DATABASE, mysql://USER@HOST/DATABASE."
+_LOCK_TIMEOUT_S = 60  # of SQLite: another statement may read all of a table meanwhile
+_ENGINE = """
+    SELECT t.table_type, t.engine, e.transactions, v.view_definition FROM information_schema.tables t
+    LEFT JOIN information_schema.engines e USING (engine)
+    LEFT JOIN information_schema.views v ON v.table_schema = t.table_schema AND v.table_name = t.table_name
+    WHERE t.table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND t.table_name = %s
+"""
+_UNKNOWN_NAMES = (  # of MySQL and MariaDB
+    re.compile(r"Table '(?:.*\.)?([^'.]+)' doesn't exist"),
+    re.compile(r"Unknown column '([^']+)'"),
+    re.compile(r"Unknown database '([^']+)'"),
+    re.compile(r"FUNCTION (?:\S*\.)?(\S+) does not exist"),
+)
+_NEAR = re.compile(r" near '(.*)' at line (\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a database refuses what was sent to it.
+
+    Attributes:
+        hint: of the database; empty: none.
+        offset: of what is wrong in the SQL; None: not known.
+        name: what is wrong, where no offset is known; empty: not known.
+    """
+
+    message: str
+    hint: str = ""
+    offset: int | None = None
+    name: str = ""
+
+
+class Backend:
+    """A kind of database: what is common, as the SQL standard has it.
+
+    Attributes:
+        dialect: sqlglot's name of its SQL.
+        drivers: SQLAlchemy's name of the driver by the scheme of a URL.
+        package: of the driver; empty: Python has it.
+        password_places: where a password can be that is not in the URL.
+        random: a random number for each row.
+        table_options: that CREATE TABLE ends with.
+        has_transactional_ddl: a table that a transaction creates is gone when it is rolled back.
+    """
+
+    dialect: str
+    drivers: Mapping[str, str]
+    package = ""
+    password_places = ""
+    random = "random()"
+    table_options = ""
+    has_transactional_ddl = True
+
+    def check(self, url: Any) -> None:
+        """Check a URL before anything is connected.
+
+        Raises:
+            DataError: it names no database.
+        """
+
+    def connect_arguments(self) -> dict[str, Any]:
+        """Return further arguments of the driver."""
+        return {}
+
+    def begin_snapshot(self, connection: Any) -> Any:
+        """Begin a transaction that only reads, from the database as it is now; return its connection."""
+        raise NotImplementedError
+
+    def check_snapshot(self, connection: Any, query: Query) -> None:
+        """Check that a transaction keeps the state of the tables that a SELECT reads.
+
+        Raises:
+            StatementError: a table has no such transactions.
+        """
+
+    def abandon(self, cursor: Any) -> None:
+        """Leave the rest of what a SELECT has found unread; its connection is closed next."""
+
+    @contextmanager
+    def writing(self, connection: Any) -> Iterator[Any]:
+        """Yield the connection of a transaction that is committed at the end."""
+        yield connection
+        connection.commit()
+
+    def distinct(self, name: str) -> str:
+        """Return what has as many values as differ in a column, whose name is quoted."""
+        return name
+
+    def values(self, name: str, source: str) -> str:
+        """Return the SELECT of a column's values, each once and in order, NULL left out.
+
+        Args:
+            name: of the column, quoted.
+            source: what stands behind FROM.
+        """
+        return f"SELECT DISTINCT {name} FROM {source} WHERE {name} IS NOT NULL ORDER BY 1"
+
+    def refusal(self, cause: BaseException, sql: str) -> Refusal:
+        """Return what the error of a driver says.
+
+        Args:
+            sql: that was sent; empty: not known.
+        """
+        raise NotImplementedError
+
+
+class PostgreSQL(Backend):
+    """PostgreSQL, through psycopg."""
+
+    dialect = "postgres"
+    drivers: Mapping[str, str] = dict.fromkeys(("postgresql", "postgres", "postgresql+psycopg"), "postgresql+psycopg")
+    package = "psycopg"
+    password_places = "~/.pgpass or PGPASSWORD"
+
+    def begin_snapshot(self, connection: Any) -> Any:
+        return connection.execution_options(
+            isolation_level="REPEATABLE READ", postgresql_readonly=True, no_parameters=True
+        )
+
+    def refusal(self, cause: BaseException, sql: str) -> Refusal:
+        diagnosis = getattr(cause, "diag", None)
+        position = getattr(diagnosis, "statement_position", None)
+        return Refusal(
+            _first_line(getattr(diagnosis, "message_primary", None) or cause),
+            getattr(diagnosis, "message_hint", None) or "",
+            int(position) - 1 if position else None,
+        )
+
+
+class MySQL(Backend):
+    """MySQL and MariaDB, through PyMySQL: DDL commits, only some engines have snapshots, texts are compared loosely."""
+
+    dialect = "mysql"
+    drivers: Mapping[str, str] = {
+        "mysql": "mysql+pymysql",
+        "mysql+pymysql": "mysql+pymysql",
+        "mariadb": "mariadb+pymysql",
+        "mariadb+pymysql": "mariadb+pymysql",
+    }
+    package = "pymysql"
+    password_places = "a file of options that only you can read: ?read_default_file=PATH"
+    random = "rand()"
+    table_options = " ENGINE=InnoDB CHARACTER SET utf8mb4"
+    has_transactional_ddl = False
+
+    def check(self, url: Any) -> None:
+        if not url.database:
+            raise DataError("The URL of --datasource names no database.", EXAMPLES)
+
+    def connect_arguments(self) -> dict[str, Any]:
+        # The modes under which the server would read names and texts otherwise than sqlglot.
+        mode = "@@sql_mode"
+        for one in ("ANSI_QUOTES", "NO_BACKSLASH_ESCAPES"):
+            mode = f"REPLACE({mode}, '{one}', '')"
+        return {"init_command": f"SET SESSION sql_mode = {mode}"}
+
+    def begin_snapshot(self, connection: Any) -> Any:
+        connection = connection.execution_options(isolation_level="REPEATABLE READ", no_parameters=True)
+        connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        return connection
+
+    def check_snapshot(self, connection: Any, query: Query) -> None:
+        waiting, seen = _tables_of(query.text), set[tuple[str, str]]()
+        while waiting:
+            schema, name = table = waiting.pop()
+            if table in seen:
+                continue
+            seen.add(table)
+            row = connection.exec_driver_sql(_ENGINE, table, execution_options={"no_parameters": False}).first()
+            kind, engine, has_transactions, definition = row if row is not None else ("", "", "YES", "")
+            if definition:
+                waiting += [(one[0] or schema, one[1]) for one in _tables_of(str(definition))]
+            elif kind == "VIEW":
+                raise StatementError(
+                    f"The definition of the view {name} is hidden: whether its tables have transactions is not known.",
+                    f"GRANT SHOW VIEW ON {name}, or SELECT from its tables.",
+                    query.place,
+                )
+            elif has_transactions != "YES":
+                raise StatementError(
+                    f"The table {name} is of the engine {engine}, which has no transactions: it would be read with "
+                    "what is written meanwhile.",
+                    f"ALTER TABLE {name} ENGINE=InnoDB, or SELECT from a copy.",
+                    query.place,
+                )
+
+    def abandon(self, cursor: Any) -> None:
+        if cursor is not None:
+            cursor._result.unbuffered_active = False  # PyMySQL would read all of it before it closes the cursor
+
+    @contextmanager
+    def writing(self, connection: Any) -> Iterator[Any]:
+        # Under a higher level CREATE TABLE … SELECT would lock the rows that it reads.
+        connection = connection.execution_options(isolation_level="READ COMMITTED")
+        yield connection
+        connection.commit()
+
+    def distinct(self, name: str) -> str:
+        return f"CAST({name} AS BINARY)"
+
+    def values(self, name: str, source: str) -> str:
+        exact = self.distinct(name)  # 'a' = 'A' in most collations
+        return f"SELECT min({name}) FROM {source} WHERE {name} IS NOT NULL GROUP BY {exact} ORDER BY 1, {exact}"
+
+    def refusal(self, cause: BaseException, sql: str) -> Refusal:
+        message = str(cause.args[-1] if cause.args else cause)
+        near = _NEAR.search(message)
+        if near is None:
+            found = next((match[1] for pattern in _UNKNOWN_NAMES if (match := pattern.search(message))), "")
+            hint = "Name one of them otherwise: … AS name." if message.startswith("Duplicate column") else ""
+            return Refusal(_first_line(message), hint, name=found)
+        line_start = sum(len(line) for line in sql.splitlines(keepends=True)[: int(near[2]) - 1])
+        offset = sql.find(near[1], line_start) if near[1] else -1
+        return Refusal(_first_line(message[: near.start()]), offset=offset if offset >= 0 else None)
+
+
+class SQLite(Backend):
+    """SQLite, by Python's own module."""
+
+    dialect = "sqlite"
+    drivers: Mapping[str, str] = {"sqlite": "sqlite"}
+
+    def check(self, url: Any) -> None:
+        if not Path(url.database or "").is_file():
+            raise DataError(f"The database {url.database or '(none)'} does not exist.", EXAMPLES)
+
+    def connect_arguments(self) -> dict[str, Any]:
+        return {"timeout": _LOCK_TIMEOUT_S}
+
+    def begin_snapshot(self, connection: Any) -> Any:
+        connection = connection.execution_options(isolation_level="AUTOCOMMIT", no_parameters=True)
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+        connection.exec_driver_sql("BEGIN")
+        return connection
+
+    @contextmanager
+    def writing(self, connection: Any) -> Iterator[Any]:
+        connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException:
+            connection.exec_driver_sql("ROLLBACK")
+            raise
+        connection.exec_driver_sql("COMMIT")
+
+    def refusal(self, cause: BaseException, sql: str) -> Refusal:
+        message = _first_line(cause)
+        near = re.match(r'near "([^"]+)"', message)
+        name = message.rpartition(": ")[2].strip() if ": " in message else ""
+        return Refusal(message, name=near[1] if near else name)
+
+
+BACKENDS = (PostgreSQL(), MySQL(), SQLite())
+
+
+def backend_of(url: str) -> Backend | None:
+    """Return the backend of a URL; None: none of ours."""
+    scheme, mark, _ = url.partition("://")
+    return next((one for one in BACKENDS if mark and scheme in one.drivers), None)
+
+
+def _first_line(message: object) -> str:
+    return (str(message).strip().splitlines() or [""])[0]
+
+
+def _tables_of(sql: str) -> list[tuple[str, str]]:
+    """Return the tables that a SELECT of MySQL names, each with its schema or an empty text."""
+    tree, exp = load("sqlglot").parse_one(sql, dialect="mysql"), load("sqlglot.expressions")
+    own = {one.alias for one in tree.find_all(exp.CTE)}
+    return [(table.db, table.name) for table in tree.find_all(exp.Table) if table.db or table.name not in own]
