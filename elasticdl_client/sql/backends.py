@@ -6,13 +6,14 @@ A backend has no connection of its own: it is given SQLAlchemy's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elasticdl_client.errors import DataError
+from elasticdl_client.sql import postgres_copy
 from elasticdl_client.sql.places import StatementError
 from elasticdl_client.sql.statement import Query
 from elasticdl_client.sql.tokens import load
@@ -50,7 +51,7 @@ class Refusal:
     name: str = ""
 
 
-class Backend:
+class SqlBackend:
     """A kind of database: what is common, as the SQL standard has it.
 
     Attributes:
@@ -93,6 +94,14 @@ class Backend:
             StatementError: a table has no such transactions.
         """
 
+    def tables(self, connection: Any, select: str, as_numbers: Collection[str]) -> Iterator[Any] | None:
+        """Return the rows of a SELECT as tables of Arrow, in its order; None: they can be read as rows alone.
+
+        Args:
+            as_numbers: the names of columns of which only the number matters, not its decimal places.
+        """
+        return None
+
     def abandon(self, cursor: Any) -> None:
         """Leave the rest of what a SELECT has found unread; its connection is closed next."""
 
@@ -101,6 +110,10 @@ class Backend:
         """Yield the connection of a transaction that is committed at the end."""
         yield connection
         connection.commit()
+
+    def type_of(self, kind: str) -> str:
+        """Return what is called so here: a type of the SQL standard, or TEXT of any length."""
+        return kind
 
     def distinct(self, name: str) -> str:
         """Return what has as many values as differ in a column, whose name is quoted."""
@@ -124,7 +137,7 @@ class Backend:
         raise NotImplementedError
 
 
-class PostgreSQL(Backend):
+class PostgreSQL(SqlBackend):
     """PostgreSQL, through psycopg."""
 
     dialect = "postgres"
@@ -137,6 +150,13 @@ class PostgreSQL(Backend):
             isolation_level="REPEATABLE READ", postgresql_readonly=True, no_parameters=True
         )
 
+    def tables(self, connection: Any, select: str, as_numbers: Collection[str]) -> Iterator[Any] | None:
+        driver = connection.connection.driver_connection
+        with driver.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM (\n{select}\n) AS elasticdl_query LIMIT 0")
+            types = postgres_copy.types_of(cursor.description, as_numbers)
+        return postgres_copy.tables(driver, select, types) if types is not None else None
+
     def refusal(self, cause: BaseException, sql: str) -> Refusal:
         diagnosis = getattr(cause, "diag", None)
         position = getattr(diagnosis, "statement_position", None)
@@ -147,7 +167,7 @@ class PostgreSQL(Backend):
         )
 
 
-class MySQL(Backend):
+class MySQL(SqlBackend):
     """MySQL and MariaDB, through PyMySQL: DDL commits, only some engines have snapshots, texts are compared loosely."""
 
     dialect = "mysql"
@@ -160,7 +180,7 @@ class MySQL(Backend):
     package = "pymysql"
     password_places = "a file of options that only you can read: ?read_default_file=PATH"
     random = "rand()"
-    table_options = " ENGINE=InnoDB CHARACTER SET utf8mb4"
+    table_options = " ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
     has_transactional_ddl = False
 
     def check(self, url: Any) -> None:
@@ -215,6 +235,9 @@ class MySQL(Backend):
         yield connection
         connection.commit()
 
+    def type_of(self, kind: str) -> str:
+        return "LONGTEXT" if kind == "TEXT" else kind  # TEXT ends at 64 KiB
+
     def distinct(self, name: str) -> str:
         return f"CAST({name} AS BINARY)"
 
@@ -234,7 +257,7 @@ class MySQL(Backend):
         return Refusal(_first_line(message[: near.start()]), offset=offset if offset >= 0 else None)
 
 
-class SQLite(Backend):
+class SQLite(SqlBackend):
     """SQLite, by Python's own module."""
 
     dialect = "sqlite"
@@ -274,7 +297,7 @@ class SQLite(Backend):
 BACKENDS = (PostgreSQL(), MySQL(), SQLite())
 
 
-def backend_of(url: str) -> Backend | None:
+def backend_of(url: str) -> SqlBackend | None:
     """Return the backend of a URL; None: none of ours."""
     scheme, mark, _ = url.partition("://")
     return next((one for one in BACKENDS if mark and scheme in one.drivers), None)

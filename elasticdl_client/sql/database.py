@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from elasticdl_client.errors import DataError, FlagError
@@ -56,6 +56,7 @@ class Database:
         where: its URL without a password.
         dialect: sqlglot's name of its SQL.
         backend: its kind.
+        errors: that SQLAlchemy and its driver raise.
     """
 
     def __init__(self, url: str) -> None:
@@ -79,11 +80,12 @@ class Database:
         if backend.package:
             load(backend.package)
         self.backend, self.dialect = backend, backend.dialect
-        self._engine = sql.create_engine(
+        self._engine = engine = sql.create_engine(
             parsed.set(drivername=backend.drivers[parsed.drivername]),
             poolclass=sql.pool.NullPool,
             connect_args=backend.connect_arguments(),
         )
+        self.errors: tuple[type[Exception], ...] = (sql.exc.SQLAlchemyError, engine.dialect.dbapi.Error)
 
     def quoted(self, *names: str) -> str:
         """Return a name, or a table with its schema, as SQL."""
@@ -98,7 +100,8 @@ class Database:
         """
         with self._connected() as connection:
             connection = self.backend.begin_snapshot(connection)
-            yield SnapshotReader(self, connection)
+            with closing(SnapshotReader(self, connection)) as reader:
+                yield reader
             connection.rollback()
 
     @contextmanager
@@ -171,8 +174,8 @@ class Database:
             return DataError(
                 f"{self.where}: {hide(refusal.message)}.", "Check the URL, the rights of its user, and its tables."
             )
-        if refusal.offset is not None:
-            place = _token_at(query.place, refusal.offset - max(0, sql.find(query.text)))
+        if refusal.offset is not None and query.text in sql:
+            place = _token_at(query.place, refusal.offset - sql.find(query.text))
         else:
             place = _named(query.place, refusal.name)
         wrong = place.text.split(".")[-1].strip('"`') if place is not query.place else ""
@@ -222,6 +225,12 @@ class SnapshotReader:
     def __init__(self, database: Database, connection: Any) -> None:
         self._database = database
         self._connection = connection
+        self._parts: Generator[Any, None, None] | None = None
+
+    def close(self) -> None:
+        """End what reads rows: until then it has the connection, however its consumer has ended."""
+        if self._parts is not None:
+            self._parts.close()
 
     def columns(self, query: Query) -> list[str]:
         """Return the names of a SELECT's columns; the database checks it and reads no row.
@@ -262,13 +271,34 @@ class SnapshotReader:
         """Return some rows of a SELECT, the first that the database finds."""
         return list(self._run(_WRAPPED.format("*", query.text) + f" LIMIT {size:d}", query))
 
-    def rows(self, query: Query) -> Iterator[list[Sequence[Any]]]:
-        """Yield the rows of a SELECT, some thousand at once, in its order."""
+    def all(self, query: Query) -> list[Sequence[Any]]:
+        """Return the rows of a SELECT that has few."""
+        return list(self._run(query.text, query))
+
+    def rows(self, query: Query, as_numbers: Collection[str] = ()) -> Iterator[Any]:
+        """Yield the rows of a SELECT in its order, some thousand at once: a table of Arrow, or a list of rows.
+
+        Args:
+            as_numbers: the names of columns of which only the number matters, not its decimal places.
+
+        Raises:
+            StatementError: the database refuses the SELECT.
+        """
+        self.close()
+        self._parts = self._read(query, as_numbers)
+        return self._parts
+
+    def _read(self, query: Query, as_numbers: Collection[str]) -> Generator[Any, None, None]:
+        try:
+            tables = self._database.backend.tables(self._connection, query.text, as_numbers)
+            yield from self._streamed(query) if tables is None else tables
+        except self._database.errors as error:
+            raise self._database.failed(error, query) from error
+
+    def _streamed(self, query: Query) -> Iterator[list[Sequence[Any]]]:
         result = self._run(query.text, query, stream_results=True, yield_per=_CHUNK)
         try:
             yield from result.partitions(_CHUNK)
-        except self._database._sql.exc.SQLAlchemyError as error:
-            raise self._database.failed(error, query, query.text) from error
         except BaseException:  # GeneratorExit, too: the consumer has failed
             self._database.backend.abandon(result.cursor)
             self._connection.invalidate()
@@ -301,17 +331,21 @@ class Writer:
         except self._database._sql.exc.SQLAlchemyError as error:
             raise self._database.failed(error, query, sql) from error
 
-    def create(self, table: Sequence[str], columns: Mapping[str, str]) -> None:
+    def create(self, table: Sequence[str], columns: Mapping[str, str], key: Sequence[str] = ()) -> None:
         """Create a table.
 
         Args:
             columns: their types by name.
+            key: the columns of the primary key, if there is one.
 
         Raises:
             DataError: the database refuses it.
         """
-        listed = ", ".join(f"{self._database.quoted(column)} {kind}" for column, kind in columns.items())
-        self.run(f"CREATE TABLE {self._database.quoted(*table)} ({listed}){self._database.backend.table_options}")
+        database = self._database
+        listed = [f"{database.quoted(name)} {database.backend.type_of(kind)}" for name, kind in columns.items()]
+        if key:
+            listed.append(f"PRIMARY KEY ({', '.join(map(database.quoted, key))})")
+        self.run(f"CREATE TABLE {database.quoted(*table)} ({', '.join(listed)}){database.backend.table_options}")
 
     def count(self, table: str) -> int:
         """Return how many rows a table has, whose name is quoted."""

@@ -62,7 +62,7 @@ def run(session: Session, statement: Evaluate) -> ModelMetrics | None:
             if session.is_dry_run:
                 session.show(JobType.EVALUATE, flags)
                 return None
-            rows = reader.rows(statement.query)
+            rows = reader.rows(statement.query, snapshot.only_numbers(fields))
             num_rows = snapshot.write(rows, names, fields, scratch / "data", model.found["classes"])
         if not num_rows:
             raise StatementError("The SELECT has no row.", "Check its WHERE.", statement.query.place)

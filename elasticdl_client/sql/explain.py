@@ -6,6 +6,7 @@ does it in a process of its own, since this one never imports TensorFlow.
 
 from __future__ import annotations
 
+import bisect
 import json
 import random
 import shlex
@@ -115,7 +116,8 @@ def run(session: Session, statement: Explain) -> ModelImportances | None:
                 session.say(shlex.join(["python", *command]))
                 return None
             num_rows = _count(reader, statement, next(one.column for one in fields if one.name == LABEL))
-            rows = _sampled(reader.rows(statement.query), num_rows, options)
+            parts = reader.rows(statement.query, snapshot.only_numbers(fields))
+            rows = _sampled(parts, num_rows, options)
             num_sampled = snapshot.write(rows, names, fields, scratch / "data", model.found["classes"])
         session.say(shlex.join(["python", *command]))
         _run(command, model)
@@ -174,18 +176,19 @@ def _count(reader: SnapshotReader, statement: Explain, label: str) -> int:
     return num_rows
 
 
-def _sampled(
-    rows: Iterable[list[Sequence[Any]]], num_rows: int, options: Mapping[str, int]
-) -> Iterator[list[Sequence[Any]]]:
-    """Yield the rows that are chosen by the seed, in their order."""
+def _sampled(parts: Iterable[Any], num_rows: int, options: Mapping[str, int]) -> Iterator[Any]:
+    """Yield the rows that are chosen by the seed, in their order: parts as the database gives them."""
     size = options["explain.rows"]
     if num_rows <= size:
-        yield from rows
+        yield from parts
         return
-    chosen = set(random.Random(options["explain.seed"]).sample(range(num_rows), size))
+    chosen = sorted(random.Random(options["explain.seed"]).sample(range(num_rows), size))
     start = 0
-    for part in rows:
-        yield [row for at, row in enumerate(part, start) if at in chosen]
+    for part in parts:
+        first, end = bisect.bisect_left(chosen, start), bisect.bisect_left(chosen, start + len(part))
+        if end > first:
+            places = [at - start for at in chosen[first:end]]
+            yield [part[at] for at in places] if isinstance(part, list) else part.take(places)
         start += len(part)
 
 

@@ -101,8 +101,7 @@ class ModelsTable:
                     "Name another one; it is made with the first model.",
                 )
             wanted = "name, version, state, host, created, export, description"
-            found = reader.rows(_query(f"SELECT {wanted} FROM {self._table}{named}"))
-            rows = [row for part in found for row in part]
+            rows = reader.all(_query(f"SELECT {wanted} FROM {self._table}{named}"))
         return [ModelRow(row[0], int(row[1]), row[2], row[3], row[4], row[5], json.loads(row[6])) for row in rows]
 
     def add(self, row: Mapping[str, Any]) -> bool:
@@ -154,10 +153,9 @@ class ModelsTable:
         database = self._opened()
         if database.has_table(self._names):
             return
-        listed = ", ".join(f"{column} {kind}" for column, kind in _COLUMNS.items())
         try:
             with database.transaction() as writer:
-                writer.run(f"CREATE TABLE {self._table} ({listed}, PRIMARY KEY (name, version))")
+                writer.create(self._names, _COLUMNS, ["name", "version"])
         except DataError:
             if not database.has_table(self._names):  # another client has made it meanwhile
                 raise

@@ -56,7 +56,8 @@ def run(session: Session, statement: Predict) -> int:
             query = staging.query()
             with session.database.snapshot() as reader:
                 all_fields = [*fields, Field(ROW, ROW, "row")]
-                num_rows = snapshot.write(reader.rows(query), [*names, ROW], all_fields, scratch / "data")
+                rows = reader.rows(query, snapshot.only_numbers(all_fields))
+                num_rows = snapshot.write(rows, [*names, ROW], all_fields, scratch / "data")
             if num_rows:
                 session.show(JobType.PREDICT, flags)
                 jobs.run(spec)
@@ -92,7 +93,7 @@ class _Staging:
         model = self._session.models.find(self._statement.model)
         rows, values = database.quoted(*self._rows), database.quoted(*self._values)
         row = database.quoted(ROW)
-        columns = {ROW: "BIGINT PRIMARY KEY", _VALUE: _type(model)}
+        columns = {ROW: "BIGINT", _VALUE: _type(model)}
         try:
             with database.transaction() as writer:
                 writer.run(
@@ -100,7 +101,7 @@ class _Staging:
                     f"FROM (\n{self._statement.query.text}\n) AS elasticdl_query",
                     self._statement.query,
                 )
-                writer.create(self._values, columns)
+                writer.create(self._values, columns, [ROW])
             yield self
         finally:
             with database.transaction() as writer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ LABEL = "elasticdl_label"
 ROW = "elasticdl_row"
 _OF_OURS = "elasticdl_"
 _ROWS_PER_FILE = 50_000
-Value = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,14 @@ def input_fields(inputs: Iterable[tuple[str, str]]) -> list[Field]:
     return fields
 
 
+def only_numbers(fields: Iterable[Field]) -> set[str]:
+    """Return the columns of which fields take numbers and nothing else."""
+    listed = list(fields)
+    return {one.column for one in listed} - {one.column for one in listed if one.form != "number"}
+
+
 def write(
-    rows: Iterable[list[Sequence[Any]]],
+    parts: Iterable[Any],
     columns: Sequence[str],
     fields: Sequence[Field],
     directory: Path,
@@ -63,7 +67,7 @@ def write(
     """Write rows to files of a new directory, which is there when it is whole; how many rows there are.
 
     Args:
-        rows: of a SELECT, in parts.
+        parts: of the rows of a SELECT: tables of Arrow, or lists of rows.
         columns: of the SELECT.
         fields: of the files.
         classes: the label's values, whose places are written.
@@ -72,22 +76,17 @@ def write(
     Raises:
         DataError: a value is not of its column's form, or the files cannot be written.
     """
-    pyarrow, parquet = load("pyarrow"), load("pyarrow.parquet")
-    converter = _Converter({value: at for at, value in enumerate(classes)})
-    at = {name: number for number, name in enumerate(columns)}
-    shuffle = random.Random(seed).shuffle if seed is not None else None
+    parquet = load("pyarrow.parquet")
+    repeating = [field.name for field in fields if field.form in ("text", "class")]
+    converter = _Converter(columns, fields, {value: at for at, value in enumerate(classes)})
     unfinished = directory.with_name(f".{directory.name}.new")
     num_rows = 0
     try:
         unfinished.mkdir(parents=True)
-        for number, part in enumerate(_in_files(rows)):
-            if shuffle is not None:
-                shuffle(part)
-            values = list(zip(*part, strict=True))
-            arrays = [converter.array(field, values[at[field.column]]) for field in fields]
-            table = pyarrow.Table.from_arrays(arrays, [field.name for field in fields])
-            parquet.write_table(table, unfinished / f"part-{number:05d}.parquet")
-            num_rows += len(part)
+        for number, table in enumerate(_in_files(converter.table(part) for part in parts)):
+            written = table if seed is None else _permuted(table, seed + number)
+            parquet.write_table(written, unfinished / f"part-{number:05d}.parquet", use_dictionary=repeating or False)
+            num_rows += table.num_rows
             if sys.stderr.isatty():
                 print(f"\r{num_rows:,} rows read", end="", file=sys.stderr, flush=True)
         os.replace(unfinished, directory)
@@ -107,35 +106,53 @@ def natural(value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else str(value)
 
 
-def _in_files(rows: Iterable[list[Sequence[Any]]]) -> Iterator[list[Sequence[Any]]]:
-    waiting: list[Sequence[Any]] = []
-    for part in rows:
-        waiting += part
-        while len(waiting) >= _ROWS_PER_FILE:
-            yield waiting[:_ROWS_PER_FILE]
-            del waiting[:_ROWS_PER_FILE]
-    if waiting:
-        yield waiting
+def _in_files(tables: Iterable[Any]) -> Iterator[Any]:
+    """Yield tables of equal length, but for the last one."""
+    pyarrow = load("pyarrow")
+    waiting: list[Any] = []
+    num_rows = 0
+    for table in tables:
+        waiting.append(table)
+        num_rows += table.num_rows
+        while num_rows >= _ROWS_PER_FILE:
+            whole = pyarrow.concat_tables(waiting)
+            yield whole.slice(0, _ROWS_PER_FILE)
+            waiting = [whole.slice(_ROWS_PER_FILE)]
+            num_rows -= _ROWS_PER_FILE
+    if num_rows:
+        yield pyarrow.concat_tables(waiting)
+
+
+def _permuted(table: Any, seed: int) -> Any:
+    compute = load("pyarrow.compute")
+    return table.take(compute.array_sort_indices(compute.random(table.num_rows, initializer=seed)))
 
 
 class _Converter:
-    """Makes arrays of Arrow of a database's values: at once where all are of the usual types, else one by one."""
+    """Makes tables of fields of a database's rows: at once where all are of the usual types, else one by one."""
 
-    def __init__(self, places: Mapping[Any, int]) -> None:
+    def __init__(self, columns: Sequence[str], fields: Sequence[Field], places: Mapping[Any, int]) -> None:
         self._pyarrow, self._compute = load("pyarrow"), load("pyarrow.compute")
-        self._places = places
+        self._columns, self._fields, self._places = columns, fields, places
 
-    def array(self, field: Field, values: Sequence[Any]) -> Any:
-        """Return the array of a column.
+    def table(self, part: Any) -> Any:
+        """Return a part of the rows, a table of Arrow or a list, with the columns of the files.
 
         Raises:
             DataError: a value is not of its form.
         """
+        if isinstance(part, self._pyarrow.Table):
+            arrays = [self._of_arrow(field, part.column(field.column)) for field in self._fields]
+        else:
+            values = dict(zip(self._columns, zip(*part, strict=True), strict=True))
+            arrays = [self._of_values(field, values[field.column]) for field in self._fields]
+        return self._pyarrow.Table.from_arrays(arrays, [field.name for field in self._fields])
+
+    def _of_values(self, field: Field, values: Sequence[Any]) -> Any:
         pyarrow, kinds = self._pyarrow, set(map(type, values))
         if field.form == "text":
             if kinds <= {str, type(None)}:
-                texts = pyarrow.array(values, pyarrow.string()).fill_null("")
-                return self._compute.utf8_trim_whitespace(texts)
+                return self._trimmed(pyarrow.array(values, pyarrow.string()))
             return pyarrow.array(["" if value is None else _text(value) for value in values], pyarrow.string())
         if field.form == "number":
             if kinds <= {float, type(None)}:
@@ -147,6 +164,30 @@ class _Converter:
         if kinds <= {int, str, bool} and self._places.keys() >= set(values):
             return pyarrow.array([self._places[value] for value in values], pyarrow.int64())
         return pyarrow.array([_class(field, value, self._places) for value in values], pyarrow.int64())
+
+    def _of_arrow(self, field: Field, column: Any) -> Any:
+        pyarrow, types = self._pyarrow, self._pyarrow.types
+        if field.form == "text":
+            if types.is_string(column.type):
+                return self._trimmed(column)
+            return self._by_value(column, lambda value: "" if value is None else _text(value), pyarrow.string())
+        if field.form == "number":
+            if types.is_string(column.type):
+                for value in column.drop_null().to_pylist()[:1]:
+                    _number(field, value)  # which refuses it
+            return column.cast(pyarrow.float64(), safe=False).fill_null(math.nan)
+        if field.form == "row":
+            return column
+        return self._by_value(column, lambda value: _class(field, value, self._places), pyarrow.int64())
+
+    def _trimmed(self, texts: Any) -> Any:
+        return self._compute.utf8_trim_whitespace(texts.fill_null(""))
+
+    def _by_value(self, column: Any, convert: Callable[[Any], Any], kind: Any) -> Any:
+        """Return a column with each of its values converted once."""
+        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+        converted = self._pyarrow.array([convert(value) for value in encoded.dictionary.to_pylist()], kind)
+        return converted.take(encoded.indices)
 
 
 def _number(field: Field, value: Any) -> float:
@@ -175,7 +216,7 @@ def _text(value: Any) -> str:
     """Return a value as the vocabularies of `elasticdl analyze` have it: whole numbers without a fraction."""
     if isinstance(value, bool):
         return str(int(value))
-    if isinstance(value, float | Decimal) and value == int(value):
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
         return str(int(value))
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace").strip()

@@ -237,7 +237,8 @@ def _write(
     plan: TrainingPlan,
     directory: Path,
 ) -> None:
-    snapshot.write(reader.rows(query), names, fields, directory, plan.label.classes, seed=0)
+    rows = reader.rows(query, snapshot.only_numbers(fields))
+    snapshot.write(rows, names, fields, directory, plan.label.classes, seed=0)
 
 
 def _flags(

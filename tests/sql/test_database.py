@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pymysql.connections import Connection
 
 from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.sql import snapshot
-from elasticdl_client.sql.database import Database, check_url
+from elasticdl_client.sql.database import Database, SnapshotReader, check_url
 from elasticdl_client.sql.estimators import Task
 from elasticdl_client.sql.jobs import JobFlags
 from elasticdl_client.sql.models import ModelRegistry
@@ -77,6 +78,11 @@ def executed(url: str, statement: str) -> list[tuple[Any, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
+def rows_of(reader: SnapshotReader, found: Query) -> list[tuple[Any, ...]]:
+    parts = [part.to_pylist() if isinstance(part, pa.Table) else part for part in reader.rows(found)]
+    return [tuple(row.values() if isinstance(row, dict) else row) for part in parts for row in part]
+
+
 def query(url: str, text: str) -> Query:
     return parse_select(text, Database(url).dialect)
 
@@ -87,7 +93,7 @@ def test_a_select_is_read_as_it_is_written(url: str) -> None:
         assert reader.columns(found) == ["town", "n", "z"]
         assert reader.count(found, "town") == (2, 1, 1)
         assert reader.values(found, "n") == [5000, 20000]
-        assert [tuple(row) for part in reader.rows(found) for row in part] == [
+        assert rows_of(reader, found) == [
             (None, 5000, "%s :x"),
             ("a%s :x", 20000, "%s :x"),
         ]
@@ -186,7 +192,7 @@ def test_predictions_become_a_table_when_each_row_has_one(url: str, tmp_path: Pa
     for value in ("low", "hïgh 🙂"):
         with _Staging(session, statement, ["age", "town"]).made() as staging:
             with session.database.snapshot() as reader:
-                rows = [list(row) for part in reader.rows(staging.query()) for row in part]
+                rows = rows_of(reader, staging.query())
             staging.add([{"elasticdl_row": row[2], "elasticdl_value": value} for row in rows])
             staging.finish(3)
         found = executed(url, "SELECT age, town, pay FROM guess")

@@ -23,8 +23,10 @@ NUM_CLIENTS, NUM_MODELS = 4, 3
 ABOUT = {"estimator": "DNNClassifier", "label": "income", "rows": 5, "schema": {"age": "int64"}, "job": "sql-train-m-1"}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "mariadb":
+        return str(request.getfixturevalue("mariadb_server"))
     if request.param == "postgresql":
         return str(request.getfixturevalue("server"))
     sqlite3.connect(tmp_path / "d.db").close()
