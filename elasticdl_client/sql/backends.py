@@ -36,7 +36,7 @@ _NEAR = re.compile(r" near '(.*)' at line (\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class DatabaseRefusal:
     """Why a database refuses what was sent to it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Refusal:
     name: str = ""
 
 
-class SqlBackend:
+class Backend:
     """A kind of database: what is common, as the SQL standard has it.
 
     Attributes:
@@ -128,7 +128,7 @@ class SqlBackend:
         """
         return f"SELECT DISTINCT {name} FROM {source} WHERE {name} IS NOT NULL ORDER BY 1"
 
-    def refusal(self, cause: BaseException, sql: str) -> Refusal:
+    def refusal(self, cause: BaseException, sql: str) -> DatabaseRefusal:
         """Return what the error of a driver says.
 
         Args:
@@ -137,7 +137,7 @@ class SqlBackend:
         raise NotImplementedError
 
 
-class PostgreSQL(SqlBackend):
+class PostgreSQL(Backend):
     """PostgreSQL, through psycopg."""
 
     dialect = "postgres"
@@ -157,17 +157,17 @@ class PostgreSQL(SqlBackend):
             types = postgres_copy.types_of(cursor.description, as_numbers)
         return postgres_copy.tables(driver, select, types) if types is not None else None
 
-    def refusal(self, cause: BaseException, sql: str) -> Refusal:
+    def refusal(self, cause: BaseException, sql: str) -> DatabaseRefusal:
         diagnosis = getattr(cause, "diag", None)
         position = getattr(diagnosis, "statement_position", None)
-        return Refusal(
+        return DatabaseRefusal(
             _first_line(getattr(diagnosis, "message_primary", None) or cause),
             getattr(diagnosis, "message_hint", None) or "",
             int(position) - 1 if position else None,
         )
 
 
-class MySQL(SqlBackend):
+class MySQL(Backend):
     """MySQL and MariaDB, through PyMySQL: DDL commits, only some engines have snapshots, texts are compared loosely."""
 
     dialect = "mysql"
@@ -245,19 +245,19 @@ class MySQL(SqlBackend):
         exact = self.distinct(name)  # 'a' = 'A' in most collations
         return f"SELECT min({name}) FROM {source} WHERE {name} IS NOT NULL GROUP BY {exact} ORDER BY 1, {exact}"
 
-    def refusal(self, cause: BaseException, sql: str) -> Refusal:
+    def refusal(self, cause: BaseException, sql: str) -> DatabaseRefusal:
         message = str(cause.args[-1] if cause.args else cause)
         near = _NEAR.search(message)
         if near is None:
             found = next((match[1] for pattern in _UNKNOWN_NAMES if (match := pattern.search(message))), "")
             hint = "Name one of them otherwise: … AS name." if message.startswith("Duplicate column") else ""
-            return Refusal(_first_line(message), hint, name=found)
+            return DatabaseRefusal(_first_line(message), hint, name=found)
         line_start = sum(len(line) for line in sql.splitlines(keepends=True)[: int(near[2]) - 1])
         offset = sql.find(near[1], line_start) if near[1] else -1
-        return Refusal(_first_line(message[: near.start()]), offset=offset if offset >= 0 else None)
+        return DatabaseRefusal(_first_line(message[: near.start()]), offset=offset if offset >= 0 else None)
 
 
-class SQLite(SqlBackend):
+class SQLite(Backend):
     """SQLite, by Python's own module."""
 
     dialect = "sqlite"
@@ -287,17 +287,17 @@ class SQLite(SqlBackend):
             raise
         connection.exec_driver_sql("COMMIT")
 
-    def refusal(self, cause: BaseException, sql: str) -> Refusal:
+    def refusal(self, cause: BaseException, sql: str) -> DatabaseRefusal:
         message = _first_line(cause)
         near = re.match(r'near "([^"]+)"', message)
         name = message.rpartition(": ")[2].strip() if ": " in message else ""
-        return Refusal(message, name=near[1] if near else name)
+        return DatabaseRefusal(message, name=near[1] if near else name)
 
 
 BACKENDS = (PostgreSQL(), MySQL(), SQLite())
 
 
-def backend_of(url: str) -> SqlBackend | None:
+def backend_of(url: str) -> Backend | None:
     """Return the backend of a URL; None: none of ours."""
     scheme, mark, _ = url.partition("://")
     return next((one for one in BACKENDS if mark and scheme in one.drivers), None)
