@@ -271,7 +271,7 @@ def wait_until(condition: Callable[[], object], what: str, master: Measured) -> 
 
 
 def measure_for(seconds: float, master: Measured, clients: Clients) -> dict[str, float]:
-    """What happens from now on for a while."""
+    """Measure for a while, from now on."""
     clients.tally()
     cpu_s, began = master.cpu_s(), time.perf_counter()
     threading.Event().wait(seconds)

@@ -42,7 +42,7 @@ VARIABLES = (pb.Variable(name="kernel", shape=[2, 3], trainable=True),)
 
 @dataclass(slots=True)
 class Tally:
-    """What has happened since it was read last."""
+    """The calls since it was read last."""
 
     calls: Counter[str] = field(default_factory=Counter)
     lease_s: list[float] = field(default_factory=list)

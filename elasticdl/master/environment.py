@@ -23,7 +23,7 @@ class UserRequest:
     """The requests of the user for a job while it runs.
 
     Attributes:
-        num_workers: how many workers there are to be, as text; empty: nothing is said of it.
+        num_workers: how many workers there are to be, as text; empty: no number was asked for.
         is_stop: the job is to stop, and to continue once it is resumed.
     """
 

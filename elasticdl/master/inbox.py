@@ -70,7 +70,7 @@ class Inbox:
             self._leave_rest()
 
     def _leave_rest(self) -> None:
-        """What came in too late for a turn is the loop's."""
+        """Leaves to the loop the items that came in too late for a turn."""
         if not self._queue.empty():
             self._wanted.set()
 

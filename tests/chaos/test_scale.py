@@ -17,7 +17,7 @@ from tests.chaos.job import LocalJob
 from tests.chaos.jobs import NUMPY_DIGITS, RealJob
 from tests.chaos.scenarios import assert_exact
 from tests.chaos.test_all_reduce import assert_members_were_equal, started
-from tests.e2e.test_ctrl_c import resume
+from tests.e2e.test_stopped_job import resume
 
 STEPS_BETWEEN = 20
 OF_SERVERS = replace(NUMPY_DIGITS, num_epochs=20, pace_s=0.004)  # longer than all starts of workers, up to `hurry`

@@ -28,13 +28,11 @@ class OneConfigMap:
 
     Attributes:
         annotations: of it.
-        reads: how often the object was read.
         watches: the query of each watch.
     """
 
     def __init__(self) -> None:
         self.annotations: dict[str, str] = {}
-        self.reads = 0
         self.watches: list[str] = []
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         script = self
@@ -43,24 +41,16 @@ class OneConfigMap:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                if "watch=1" in self.path:
-                    script.watches.append(self.path)
-                    self._stream()
-                    return
-                script.reads += 1
-                body = json.dumps(script.found()).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def _stream(self) -> None:
+                script.watches.append(self.path)
                 self.send_response(200)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
-                while (line := script._lines.get()) is not None:
+                too_old = "resourceVersion=" in self.path  # of an object that was not changed for long
+                line: dict[str, Any] | None = {"type": "ERROR" if too_old else "ADDED", "object": script.found()}
+                while line is not None:
                     data = json.dumps(line).encode() + b"\n"
                     self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+                    line = script._lines.get()
                 self.wfile.write(b"0\r\n\r\n")
 
             def log_message(self, *_: object) -> None:
@@ -133,9 +123,8 @@ def test_the_annotations_are_read_and_each_change_of_them_comes_at_once(server: 
     server.annotations[names.STOP_ANNOTATION] = "true"
     server.say("MODIFIED")
     assert reader.next() == UserRequest("many", is_stop=True)
-    assert (server.reads, len(server.watches)) == (1, 1)
+    assert len(server.watches) == 1
     assert "fieldSelector=metadata.name%3Delasticdl-j" in server.watches[0]
-    assert "resourceVersion=7" in server.watches[0]
     watch.close()
     reader.thread.join(LIMIT_S)
     assert not reader.thread.is_alive()
@@ -143,7 +132,7 @@ def test_the_annotations_are_read_and_each_change_of_them_comes_at_once(server: 
 
 
 @pytest.mark.parametrize("end", ["ended", "expired"])
-def test_what_changes_between_two_streams_is_read_with_the_object(server: OneConfigMap, end: str) -> None:
+def test_what_changes_between_two_streams_comes_with_the_next(server: OneConfigMap, end: str) -> None:
     watch = server.watch()
     reader = Reader(watch.requests(threading.Event()))
     server.ask("2")
@@ -154,7 +143,7 @@ def test_what_changes_between_two_streams_is_read_with_the_object(server: OneCon
         server.say("ERROR")
     server.end_stream()
     assert reader.next() == UserRequest("5")
-    assert server.reads == 2
+    assert len(server.watches) == 2
     watch.close()
 
 

@@ -314,7 +314,7 @@ class RequestWatch:
         known, pause_s = UserRequest(), 0.0
         while not stop.wait(pause_s):
             try:
-                for found in self._read_and_watch():
+                for found in self._watch():
                     self._all_well()
                     annotations = found["metadata"].get("annotations") or {}
                     is_stop = bool(annotations.get(names.STOP_ANNOTATION))
@@ -332,15 +332,16 @@ class RequestWatch:
         """Ends the watch."""
         self._api.close()
 
-    def _read_and_watch(self) -> Iterator[Object]:
-        """The object as it is, then as it changes, until the stream ends."""
-        found = self._api.call("GET", self._api.namespaced(f"configmaps/{self._name}"))
-        yield found
+    def _watch(self) -> Iterator[Object]:
+        """The object as it is, then as it changes, until the stream ends.
+
+        Without a resource version a watch begins with the object as it is.  With the object's own it is refused as too
+        old, again and again, once other objects of its kind have changed often enough since.
+        """
         query: Query = {"watch": 1, "fieldSelector": f"metadata.name={self._name}", "timeoutSeconds": _STREAM_S}
-        query["resourceVersion"] = str(found["metadata"]["resourceVersion"])
         with self._api.stream(self._api.namespaced("configmaps"), query, _STREAM_S + _SILENCE_S) as lines:
             for line in lines:
-                if line["type"] in ("ERROR", "DELETED"):  # the version is too old; the job is being deleted
+                if line["type"] in ("ERROR", "DELETED"):
                     raise ElasticDLError(f"The watch of ConfigMap {self._name} was ended.")
                 yield line["object"]
 
