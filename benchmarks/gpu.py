@@ -1,7 +1,10 @@
 """PyTorch models of the zoo, and scripts, on a GPU or on the CPU, against plain loops.
 
-``python -m benchmarks.gpu [--steps] [--device=cpu|cuda] [--quick] [--json]``: the parts that are named, or else all of
-them, each in a process of its own.  `--steps`: milliseconds of a step on minibatches in memory (gpu_steps.py).
+``python -m benchmarks.gpu [--device=cpu|cuda] [--quick] [--json] [PART …]``: the parts that are named, or else all of
+them, each in a process of its own:
+
+- `--steps`: milliseconds of a step on minibatches in memory (gpu_steps.py);
+- `--kill`: how long a worker stands still when another one dies (gpu_kill.py).
 
 Every ratio is that of the rates, ours to the plain loop's: 1 is as fast.  A part that fails prints its error, the
 others run, and the exit code is 1.  On the CPU networks and data are so small that all of it runs on two cores; its
@@ -22,8 +25,8 @@ from pathlib import Path
 
 from benchmarks.measured_job import ROOT
 
-PARTS = ("steps",)
-LONGEST_S = 240.0  # of a part
+PARTS = ("steps", "kill")
+LONGEST_S = 180.0  # of a part
 LONGEST_END_S = 40.0  # after Ctrl-C: the part stops its jobs
 
 

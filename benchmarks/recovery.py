@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -60,7 +61,18 @@ class Recovery:
 
 
 class Contestant(Protocol):
-    """Four processes that train."""
+    """Processes that train.
+
+    Attributes:
+        world: how many.
+        longest_s: that an event may take.
+    """
+
+    @property
+    def world(self) -> int: ...
+
+    @property
+    def longest_s(self) -> float: ...
 
     def pids(self) -> list[int]:
         """Of the processes that train now, by place."""
@@ -70,19 +82,27 @@ class Contestant(Protocol):
         """Raises BenchmarkError if it has ended."""
         ...
 
+    def story(self) -> str:
+        """The end of what they have printed."""
+        ...
+
     def has_gone_on(self, old: Steps, now: Steps, victim: int) -> float | None:
         """When the others had done a step without the victim; None: not yet."""
         ...
 
     def are_all_again(self, old: Steps, now: Steps, victim: int) -> float | None:
-        """When four had done a step together again; None: not yet."""
+        """When all had done a step together again; None: not yet."""
         ...
 
 
 class OurJob:
     """`elasticdl train --runtime=local`."""
 
-    def __init__(self, job: subprocess.Popen[bytes], job_dir: Path) -> None:
+    def __init__(
+        self, job: subprocess.Popen[bytes], job_dir: Path, world: int = WORLD, longest_s: float = LONGEST_S
+    ) -> None:
+        self.world = world
+        self.longest_s = longest_s
         self._job = job
         self._job_dir = job_dir
 
@@ -96,7 +116,10 @@ class OurJob:
 
     def check(self) -> None:
         if self._job.poll() is not None:
-            raise BenchmarkError(f"the job has ended\n{story(self._job_dir)}")
+            raise BenchmarkError(f"the job has ended\n{self.story()}")
+
+    def story(self) -> str:
+        return story(self._job_dir)
 
     def has_gone_on(self, old: Steps, now: Steps, victim: int) -> float | None:
         # The step after the victim's last one may be one to which it still gave its part.
@@ -121,6 +144,9 @@ class Frozen(OurJob):
 class TorchRun:
     """Four agents of torchrun."""
 
+    world = WORLD
+    longest_s = LONGEST_S
+
     def __init__(self, agents: list[subprocess.Popen[bytes]], output: Path) -> None:
         self._agents = agents
         self._output = output
@@ -131,7 +157,10 @@ class TorchRun:
 
     def check(self) -> None:
         if any(agent.poll() is not None for agent in self._agents):
-            raise BenchmarkError(f"an agent of torchrun has ended\n{self._output.read_text(errors='replace')[-3000:]}")
+            raise BenchmarkError(f"an agent of torchrun has ended\n{self.story()}")
+
+    def story(self) -> str:
+        return self._output.read_text(errors="replace")[-3000:]
 
     def has_gone_on(self, old: Steps, now: Steps, victim: int) -> float | None:
         return min((float(now[pid]["at"][0]) for pid in now.keys() - old.keys() if len(now[pid])), default=None)
@@ -164,18 +193,18 @@ def done_at(steps: np.ndarray, number: int) -> float | None:
 
 
 def wait_for(what: str, contestant: Contestant, look: Callable[[], float | None]) -> float:
-    deadline = time.monotonic() + LONGEST_S
+    deadline = time.monotonic() + contestant.longest_s
     pause = threading.Event()
     while (found := look()) is None:
         contestant.check()
         if time.monotonic() > deadline:
-            raise BenchmarkError(f"waited in vain for {what}")
+            raise BenchmarkError(f"waited in vain for {what}\n{contestant.story()}")
         pause.wait(LOOK_S)
     return found
 
 
 def await_quiet(contestant: Contestant, directory: Path) -> list[int]:
-    """Until four processes have done some steps from now on; returns them."""
+    """Until all processes have done some steps from now on; returns them."""
     pids: list[int] = []
     counts: dict[int, int] = {}
 
@@ -183,12 +212,12 @@ def await_quiet(contestant: Contestant, directory: Path) -> list[int]:
         nonlocal pids, counts
         steps = read_steps(directory)
         now = {pid: len(steps.get(pid, ())) for pid in contestant.pids()}
-        if len(now) != WORLD or now.keys() != counts.keys():
+        if len(now) != contestant.world or now.keys() != counts.keys():
             pids, counts = list(now), now
             return None
         return 0.0 if all(now[pid] >= counts[pid] + QUIET_STEPS for pid in now) else None
 
-    wait_for("four processes that train", contestant, look)
+    wait_for(f"{contestant.world} processes that train", contestant, look)
     return pids
 
 
@@ -208,7 +237,7 @@ def recover(contestant: Contestant, directory: Path, place: int, number: signal.
     try:
         name = signal.Signals(number).name
         gone_on = wait_for(f"a step after {name}", contestant, lambda: contestant.has_gone_on(old, now(), victim))
-        again = wait_for(f"four after {name}", contestant, lambda: contestant.are_all_again(old, now(), victim))
+        again = wait_for(f"all after {name}", contestant, lambda: contestant.are_all_again(old, now(), victim))
     finally:
         if number == signal.SIGSTOP:
             with contextlib.suppress(ProcessLookupError):
@@ -225,21 +254,29 @@ def recoveries(contestant: Contestant, directory: Path, count: int, number: sign
 
 
 @contextlib.contextmanager
-def our_job(directory: Path, steps: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def our_job(
+    directory: Path,
+    steps: Path,
+    world: int = WORLD,
+    model: str = "torch_mnist.custom_model",
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """An endless job of ours, whose processes write their steps to a directory."""
     data = write_images(directory / "images", RECORDS, SHAPE)
     steps.mkdir()
     job_dir = directory / "job"
+    given = {VARIABLE: str(steps), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     flags = {
         "job_name": "recovery",
         "model_zoo": ROOT / "benchmarks",
-        "model_def": "zoo.torch_mnist.custom_model",
+        "model_def": f"zoo.{model}",
         "training_data": data,
         "distribution_strategy": "AllReduceStrategy",
-        "num_workers": WORLD,
+        "num_workers": world,
         "num_epochs": 0,
         "minibatch_size": BATCH,
         "collective_timeout": COLLECTIVE_TIMEOUT_S,
-        "envs": f"{VARIABLE}={steps},PYTHONPATH={ROOT},OMP_NUM_THREADS=1",
+        "envs": ",".join(f"{name}={value}" for name, value in given.items()),
     }
     with running_job(job_dir, flags) as job:
         yield job, job_dir
