@@ -4,6 +4,7 @@
 them, each in a process of its own:
 
 - `--steps`: milliseconds of a step on minibatches in memory (gpu_steps.py);
+- `--stall`: how long steps wait for a checkpoint of 100 M parameters (gpu_stall.py);
 - `--kill`: how long a worker stands still when another one dies (gpu_kill.py).
 
 Every ratio is that of the rates, ours to the plain loop's: 1 is as fast.  A part that fails prints its error, the
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.measured_job import ROOT
 
-PARTS = ("steps", "kill")
+PARTS = ("steps", "stall", "kill")
 LONGEST_S = 180.0  # of a part
 LONGEST_END_S = 40.0  # after Ctrl-C: the part stops its jobs
 
