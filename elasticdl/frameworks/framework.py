@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.frameworks.callback_rules import Rules
+from elasticdl.frameworks.devices import DeviceMeter
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -288,6 +289,11 @@ class LabelError(Exception):
 
 class Inference(Protocol):
     """Operations on a model that is not trained: half of `Framework`, and all that a loaded export can do."""
+
+    @property
+    def device_meter(self) -> DeviceMeter:
+        """The device that the model is on; builds the model if need be."""
+        ...
 
     def report(self) -> ModelReport:
         """See `Framework.report`."""

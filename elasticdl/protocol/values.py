@@ -1,4 +1,4 @@
-"""What every process of a job calls by the same name: roles of pods, ranges of records."""
+"""What every process of a job calls by the same name: roles of pods, devices, ranges of records."""
 
 from __future__ import annotations
 
@@ -12,6 +12,23 @@ class Role(StrEnum):
     MASTER = "master"
     PS = "ps"
     WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The accelerator that a worker's model is on.
+
+    Attributes:
+        name: as the framework has it: cuda:0, GPU:0.
+        kind: the product, such as NVIDIA H100 80GB HBM3.
+        used_bytes: of its memory, by this process, as far as the framework manages it.
+        total_bytes: of its memory; 0: not known.
+    """
+
+    name: str
+    kind: str
+    used_bytes: int = 0
+    total_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, order=True)

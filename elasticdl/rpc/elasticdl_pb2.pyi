@@ -367,7 +367,7 @@ class Position(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., minibatch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share", "stacks", "cpu")
+    __slots__ = ("role", "id", "incarnation", "positions", "activity", "seconds", "partition_version", "leaving", "load", "world_version", "waiting_seconds", "memory_share", "stacks", "cpu", "device")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +389,7 @@ class HeartbeatRequest(_message.Message):
     MEMORY_SHARE_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     role: Role
     id: int
     incarnation: int
@@ -403,7 +404,8 @@ class HeartbeatRequest(_message.Message):
     memory_share: float
     stacks: Stacks
     cpu: CpuUse
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., cpu: _Optional[_Union[CpuUse, _Mapping]] = ...) -> None: ...
+    device: Device
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., incarnation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., activity: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., partition_version: _Optional[int] = ..., leaving: bool = ..., load: _Optional[_Union[PsLoad, _Mapping]] = ..., world_version: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., memory_share: _Optional[float] = ..., stacks: _Optional[_Union[Stacks, _Mapping]] = ..., cpu: _Optional[_Union[CpuUse, _Mapping]] = ..., device: _Optional[_Union[Device, _Mapping]] = ...) -> None: ...
 
 class Stacks(_message.Message):
     __slots__ = ("where", "text")
@@ -424,6 +426,18 @@ class CpuUse(_message.Message):
     load: float
     cores: float
     def __init__(self, throttled_seconds: _Optional[float] = ..., steal_seconds: _Optional[float] = ..., load: _Optional[float] = ..., cores: _Optional[float] = ...) -> None: ...
+
+class Device(_message.Message):
+    __slots__ = ("name", "kind", "used_bytes", "total_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    used_bytes: int
+    total_bytes: int
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., used_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class PsLoad(_message.Message):
     __slots__ = ("pushes", "pulls", "rows_pushed", "rows_pulled", "bytes_received", "bytes_sent", "busy_seconds", "staleness", "refused", "table_rows", "table_bytes")

@@ -12,11 +12,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import grpc
 
+from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import NO_SURPLUS, Surplus
+from elasticdl.protocol.values import Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect, is_transient
@@ -66,6 +69,7 @@ class MasterLink:
         self._standing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self._rate: Callable[[], float | None] = lambda: None
         self._told_rate = (-_RATE_S, 0.0)  # when, what
+        self._device: Callable[[], Device | None] = lambda: None
         self._stacks: pb.Stacks | None = None  # for the next heartbeat
         self._is_taking_stacks = False
         self._children = ChildStacks()
@@ -85,6 +89,11 @@ class MasterLink:
     def carry_rate(self, rate: Callable[[], float | None]) -> None:
         """Set the provider of the learning rate in reports of progress."""
         self._rate = rate
+
+    def carry_device(self, meter: DeviceMeter) -> None:
+        """Log the device that the model is on, and set what heartbeats say of it."""
+        _log.info("The model is on %s", meter.text)
+        self._device = meter.last
 
     def register(self) -> pb.RegisterWorkerReply:
         """Says that this worker lives and what it holds.
@@ -408,6 +417,7 @@ class MasterLink:
                 memory_share=used_share(),
                 stacks=taken,
                 cpu=cpu_use(),
+                device=_device_message(self._device()),
             ),
             timeout=_CALL_TIMEOUT_S,
         )
@@ -435,6 +445,10 @@ class MasterLink:
         self._stacks = stacks.take(self.clock.read()[0], self._children.take())
         self._is_taking_stacks = False
         self._beat_at_once.set()
+
+
+def _device_message(device: Device | None) -> pb.Device | None:
+    return None if device is None else pb.Device(**asdict(device))
 
 
 def _message(surplus: Surplus) -> pb.Surplus | None:

@@ -104,6 +104,7 @@ class WorkerProcess:
             self._refuse(error)
             raise
         self._link.report_model(message)
+        self._link.carry_device(model.device_meter)
         self._termination.before_end(loop.leave)
         loop.run()
 
@@ -136,6 +137,7 @@ class WorkerProcess:
         except ElasticDLError as error:
             self._refuse(error)
             raise
+        self._link.carry_device(self._framework.device_meter)
         try:
             if self._spec.distribution_strategy is DistributionStrategy.ALL_REDUCE:
                 self._link.report_model(message)

@@ -72,6 +72,7 @@ def test_a_worker_is_killed_in_its_step_and_a_successor_joins(tmp_path: Path) ->
     assert len(set(steps["0"]) & set(steps["2"])) > 5, job.story()
     story = job.master_log() + job.log("elasticdl-script-worker-0")
     assert "worker 2 joined" in story
+    assert len(re.findall(r"The model is on (the CPU \(\d+ threads?\)|cuda:0 \()", story)) == 1
     told = dict(re.findall(r"Evaluation metrics\[step=(\d+)\]: {'accuracy': (\S+)}", job.master_log()))
     assert len(told) == EPOCHS
     shown = EventAccumulator(str(tmp_path / "logs")).Reload().Scalars("evaluation/accuracy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_digits_train_evaluate_and_export_to_plain_tensorflow_and_callbacks_end_
     metrics = train(DIGITS, tmp_path, **flags)
     assert metrics["accuracy"] >= 0.95
     assert (tmp_path / "note").read_text() == "6 variables\n"
+    for log in (tmp_path / "job").rglob("*-worker-*.log"):
+        assert len(re.findall(r"The model is on (the CPU \(\d+ threads?\)|GPU:0 \()", log.read_text())) == 1
     reader = create_reader(str(tmp_path / "digits" / "validation"))
     records = [record for shard in reader.shards() for record in reader.read(shard)]
     lengths = np.array([len(record) for record in records])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -50,6 +51,8 @@ def test_mnist_trains_with_the_local_strategy_and_is_exported(tmp_path: Path) ->
     assert metrics["accuracy"] >= 0.96
     assert exported_accuracy(output, tmp_path / "mnist") == pytest.approx(metrics["accuracy"], abs=1e-3)
     assert (output / "model.pt2").exists()
+    (log,) = (tmp_path / "job").rglob("*-worker-0.log")
+    assert len(re.findall(r"The model is on (the CPU \(\d+ threads?\)|cuda:0 \()", log.read_text())) == 1
 
 
 @pytest.mark.timeout(300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
+from elasticdl.frameworks.devices import DeviceMeter
+from elasticdl.protocol.values import Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import elasticdl_pb2_grpc as pb_grpc
 from elasticdl.rpc.channels import connect
@@ -138,6 +141,25 @@ def test_a_request_for_a_checkpoint_is_passed_on_once(master: ScriptedMaster) ->
     master.hears("Heartbeat", times=3)
     assert asked.acquire(blocking=False)
     assert not asked.acquire(blocking=False)
+
+
+def test_heartbeats_say_how_much_of_its_device_a_worker_uses_and_its_log_which_it_is(
+    master: ScriptedMaster, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, seconds = link(master), iter((0.0, 0.5, 1.5, 1.5))
+    readings = iter((2 << 30, 3 << 30))
+    meter = DeviceMeter("cuda:0 (H100)", lambda: Device("cuda:0", "H100", next(readings), 80 << 30), seconds.__next__)
+    worker.start_heartbeat()
+    assert not master.hears("Heartbeat")[0].HasField("device")  # there is no model yet
+    with caplog.at_level(logging.INFO, "elasticdl.worker"):
+        worker.carry_device(meter)
+    assert "The model is on cuda:0 (H100)" in caplog.messages
+    first = master.hears("Heartbeat", times=3)[2].device
+    assert (first.name, first.kind, first.used_bytes, first.total_bytes) == ("cuda:0", "H100", 2 << 30, 80 << 30)
+    meter.sample()  # half a second later: too early
+    assert meter.last() == Device("cuda:0", "H100", 2 << 30, 80 << 30)
+    meter.sample()
+    assert meter.last() == Device("cuda:0", "H100", 3 << 30, 80 << 30)
 
 
 def test_records_come_in_order_of_grant_and_stop_at_another_type(master: ScriptedMaster) -> None:

@@ -23,6 +23,7 @@ from elasticdl.api.pytorch.alone import StepGroup
 from elasticdl.collective import Reduction
 from elasticdl.frameworks.torch.buckets import Buckets
 from elasticdl.frameworks.torch.computation import Computation
+from elasticdl.frameworks.torch.devices import device_meter
 from elasticdl.frameworks.torch.model import BuiltModule, buffers_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.allreduce.world_session import WorldEnded
@@ -72,6 +73,8 @@ class ScriptGradients(Buckets):
     """See above.  One for all modules of a script.
 
     Attributes:
+        device: of the parameters.
+        meter: of that device.
         is_complete: backward has gone through.
         raises: `backward()` ends by an exception where its gradient is incomplete.
         ended_by: it, where it is not raised.
@@ -88,6 +91,7 @@ class ScriptGradients(Buckets):
         places = [place for module in modules for place in buffers_of(module)]
         super().__init__(BuiltModule(None, device, trained, {}, places, Computation()))
         self.device = device
+        self.meter = device_meter(device)
         self._places = places
         num_changes = sum(place.tensor.numel() for place in places)
         self._clock = clock
@@ -107,6 +111,7 @@ class ScriptGradients(Buckets):
 
     def begin(self, place: StepPosition, world: StepGroup) -> None:
         """Before the user's code runs on a minibatch."""
+        self.meter.sample()
         self._uncleared = self._left_over() if self.is_complete and place.is_first else None
         self._clear()
         if self._uncleared is not None:

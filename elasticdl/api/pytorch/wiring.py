@@ -78,6 +78,7 @@ def make_loop(
     termination = Termination(session.clock)
     if session.link is not None:
         session.link.carry_ledger(controller.final_ledger)
+        session.link.carry_device(gradients.meter)
         _take_over_sigterm(termination, controller)
         pipeline.start()  # before there are connections that its processes could hold on to
     world, stop = _world_of(session, model, str(gradients.device))

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.data_flaws import data_flaws
+from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import (
     Batch,
     Evaluation,
@@ -30,6 +31,7 @@ from elasticdl.frameworks.framework import (
 )
 from elasticdl.frameworks.keras import callbacks as hooks
 from elasticdl.frameworks.keras.compiled import by_output, check_compiled, check_complete, taken_from_compile
+from elasticdl.frameworks.keras.devices import device_meter
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.feed import TracedFeed
@@ -109,6 +111,7 @@ class KerasFramework:
         self._made_all_reduce_step: AllReduceStep | None = None
         self._made_optimizer: Any = None
         self._made_measures: Measures | None = None
+        self._made_meter: DeviceMeter | None = None
         self._made_callbacks: list[Any] | None = None
         self._made_rates: LearningRates | None = None
         self._asked_rate: tuple[int, float | None] = (0, None)  # model version, and what a scheduler said
@@ -117,6 +120,14 @@ class KerasFramework:
     def device(self) -> str:
         """See `Framework.device`: what TensorFlow computes on a GPU comes to main memory first."""
         return "cpu"
+
+    @property
+    def device_meter(self) -> DeviceMeter:
+        """See `Inference.device_meter`."""
+        if self._made_meter is None:
+            self._built()
+            self._made_meter = device_meter()
+        return self._made_meter
 
     def report(self) -> ModelReport:
         """See `Framework.report`."""
@@ -166,6 +177,7 @@ class KerasFramework:
 
     def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
         """See `Framework.gradients`."""
+        self.device_meter.sample()
         with self._labels_blamed(batch):
             step = self._steps().gradients(batch.data, batch.size, self._batch_spec(batch), parameters, rows, seed)
         if step.not_finite:
@@ -187,6 +199,7 @@ class KerasFramework:
 
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         """See `Framework.train`."""
+        self.device_meter.sample()
         with self._labels_blamed(batch):
             loss = self._steps().train(batch.data, self._batch_spec(batch), seed, learning_rate)
         if not math.isfinite(loss):
@@ -195,6 +208,7 @@ class KerasFramework:
 
     def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
         """See `Framework.local_gradient`."""
+        self.device_meter.sample()
         spec = self._batch_spec(shares[0].batch) if shares else None
         with self._labels_blamed(*(share.batch for share in shares)):
             gradient = self._all_reduce_step().local_gradient(shares, spec)
@@ -208,6 +222,7 @@ class KerasFramework:
 
     def predictions(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
         """The model's outputs for a minibatch of any mode, as tensors; `parameters` as in `Evaluation.update`."""
+        self.device_meter.sample()
         return self._steps().predictions(batch.data, self._batch_spec(batch), parameters, rows)
 
     def predict(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:

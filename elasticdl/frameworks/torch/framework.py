@@ -15,6 +15,7 @@ import torch
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.data_flaws import data_flaws
+from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import (
     Batch,
     Evaluation,
@@ -39,6 +40,7 @@ from elasticdl.frameworks.label_flaws import (
 from elasticdl.frameworks.metrics import make_measures
 from elasticdl.frameworks.torch import callbacks as hooks
 from elasticdl.frameworks.torch.computation import Computation, LossScale
+from elasticdl.frameworks.torch.devices import device_meter
 from elasticdl.frameworks.torch.gradients import ModuleGradients
 from elasticdl.frameworks.torch.inference import TorchEvaluation, arrays_of, export_model, load_file, load_weights
 from elasticdl.frameworks.torch.losses import ModuleLoss
@@ -111,6 +113,7 @@ class TorchFramework:
         self._made_gradients: ModuleGradients | None = None
         self._made_loss: ModuleLoss | None = None
         self._made_measures: list[CountingMeasure] | None = None
+        self._made_meter: DeviceMeter | None = None
         self._made_callbacks: list[Any] | None = None
         self._rates = Rates(definition, lambda: make_optimizer(definition, self._built()))
         self._features: Any = None  # of a minibatch, as an example for the export
@@ -119,6 +122,13 @@ class TorchFramework:
     def device(self) -> str:
         """See `Framework.device`."""
         return str(self._built().device)
+
+    @property
+    def device_meter(self) -> DeviceMeter:
+        """See `Inference.device_meter`."""
+        if self._made_meter is None:
+            self._made_meter = device_meter(self._built().device)
+        return self._made_meter
 
     def report(self) -> ModelReport:
         """See `Framework.report`."""
@@ -159,6 +169,7 @@ class TorchFramework:
 
     def train(self, batch: Batch, seed: int, learning_rate: float | None = None) -> float:
         """See `Framework.train`."""
+        self.device_meter.sample()
         optimizer, parameters = self._optimizer(), list(self._built().parameters.values())
         with self._labels_blamed(batch):
             loss, num_repeats = self._plain_gradient(batch, seed)
@@ -179,6 +190,7 @@ class TorchFramework:
         Args:
             num_repeats: how often the step has overflowed; see `LossScale`.
         """
+        self.device_meter.sample()
         if shares:
             self._features = shares[0].batch.data.features
         with self._labels_blamed(*(share.batch for share in shares)):
@@ -213,6 +225,7 @@ class TorchFramework:
         if parameters is not None:
             built.assign(parameters)
         built.module.eval()
+        self.device_meter.sample()
         with torch.inference_mode():
             return built.predict(self._examples(batch).features)
 

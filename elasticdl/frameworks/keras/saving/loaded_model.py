@@ -14,8 +14,10 @@ import tensorflow as tf
 
 import elasticdl.layers  # noqa: F401  its layers may be in a .keras file
 from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import Batch, Evaluation, Floats, Mode, ModelReport, Parameters, TaskRecords
 from elasticdl.frameworks.keras.compiled import by_output, check_complete, completed
+from elasticdl.frameworks.keras.devices import device_meter
 from elasticdl.frameworks.keras.evaluation import KerasEvaluation, Measures
 from elasticdl.frameworks.keras.input.declared_inputs import ModelInputs
 from elasticdl.frameworks.keras.input.pipeline import Pipeline
@@ -54,6 +56,12 @@ class LoadedKeras:
         self._pipeline = Pipeline(mode, self._feed, self._inputs, minibatch_size, {}, _no_ids)
         self._compiled: Any = None  # the module's model, where its metrics are those that count
         self._measures = Measures(self._make_measures(), self._example)
+        self._meter = device_meter()
+
+    @property
+    def device_meter(self) -> DeviceMeter:
+        """See `Inference.device_meter`."""
+        return self._meter
 
     def report(self) -> ModelReport:
         """See `Inference.report`; the variables are the export's own business."""
@@ -67,6 +75,7 @@ class LoadedKeras:
 
     def predictions(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
         """The model's outputs as tensors."""
+        self._meter.sample()
         return self._forward(take_apart(self._mode, batch.data.element).features)
 
     def predict(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:

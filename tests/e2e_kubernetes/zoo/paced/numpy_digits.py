@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.data.example_parser import parse_examples
+from elasticdl.frameworks.devices import DeviceMeter
 from elasticdl.frameworks.framework import (
     NUM_TOLD,
     Batch,
@@ -56,6 +57,10 @@ class NumpyFramework:
         self.weights = weights
         self._minibatch_size = minibatch_size
         self._shared = np.zeros(weights.size + NUM_TOLD, np.float32)
+
+    @property
+    def device_meter(self) -> DeviceMeter:
+        return DeviceMeter("the CPU", lambda: None)
 
     def report(self) -> ModelReport:
         return ModelReport((Variable("weights", self.weights.shape, True),), (), OPTIMIZER, ("accuracy",))

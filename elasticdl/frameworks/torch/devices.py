@@ -1,0 +1,38 @@
+"""The device that a PyTorch model is on: its name, its settings, and the memory that this process takes of it."""
+
+from __future__ import annotations
+
+import torch
+
+from elasticdl.frameworks.devices import DeviceMeter, cpu_text
+from elasticdl.protocol.values import Device
+
+
+def device_meter(device: torch.device) -> DeviceMeter:
+    """Return the meter of the device that parameters are on."""
+    return DeviceMeter(_described(device), lambda: _read(device))
+
+
+def _described(device: torch.device) -> str:
+    if device.type == "cpu":
+        return cpu_text(torch.get_num_threads())
+    if device.type != "cuda":
+        return str(device)
+    properties = torch.cuda.get_device_properties(device)
+    settings = {"TF32 matrix products": _has_tf32(), "cudnn.benchmark": torch.backends.cudnn.benchmark}
+    text = ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in settings.items())
+    return f"{device} ({properties.name}, {properties.total_memory / (1 << 30):.1f} GiB); {text}"
+
+
+def _has_tf32() -> bool:
+    """Of products of float32 matrices; the older of PyTorch's two settings raises where the newer one was used."""
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", "")  # since PyTorch 2.9
+    return precision == "tf32" if precision else bool(torch.backends.cuda.matmul.allow_tf32)
+
+
+def _read(device: torch.device) -> Device | None:
+    """Return the device with the memory that PyTorch's allocator has taken of it; None: it is no GPU."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return Device(str(device), properties.name, torch.cuda.memory_reserved(device), properties.total_memory)
