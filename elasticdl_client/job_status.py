@@ -118,6 +118,17 @@ class PsStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """The accelerator that the model of one worker is on."""
+
+    worker: int  # its id
+    name: str  # as the framework has it: cuda:0, GPU:0
+    kind: str  # the product, such as NVIDIA H100 80GB HBM3
+    used_bytes: int = 0  # of its memory, by the worker's process
+    total_bytes: int = 0  # of its memory; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
 class ScalingStatus:
     """How the number of workers follows the gain: what another worker adds to the job's rate."""
 
@@ -161,6 +172,7 @@ class JobStatus:
     lost_pods: tuple[LostPod, ...] = ()  # since the master started; the newest 20, newest last
     scaling: ScalingStatus | None = None  # null while the number of workers is fixed
     ps: tuple[PsStatus, ...] = ()  # each parameter server
+    devices: tuple[DeviceStatus, ...] = ()  # each worker whose model is on an accelerator
     world: tuple[int, ...] = ()  # AllReduce: the workers of the group that stands, by rank
     num_worlds: int = 0  # AllReduce: how many groups have formed
     world_seconds: float = 0.0  # AllReduce: that the changes of the group took, altogether
@@ -195,6 +207,7 @@ class JobStatus:
         values["pods"] = tuple(PodStatus(**_known(PodStatus, one)) for one in values.get("pods", ()))
         values["lost_pods"] = tuple(LostPod(**_known(LostPod, one)) for one in values.get("lost_pods", ()))
         values["ps"] = tuple(PsStatus(**_known(PsStatus, one)) for one in values.get("ps", ()))
+        values["devices"] = tuple(DeviceStatus(**_known(DeviceStatus, one)) for one in values.get("devices", ()))
         if values.get("scaling") is not None:
             values["scaling"] = ScalingStatus(**_known(ScalingStatus, values["scaling"]))
         values["world"] = tuple(values.get("world", ()))

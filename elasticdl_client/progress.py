@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
 from elasticdl_client import goodput
@@ -78,6 +78,22 @@ def staleness_text(status: JobStatus) -> str:
     shares = [f"{_missed(i)} {count / total:.0%}" for i, count in enumerate(status.staleness) if count]
     refused = [f"refused {status.gradients_refused:,}"] if status.gradients_refused else []
     return "; ".join([*([", ".join(shares)] if shares else []), *refused])
+
+
+def devices_text(status: JobStatus) -> str:
+    """Return the accelerators that the workers' models are on, and the most of their memory that one takes."""
+    used: dict[tuple[str, int], list[int]] = {}
+    for device in status.devices:
+        used.setdefault((device.kind, device.total_bytes), []).append(device.used_bytes)
+    return "; ".join(_devices(kind, total, sizes) for (kind, total), sizes in used.items())
+
+
+def _devices(kind: str, total_bytes: int, used_bytes: Sequence[int]) -> str:
+    total = f" of {total_bytes / (1 << 30):.1f}" if total_bytes else ""
+    memory = f"{max(used_bytes) / (1 << 30):.1f}{total} GiB"
+    if len(used_bytes) == 1:
+        return f"1 worker on {kind}, {memory} in use"
+    return f"{len(used_bytes)} workers on {kind}, up to {memory} in use by each"
 
 
 def _missed(position: int) -> str:

@@ -26,7 +26,7 @@ from elasticdl.master.core.values import (
     Stacks,
     TaskType,
 )
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol.values import Device, Role, Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.validation import InvalidMessage
 
@@ -136,11 +136,16 @@ def heartbeat_received(call: int, message: pb.HeartbeatRequest) -> events.Heartb
         message.memory_share,
         Stacks(message.stacks.where, message.stacks.text) if message.HasField("stacks") else None,
         _cpu_use(message.cpu) if message.HasField("cpu") else None,
+        _device(message.device) if message.HasField("device") else None,
     )
 
 
 def _cpu_use(message: pb.CpuUse) -> CpuUse:
     return CpuUse(message.throttled_seconds, message.steal_seconds, message.load, message.cores)
+
+
+def _device(message: pb.Device) -> Device:
+    return Device(message.name, message.kind, message.used_bytes, message.total_bytes)
 
 
 def lease_requested(call: int, message: pb.LeaseRequest) -> events.LeaseRequested:

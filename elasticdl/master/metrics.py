@@ -19,7 +19,7 @@ from elasticdl_client.choices import DistributionStrategy
 from elasticdl_client.goodput import goodput
 from elasticdl_client.job_events import EventKind
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobPhase, JobStatus, PsStatus
+from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus, PsStatus
 from elasticdl_client.version import VERSION
 
 JOB_LABEL = "elasticdl_job"  # Prometheus has a label `job` of its own: the scrape configuration's name
@@ -153,6 +153,15 @@ def _of_groups(value: Callable[[JobStatus], float]) -> Callable[[Snapshot], Iter
 def _of_ps(value: Callable[[PsStatus], float]) -> Callable[[Snapshot], Iterable[Sample]]:
     """A metric of each parameter server."""
     return lambda snapshot: [((str(ps.id),), value(ps)) for ps in snapshot.status.ps]
+
+
+def _of_devices(value: Callable[[DeviceStatus], float]) -> Callable[[Snapshot], Iterable[Sample]]:
+    """A metric of the device of each worker that has one; 0: not known."""
+    return lambda snapshot: [
+        ((str(device.worker), device.name, device.kind), value(device))
+        for device in snapshot.status.devices
+        if value(device)
+    ]
 
 
 def _info(snapshot: Snapshot) -> Iterator[Sample]:
@@ -346,6 +355,20 @@ FAMILIES: tuple[MetricFamily, ...] = (
         "Pods that ended unasked or were given up, and got a successor.",
         ("role", "reason"),
         _pods_lost,
+    ),
+    MetricFamily(
+        "elasticdl_device_memory_used_bytes",
+        _GAUGE,
+        "Bytes of the accelerator's memory that a worker's process takes.",
+        ("worker", "device", "kind"),
+        _of_devices(lambda device: device.used_bytes),
+    ),
+    MetricFamily(
+        "elasticdl_device_memory_limit_bytes",
+        _GAUGE,
+        "Bytes of the accelerator's memory; absent if not known.",
+        ("worker", "device", "kind"),
+        _of_devices(lambda device: device.total_bytes),
     ),
     MetricFamily(
         "elasticdl_group_members",

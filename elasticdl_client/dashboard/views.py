@@ -62,6 +62,7 @@ def job_page(job_id: str, job: JobInfo, detail: JobDetail) -> Plain:
         ],
         "pods": [{**dataclasses.asdict(pod), "name": pod.name.removeprefix(prefix)} for pod in status.pods],
         "servers": [dataclasses.asdict(server) for server in sorted(status.ps, key=lambda server: server.id)],
+        "devices": [dataclasses.asdict(device) for device in status.devices],
         "staleness": list(status.staleness),
         "staleness_text": progress.staleness_text(status),
         "group": list(status.world),

@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.durations import age
-from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
+from elasticdl_client.job_status import DeviceStatus, EpochCoverage, JobPhase, JobStatus, PodStatus, PsStatus
 from elasticdl_client.jobs import pods, words
 from elasticdl_client.jobs.job import JobInfo, Phase, phase_of
 
@@ -125,6 +125,23 @@ def test_of_many_servers_the_sum_and_the_busiest_are_shown() -> None:
     assert "50,000" in lines[start + 2]
 
 
+def test_the_page_of_a_job_says_what_its_models_are_on_and_the_most_memory_that_one_takes() -> None:
+    devices = (
+        DeviceStatus(0, "cuda:0", "NVIDIA H100 80GB HBM3", 12 << 30, 85_000_000_000),
+        DeviceStatus(1, "cuda:1", "NVIDIA H100 80GB HBM3", 13 << 30, 85_000_000_000),
+        DeviceStatus(2, "GPU:0", "Tesla T4", 3 << 29),
+    )
+    on_devices = dataclasses.replace(JOB, status=dataclasses.replace(STATUS, devices=devices))
+    assert (
+        "Devices:      2 workers on NVIDIA H100 80GB HBM3, up to 13.0 of 79.2 GiB in use by each; "
+        "1 worker on Tesla T4, 1.5 GiB in use\n"
+    ) in words.page(on_devices, NOW)
+    plain = on_devices.to_plain()["devices"]
+    assert plain[2] == {"worker": 2, "name": "GPU:0", "kind": "Tesla T4", "used_bytes": 3 << 29, "total_bytes": 0}
+    assert "Devices" not in words.page(JOB, NOW)
+    assert "Devices" not in words.page(dataclasses.replace(on_devices, phase=Phase.SUCCEEDED), NOW)
+
+
 def test_of_many_epochs_the_older_ones_are_summed() -> None:
     coverage = tuple(EpochCoverage(epoch, 100, 100 - (epoch == 2), lost=int(epoch == 2)) for epoch in range(1, 10))
     page = words.page(dataclasses.replace(JOB, status=dataclasses.replace(STATUS, coverage=coverage)), NOW)
@@ -169,7 +186,7 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at", "records_skipped"),
         *("ps", "staleness", "gradients_refused", "world", "num_worlds", "lost_pods", "elapsed_seconds", "eta_seconds"),
         *("worker_seconds", "ps_seconds", "records", "records_processed", "learning_rate", "event_counts"),
-        *("world_seconds", "pods_lost", "checkpoint_at", "scaling"),
+        *("world_seconds", "pods_lost", "checkpoint_at", "scaling", "devices"),
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")

@@ -6,6 +6,7 @@ from elasticdl.master import messages, replies
 from elasticdl.master.core import commands as c
 from elasticdl.master.core.fleet.servers import owned
 from elasticdl.master.core.values import PsAddress, PsPartition, PsUsage
+from elasticdl.protocol.values import Device
 from elasticdl.rpc import elasticdl_pb2 as pb
 
 PARTITION = PsPartition(7, tuple(PsAddress(k, f"host-{k}:1", k + 1, owned(k, 3)) for k in range(3)))
@@ -48,6 +49,13 @@ def test_a_heartbeat_of_a_server_brings_its_load_and_that_of_a_worker_none() -> 
     event = messages.heartbeat_received(1, pb.HeartbeatRequest(role=pb.PS, id=2, load=load))
     assert event.load == PsUsage(1, 2, 5, 6, 7.5, (8, 9), 10, 11, 12)
     assert messages.heartbeat_received(1, pb.HeartbeatRequest(role=pb.WORKER)).load is None
+
+
+def test_a_heartbeat_of_a_worker_brings_its_device_if_it_has_one() -> None:
+    device = pb.Device(name="cuda:1", kind="H100", used_bytes=5 << 30, total_bytes=80 << 30)
+    event = messages.heartbeat_received(1, pb.HeartbeatRequest(role=pb.WORKER, device=device))
+    assert event.device == Device("cuda:1", "H100", 5 << 30, 80 << 30)
+    assert messages.heartbeat_received(1, pb.HeartbeatRequest(role=pb.WORKER)).device is None
 
 
 def test_a_report_of_progress_brings_what_was_left_out_and_why() -> None:

@@ -9,8 +9,9 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.fleet.servers import owned
 from elasticdl.master.core.values import BucketRange, PodState, PsAddress, TaskType
-from elasticdl.protocol.values import Role
+from elasticdl.protocol.values import Device, Role
 from elasticdl_client.job_events import EventKind
+from elasticdl_client.job_status import DeviceStatus, JobStatus
 
 
 def test_a_job_starts_its_pods_once_their_ids_are_written_down() -> None:
@@ -34,6 +35,19 @@ def test_a_killed_worker_costs_no_sample_and_its_successor_has_a_new_id_at_once(
     assert (again.epoch, again.task) == (lease.epoch, lease.task)
     assert again.id > lease.id
     assert script.job.status().model_version == 1
+
+
+def test_the_status_has_the_devices_of_the_workers_that_live() -> None:
+    script = running(3)
+    script.heartbeat(2, device=Device("cuda:1", "H100", 3 << 30, 80 << 30))
+    script.heartbeat(0, device=Device("cuda:0", "H100", 1 << 30, 80 << 30))
+    script.heartbeat(1)
+    script.heartbeat(0, device=Device("cuda:0", "H100", 2 << 30, 80 << 30))
+    of_the_last = DeviceStatus(2, "cuda:1", "H100", 3 << 30, 80 << 30)
+    assert script.job.status().devices == (DeviceStatus(0, "cuda:0", "H100", 2 << 30, 80 << 30), of_the_last)
+    script.kill(0)
+    assert script.job.status().devices == (of_the_last,)
+    assert JobStatus.from_json(script.job.status().to_json()).devices == (of_the_last,)
 
 
 def test_a_replaced_worker_is_refused() -> None:

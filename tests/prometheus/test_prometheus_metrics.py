@@ -25,7 +25,7 @@ from elasticdl.rpc.addresses import written
 from elasticdl_client.errors import JobError
 from elasticdl_client.goodput import PsState, SlotState
 from elasticdl_client.job_spec import JobSpec
-from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus, PsStatus
+from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus, PodStatus, PsStatus
 from tests.master.actors import wait_until
 
 FLAGS = {"job_name": "digits", "runtime": "local", "model_def": "m.model", "training_data": "/data"}
@@ -62,6 +62,10 @@ FULL = JobStatus(
         PsStatus(
             0, rows=5, table_bytes=80, pushes=60, pulls=61, received_bytes=1000, sent_bytes=2000, busy_seconds=1.5
         ),
+    ),
+    devices=(
+        DeviceStatus(0, "cuda:0", "H100", 3 << 30, 80 << 30),
+        DeviceStatus(1, "GPU:0", "T4", 2 << 30),
     ),
     world=(0, 1),
     num_worlds=4,
@@ -113,6 +117,9 @@ def test_a_status_becomes_metrics_with_labels() -> None:
     assert value("ps_busy_seconds_total", ps="0") == 1.5
     assert value("checkpoints_total", result="saved") == 2
     assert value("checkpoints_total", result="failed") == 0
+    assert value("device_memory_used_bytes", worker="1", device="GPU:0", kind="T4") == 2 << 30
+    limits = {labels: limit for (name, labels), limit in found.items() if name == "elasticdl_device_memory_limit_bytes"}
+    assert limits == {frozenset({"worker": "0", "device": "cuda:0", "kind": "H100"}.items()): 80 << 30}
     assert value("goodput_ratio") == pytest.approx(1 / len(SlotState))
     assert value("kubernetes_requests_total", method="PATCH", code="409") == 1
     assert not [name for name, _ in found if name.startswith("elasticdl_group_")]

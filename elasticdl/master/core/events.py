@@ -29,7 +29,7 @@ from elasticdl.master.core.world_events import ReadyForWorld as ReadyForWorld
 from elasticdl.master.core.world_events import SampleRequested as SampleRequested
 from elasticdl.master.core.world_events import WorldFormed as WorldFormed
 from elasticdl.master.core.world_events import WorldWatched as WorldWatched
-from elasticdl.protocol.values import Role, Shard
+from elasticdl.protocol.values import Device, Role, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,7 @@ class HeartbeatReceived:
         memory_share: of its memory limit; 0: it has none.
         stacks: the answer to `HeartbeatAnswer.wants_stacks`.
         cpu: of a worker.
+        device: of a worker; None: it computes on no accelerator.
     """
 
     call: int
@@ -143,6 +144,7 @@ class HeartbeatReceived:
     memory_share: float = 0.0
     stacks: Stacks | None = None
     cpu: CpuUse | None = None
+    device: Device | None = None
 
 
 @dataclass(frozen=True, slots=True)

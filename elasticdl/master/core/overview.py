@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import compress
 
 from elasticdl.master.core.accounting import Accounting
@@ -15,7 +15,7 @@ from elasticdl.master.core.plan.epoch import coverage_of, records_by_fate
 from elasticdl.master.core.ps_metrics import PsMetrics
 from elasticdl.master.core.settings import JobSettings
 from elasticdl.master.core.workers import Workers
-from elasticdl_client.job_status import JobPhase, JobStatus
+from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus
 
 _ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
 RATE_WINDOW = 30.0  # seconds over which the throughput is taken
@@ -79,6 +79,7 @@ def with_processes(
     return replace(
         status,
         workers_alive=len(workers.all()),
+        devices=_devices(workers),
         workers_wanted=len(fleet.pods.worker_slots),
         ps_alive=fleet.num_serving,
         ps=loads.servers(),
@@ -87,6 +88,11 @@ def with_processes(
         world=worlds.members,
         num_worlds=worlds.num_formed,
     )
+
+
+def _devices(workers: Workers) -> tuple[DeviceStatus, ...]:
+    found = (DeviceStatus(one.id, **asdict(one.device)) for one in workers.all() if one.device is not None)
+    return tuple(sorted(found, key=lambda device: device.worker))
 
 
 def with_history(status: JobStatus, totals: EventTotals, accounting: Accounting, unix_now: float) -> JobStatus:

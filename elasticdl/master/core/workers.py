@@ -12,6 +12,7 @@ from typing import Any
 
 from elasticdl.master.core.slot_time import SlotTimes
 from elasticdl.master.core.values import Position, TaskType
+from elasticdl.protocol.values import Device
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Worker:
         only: type that its request asks for; None: any.
         world_version: of the world that it is in, as it said last; 0: in none.
         collective_seconds: for so long it had been inside one collective then.
+        device: the accelerator that its model is on, as it said last; None: there is none.
         num_minibatches: that it has computed, as far as they were committed in this life of the master.
     """
 
@@ -46,6 +48,7 @@ class Worker:
     world_version: int = 0
     collective_seconds: float = 0.0
     num_minibatches: float = 0.0
+    device: Device | None = None
 
 
 class Workers:

@@ -81,7 +81,7 @@ export class JobView {
     if (this.body.firstChild !== part) this.body.replaceChildren(part);
     if (this.tab === "overview") this.drawOverview(job);
     if (this.tab === "explain") update(this.explain, job.diagnoses, () => explainCard(job.diagnoses));
-    if (this.tab === "pods") update(this.pods, [job.pods, job.servers, job.staleness, job.group, job.ps_seconds], () => podCards(job));
+    if (this.tab === "pods") update(this.pods, [job.pods, job.servers, job.devices, job.staleness, job.group, job.ps_seconds], () => podCards(job));
     if (this.tab === "events") this.events.show(job.summed_up);
     if (this.tab === "logs") this.logs.show(job.lanes.map((lane) => lane.name), job.phase);
   }
@@ -211,6 +211,10 @@ function podCards(job) {
       cell(percent(server.busy), "n"), cell(compact(server.pushes_per_second), "n"), cell(compact(server.pulls_per_second), "n"),
       cell(bytes(server.received_per_second), "n"), cell(bytes(server.sent_per_second), "n"), cell(count(server.rows), "n"), cell(bytes(server.table_bytes), "n")]))));
     cards.at(-1).classList.add("wide");
+  }
+  if (job.devices.length) {
+    cards.push(card("Memory of the devices", null, table(["Worker", "Device", "Kind", "#used", "#of"], job.devices.map((device) => [
+      cell(`worker-${device.worker}`), cell(device.name), cell(device.kind), cell(bytes(device.used_bytes), "n"), cell(device.total_bytes ? bytes(device.total_bytes) : "", "n")]))));
   }
   if (job.staleness.some((value) => value)) {
     const sum = job.staleness.reduce((a, b) => a + b, 0), most = Math.max(...job.staleness);

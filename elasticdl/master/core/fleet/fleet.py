@@ -158,6 +158,7 @@ class Fleet:
             return
         self._relieve(event)
         worker.world_version, worker.collective_seconds = event.world_version, event.waiting_seconds
+        worker.device = event.device
         self._workers.times.report(worker.id, worker.incarnation, event.seconds)
         if event.leaving:
             self._worker_leaves(worker, clock)
