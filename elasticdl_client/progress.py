@@ -89,11 +89,16 @@ def devices_text(status: JobStatus) -> str:
 
 
 def _devices(kind: str, total_bytes: int, used_bytes: Sequence[int]) -> str:
-    total = f" of {total_bytes / (1 << 30):.1f}" if total_bytes else ""
-    memory = f"{max(used_bytes) / (1 << 30):.1f}{total} GiB"
+    memory = memory_text(max(used_bytes), total_bytes)
     if len(used_bytes) == 1:
         return f"1 worker on {kind}, {memory} in use"
     return f"{len(used_bytes)} workers on {kind}, up to {memory} in use by each"
+
+
+def memory_text(used_bytes: int, total_bytes: int) -> str:
+    """Return how much of a device's memory is in use; the whole is left out where it is 0, not known."""
+    total = f" of {total_bytes / (1 << 30):.1f}" if total_bytes else ""
+    return f"{used_bytes / (1 << 30):.1f}{total} GiB"
 
 
 def _missed(position: int) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from elasticdl_client import colors, goodput
+from elasticdl_client import colors, goodput, progress
 from elasticdl_client.durations import age
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.jobs import words
@@ -89,9 +89,12 @@ def screen(jobs: Sequence[JobInfo], now: float) -> str:
     counts = ", ".join(f"{count} {phase.value.lower()}" for phase, count in by_phase.items())
     lines = [f"{time.strftime('%H:%M:%S', time.localtime(now))}   jobs: {counts or 'none'}", ""]
     lines += words.table([heads, *(_job_row(job, now) for job in ordered)]).splitlines()
-    pods = [row for job in ordered if not job.has_ended for row in _pod_rows(job)]
+    going = [job for job in ordered if not job.has_ended]
+    with_devices = any(job.status.devices for job in going)
+    pods = [row for job in going for row in _pod_rows(job, with_devices)]
     if pods:
-        lines += ["", *words.table([["JOB", "POD", "PHASE", "RESTARTS", "MESSAGE"], *pods]).splitlines()]
+        device = ["GPU MEMORY"] if with_devices else []
+        lines += ["", *words.table([["JOB", "POD", "PHASE", "RESTARTS", *device, "MESSAGE"], *pods]).splitlines()]
     return "\n".join(lines)
 
 
@@ -115,14 +118,19 @@ def _job_row(job: JobInfo, now: float) -> list[str]:
     ]
 
 
-def _pod_rows(job: JobInfo) -> list[list[str]]:
+def _pod_rows(job: JobInfo, with_devices: bool) -> list[list[str]]:
     prefix = f"elasticdl-{job.name}-"
+    devices = {
+        f"{prefix}worker-{one.worker}": progress.memory_text(one.used_bytes, one.total_bytes)
+        for one in job.status.devices
+    }
     return [
         [
             job.name,
             pod.name.removeprefix(prefix),
             pod.phase,
             str(pod.restarts),
+            *([devices.get(pod.name, _NONE)] if with_devices else []),
             " ".join(pod.message.split())[:_MAX_MESSAGE],
         ]
         for pod in job.status.pods

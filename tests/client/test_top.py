@@ -17,7 +17,7 @@ import pytest
 
 from elasticdl_client.choices import Runtime
 from elasticdl_client.errors import FlagError
-from elasticdl_client.job_status import JobPhase, JobStatus, PodStatus
+from elasticdl_client.job_status import DeviceStatus, JobPhase, JobStatus, PodStatus
 from elasticdl_client.jobs import commands, top, words
 from elasticdl_client.jobs.job import JobInfo, Phase
 from elasticdl_client.kubernetes.api import ClusterError
@@ -54,6 +54,16 @@ def test_the_screen_has_all_jobs_the_running_first_and_the_pods_of_those() -> No
     assert rows[1][:6] == ["old", "local", "Failed", "45%", "-", "-"]
     pods = [line.split() for line in lines[7:]]
     assert pods == [["digits", "master", "Running", "0"], ["digits", "worker-0", "Failed", "0", "OOMKilled"]]
+
+
+def test_pods_of_workers_on_devices_have_their_memory() -> None:
+    status = dataclasses.replace(STATUS, devices=(DeviceStatus(0, "cuda:0", "H100", 3 << 29, 80 << 30),))
+    lines = top.screen([dataclasses.replace(RUNNING, status=status)], NOW).splitlines()
+    assert [line.split() for line in lines[5:]] == [
+        ["JOB", "POD", "PHASE", "RESTARTS", "GPU", "MEMORY", "MESSAGE"],
+        ["digits", "master", "Running", "0", "-"],
+        ["digits", "worker-0", "Failed", "0", "1.5", "of", "80.0", "GiB", "OOMKilled"],
+    ]
 
 
 class Ending(Exception):
