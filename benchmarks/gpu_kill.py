@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,8 @@ MODEL = "torch_mnist_nccl.large_model"
 NCCL_VARIABLES = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
 
 
-def measure(device: str, is_quick: bool, directory: Path) -> dict[str, float]:
-    """Seconds after the signal; and the median step of two workers."""
+def measure(device: str, is_quick: bool, directory: Path) -> Iterator[dict[str, float]]:
+    """Yield seconds after the signal; and the median step of two workers."""
     steps, reports = directory / "steps", directory / "nccl"
     reports.mkdir()
     variables = {"CUDA_VISIBLE_DEVICES": "-1"}
@@ -40,7 +41,7 @@ def measure(device: str, is_quick: bool, directory: Path) -> dict[str, float]:
     if device == "cuda":
         _check_nccl(reports)
     between = np.concatenate([np.diff(one["at"]) for one in read_steps(steps).values()])
-    return {**told("kill", found), "kill_step_ms": statistics.median(between.tolist()) * 1e3}
+    yield {**told("kill", found), "kill_step_ms": statistics.median(between.tolist()) * 1e3}
 
 
 def _check_nccl(reports: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -87,8 +88,8 @@ class Training:
         return [end - begin for begin, end in pairwise(ends)]
 
 
-def measure(device: str, is_quick: bool, directory: Path) -> dict[str, float]:
-    """The longest gap between two steps against the median one, and the rate while checkpoints are written."""
+def measure(device: str, is_quick: bool, directory: Path) -> Iterator[dict[str, float]]:
+    """Yield the longest gap between two steps against the median one, and the rate while checkpoints are written."""
     torch.set_flush_denormal(True)  # a model that has learnt its minibatch by heart would compute with them
     training = Training(device, directory)
     training.steps(WARM_UP_STEPS)
@@ -103,7 +104,7 @@ def measure(device: str, is_quick: bool, directory: Path) -> dict[str, float]:
             f"stall: {len(found)} steps in {seconds[-1]:.2f} s, longest {gaps[-1]:.4f} s", file=sys.stderr, flush=True
         )
     step_s = statistics.median(quiet)
-    return {
+    yield {
         "stall_step_ms": step_s * 1e3,
         "stall_longest_quiet_gap_ms": max(quiet) * 1e3,
         "stall_longest_gap_ms": max(gaps) * 1e3,

@@ -146,24 +146,24 @@ def _script(workload: Workload, device: str) -> Iterator[None]:
             yield
 
 
-def measure(device: str, is_quick: bool, _directory: Path) -> dict[str, float]:
-    """Milliseconds of a step by workload and kind, and ratios."""
+def measure(device: str, is_quick: bool, _directory: Path) -> Iterator[dict[str, float]]:
+    """Yield milliseconds of a step by kind, and ratios, of one workload after the other."""
     torch.set_flush_denormal(True)  # models that have learnt the few minibatches by heart would compute with them
-    figures: dict[str, float] = {}
     for workload in WORKLOADS[device]:
         steps = steps_of(workload)
         script = steps.pop("script")  # its threads read ahead, which would disturb the others' turns
         turns = 5 if is_quick else workload.turns
         found = _by_turns(steps, turns, device)
         found |= _by_turns({"plain_by_script": steps["plain"], "script": script}, turns, device)
+        figures: dict[str, float] = {}
         for kind, times in found.items():
             figures[f"{workload.name}_{kind}_ms"] = statistics.median(times)
             if not kind.startswith("plain"):
                 peer = found["plain_by_script" if kind == "script" else "plain"]
                 ratios = [plain / ours for plain, ours in zip(peer, times, strict=True)]
                 figures[f"{workload.name}_{kind}_ratio_to_plain"] = statistics.median(ratios)
-        print({name: round(v, 3) for name, v in figures.items() if workload.name in name}, file=sys.stderr, flush=True)
-    return figures
+        print({name: round(value, 3) for name, value in figures.items()}, file=sys.stderr, flush=True)
+        yield figures
 
 
 def _by_turns(steps: dict[str, Step], turns: int, device: str) -> dict[str, list[float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from elasticdl.data.example import encode_example, encode_examples
 from elasticdl.data.recordio import RecordIOWriter
 
 NUM_CLASSES = 10
+JPEG_SIZE = (500, 375)
 
 
 def random_images(number: int, shape: tuple[int, ...]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -22,11 +24,18 @@ def random_images(number: int, shape: tuple[int, ...]) -> tuple[NDArray[np.float
 
 def write_images(directory: Path, number: int, shape: tuple[int, ...]) -> Path:
     """The same as `tf.train.Example` with `image` and `label`; returns the directory."""
-    directory.mkdir(parents=True)
-    images, labels = random_images(number, shape)
-    with RecordIOWriter(str(directory / "data-00000")) as writer:
-        writer.write_all(image_records(images, labels))
+    write_records(directory, image_records(*random_images(number, shape)))
     return directory
+
+
+def write_records(directory: Path, records: list[bytes], num_names: int = 1) -> None:
+    """Make a directory of a RecordIO file of so many names, which are read as so many files."""
+    directory.mkdir(parents=True)
+    first = directory / "data-00000"
+    with RecordIOWriter(str(first)) as writer:
+        writer.write_all(records)
+    for number in range(1, num_names):
+        (directory / f"data-{number:05}").hardlink_to(first)
 
 
 def random_pixels(number: int, shape: tuple[int, ...]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -43,3 +52,19 @@ def image_records(images: NDArray[np.generic], labels: NDArray[np.int64]) -> lis
         return encode_examples({"image": flat, "label": labels})
     pairs = zip(images, labels.tolist(), strict=True)
     return [encode_example({"image": image.tobytes(), "label": label}) for image, label in pairs]
+
+
+def random_jpegs(number: int) -> tuple[list[bytes], NDArray[np.int64]]:
+    """JPEG files of 500 × 375 pixels, smooth with a little noise, of 45 kB or so, and labels."""
+    from PIL import Image
+
+    random = np.random.default_rng(1)
+    files = []
+    for _ in range(number):
+        coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8))
+        pixels = np.asarray(coarse.resize(JPEG_SIZE, Image.Resampling.BICUBIC), np.float32)
+        noisy = np.clip(pixels + random.normal(0, 8, pixels.shape), 0, 255).astype(np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(noisy).save(file, "JPEG", quality=85)
+        files.append(file.getvalue())
+    return files, random.integers(0, NUM_CLASSES, number)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 from torch.nn import functional
 
@@ -113,6 +112,8 @@ def feed_jpeg(records: list[bytes], mode: str, metadata: object) -> tuple[torch.
 
 def cropped(file: bytes) -> torch.Tensor:
     """A random part of `SIZE` × `SIZE` pixels of a JPEG file, channels last."""
+    from PIL import Image
+
     with Image.open(io.BytesIO(file)) as image:
         pixels = np.asarray(image.convert("RGB"))
     top, left = (int(torch.randint(0, extent - SIZE + 1, ())) for extent in pixels.shape[:2])
