@@ -35,7 +35,7 @@ from elasticdl_client.job_spec import flag_defaults
 LONGEST_START_S = 60.0
 TIMES_FILE_IS_READ = 16  # an epoch is so many times the images, which are in one file with as many names
 LONG_GAP = 5.0  # times the median step: between two bursts, where input comes task by task
-LEAST_COVERED = 0.5  # of the measured seconds by whole bursts
+LEAST_COVERED = 0.4  # of the measured seconds by whole bursts
 PEERS = {"raw": ("slices", "loader"), "jpeg": ("loader",)}
 OURS = ("all_reduce", "local", "script")
 LEFT_OUT_IF_QUICK = frozenset({"raw_local", "jpeg_local", "raw_loader"})

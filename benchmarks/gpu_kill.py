@@ -7,6 +7,7 @@ alone, and until two workers have done one together.  On the CPU the same job wi
 
 from __future__ import annotations
 
+import re
 import signal
 import statistics
 import sys
@@ -22,6 +23,7 @@ from benchmarks.step_files import read_steps
 WORLD = 2
 LONGEST_S = 90.0  # from the start of the job to its steps
 MODEL = "torch_mnist_nccl.large_model"
+_CONNECTED = re.compile(rf"nranks {WORLD} .*Init COMPLETE")
 NCCL_VARIABLES = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
 
 
@@ -46,5 +48,5 @@ def measure(device: str, is_quick: bool, directory: Path) -> Iterator[dict[str, 
 
 def _check_nccl(reports: Path) -> None:
     """Raise BenchmarkError unless NCCL has connected two processes."""
-    if not any("nranks 2" in file.read_text(errors="replace") for file in reports.iterdir()):
+    if not any(_CONNECTED.search(file.read_text(errors="replace")) for file in reports.iterdir()):
         raise BenchmarkError("kill: NCCL has connected no two workers, so that another engine was measured")
