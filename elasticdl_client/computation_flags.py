@@ -1,4 +1,4 @@
-"""The flags that say how a worker computes a step of a PyTorch model; part of `JobSpec`."""
+"""The flags that say how a worker of a PyTorch model makes minibatches and computes a step; part of `JobSpec`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elasticdl_client.checks import at_least, between
 from elasticdl_client.choices import Precision
-from elasticdl_client.flags import TRAIN_ONLY, Group, flag
+from elasticdl_client.flags import TRAIN_ONLY, WITH_MODEL, Group, flag
 
 COMPUTATION_DEFAULTS: dict[str, object] = {
     "precision": Precision.FP32,
@@ -15,12 +15,13 @@ COMPUTATION_DEFAULTS: dict[str, object] = {
     "channels_last": False,
     "clip_gradient_norm": 0.0,
     "accumulate_steps": 1,
+    "input_workers": 0,
 }
 
 
 @dataclass(frozen=True)
 class ComputationFlags:
-    """The part of `JobSpec` that says how a step is computed; the attributes have the flags' names."""
+    """The part of `JobSpec` on making minibatches and computing steps; the attributes have the flags' names."""
 
     precision: Precision = flag(
         Precision.FP32,
@@ -51,4 +52,11 @@ class ComputationFlags:
         Group.TRAINING,
         jobs=TRAIN_ONLY,
         check=between(1, 2**31 - 1),
+    )
+    input_workers: int = flag(
+        0,
+        "PyTorch models: run `feed` in N processes of each worker; 0: in a thread of the worker.",
+        Group.TRAINING,
+        jobs=WITH_MODEL,
+        check=between(0, 256),
     )

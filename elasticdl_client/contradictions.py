@@ -59,6 +59,7 @@ def check(spec: JobSpec) -> None:
     _check_strategy(spec)
     _check_training(spec)
     _check_computation(spec)
+    _check_input(spec)
     _check_prediction(spec)
     _check_analysis(spec)
     _check_parameter_server(spec)
@@ -210,6 +211,11 @@ def _check_command(spec: JobSpec) -> None:
             raise FlagError(
                 f"--{name} is without effect with --job_command: the model is the script's.", "Put it into the command."
             )
+    if spec.input_workers:
+        raise FlagError(
+            f"--input_workers={spec.input_workers} is without effect with --job_command: the script reads its data.",
+            "Leave it out, and give the loader of the script num_workers.",
+        )
     for name, default in COMPUTATION_DEFAULTS.items():
         if getattr(spec, name) != default:
             raise FlagError(
@@ -250,6 +256,18 @@ def _check_computation(spec: JobSpec) -> None:
             "computed again with a smaller loss scale.",
             "Leave --nan_policy out, or give --precision=bf16.",
         )
+
+
+def _check_input(spec: JobSpec) -> None:
+    if not spec.input_workers:
+        return
+    for name in ("max_bad_records", "strict_feed"):
+        if getattr(spec, name):
+            raise FlagError(
+                f"--input_workers={spec.input_workers} with --{name}: a task is looked through before the next one is "
+                "begun, so that one process would work and the others wait.",
+                f"Leave --input_workers or --{name} out.",
+            )
 
 
 def _check_prediction(spec: JobSpec) -> None:

@@ -338,7 +338,8 @@ class Framework(Inference, Protocol):
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
         """Minibatches of the tasks in order, each task closed by a `Batch` with `end`.
 
-        `tasks` is advanced from another thread, at most one task ahead of the one being yielded.  The compiled
+        `tasks` is advanced from another thread, at most one task ahead of the one being yielded, or one for each
+        process that makes minibatches.  The compiled
         pipeline of a mode is kept for the life of the process.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import cast
 
@@ -11,8 +12,9 @@ from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import Framework, Mode
 from elasticdl.frameworks.internals import check_internals
 from elasticdl.frameworks.user_code import user_call
-from elasticdl.model_def import ModelDefinition, framework_of
+from elasticdl.model_def import ModelDefinition, framework_of, load_model_definition
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.logs import log_to_stdout
 from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType, NanPolicy
 from elasticdl_client.job_spec import JobSpec
 
@@ -86,6 +88,17 @@ def first_op(framework: str) -> None:
         first_keras_op()
 
 
+def begin_input(spec: JobSpec) -> ModelDefinition:
+    """In an input process: log as the worker does, and load the module.
+
+    Raises:
+        ModelDefinitionError: see `load_model_definition`.
+    """
+    log_to_stdout()
+    logging.getLogger().setLevel(spec.log_level)
+    return load_model_definition(spec)
+
+
 def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers) -> Framework:
     """The framework over the user's module; the same model in every process of the job.
 
@@ -95,8 +108,9 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
     if framework_of(spec) is FrameworkName.TORCH:
         from elasticdl.frameworks.torch import TorchFramework
         from elasticdl.frameworks.torch.computation import Computation
+        from elasticdl.frameworks.torch.input_processes import InputProcesses
 
-        return TorchFramework(
+        made = TorchFramework(
             definition,
             minibatch_size=spec.minibatch_size,
             seed=spec.seed,
@@ -105,6 +119,12 @@ def load_framework(spec: JobSpec, definition: ModelDefinition, readers: Readers)
             overlaps=spec.nan_policy is NanPolicy.FAIL,
             computation=Computation.of(spec),
         )
+        if spec.input_workers:
+            begin = partial(begin_input, spec)
+            processes = InputProcesses(begin, spec.input_workers, spec.minibatch_size, metadata)
+            processes.start()
+            made.feed_in(processes)
+        return made
     if definition.framework is not None:
         adapter = partial(
             definition.framework,

@@ -70,6 +70,26 @@ def test_a_worker_holds_two_leases_and_waits_for_a_third() -> None:
     assert Like(c.LeaseGranted) in [reply.answer for reply in script.told(c.Reply)]
 
 
+def test_a_worker_with_input_processes_holds_a_lease_more_for_each() -> None:
+    script = running(records=400, num_epochs=2, input_workers=3)
+    leases = [script.lease() for _ in range(5)]
+    assert script.request() is None
+    script.finish(leases[0])
+    assert script.request() is not None
+    assert script.request() is None
+
+
+def test_near_the_end_a_worker_prepares_no_more_than_its_share() -> None:
+    """Of eight tasks two workers would else hold five and three."""
+    script = running(2, records=160, input_workers=3)
+    held = {0: 0, 1: 0}
+    while script.request(0) is not None:
+        held[0] += 1
+    while script.request(1) is not None:
+        held[1] += 1
+    assert held == {0: 4, 1: 3}
+
+
 def test_a_worker_without_a_lease_is_served_before_one_that_prefetches() -> None:
     script = running(2)
     script.lease(0)

@@ -277,6 +277,9 @@ def test_the_flags_say_what_is_computed() -> None:
         ({"accumulate_steps": 5}, "does not divide --minibatch_size=64"),
         ({"precision": "fp16", "nan_policy": "skip"}, "--precision=fp16 with --nan_policy=skip"),
         ({"precision": "fp8"}, "fp8"),
+        ({"input_workers": -1}, "input_workers"),
+        ({"input_workers": 2, "strict_feed": True}, "--input_workers=2 with --strict_feed"),
+        ({"model_def": "", "job_command": "python t.py", "input_workers": 2}, "--input_workers=2 is without effect"),
         ({"clip_gradient_norm": -1}, "clip_gradient_norm"),
         ({"model_def": "", "job_command": "python t.py", "precision": "bf16"}, "--precision is without effect"),
     ],
@@ -295,6 +298,7 @@ def test_a_keras_model_has_none_of_them(strategy: DistributionStrategy) -> None:
         "channels_last": True,
         "clip_gradient_norm": 1.0,
         "accumulate_steps": 2,
+        "input_workers": 2,
     }
     for name, value in values.items():
         spec = JobSpec(model_zoo=zoo, model_def=model_def, distribution_strategy=strategy, **{name: value})

@@ -43,6 +43,7 @@ from elasticdl.frameworks.torch.computation import Computation, LossScale
 from elasticdl.frameworks.torch.devices import device_meter
 from elasticdl.frameworks.torch.gradients import ModuleGradients
 from elasticdl.frameworks.torch.inference import TorchEvaluation, arrays_of, export_model, load_file, load_weights
+from elasticdl.frameworks.torch.input_processes import InputProcesses
 from elasticdl.frameworks.torch.losses import ModuleLoss
 from elasticdl.frameworks.torch.metrics import CountingMeasure, TorchFunctionMeasure, make_measure
 from elasticdl.frameworks.torch.model import BuiltModule, as_array, build_model
@@ -51,7 +52,6 @@ from elasticdl.frameworks.torch.pipeline import TensorPipeline
 from elasticdl.frameworks.torch.randomness import seed_step
 from elasticdl.frameworks.torch.samples import Feed, moved
 from elasticdl.frameworks.torch.state import ModuleState
-from elasticdl.frameworks.torch.table_feed import table_feed
 from elasticdl.frameworks.torch.threads import keep_threads_here, limit_threads
 from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
@@ -107,6 +107,7 @@ class TorchFramework:
         self._overlaps = overlaps
         self._computation = computation or Computation()
         self._scale = LossScale(self._computation.scales_loss)
+        self._input: InputProcesses | None = None
         self._model: BuiltModule | None = None
         self._made_optimizer: Any = None
         self._made_state: ModuleState | None = None
@@ -149,11 +150,12 @@ class TorchFramework:
 
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
         """See `Framework.batches`."""
-        mode = Mode(mode)
-        collate = self._definition.collate_fn
-        made = self._definition.feed or table_feed(self._definition.path, mode, self._metadata)
-        feed = Feed(made, collate, mode, self._metadata, self._minibatch_size)
-        return TensorPipeline(mode, feed).batches(tasks)
+        feed = Feed.of(self._definition, Mode(mode), self._metadata, self._minibatch_size)
+        return TensorPipeline(Mode(mode), feed, self._input).batches(tasks)
+
+    def feed_in(self, processes: InputProcesses) -> None:
+        """From now on `feed` runs in processes of its own, and no more in a thread of this one."""
+        self._input = processes
 
     def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
         """Not with PyTorch: the constructor refuses parameter servers."""

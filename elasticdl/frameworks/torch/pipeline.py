@@ -6,32 +6,36 @@ retries and never looks inside a record.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import deque
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Generator, Iterator
+from contextlib import closing
 
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
-from elasticdl.frameworks.torch.randomness import OwnGenerator
+from elasticdl.frameworks.torch.input_processes import InputProcesses, ProcessSource
+from elasticdl.frameworks.torch.randomness import seeded_task
 from elasticdl.frameworks.torch.samples import Feed
 
 _AHEAD = 2
-_NUMPY_SEEDS = 2**32
 _THREAD_NAME = "elasticdl-input"
 
 
 class TensorPipeline:
     """Minibatches of tasks, for one mode."""
 
-    def __init__(self, mode: Mode, feed: Feed) -> None:
+    def __init__(self, mode: Mode, feed: Feed, processes: InputProcesses | None) -> None:
+        """
+        Args:
+            processes: in which `feed` runs; None: in the thread of the pipeline.
+        """
         self._mode = mode
         self._feed = feed
+        self._processes = processes
 
     def batches(self, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
         """See `Framework.batches`."""
-        run = _Run(self._mode, self._feed, tasks)
+        source = _ThreadSource(self._feed) if self._processes is None else self._processes.open(self._mode)
+        run = _Run(source, tasks)
         try:
             while (batch := run.take()) is not None:
                 yield batch
@@ -43,12 +47,41 @@ class _Closed(Exception):
     """The consumer takes no more minibatches."""
 
 
+class _ThreadSource:
+    """Makes minibatches in the calling thread.
+
+    Attributes:
+        num_ahead: tasks that it wants beside the one whose minibatches are being taken.
+    """
+
+    num_ahead = 1
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def batches(self, tasks: Iterator[TaskRecords]) -> Generator[Batch, None, None]:
+        """See `Framework.batches`."""
+        for task in tasks:
+            n = num_samples = 0
+            try:
+                with seeded_task(task.seed):
+                    for size, examples in self._feed.minibatches(task.records):
+                        yield Batch(task.lease, n, size=size, data=examples)
+                        n += 1
+                        num_samples += size
+            except (Exception, SystemExit) as error:
+                raise FeedError(task.lease, n, f"{type(error).__name__}: {error}") from error
+            yield Batch(task.lease, n, end=True, surplus=Surplus(num_samples - len(task.records)))
+
+    def close(self) -> None:
+        """From another thread: nothing more is wanted."""
+
+
 class _Run:
     """One thread from the first task to the last; it ends when its consumer does."""
 
-    def __init__(self, mode: Mode, feed: Feed, tasks: Iterator[TaskRecords]) -> None:
-        self._mode = mode
-        self._feed = feed
+    def __init__(self, source: _ThreadSource | ProcessSource, tasks: Iterator[TaskRecords]) -> None:
+        self._source = source
         self._tasks = tasks
         self._changed = threading.Condition()
         self._made: deque[Batch | BaseException | None] = deque()  # None: no more
@@ -78,11 +111,13 @@ class _Run:
             self._closed = True
             self._made.clear()
             self._changed.notify_all()
+        self._source.close()
 
     def _work(self) -> None:
         try:
-            while (task := self._next_task()) is not None:
-                self._run_task(task)
+            with closing(self._source.batches(iter(self._next_task, None))) as batches:
+                for batch in batches:
+                    self._put(batch)
             self._put(None)
         except _Closed:
             return
@@ -91,29 +126,11 @@ class _Run:
 
     def _next_task(self) -> TaskRecords | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._num_taken <= self._num_ended + 1)
+            self._changed.wait_for(lambda: self._closed or self._num_taken <= self._num_ended + self._source.num_ahead)
             if self._closed:
                 raise _Closed
             self._num_taken += 1
         return next(self._tasks, None)
-
-    def _run_task(self, task: TaskRecords) -> None:
-        n = num_samples = 0
-        chance = OwnGenerator()
-        chance.generator.manual_seed(task.seed)
-        random.seed(task.seed)
-        np.random.seed(task.seed % _NUMPY_SEEDS)
-        try:
-            with chance:
-                for size, examples in self._feed.minibatches(task.records):
-                    self._put(Batch(task.lease, n, size=size, data=examples))
-                    n += 1
-                    num_samples += size
-        except _Closed:
-            raise
-        except (Exception, SystemExit) as error:
-            raise FeedError(task.lease, n, f"{type(error).__name__}: {error}") from error
-        self._put(Batch(task.lease, n, end=True, surplus=Surplus(num_samples - len(task.records))))
 
     def _put(self, made: Batch | None) -> None:
         with self._changed:

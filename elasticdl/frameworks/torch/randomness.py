@@ -6,13 +6,18 @@ generator of that thread's own, seeded with each task.  Neither disturbs the oth
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
+_NUMPY_SEEDS = 2**32
 _DRAWING = frozenset(
     [
         "bernoulli",
@@ -52,6 +57,17 @@ class OwnGenerator(TorchFunctionMode):  # type: ignore[misc]
         if getattr(func, "__name__", "") in _DRAWING and kwargs.get("generator") is None:
             return func(*args, **{**kwargs, "generator": self.generator})
         return func(*args, **kwargs)
+
+
+@contextmanager
+def seeded_task(seed: int) -> Iterator[None]:
+    """While entered, what `feed` draws in this thread depends on the seed of its task alone."""
+    chance = OwnGenerator()
+    chance.generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % _NUMPY_SEEDS)
+    with chance:
+        yield
 
 
 def seed_step(seed: int, device: Any) -> None:

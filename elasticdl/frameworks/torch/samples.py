@@ -22,8 +22,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Mode
-from elasticdl.frameworks.torch.table_feed import TableSamples
+from elasticdl.frameworks.torch.table_feed import TableSamples, table_feed
+from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 
 _MOST_SAMPLES_PER_RECORD = 1000
@@ -80,6 +82,12 @@ class Feed:
         self._mode = mode
         self._metadata = metadata
         self._size = size
+
+    @classmethod
+    def of(cls, definition: ModelDefinition, mode: Mode, metadata: Metadata, size: int) -> Feed:
+        """The one of a module, or the default one for a table."""
+        feed = definition.feed or table_feed(definition.path, mode, metadata)
+        return cls(feed, definition.collate_fn, mode, metadata, size)
 
     def minibatches(self, records: Sequence[bytes]) -> Iterator[tuple[int, TensorSamples]]:
         """Samples in each minibatch, and the minibatch.

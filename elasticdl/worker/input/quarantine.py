@@ -69,20 +69,27 @@ def inspected(
 
 def _located(framework: Inference, mode: Mode, tasks: Iterator[TaskRecords]) -> Generator[Batch, None, None]:
     """As `Framework.batches`; an error of `feed` names the record, if one is to blame."""
-    drawn: deque[TaskRecords] = deque(maxlen=2)  # the one being worked off, and the next
+    drawn: deque[TaskRecords] = deque()  # the one being worked off, and those that are prepared
 
     def kept() -> Iterator[TaskRecords]:
         for task in tasks:
             drawn.append(task)
             yield task
 
+    batches = framework.batches(mode, kept())
     try:
-        yield from framework.batches(mode, kept())
+        for batch in batches:
+            if batch.end:
+                drawn.popleft()
+            yield batch
     except FeedError as error:
         for task in tuple(drawn):
             if task.lease == error.lease:
                 _name_record(framework, mode, task, error)
         raise
+    finally:
+        if isinstance(batches, Generator):
+            batches.close()
 
 
 def _name_record(framework: Inference, mode: Mode, task: TaskRecords, error: FeedError) -> None:

@@ -1,4 +1,4 @@
-"""The stream of leases as a worker works them off: in order of grant, each taken once, prefetched by one.
+"""The stream of leases as a worker works them off: in order of grant, each taken once, prefetched.
 
 The input pipeline draws from it in a thread of its own; what a thrown-away pipeline had drawn and not finished is
 drawn again by the next one.

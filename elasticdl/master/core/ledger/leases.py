@@ -18,7 +18,7 @@ from elasticdl.master.core.values import Lease, MetricArrays, Occasion, Position
 from elasticdl.master.core.workers import Worker
 from elasticdl.protocol.values import Shard
 
-MAX_PER_WORKER = 2  # the one being computed, and the next one, prefetched
+MIN_PER_WORKER = 2  # the one being computed, and the next one, prefetched
 MAX_FINISHED = 1024  # of which a repeated report of the end is known
 MAX_UNWRITTEN = 10_000  # leases that a life of the master may have granted after its last journal, a second before
 
@@ -54,6 +54,7 @@ class Leases:
         self._num_busy: Counter[TaskType] = Counter()
         self._finished: dict[int, None] = {}  # in order
         self.is_shared = False  # AllReduce: a worker may hold more, for its world
+        self.most_per_worker = MIN_PER_WORKER  # elsewhere
 
     def grant(
         self,
@@ -205,44 +206,58 @@ class Leases:
             assert self._by_task[key_of(holding.lease)] == holding.lease.id
             assert holding.lease.id >> 32 <= self.generation
             assert holding.lease.id > self.floor
-            assert len(self.of_worker(holding.worker_id)) <= MAX_PER_WORKER or self.is_shared
+            assert len(self.of_worker(holding.worker_id)) <= self.most_per_worker or self.is_shared
+
+
+def most_per_worker(settings: JobSettings) -> int:
+    """With `--input_workers` one for each process, beside the one being computed and one whose end is not known yet."""
+    return MIN_PER_WORKER + settings.input_workers
 
 
 class LeaseQuota:
-    """How many leases a worker may hold: its task and the next one; in worlds, for members alone."""
+    """How many leases a worker may hold: its task and those that it prepares; in worlds, for members alone."""
 
     def __init__(self, settings: JobSettings, leases: Leases, worlds: WorkerGroups) -> None:
         self._settings = settings
         self._leases = leases
         self._worlds = worlds
 
-    def may_ask(self, worker: Worker) -> bool:
+    def may_ask(self, worker: Worker, tasks: Tasks) -> bool:
         """It holds less than it may."""
         held = self._leases.of_worker(worker.id)
         if not self._settings.has_worlds:
-            return len(held) < MAX_PER_WORKER
+            return len(held) < self._most(tasks)
         if not self._worlds.is_member(worker.id):
             return False
         if worker.only is TaskType.EVALUATION:
             return self.may_evaluate(worker)
         if not self._settings.fixed_global_batch:
-            return sum(lease.type is not TaskType.EVALUATION for lease in held) < MAX_PER_WORKER
+            return sum(lease.type is not TaskType.EVALUATION for lease in held) < self._most(tasks)
         return True
+
+    def _most(self, tasks: Tasks) -> int:
+        """Near the end of the plan a worker prepares no more than its share of what is left: others would be idle."""
+        most = most_per_worker(self._settings)
+        if most == MIN_PER_WORKER or tasks.can_begin:
+            return most
+        num_workers = len(self._worlds.members) if self._settings.has_worlds else self._settings.num_workers
+        return min(most, MIN_PER_WORKER + tasks.num_todo // max(1, num_workers))
 
     def may_evaluate(self, worker: Worker) -> bool:
         """In worlds: on top of what it is training on."""
         held = self._leases.of_worker(worker.id)
-        return not self._settings.has_worlds or sum(one.type is TaskType.EVALUATION for one in held) < MAX_PER_WORKER
+        return not self._settings.has_worlds or sum(one.type is TaskType.EVALUATION for one in held) < MIN_PER_WORKER
 
     def may_train(self, worker: Worker, tasks: Tasks) -> bool:
-        """--fixed_global_batch: rank 0 alone holds the training leases, for its world: for a step and one task more."""
+        """--fixed_global_batch: rank 0 alone holds the training leases: for a step of all and what it prepares."""
         settings = tasks.settings
         if not settings.has_worlds or not settings.fixed_global_batch:
             return True
         held = [lease for lease in self._leases.of_worker(worker.id) if lease.type is TaskType.TRAINING]
         missing = sum(tasks.num_missing((lease.epoch, lease.task)) for lease in held)
         step = settings.fixed_global_batch // settings.minibatch_size
-        return worker.id == self._worlds.members[0] and missing < step + settings.num_minibatches_per_task
+        ahead = (most_per_worker(settings) - 1) * settings.num_minibatches_per_task
+        return worker.id == self._worlds.members[0] and missing < step + ahead
 
     def all_held_by(self, worker_id: int, tasks: Tasks) -> tuple[int, int]:
         """With a fixed global batch: of how many epochs every task is done or a worker's, and its newest lease."""

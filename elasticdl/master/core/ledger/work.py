@@ -21,7 +21,7 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.group.groups import WorkerGroups
 from elasticdl.master.core.ledger.failures import Failures, Losses, RetryBudget
-from elasticdl.master.core.ledger.leases import LeaseQuota, Leases, TaskKey, key_of
+from elasticdl.master.core.ledger.leases import LeaseQuota, Leases, TaskKey, key_of, most_per_worker
 from elasticdl.master.core.plan.callbacks import Callbacks
 from elasticdl.master.core.plan.evaluation import Evaluations, EvaluationSchedule, PlannedEvaluation
 from elasticdl.master.core.plan.tasks import Loss, Tasks
@@ -45,6 +45,7 @@ class Work:
         self._worlds = worlds
         self.leases = Leases(state.generation)
         self.leases.is_shared = settings.has_worlds
+        self.leases.most_per_worker = most_per_worker(settings)
         self.quota = LeaseQuota(settings, self.leases, worlds)
         self.tasks = Tasks(settings, ())
         self.evaluations = Evaluations(EvaluationSchedule(), ())
@@ -97,7 +98,7 @@ class Work:
         for worker in sorted(self._workers.waiting(), key=lambda w: self.leases.num_of_worker(w.id)):
             call = worker.waiting_call
             is_out = worker.is_leaving or worker.stuck_since is not None
-            if call is None or is_out or not self.quota.may_ask(worker):
+            if call is None or is_out or not self.quota.may_ask(worker, self.tasks):
                 continue
             lease = self._grant(worker, call, clock)
             if lease is not None:

@@ -193,6 +193,11 @@ class Tasks:
         return None
 
     @property
+    def num_todo(self) -> int:
+        """Tasks of the epochs that have begun which no worker has."""
+        return sum(epoch.num_todo for epoch in self.unsettled())
+
+    @property
     def has_todo(self) -> bool:
         return any(epoch.num_todo for epoch in self.unsettled())
 

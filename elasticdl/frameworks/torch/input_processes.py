@@ -1,0 +1,310 @@
+"""`feed` in processes of its own (`--input_workers`): each makes the minibatches of one task after the other.
+
+Owns the processes and the order of what comes from them; see input_process.py for their side.  A process lives as long
+as its worker.  One that ends before costs the task that it had, as an error of `feed` does, and is started again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
+from elasticdl.frameworks.torch.input_process import MOST_BYTES, FeedRaised, FeedRequest, MinibatchMade, TaskMade, serve
+from elasticdl.frameworks.torch.samples import TensorSamples
+from elasticdl.frameworks.torch.shared_memory import MemorySpan, TaskMemory
+from elasticdl.model_def import ModelDefinition
+from elasticdl_client.errors import DataError, ElasticDLError
+
+_CLOSE_S = 1.0  # for `feed` to come to the end of a minibatch
+_WHERE_KILLED = (
+    "Signal 9 comes from the kernel where memory is short: give workers more, or take fewer --input_workers. Signals "
+    "6, 7 and 11 are errors in native code that feed calls."
+)
+_WHERE_ENDED = "Nothing that feed calls may end the process; the log of the worker may have its last words."
+_log = logging.getLogger("elasticdl.torch")
+
+
+class InputProcessError(Exception):
+    """The text of the traceback of an error that `feed` has raised in another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Died:
+    """The process of a task is no more; for people."""
+
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class _SentTask:
+    """A task on its way through a process."""
+
+    task: TaskRecords
+    memory: TaskMemory
+    messages: deque[MinibatchMade | TaskMade | FeedRaised | _Died] = field(default_factory=deque)
+
+
+class InputProcesses:
+    """See above.  Thread-safe: several modes may be fed at once."""
+
+    def __init__(
+        self, begin: Callable[[], ModelDefinition], num_processes: int, minibatch_size: int, metadata: Metadata
+    ) -> None:
+        """
+        Args:
+            begin: called once in each process, for the module with its `feed`; can be pickled.
+            metadata: handed to the user's `feed`.
+        """
+        self.changed = threading.Condition()
+        self.num_processes = num_processes
+        self._arguments = begin, minibatch_size, metadata
+        self._processes: list[_Process] = []
+        self._owner = os.getpid()
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Starts the processes, which import the module while this one does something else."""
+        with self.changed:
+            self._processes = [self._started(number) for number in range(self.num_processes)]
+        atexit.register(self.close)  # before those of `multiprocessing`, which wait for the end of all processes
+        _log.info("Minibatches are made in %d processes", self.num_processes)
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes."""
+        return [process.pid for process in self._processes]
+
+    def open(self, mode: Mode) -> ProcessSource:
+        """Return a source of minibatches for one run of a pipeline."""
+        return ProcessSource(self, mode)
+
+    def close(self) -> None:
+        """Ends all processes."""
+        if os.getpid() != self._owner:
+            return  # a fork of the worker
+        with self.changed:
+            self._is_closed = True
+        for process in self._processes:
+            process.hang_up()
+        until = time.monotonic() + _CLOSE_S
+        for process in self._processes:
+            process.end(until)
+
+    def send(self, mode: Mode, task: TaskRecords) -> _SentTask:
+        """Give a task to the process that has the fewest.
+
+        Raises:
+            FeedError: the records cannot be sent.
+        """
+        try:
+            memory = TaskMemory.create()
+            records = memory.put(list(task.records))
+        except ElasticDLError as error:
+            raise FeedError(task.lease, 0, str(error), is_explained=True) from error
+        sent = _SentTask(task, memory)
+        with self.changed:
+            for number, process in enumerate(self._processes):
+                if process.end_of is not None and not self._is_closed:
+                    _log.warning("An input process %s; another one is started", process.end_of)
+                    self._processes[number] = self._started(number)
+            chosen = min(self._processes, key=lambda process: process.num_tasks)
+            chosen.send(sent, lambda number: FeedRequest(number, mode, task.seed, records))
+        return sent
+
+    def _started(self, number: int) -> _Process:
+        return _Process(number, self.changed, *self._arguments)
+
+
+class _Process:
+    """This side of one process.  All but `hang_up` and `end` is called with `changed` held.
+
+    Attributes:
+        end_of: how it has ended; None: it has not.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        changed: threading.Condition,
+        begin: Callable[[], ModelDefinition],
+        minibatch_size: int,
+        metadata: Metadata,
+    ) -> None:
+        self.end_of: str | None = None
+        self._changed = changed
+        self._tasks: dict[int, _SentTask] = {}
+        self._num_sent = 0
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Never by fork: this process may use CUDA and gRPC, and has many threads.
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(theirs, begin, minibatch_size, metadata), name=f"elasticdl-input-{number}"
+        )
+        self._process.start()
+        self.pid: int = self._process.pid or 0
+        theirs.close()
+        self._listener = threading.Thread(target=self._listen, name=f"elasticdl-input-{number}", daemon=True)
+        self._listener.start()
+
+    @property
+    def num_tasks(self) -> int:
+        """Sent and not ended."""
+        return len(self._tasks)
+
+    def send(self, sent: _SentTask, request: Callable[[int], FeedRequest]) -> None:
+        """Give it a task; makes the request from its number."""
+        self._num_sent += 1
+        self._tasks[self._num_sent] = sent
+        message = pickle.dumps(request(self._num_sent))
+        if self.end_of is not None:  # all are being closed
+            self._tell_all()
+            return
+        with suppress(BrokenPipeError, ConnectionResetError):  # the listener hears of its end
+            socket.send_fds(self._socket, [message], [sent.memory.descriptor])
+
+    def hang_up(self) -> None:
+        """It ends, as soon as it has made a minibatch."""
+        for sent in list(self._tasks.values()):
+            sent.memory.cancel()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self, until: float) -> None:
+        """Wait for its end, and kill it if that does not come.
+
+        Args:
+            until: by the monotonic clock.
+        """
+        self._listener.join(max(0.0, until - time.monotonic()))
+        if self._listener.is_alive():
+            os.kill(self.pid, signal.SIGKILL)  # the listener has not reaped it
+            self._listener.join()
+
+    def _listen(self) -> None:
+        with suppress(ConnectionResetError):
+            while data := self._socket.recv(MOST_BYTES):
+                message: MinibatchMade | TaskMade | FeedRaised = pickle.loads(data)
+                with self._changed:
+                    self._tasks[message.number].messages.append(message)
+                    if not isinstance(message, MinibatchMade):
+                        del self._tasks[message.number]
+                    self._changed.notify_all()
+        self._process.join()
+        with self._changed:
+            self.end_of = _described(self._process.exitcode)
+            self._tell_all()
+            self._socket.close()
+
+    def _tell_all(self) -> None:
+        was_killed = (self._process.exitcode or 0) < 0
+        what = f"The input process that made the minibatches of this task {self.end_of}."
+        error = DataError(what, _WHERE_KILLED if was_killed else _WHERE_ENDED)
+        for sent in self._tasks.values():
+            sent.messages.append(_Died(str(error)))
+        self._tasks.clear()
+        self._changed.notify_all()
+
+
+class ProcessSource:
+    """The minibatches of one run of a pipeline, in the order of its tasks."""
+
+    def __init__(self, processes: InputProcesses, mode: Mode) -> None:
+        self.num_ahead = processes.num_processes
+        self._processes = processes
+        self._changed = processes.changed
+        self._mode = mode
+        self._drawn: deque[_SentTask | BaseException | None] = deque()  # None: no more
+        self._is_closed = False
+
+    def batches(self, tasks: Iterator[TaskRecords]) -> Generator[Batch, None, None]:
+        """See `Framework.batches`; ends early when it is closed."""
+        threading.Thread(target=self._draw, args=(tasks,), name="elasticdl-input-tasks", daemon=True).start()
+        while isinstance(drawn := self._next(), _SentTask):
+            yield from self._batches_of(drawn)
+        if drawn is not None:
+            raise drawn
+
+    def close(self) -> None:
+        """From another thread: nothing more is wanted."""
+        with self._changed:
+            self._is_closed = True
+            for drawn in self._drawn:
+                if isinstance(drawn, _SentTask):
+                    drawn.memory.cancel()
+            self._changed.notify_all()
+
+    def _draw(self, tasks: Iterator[TaskRecords]) -> None:
+        drawn: _SentTask | BaseException | None
+        try:
+            for task in tasks:
+                drawn = self._processes.send(self._mode, task)
+                if not self._add(drawn):
+                    return
+            drawn = None
+        except BaseException as error:  # noqa: BLE001  raised again where the minibatches are taken
+            drawn = error
+        self._add(drawn)
+
+    def _add(self, drawn: _SentTask | BaseException | None) -> bool:
+        with self._changed:
+            self._drawn.append(drawn)
+            if self._is_closed and isinstance(drawn, _SentTask):
+                drawn.memory.cancel()
+            self._changed.notify_all()
+            return not self._is_closed
+
+    def _next(self) -> _SentTask | BaseException | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._drawn or self._is_closed)
+            return None if self._is_closed else self._drawn.popleft()
+
+    def _batches_of(self, sent: _SentTask) -> Iterator[Batch]:
+        lease, n, num_samples = sent.task.lease, 0, 0
+        try:
+            while (message := self._message(sent)) is not None:
+                match message:
+                    case MinibatchMade(size=size, place=place):
+                        yield Batch(lease, n, size=size, data=self._samples(sent, n, place))
+                        n, num_samples = n + 1, num_samples + size
+                    case TaskMade():
+                        yield Batch(lease, n, end=True, surplus=Surplus(num_samples - len(sent.task.records)))
+                        return
+                    case FeedRaised(text=text, trace=trace):
+                        raise FeedError(lease, n, text) from InputProcessError(f"in an input process\n{trace}")
+                    case _Died(text=text):
+                        raise FeedError(lease, n, text, is_explained=True)
+        finally:
+            sent.memory.cancel()
+
+    def _message(self, sent: _SentTask) -> MinibatchMade | TaskMade | FeedRaised | _Died | None:
+        """The next one; None: this source is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: sent.messages or self._is_closed)
+            return None if self._is_closed else sent.messages.popleft()
+
+    @staticmethod
+    def _samples(sent: _SentTask, n: int, place: MemorySpan) -> TensorSamples:
+        try:
+            samples: TensorSamples = sent.memory.get(place)
+        except Exception as error:  # of a user's class
+            what = f"A minibatch of an input process cannot be taken: {type(error).__name__}: {error}"
+            raise FeedError(sent.task.lease, n, what) from error
+        return samples
+
+
+def _described(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"has ended with code {exit_code}"
+    return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)})"

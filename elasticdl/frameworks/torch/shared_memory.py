@@ -1,0 +1,202 @@
+"""The bytes of one task in memory that two processes share: its records, and its minibatches as they are made.
+
+It is a file without a name (memfd), so it needs no room in /dev/shm and is gone with the last process that holds it,
+however that one ends.  Tensors and arrays are not copied where they are read.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import os
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from elasticdl_client.errors import DataError, ModelDefinitionError
+
+_PAGE = mmap.ALLOCATIONGRANULARITY
+_ALIGNMENT = 64  # bytes; as PyTorch allocates tensors
+_MOST_GAPS = 2  # a tensor whose memory is larger than its values by this factor is sent without the gaps
+_NOT_SENT = (pickle.PicklingError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpan:
+    """Where an object is.
+
+    Attributes:
+        offset: a multiple of a page.
+        lengths: in bytes: of the pickled object, and of the buffers of its tensors and arrays.
+    """
+
+    offset: int
+    lengths: tuple[int, ...]
+
+
+class TaskMemory:
+    """See above.  Either process may write, one at a time; it is freed when both have dropped it."""
+
+    def __init__(self, descriptor: int) -> None:
+        """
+        Args:
+            descriptor: of the file, which belongs to this object from now on.
+        """
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        self._first_page = mmap.mmap(descriptor, _PAGE)
+
+    @classmethod
+    def create(cls) -> TaskMemory:
+        """An empty one.
+
+        Raises:
+            DataError: there is no memory, or there are too many open files.
+        """
+        try:
+            descriptor = os.memfd_create("elasticdl-input")
+            os.ftruncate(descriptor, _PAGE)
+            return cls(descriptor)
+        except OSError as error:
+            raise _no_memory(_PAGE, error) from error
+
+    def cancel(self) -> None:
+        """Ask the other process to make nothing more of it."""
+        self._first_page[0] = 1
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether either process has cancelled it."""
+        return self._first_page[0] == 1
+
+    def put(self, value: Any) -> MemorySpan:
+        """Write an object behind all that is there.
+
+        Raises:
+            ModelDefinitionError: it cannot be sent to another process.
+            DataError: there is no memory for it.
+        """
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = _pickled(value, buffers.append)
+        parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
+        place = MemorySpan(_rounded(os.fstat(self.descriptor).st_size, _PAGE), tuple(len(part) for part in parts))
+        starts = _starts(place.lengths)
+        try:
+            os.ftruncate(self.descriptor, place.offset + starts[-1] + place.lengths[-1])
+            for part, start in zip(parts, starts, strict=True):
+                _write(self.descriptor, part, place.offset + start)
+        except OSError as error:
+            raise _no_memory(sum(place.lengths), error) from error
+        return place
+
+    def get(self, place: MemorySpan) -> Any:
+        """Return an object; the memory of its tensors and arrays is this one, and writable."""
+        starts = _starts(place.lengths)
+        mapped = memoryview(mmap.mmap(self.descriptor, starts[-1] + place.lengths[-1], offset=place.offset))
+        pickled, *buffers = (
+            mapped[start : start + length] for start, length in zip(starts, place.lengths, strict=True)
+        )
+        return pickle.loads(pickled, buffers=buffers)
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves the values of tensors out, as `pickle` itself does those of arrays."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """See `pickle.Pickler`."""
+        if type(value) is torch.Tensor and _is_plain(value):
+            return _reduced(value)
+        if type(value) is memoryview:
+            return memoryview, (pickle.PickleBuffer(value),)
+        return NotImplemented
+
+
+def _pickled(value: Any, keep: Callable[[pickle.PickleBuffer], None]) -> bytes:
+    file = io.BytesIO()
+    try:
+        _Pickler(file, protocol=5, buffer_callback=lambda buffer: keep(buffer)).dump(value)
+    except _NOT_SENT as error:
+        name, part, cause = next(_unsent(value, ""), ("", value, error))
+        raise ModelDefinitionError(
+            f"feed makes minibatches that an input process cannot send: {name or 'one'} is a {type(part).__name__} "
+            f"({cause}).",
+            "Let feed or collate_fn make them of tensors, arrays, numbers and texts; or leave --input_workers out.",
+        ) from error
+    return file.getvalue()
+
+
+def _unsent(part: Any, name: str) -> Iterator[tuple[str, Any, Exception]]:
+    """The parts of a structure that cannot be pickled: name, part and cause."""
+    inner: list[tuple[str, Any]] = []
+    if isinstance(part, Mapping):
+        inner = [(f"{name}[{key!r}]", one) for key, one in part.items()]
+    elif is_dataclass(part):
+        inner = [(f"{name}.{one.name}".removeprefix("."), getattr(part, one.name)) for one in fields(part)]
+    elif isinstance(part, list | tuple):
+        inner = [(f"{name}[{number}]", one) for number, one in enumerate(part)]
+    for name_of_one, one in inner:
+        yield from _unsent(one, name_of_one)
+    try:
+        _Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda buffer: None).dump(part)
+    except _NOT_SENT as error:
+        yield name, part, error
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether its values, its type and its strides are all there is to it."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.requires_grad or tensor.__dict__:
+        return False
+    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+
+
+def _reduced(tensor: Any) -> tuple[Any, ...]:
+    length = _length(tensor)
+    if length > _MOST_GAPS * tensor.numel():
+        tensor = tensor.contiguous()
+        length = tensor.numel()
+    size, stride = tuple(tensor.shape), tensor.stride()
+    if not length:
+        return _tensor, (tensor.dtype, size, stride, None)
+    values = tensor.as_strided((length,), (1,), tensor.storage_offset()).view(torch.uint8).numpy()
+    return _tensor, (tensor.dtype, size, stride, pickle.PickleBuffer(values))
+
+
+def _length(tensor: Any) -> int:
+    """From its first value in memory to its last one."""
+    if not tensor.numel():
+        return 0
+    spans: Iterator[int] = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum(spans)
+
+
+def _tensor(dtype: Any, size: tuple[int, ...], stride: tuple[int, ...], values: Any) -> Any:
+    if values is None:
+        return torch.empty_strided(size, stride, dtype=dtype)
+    return torch.frombuffer(values, dtype=dtype).as_strided(size, stride)
+
+
+def _starts(lengths: tuple[int, ...]) -> list[int]:
+    return list(accumulate((_rounded(length, _ALIGNMENT) for length in lengths[:-1]), initial=0))
+
+
+def _rounded(length: int, unit: int) -> int:
+    return math.ceil(length / unit) * unit
+
+
+def _write(descriptor: int, part: memoryview, offset: int) -> None:
+    while part:
+        written = os.pwrite(descriptor, part, offset)
+        part, offset = part[written:], offset + written
+
+
+def _no_memory(num_bytes: int, error: OSError) -> DataError:
+    return DataError(
+        f"There is no memory for {num_bytes:,} bytes that an input process shares with its worker: {error.strerror}.",
+        "Give workers more memory, or take fewer --input_workers or fewer --num_minibatches_per_task.",
+    )
