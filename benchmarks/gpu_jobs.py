@@ -2,9 +2,10 @@
 
 ResNet-50 in bfloat16, minibatches of 128, from 1,024 raw images of 224 × 224 bytes and from as many JPEG files of
 500 × 375 that are decoded and cropped.  Ours are jobs of the zoo (AllReduce and Local), which read RecordIO and parse
-it in `feed`, and a script that is run as a job.  The peers are the script's loop without ElasticDL: over slices of
-pinned tensors, and over a DataLoader with as many processes as there are CPUs.  A rate is that of the steps that each
-process writes down itself (zoo/step_times.py), in its last seconds.  On the CPU a small network, and fewer images.
+it in `feed`, in the worker's own thread or (`input_workers`) in processes; and a script that is run as a job.  The
+peers are the script's loop without ElasticDL: over slices of pinned tensors, and over a DataLoader with as many
+processes as there are CPUs.  A rate is that of the steps that each process writes down itself (zoo/step_times.py), in
+its last seconds.  On the CPU a small network, and fewer images.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from benchmarks.peers.environment import environment
 from benchmarks.step_files import read_steps
 from benchmarks.zoo.step_times import VARIABLE
 from elasticdl.data.example import encode_example
-from elasticdl_client.job_spec import flag_defaults
 
 LONGEST_START_S = 60.0
 TIMES_FILE_IS_READ = 16  # an epoch is so many times the images, which are in one file with as many names
 LONG_GAP = 5.0  # times the median step: between two bursts, where input comes task by task
 LEAST_COVERED = 0.4  # of the measured seconds by whole bursts
 PEERS = {"raw": ("slices", "loader"), "jpeg": ("loader",)}
-OURS = ("all_reduce", "local", "script")
-LEFT_OUT_IF_QUICK = frozenset({"raw_local", "jpeg_local", "raw_loader"})
+OURS = ("all_reduce", "all_reduce_input_workers", "local", "script")
+MOST_INPUT_WORKERS = {"raw": 4, "jpeg": 64}  # copying needs a few, decoding as many as there are CPUs
+LEFT_OUT_IF_QUICK = frozenset({"raw_local", "raw_loader", "jpeg_all_reduce", "jpeg_local"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,11 @@ class Contest:
             "num_epochs": 0,
             "envs": ",".join(f"{key}={value}" for key, value in variables.items()),
         }
-        flags |= self._script_flags(kind) if name == "script" else self._zoo_flags(kind)
+        flags |= self._script_flags(kind) if name == "script" else self._zoo_flags(kind, name)
         with running_job(place / "job", flags) as job:
             yield lambda: _check(job, lambda: story(place / "job"))
 
-    def _zoo_flags(self, kind: str) -> dict[str, object]:
+    def _zoo_flags(self, kind: str, name: str) -> dict[str, object]:
         flags: dict[str, object] = {
             "model_zoo": ROOT / "benchmarks",
             "model_def": f"zoo.torch_resnet50.{self._size.model}",
@@ -137,8 +138,8 @@ class Contest:
         }
         if kind == "jpeg":
             flags["feed"] = "feed_jpeg"
-            if "input_workers" in flag_defaults("train"):
-                flags["input_workers"] = self._num_processes
+        if name == "all_reduce_input_workers":
+            flags["input_workers"] = min(self._num_processes, MOST_INPUT_WORKERS[kind])
         return flags
 
     def _script_flags(self, kind: str) -> dict[str, object]:
