@@ -6,6 +6,7 @@ however that one ends.  Tensors and arrays are not copied where they are read.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import math
 import mmap
@@ -17,6 +18,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 
 from elasticdl_client.errors import DataError, ModelDefinitionError
@@ -24,6 +26,11 @@ from elasticdl_client.errors import DataError, ModelDefinitionError
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _ALIGNMENT = 64  # bytes; as PyTorch allocates tensors
 _MOST_GAPS = 2  # a tensor whose memory is larger than its values by this factor is sent without the gaps
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
 _NOT_SENT = (pickle.PicklingError, TypeError, AttributeError)
 
 
@@ -98,11 +105,28 @@ class TaskMemory:
     def get(self, place: MemorySpan) -> Any:
         """Return an object; the memory of its tensors and arrays is this one, and writable."""
         starts = _starts(place.lengths)
-        mapped = memoryview(mmap.mmap(self.descriptor, starts[-1] + place.lengths[-1], offset=place.offset))
+        mapped = _mapped(self.descriptor, starts[-1] + place.lengths[-1], place.offset)
         pickled, *buffers = (
             mapped[start : start + length] for start, length in zip(starts, place.lengths, strict=True)
         )
         return pickle.loads(pickled, buffers=buffers)
+
+
+def _mapped(descriptor: int, length: int, offset: int) -> memoryview:
+    """Map a part of a file as `mmap.mmap` does, which holds the lock of the interpreter while it unmaps.
+
+    That takes 5 ms for 77 MB, a minibatch of 128 images, in which the training would stand still.
+
+    Raises:
+        OSError: there is no memory.
+    """
+    address = _LIBC.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, offset)
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    mapped: Any = (ctypes.c_ubyte * length).from_address(address)
+    weakref.finalize(mapped, _LIBC.munmap, address, length).atexit = False  # tensors may still be used
+    seen: Any = np.frombuffer(mapped, np.uint8)  # a memoryview of ctypes cannot be cast
+    return memoryview(seen)
 
 
 class _Pickler(pickle.Pickler):
