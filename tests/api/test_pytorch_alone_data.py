@@ -11,9 +11,12 @@ import pytest
 import torch
 from pytorch_loops import BATCH, EPOCHS, SIZE, Script, assert_equal, dataset, elastic_loop, loop, plain_loop
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 from elasticdl.api.pytorch import create_elastic_controller
+from elasticdl.frameworks.framework import TaskRecords
+from elasticdl.worker.input.task_stream import TaskStream
+from elasticdl.worker.leases import HeldLease
 from elasticdl_client.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,6 +40,26 @@ def test_every_record_of_every_epoch_comes_once_and_epochs_have_their_numbers() 
     assert seen == {epoch: Counter(range(SIZE)) for epoch in range(3)}
     assert controller.get_current_epoch() == 3
     assert controller.global_completed_batch_num == controller.num_steps == 21
+
+
+def test_a_script_alone_draws_a_bounded_number_of_minibatches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing holds it back as a master's leases do: it once drew a hundred minibatches in each step."""
+    drawn: list[int] = []
+    read = TaskStream._read
+
+    def count(stream: TaskStream, held: HeldLease) -> TaskRecords:
+        task = read(stream, held)
+        drawn.append(len(held.record_numbers))
+        return task
+
+    monkeypatch.setattr(TaskStream, "_read", count)
+    script, size, num_steps = Script(), 100_000, 60
+    controller = create_elastic_controller(BATCH, 1, size, state=script.state)
+    loader = controller.loader(Subset(dataset(), [number % SIZE for number in range(size)]))
+    for _, batch in zip(range(num_steps), loader, strict=False):
+        with controller.step():
+            script.train(batch)
+    assert num_steps * BATCH < sum(drawn) < (num_steps + 256) * BATCH
 
 
 class Stream(IterableDataset):  # type: ignore[misc, type-arg]

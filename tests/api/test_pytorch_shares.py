@@ -41,7 +41,7 @@ class Drawer:
     def __init__(self) -> None:
         self.drawn: list[Minibatch] = []
 
-    def take(self, timeout_s: float) -> list[Minibatch]:
+    def take(self, timeout_s: float, num_waiting: int) -> list[Minibatch]:
         taken, self.drawn = self.drawn, []
         return taken
 

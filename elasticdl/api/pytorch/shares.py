@@ -43,12 +43,17 @@ class MinibatchPrefetcher:
         """There is nothing more to draw."""
         return self._has_ended and not self._drawn
 
-    def take(self, timeout_s: float) -> list[Minibatch]:
+    def take(self, timeout_s: float, num_waiting: int) -> list[Minibatch]:
         """All that came, waiting for something.
+
+        Args:
+            num_waiting: taken and not trained yet; nothing is taken while it is as many as are drawn ahead.
 
         Raises:
             ElasticDLError: there will be no more, for this reason.
         """
+        if num_waiting >= self._at_most:
+            return []
         with self._changed:
             self._changed.wait_for(lambda: self._drawn or self._has_ended, timeout_s)
             taken = list(self._drawn)
@@ -183,7 +188,7 @@ class LeasedShares:
         self._begun = {name: minibatch for name, minibatch in self._begun.items() if self._data.holds(minibatch)}
 
     def _draw(self, timeout_s: float) -> None:
-        for minibatch in self._drawer.take(timeout_s):
+        for minibatch in self._drawer.take(timeout_s, len(self._queue)):
             self._queue.append(minibatch)
             self._pipeline.ask(minibatch)
         while self._queue:
@@ -276,7 +281,7 @@ class GlobalShares:
         self._held = {name: minibatch for name, minibatch in self._held.items() if self._data.holds(minibatch)}
 
     def _draw(self, timeout_s: float) -> None:
-        for minibatch in self._drawer.take(timeout_s):
+        for minibatch in self._drawer.take(timeout_s, len(self._queue) + len(self._unshared)):
             self._held[minibatch.name] = minibatch
             if minibatch.ends_lease:
                 self._newest = max(self._newest, minibatch.lease)

@@ -130,15 +130,11 @@ class TaskStream:
             self.errors[held.id] = error
         except LeaseLost:
             self._link.leases.revoke((held.id,))
-        numbers = range(lease.shard.start, lease.shard.start + len(records))
-        is_shuffled = self._shuffle and lease.type == pb.TRAINING
-        if lease.excluded or is_shuffled:
-            excluded = {number - lease.shard.start for number in lease.excluded}
-            order = [i for i in range(len(records)) if i not in excluded]
-            if is_shuffled:
-                np.random.Generator(np.random.PCG64(seed)).shuffle(order)
-            held.record_numbers = [numbers[i] for i in order]
-            records = [records[i] for i in order]
-        else:
-            held.record_numbers, records = list(numbers), list(records)
+        order = np.arange(len(records))
+        if lease.excluded:
+            order = np.setdiff1d(order, np.array(lease.excluded) - lease.shard.start, assume_unique=True)
+        if self._shuffle and lease.type == pb.TRAINING:
+            np.random.Generator(np.random.PCG64(seed)).shuffle(order)  # of a list it takes 150 times as long
+        held.record_numbers = (order + lease.shard.start).tolist()
+        records = [records[i] for i in order.tolist()]
         return TaskRecords(lease.id, seed, records, lease.shard.name, held.record_numbers)
