@@ -107,6 +107,11 @@ test-versions: $(NATIVE)
 	$(call say,running tests on the oldest and the newest versions that the ranges of both packages allow)
 	@$(BIN)/python -m tests.versions --python $(PYTHON) $(LANES)
 
+# CI has no GPU.  One is enough; members on it are taken for members on several machines.
+test-gpu: $(NATIVE)
+	$(call say,running the tests that need a GPU)
+	@$(BIN)/python -m pytest -m gpu -n 4 tests/gpu tests/torch
+
 coverage: $(NATIVE)
 	$(call say,running the tests of `make test` and counting the lines that they run (about twenty minutes))
 	@rm -rf build/coverage && mkdir -p build/coverage

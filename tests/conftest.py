@@ -27,6 +27,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none; torch is imported only if there is such a test."""
+    need_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if need_gpu and not has_gpu():
+        for item in need_gpu:
+            item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 def pytest_collection_finish() -> None:
     """What the test files have imported is left alone by all later collections."""
     gc.freeze()

@@ -80,7 +80,7 @@ class ElasticGroup:
 
     def __init__(self, host: str, token: str, device: str = "cpu", encrypts: bool = False) -> None:
         self._token = token
-        self._device = device
+        self.device = device
         self._encrypts = encrypts
         if encrypts:
             check_can_encrypt(device)
@@ -107,6 +107,12 @@ class ElasticGroup:
         since = world.waiting_since if world is not None else None
         return 0.0 if since is None else time.monotonic() - since
 
+    @property
+    def engine(self) -> str:
+        """The name of the engine that sums, for people: NCCL with its version, or the native mesh; empty: none."""
+        world = self._world
+        return world.engine if world is not None else ""
+
     def form(self, version: int, peers: Sequence[Peer], rank: int, timeout_s: float) -> None:
         """Becomes a member of a world, leaving the one before.  All its members call this.
 
@@ -131,7 +137,7 @@ class ElasticGroup:
             )
             self._ended = [one for one in self._ended if not one.wait_until_freed(0.0)]
         self._place.drop_links(older_than=version)
-        world.form(self._device, timeout_s)
+        world.form(self.device, timeout_s)
 
     def gather(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """The values of all members by rank: [n] → [world, n]; n is the same for all.

@@ -1,4 +1,4 @@
-"""NCCL: collectives of arrays in the memory of GPUs.
+"""Collectives of arrays in the memory of GPUs: by NCCL, or, where members share a GPU, by the mesh.
 
 A member's wait on the GPU is ended by `interrupt`, which aborts NCCL's communicator.  NCCL alone would wait for a dead
 peer without limit; its loss is seen at the mesh's connections, which the same members hold, too.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import timedelta
+from threading import Lock, Thread
 from typing import Any
 
-from elasticdl.collective.engine import PendingCollective, Tensor
+from elasticdl.collective.engine import Links, PendingCollective, Tensor
 from elasticdl.collective.torch_store import engine_module
 from elasticdl.rpc import addresses
 
@@ -32,12 +33,17 @@ class NcclLinks:
 
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # or its watchdog ends the process
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # it asks the store without end
+        os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # an abort is no fault to be written down
         c10d = engine_module()
         torch.cuda.set_device(torch.device(device))
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = _FOR_EVER
         self._group = c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), rank, size, options)
         self._group.eager_connect_single_device(torch.device(device))
+        self._behind = torch.cuda.Stream(device)  # waits for collectives, so that the one that computes need not
+        self._is_ended = False
+        self._lock = Lock()
+        self._abort: Thread | None = None
 
     def all_reduce(self, tensor: Tensor) -> PendingCollective:
         return self._begun(self._group.allreduce([tensor]))
@@ -49,19 +55,31 @@ class NcclLinks:
         return self._begun(self._group.broadcast(tensor, source))
 
     def interrupt(self) -> None:
-        self._group.abort()
+        self._is_ended = True  # before the kernels return, with sums that are none
+        with self._lock:
+            if self._abort is None:
+                self._abort = Thread(target=self._group.abort, name="nccl-abort", daemon=True)
+                self._abort.start()  # kernels return at once; until all is freed takes longer
 
     def close(self) -> None:
-        self._group.abort()
+        self.interrupt()
+        assert self._abort is not None
+        self._abort.join()
         self._group = None
+
+    def check(self) -> None:
+        """Raise RuntimeError if what has ended on the GPU may have been aborted."""
+        if self._is_ended:
+            raise RuntimeError("NCCL was interrupted")
 
     def _begun(self, work: Any) -> PendingCollective:
         import torch
 
-        work.wait()  # orders the stream of this thread behind it; does not block
         done = torch.cuda.Event()
-        done.record()
-        return EventWork(done.query)
+        with torch.cuda.stream(self._behind):
+            work.wait()  # orders the stream behind it; does not block
+            done.record()
+        return NcclWork(self, done)
 
 
 def use_family_of(address: str) -> None:
@@ -73,16 +91,90 @@ def use_family_of(address: str) -> None:
     os.environ.setdefault("NCCL_SOCKET_FAMILY", "AF_INET6" if ":" in host else "AF_INET")
 
 
-class EventWork:
-    """Waits for an event of a GPU."""
+class NcclWork:
+    """Waits until the GPU has come to the end of a collective."""
 
-    def __init__(self, is_done: Callable[[], bool]) -> None:
-        self._is_done = is_done
+    def __init__(self, links: NcclLinks, done: Any) -> None:
+        self._links = links
+        self._done = done
 
     def wait(self, timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
-        while not self._is_done():
+        while not self._done.query():
             if time.monotonic() >= end:
                 return False
             time.sleep(_LOOK_EVERY_S)
+        self._links.check()
         return True
+
+
+def version() -> str:
+    """Of the NCCL in use."""
+    import torch
+
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def identity(device: str) -> bytes:
+    """Return the name of a GPU, with that of the machine where the user has set it: NCCL takes each for one member."""
+    import torch
+
+    return f"{os.environ.get('NCCL_HOSTID', '')}/{torch.cuda.get_device_properties(device).uuid}".encode()
+
+
+def can_join(identities: Sequence[bytes]) -> bool:
+    """Whether NCCL can connect members with these GPUs; empty: one that computes on the CPU."""
+    return all(identities) and len(set(identities)) == len(identities)
+
+
+class StagedLinks:
+    """Collectives of arrays in a GPU's memory by way of pinned main memory and the mesh.
+
+    Each waits until the GPU has computed what it is given.
+    """
+
+    def __init__(self, mesh: Links) -> None:
+        self._mesh = mesh
+
+    def all_reduce(self, tensor: Tensor) -> PendingCollective:
+        copy = _pinned(tensor)
+        copy.copy_(tensor)
+        return StagedWork(self._mesh.all_reduce(copy), [(tensor, copy)])
+
+    def all_gather(self, into: list[Tensor], tensor: Tensor) -> PendingCollective:
+        copy = _pinned(tensor)
+        copy.copy_(tensor)
+        copies = [_pinned(one) for one in into]
+        return StagedWork(self._mesh.all_gather(copies, copy), list(zip(into, copies, strict=True)))
+
+    def broadcast(self, tensor: Tensor, source: int) -> PendingCollective:
+        copy = _pinned(tensor)
+        copy.copy_(tensor)
+        return StagedWork(self._mesh.broadcast(copy, source), [(tensor, copy)])
+
+    def interrupt(self) -> None:
+        """The mesh, which belongs to the world, is interrupted and closed by it."""
+
+    def close(self) -> None:
+        """See `interrupt`."""
+
+
+class StagedWork:
+    """Copies back what a collective of the mesh has brought."""
+
+    def __init__(self, work: PendingCollective, copies: list[tuple[Tensor, Tensor]]) -> None:
+        self._work = work
+        self._copies = copies
+
+    def wait(self, timeout_s: float) -> bool:
+        if not self._work.wait(timeout_s):
+            return False
+        for tensor, copy in self._copies:
+            tensor.copy_(copy, non_blocking=True)
+        return True
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    import torch
+
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

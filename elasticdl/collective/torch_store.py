@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any
@@ -27,7 +26,6 @@ def engine_module() -> Any:
     Raises:
         ElasticDLError: torch is not installed, or of a version without the names that are used here.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are of connections that we end ourselves
     try:
         from torch._C import _distributed_c10d
     except ImportError as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 
+from elasticdl.collective import nccl
 from elasticdl.collective.engine import Links, PendingCollective, Tensor
 from elasticdl.collective.errors import GroupLost
 from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer, link
@@ -22,7 +23,8 @@ from elasticdl.kernels._native import Mesh, RecordLayer
 from elasticdl.rpc.handshake import SecureConnection
 
 _GRACE_S = 0.1  # for an engine that does not end when it should
-_LOOK_EVERY_S = 0.1  # between looks Python runs handlers of signals, and a peer that NCCL waits for is missed
+_FREED_WITHIN_S = 5.0  # memory in a collective that was interrupted; that is at once
+_LOOK_EVERY_S = 0.02  # between looks Python runs handlers of signals, and a peer that NCCL waits for is missed
 _LONGEST_MESSAGE = 200
 _log = logging.getLogger("elasticdl.collective")
 _RANK = re.compile(r"rank (\d+) (?:has|cannot|does)")
@@ -53,9 +55,15 @@ class FormedGroup:
         self._lost: GroupLost | None = None
         self._on_their_way: list[PendingCollective] = []  # of the calling thread
         self._is_formed = False
+        self._engine = ""
         self._meeting: Rendezvous | None = None
         self._mesh: MeshLinks | None = None
         self._by_device: dict[str, Links] = {}
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that sums; empty: this member is alone."""
+        return self._engine
 
     def form(self, device: str, timeout_s: float) -> None:
         """Connects to all others, in a thread of its own.
@@ -180,19 +188,22 @@ class FormedGroup:
             )
             try:
                 self.check()
-                meeting.tell(f"linked/{self.rank}", b"")
-                meeting.learn([f"linked/{rank}" for rank in range(self.size)], _left(end))
+                meeting.tell(f"linked/{self.rank}", b"" if device == "cpu" else nccl.identity(device))
+                devices = meeting.learn([f"linked/{rank}" for rank in range(self.size)], _left(end))
                 links |= self._place.take_links(self.version)
                 if len(links) != self.size - 1:
                     raise RuntimeError(f"it has {len(links)} of {self.size - 1} connections")
                 self._mesh = mesh = MeshLinks(self.rank, links)
                 by_device: dict[str, Links] = {"cpu": mesh}
-                if device != "cpu":
-                    from elasticdl.collective.nccl import NcclLinks, use_family_of
-
+                self._engine = "the native mesh"
+                if device != "cpu" and nccl.can_join(devices):
                     store = store_of(meeting, _left(end))
-                    use_family_of(self._addresses[self.rank])
-                    by_device["cuda"] = NcclLinks(store, self.rank, self.size, device)
+                    nccl.use_family_of(self._addresses[self.rank])
+                    by_device["cuda"] = nccl.NcclLinks(store, self.rank, self.size, device)
+                    self._engine = f"NCCL {nccl.version()}"
+                elif device != "cpu":
+                    by_device["cuda"] = nccl.StagedLinks(mesh)
+                    self._engine += ", through main memory, since not every worker has a GPU of its own"
                 self._by_device = by_device
             finally:
                 self._meeting = None
@@ -220,8 +231,8 @@ class FormedGroup:
         return GroupLost(self._lost.what, self._lost.rank)
 
     def _let_go(self) -> None:
-        """Waits, in the calling thread, until no collective writes to the caller's memory any more; that is at once."""
-        end = time.monotonic() + _GRACE_S
+        """Waits, in the calling thread, until no collective writes to the caller's memory any more."""
+        end = time.monotonic() + _FREED_WITHIN_S
         while self._on_their_way:
             with suppress(RuntimeError):
                 self._on_their_way.pop().wait(max(0.0, end - time.monotonic()))

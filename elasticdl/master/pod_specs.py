@@ -23,7 +23,7 @@ from elasticdl_client.tf_config import tf_config
 _MODULES = {Role.PS: "elasticdl.ps", Role.WORKER: "elasticdl.worker"}
 _ID_VARIABLES = {Role.PS: "PS_ID", Role.WORKER: "WORKER_ID"}
 _OF_WORKERS = {  # read when torch is imported
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of connections that we end ourselves
+    "TORCH_CPP_LOG_LEVEL": "FATAL",  # below, NCCL's watchdog prints the stacks of each member that is lost
     # Its threads spin for some 50 µs where they wait for each other, then sleep. The 3 ms that OpenMP takes by itself
     # make a step several times longer where others want the processors, too.
     "GOMP_SPINCOUNT": "5000",

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -51,15 +51,21 @@ class Told:
 
 
 class Member:
-    """A process with an `ElasticGroup`."""
+    """A process with an `ElasticGroup`.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        environment: of it, beside this process's own.
+    """
+
+    def __init__(self, number: int, device: str = "cpu", environment: Mapping[str, str] | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "tests.collective.members"])
         self.number = number
         self._calls, calls = context.Pipe()
         self._signals, signals = context.Pipe()
-        self._process = context.Process(target=_live, args=(calls, signals), daemon=True)
+        self._process = context.Process(
+            target=_live, args=(calls, signals, device, dict(environment or {})), daemon=True
+        )
         self._process.start()
         calls.close()
         signals.close()
@@ -112,7 +118,13 @@ class Member:
 
 @contextmanager
 def members(count: int) -> Iterator[list[Member]]:
-    made = [Member(number) for number in range(count)]
+    with ending([Member(number) for number in range(count)]) as made:
+        yield made
+
+
+@contextmanager
+def ending(made: list[Member]) -> Iterator[list[Member]]:
+    """Members, which have ended afterwards."""
     try:
         yield made
     finally:
@@ -151,8 +163,9 @@ def until(is_true: Callable[[], bool], timeout_s: float = ANSWER_S) -> None:
         time.sleep(0.005)
 
 
-def _live(calls: Connection, signals: Connection) -> None:
-    group = ElasticGroup(HOST, TOKEN)
+def _live(calls: Connection, signals: Connection, device: str, environment: dict[str, str]) -> None:
+    os.environ |= environment
+    group = ElasticGroup(HOST, TOKEN, device)
     calls.send((group.address, None))
     threading.Thread(target=_obey, args=(group, signals), daemon=True).start()
     _obey(group, calls)

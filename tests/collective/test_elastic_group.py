@@ -133,6 +133,17 @@ def test_a_peer_at_a_wrong_rank_is_refused() -> None:
         alone.form(1, [Peer(0, "127.0.0.1:1"), Peer(1, alone.address)], 0, 1.0)
 
 
+def test_collectives_by_way_of_main_memory_give_the_same() -> None:
+    """What members do that share a GPU, with tensors of the CPU."""
+    with members(3) as three:
+        form(three, 1)
+        assert all_do(three, verbs.engine) == ["the native mesh"] * 3
+        expected = sum(verbs.pattern(3_000_003, rank) for rank in range(3))
+        for summed, given in [t.result() for t in [m.tell(verbs.staged, rank, 1) for rank, m in enumerate(three)]]:
+            assert np.array_equal(summed, expected)
+            assert np.array_equal(given, verbs.pattern(6, 1))
+
+
 def test_a_host_that_is_not_here_is_named() -> None:
     with pytest.raises(ElasticDLError, match=r"192\.0\.2\.1"):
         ElasticGroup("192.0.2.1", TOKEN)

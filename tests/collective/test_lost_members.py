@@ -197,7 +197,7 @@ def test_an_engine_that_fails_in_any_way_ends_the_world_and_no_process(monkeypat
     addresses = [place.address for place in places]
     worlds = [FormedGroup(1, addresses, rank, TOKEN, place) for rank, place in enumerate(places)]
     with ThreadPoolExecutor(2) as pool:  # here is no such device, so NCCL cannot be made
-        forming = [pool.submit(world.form, "cuda:0", 30.0) for world in worlds]
+        forming = [pool.submit(world.form, "cuda:99", 30.0) for world in worlds]
         for one in forming:
             with pytest.raises(GroupLost, match="cannot be formed"):
                 one.result(60)

@@ -29,6 +29,26 @@ def summed(group: ElasticGroup, rank: int, sizes: list[int]) -> list[NDArray[np.
     return buffers
 
 
+def staged(group: ElasticGroup, rank: int, source: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """A sum, and what the source has, by way of main memory, as of tensors on a GPU that members share."""
+    import torch
+
+    from elasticdl.collective.nccl import StagedLinks
+
+    world = group._world
+    assert world is not None
+    assert world._mesh is not None
+    world._by_device["cpu"] = StagedLinks(world._mesh)
+    summed, given = (torch.from_numpy(pattern(size, rank)).reshape(3, -1) for size in (3_000_003, 6))
+    group.reduce([summed])
+    world.finish(world.begin(given, lambda links: links.broadcast(given, source)))
+    return summed.numpy().ravel(), given.numpy().ravel()
+
+
+def engine(group: ElasticGroup) -> str:
+    return group.engine
+
+
 def gathered(group: ElasticGroup, *values: int) -> list[list[int]]:
     found: list[list[int]] = group.gather(np.array(values, np.int64)).tolist()
     return found

@@ -429,11 +429,12 @@ class WorldSession:
         members = ", ".join(str(member.worker_id) for member in world.members)
         origin = "from its start" if source is None else f"with the model of worker {world.members[source].worker_id}"
         _log.info(
-            "World %s has formed: workers %s; it continues %s, after step %d",
+            "World %s has formed: workers %s; it continues %s, after step %d%s",
             shown(world.version),
             members,
             origin,
             self.ledger.steps,
+            f"; it sums by {self._group.engine}" if self._group.engine else "",
         )
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("World %s, step %d: state %s", shown(world.version), self.ledger.steps, self.digest())
