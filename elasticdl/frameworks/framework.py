@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -312,6 +312,15 @@ class Inference(Protocol):
 
     def evaluation(self) -> Evaluation:
         """See `Framework.evaluation`."""
+        ...
+
+
+@runtime_checkable
+class TakesSnapshots(Protocol):
+    """A framework that can copy its state where the model is, in less time than `Framework.state` takes."""
+
+    def snapshot(self) -> Callable[[], dict[str, npt.NDArray[Any]]]:
+        """Return a function that gives the present `Framework.state`, once, in any thread, while training continues."""
         ...
 
 

@@ -114,7 +114,7 @@ def test_a_layout_with_channels_last_changes_no_value(framework: Make, digits: A
     batch = minibatches(usual, digits)[0]
     seen: list[Any] = []
     kernel = tested._built().parameters["conv.weight"]
-    kernel.register_hook(lambda grad: seen.append(kernel.grad.stride()))
+    tested._optimizer().register_step_pre_hook(lambda *_: seen.append(kernel.grad.stride()))
     for each in (usual, tested):
         all_reduce_step(each, batch, 1)
         all_reduce_step(each, batch, 2)

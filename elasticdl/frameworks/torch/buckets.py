@@ -1,8 +1,9 @@
 """Gradients in flat buffers, each handed over during backward as soon as no more is added to it.
 
-A parameter's gradient is a piece of a buffer, so nothing is copied.  Buffers are in reverse order of the parameters,
-which is about the order in which backward reaches them, and are handed over in that order, whatever backward does: the
-members of a group must reduce the same buffers in the same order.
+A parameter's gradient is a piece of a buffer, to which several backward passes add; what a single one makes is copied
+there, a buffer at once.  Buffers are in reverse order of the parameters, which is about the order in which backward
+reaches them, and are handed over in that order, whatever backward does: the members of a group must reduce the same
+buffers in the same order.
 """
 
 from __future__ import annotations
@@ -37,30 +38,37 @@ class Buckets:
         self.used = [False] * len(self._parameters)
         self._views: list[Any] = [None] * len(self._parameters)
         self._bucket_of = [0] * len(self._parameters)
-        self._sizes: list[int] = []  # parameters in each bucket
-        for members in _grouped(self._parameters):
+        self._members = _grouped(self._parameters)  # parameters of each bucket
+        for members in self._members:
             self._add(members, built.device)
         self._pending: list[int] = []  # parameters of each bucket that the last backward has not reached yet
         self._reached: set[int] = set()  # by it
         self._next = 0  # the first bucket that has not been handed over
         self._ready: Ready | None = None
         self._is_left_alone = False
+        self._is_single = False
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(lambda p, k=number: self._accumulated(k, p))
 
-    def clear(self) -> None:
-        """Sets all gradients to zero, as tensors to which backward adds."""
-        for flat in self.flats:
-            flat.zero_()
+    def clear(self, is_single: bool = False) -> None:
+        """Sets all gradients to zero, as tensors to which backward adds.
+
+        Args:
+            is_single: there will be one backward.  Then the gradients are those that it makes, and are copied when a
+                bucket is complete, many by one kernel.
+        """
+        self._is_single = is_single
         self.used = [False] * len(self._parameters)
+        for flat in () if is_single else self.flats:
+            flat.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view if _fits(parameter) else None
+            parameter.grad = view if _fits(parameter) and not is_single else None
         self._next = 0
         self._ready = None
 
     def hand_over_during_backward(self, ready: Ready) -> None:
         """The next backward is the last one: from now on each bucket that is complete is given to `ready`."""
-        self._pending = list(self._sizes)
+        self._pending = list(map(len, self._members))
         self._reached.clear()
         self._ready = ready
 
@@ -68,8 +76,7 @@ class Buckets:
         """After backward: gives the buckets to `ready` that have not been given to it."""
         self._ready = None
         while self._next < len(self.flats):
-            self._next += 1
-            ready(self._next - 1)
+            self._hand_over(ready)
 
     def give(self, used: Sequence[bool]) -> None:
         """Puts the gradients where the optimizer looks for them; a parameter without one has None."""
@@ -107,14 +114,13 @@ class Buckets:
             self._bucket_of[number] = len(self.flats)
             position += parameter.numel()
         self.flats.append(flat)
-        self._sizes.append(len(members))
 
     def _accumulated(self, number: int, parameter: Any) -> None:
         """Backward has added to a parameter's gradient."""
         if self._is_left_alone:
             return
         view = self._views[number]
-        if parameter.grad is not view:
+        if not self._is_single and parameter.grad is not view:
             found = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
             view.add_(found)
             parameter.grad = view if _fits(parameter) else None
@@ -134,8 +140,28 @@ class Buckets:
         self._reached.add(number)
         self._pending[bucket] -= 1
         while self._next < len(self.flats) and self._pending[self._next] == 0:
-            self._next += 1
-            ready(self._next - 1)
+            self._hand_over(ready)
+
+    def _hand_over(self, ready: Ready) -> None:
+        """The next bucket is complete."""
+        if self._is_single:
+            self._copy_gradients(self._members[self._next])
+        self._next += 1
+        ready(self._next - 1)
+
+    def _copy_gradients(self, members: Sequence[int]) -> None:
+        targets, sources = [], []
+        for number in members:
+            parameter, view = self._parameters[number], self._views[number]
+            if not self.used[number]:
+                view.zero_()
+            else:
+                targets.append(view)
+                sources.append(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+                parameter.grad = None
+        if targets:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
 
 
 def _grouped(parameters: Sequence[Any]) -> list[list[int]]:

@@ -44,7 +44,7 @@ from elasticdl.frameworks.torch.devices import device_meter
 from elasticdl.frameworks.torch.gradients import ModuleGradients
 from elasticdl.frameworks.torch.inference import TorchEvaluation, arrays_of, export_model, load_file, load_weights
 from elasticdl.frameworks.torch.input_processes import InputProcesses
-from elasticdl.frameworks.torch.losses import ModuleLoss
+from elasticdl.frameworks.torch.losses import ModuleLoss, backward
 from elasticdl.frameworks.torch.metrics import CountingMeasure, TorchFunctionMeasure, make_measure
 from elasticdl.frameworks.torch.model import BuiltModule, as_array, build_model
 from elasticdl.frameworks.torch.optimizer import Rates, describe_optimizer, make_optimizer
@@ -239,6 +239,11 @@ class TorchFramework:
         """See `Framework.state`."""
         return {**self._state().arrays(), **self._scale.arrays()}
 
+    def snapshot(self) -> Callable[[], dict[str, npt.NDArray[Any]]]:
+        """See `TakesSnapshots`."""
+        arrays, scale = self._state().snapshot(), self._scale.arrays()
+        return lambda: {**arrays(), **scale}
+
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """See `Framework.load_state`.
 
@@ -315,14 +320,14 @@ class TorchFramework:
 
     def _backward(self, batch: Batch, seed: int, scale: float) -> Any:
         built = self._built()
-        built.module.train()
+        built.train()
         self._optimizer().zero_grad()
         seed_step(seed, built.device)
         losses = []
         for weight, samples in self._examples(batch).parts(batch.size, self._computation.part_size):
             loss = self._loss()(samples)
-            losses.append(loss.detach() * weight)
-            (loss * (weight * scale)).backward()
+            losses.append(loss.detach() if weight == 1.0 else loss.detach() * weight)
+            backward(loss, weight * scale)
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
     def _module(self, parameters: Parameters | None) -> Any:

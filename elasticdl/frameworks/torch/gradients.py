@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from elasticdl.frameworks.framework import NUM_TOLD, Floats, LocalGradient, Share
 from elasticdl.frameworks.torch.buckets import Buckets
 from elasticdl.frameworks.torch.computation import LossScale
-from elasticdl.frameworks.torch.losses import ModuleLoss
+from elasticdl.frameworks.torch.losses import ModuleLoss, backward
 from elasticdl.frameworks.torch.model import BuiltModule
 from elasticdl.frameworks.torch.optimizer import Rates
 from elasticdl.frameworks.torch.randomness import seed_step
@@ -73,7 +74,7 @@ class ModuleGradients:
         def hand_over(bucket: int) -> None:
             flat = self._buckets.flats[bucket]
             if self._overlaps:
-                sizes.append(_largest([flat]))
+                sizes.append(self._largest([flat]))
             if self._factor != 1.0:
                 flat.div_(self._factor)
             ready(self._buffers[bucket])
@@ -115,6 +116,13 @@ class ModuleGradients:
     def _factor(self) -> float:
         return self._scale.at(self._num_repeats)
 
+    def _largest(self, tensors: Sequence[Any]) -> Any:
+        """Return the largest absolute value: a scalar on the device, not finite if one of them is not; of none 0."""
+        norms = _norms(tensors)
+        if not norms:
+            return torch.zeros((), device=self._built.device)
+        return norms[0] if len(norms) == 1 else torch.stack(norms).amax()
+
     # -- the step of a group
 
     def _take_sums(self, gradient: LocalGradient) -> None:
@@ -135,11 +143,11 @@ class ModuleGradients:
         self, shares: Sequence[Share], without: dict[int, str], hand_over: Callable[[int], None] | None
     ) -> tuple[int, str] | None:
         """Sums the shares up; the position of one that is not finite, and what of it, ends it."""
-        self._buckets.clear()
         self._last.zero_()
         self._seen: list[Any] = []  # of each share: its loss, and the largest change of a buffer
         kept = [position for position in range(len(shares)) if position not in without]
-        self._built.module.train()
+        self._buckets.clear(self._overlaps and len(kept) == 1 and not self._is_cut(shares[kept[0]]))
+        self._built.train()
         self._starts.take()
         for position in kept:
             try:
@@ -148,8 +156,11 @@ class ModuleGradients:
                 self._starts.restore()
             if flaw:
                 return position, flaw
-        self._told[1] = sum(shares[position].scale for position in kept)
+        self._told[1].fill_(sum(shares[position].scale for position in kept))
         return None
+
+    def _is_cut(self, share: Share) -> bool:
+        return 0 < self._built.computation.part_size < share.batch.size
 
     def _add(self, share: Share, hand_over: Callable[[int], None] | None) -> str:
         """Add a share; return a description of its values that are not finite: then it must not count."""
@@ -161,13 +172,13 @@ class ModuleGradients:
             total.add_(loss.detach(), alpha=weight)
             if k == len(parts):
                 change = self._starts.change()
-                self._seen += [total, _largest([change])]
+                self._seen += [total, self._largest([change])]
                 if hand_over is not None:
                     self._buckets.hand_over_during_backward(hand_over)
-            if not self._overlaps and (flaw := _described(float(total), float(_largest([change])))):
+            if not self._overlaps and (flaw := _described(float(total), float(self._largest([change])))):
                 return flaw
-            (loss * (weight * share.scale * self._factor)).backward()
-        if not self._overlaps and not math.isfinite(float(_largest(self._buckets.flats))):
+            backward(loss, weight * share.scale * self._factor)
+        if not self._overlaps and not math.isfinite(float(self._largest(self._buckets.flats))):
             return _described(0.0, 0.0, math.nan)
         self._changes.add_(change, alpha=share.scale)
         self._told[0].add_(total, alpha=share.scale)
@@ -181,13 +192,16 @@ class ModuleGradients:
                 that are not finite are left out, or there is none.
         """
         if seen is None:
-            self._told[2] = num_left_out
+            self._told[2].fill_(num_left_out)
         else:
             is_ill = ~torch.isfinite(seen)
             num_ill = is_ill[:-1].reshape(-1, 2).any(1).sum()
-            is_overflow = is_ill[-1] & (num_ill == 0) & self._scale.may_overflow(self._num_repeats)
-            self._last[self._num_parameters] = is_overflow
-            self._told[2] = torch.maximum(num_ill, (is_ill[-1] & ~is_overflow).to(num_ill.dtype))
+            is_gradient_ill = is_ill[-1]
+            if self._scale.may_overflow(self._num_repeats):
+                is_overflow = is_gradient_ill & (num_ill == 0)
+                self._last[self._num_parameters] = is_overflow
+                is_gradient_ill = is_gradient_ill & ~is_overflow
+            self._told[2] = torch.maximum(num_ill, is_gradient_ill.to(num_ill.dtype))
         counts, used = self._last[: self._num_parameters], self._buckets.used
         if all(used):
             counts.fill_(1.0)  # numbers from the host would be waited for
@@ -200,17 +214,18 @@ class ModuleGradients:
         """The gradient where the optimizer looks for it, and the buffers changed: nothing is weighted or summed up."""
         parameters = list(self._built.parameters.values())
         self._buckets.take_back()
-        self._built.module.train()
+        self._built.train()
         self._starts.take()
         seed_step(share.seed, self._built.device)
-        total = torch.zeros((), device=self._built.device)
+        total: Any = None
         try:
             with self._buckets.left_alone():
                 parts = share.batch.data.on(self._built.device)
                 for weight, samples in parts.parts(share.batch.size, self._built.computation.part_size):
                     loss = self._loss(samples)
-                    total.add_(loss.detach(), alpha=weight)
-                    (loss * (weight * self._factor)).backward()
+                    backward(loss, weight * self._factor)
+                    part = loss.detach() if weight == 1.0 else loss.detach() * weight
+                    total = part if total is None else total + part
         except BaseException:
             self._starts.restore()
             raise
@@ -218,7 +233,10 @@ class ModuleGradients:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()  # as in a group
         gradients = [p.grad for p in parameters if p.grad is not None]
-        seen = torch.stack([total, _largest(self._starts.now()), _largest(gradients)]).tolist()
+        largest = [_norms(some) for some in (self._starts.now(), gradients)]
+        numbers = torch.stack([total.to(torch.float32), *largest[0], *largest[1]]).tolist()
+        end = 1 + len(largest[0])
+        seen = [numbers[0], max(numbers[1:end], default=0.0, key=_order), max(numbers[end:], default=0.0, key=_order)]
         flaw = _described(*seen)
         is_overflow = not _described(*seen[:2]) and bool(flaw) and self._scale.may_overflow(self._num_repeats)
         self._own_has_overflowed = is_overflow
@@ -243,6 +261,8 @@ class StartValues:
         self._places = built.buffers
         self._device = built.device
         self._starts: list[Any] = []
+        self._last_seen: list[Any] = []  # the buffers that were copied last
+        self._last_sizes: list[int] = []
         self._sizes = [place.tensor.numel() for place in built.buffers]
         self.num_values = sum(self._sizes)
 
@@ -253,20 +273,28 @@ class StartValues:
     def take(self) -> None:
         """Copy the buffers."""
         tensors = self.now()
-        if [_kind(one) for one in tensors] != [_kind(one) for one in self._starts]:
+        if not self._has_kinds_of(tensors):
             self._starts = [one.clone() for one in tensors]
         else:
             _copy(self._starts, tensors)
+        self._last_seen, self._last_sizes = tensors, [one.numel() for one in tensors]
 
     def restore(self) -> None:
         """Undo what a forward pass has changed; after backward, which may still need it."""
         tensors = self.now()
-        if [_kind(one) for one in tensors] == [_kind(one) for one in self._starts]:
+        if self._has_kinds_of(tensors):
             _copy(tensors, self._starts)
             return
         with torch.no_grad():
             for place, start in zip(self._places, self._starts, strict=True):
                 place.put(start)
+
+    def _has_kinds_of(self, tensors: Sequence[Any]) -> bool:
+        """Whether the copies are of the shapes and data types of some tensors."""
+        sizes = [one.numel() for one in tensors]
+        if sizes == self._last_sizes and all(map(is_, tensors, self._last_seen)):
+            return True
+        return [_kind(one) for one in tensors] == [_kind(one) for one in self._starts]
 
     def change(self) -> Any:
         """Return what a forward pass has added to the buffers, as one vector."""
@@ -315,14 +343,15 @@ def _kind(tensor: Any) -> tuple[Any, Any]:
     return tensor.shape, tensor.dtype
 
 
-def _largest(tensors: Sequence[Any]) -> Any:
-    """Return the largest absolute value of all: a scalar on their device, not finite if one of them is not."""
+def _norms(tensors: Sequence[Any]) -> list[Any]:
+    """Return the largest absolute value of each tensor of floats, in float32."""
     floating = [one.detach() for one in tensors if one.is_floating_point() and one.numel()]
-    if not floating:
-        return torch.zeros((), device=tensors[0].device if tensors else None)
-    if len(floating) == 1:
-        return torch.linalg.vector_norm(floating[0], math.inf)
-    return torch.stack([norm.to(torch.float32) for norm in torch._foreach_norm(floating, math.inf)]).amax()
+    return [norm.to(torch.float32) for norm in torch._foreach_norm(floating, math.inf)] if floating else []
+
+
+def _order(number: float) -> float:
+    """Numbers that are not finite come last."""
+    return number if math.isfinite(number) else math.inf
 
 
 def _described(loss: float, change: float, gradient: float = 0.0) -> str:
@@ -334,7 +363,7 @@ def _described(loss: float, change: float, gradient: float = 0.0) -> str:
 
 
 def _flaws(seen: Sequence[float]) -> dict[int, str]:
-    """What is not finite, by the position of the share; the gradient counts for the last one.
+    """The flaws, by the position of the share; the gradient counts for the last one.
 
     Args:
         seen: see `ModuleGradients._count`.

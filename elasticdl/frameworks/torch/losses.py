@@ -63,9 +63,9 @@ class ModuleLoss:
         predictions = self._built.predict(examples.features)
         self.outputs_shape = tuple(predictions.shape) if isinstance(predictions, torch.Tensor) else None
         if examples.weights is None:
-            return self._checked(self._loss(examples.labels, predictions), 0).mean()
+            return _mean(self._checked(self._loss(examples.labels, predictions), 0))
         if self._takes_weights:
-            return self._checked(self._loss(examples.labels, predictions, examples.weights), 0).mean()
+            return _mean(self._checked(self._loss(examples.labels, predictions, examples.weights), 0))
         losses = self._checked(self._loss(examples.labels, predictions), 1)
         per_sample = losses.reshape(losses.shape[0], -1).mean(1)
         return (per_sample * examples.weights.reshape(-1)).mean()
@@ -85,11 +85,20 @@ class ModuleLoss:
         return value
 
 
+def backward(loss: Any, factor: float) -> None:
+    """Add the gradients of a loss times a factor to those of the parameters."""
+    (loss if factor == 1.0 else loss * factor).backward()
+
+
 def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with labels first, as ours are; PyTorch's own, and those named like them, take predictions first."""
     if not _predictions_first(function):
         return function
     return lambda labels, predictions, *rest: function(predictions, labels, *rest)
+
+
+def _mean(value: Any) -> Any:
+    return value.mean() if value.dim() else value
 
 
 def _predictions_first(function: Any) -> bool:

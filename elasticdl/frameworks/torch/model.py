@@ -89,6 +89,11 @@ class BuiltModule:
                     tensor.copy_(torch.from_numpy(np.ascontiguousarray(part)).reshape(tensor.shape))
                 position += tensor.numel()
 
+    def train(self) -> None:
+        """Put the module into its mode of training; only if it is in another one, as it walks through all layers."""
+        if not self.module.training:
+            self.module.train()
+
     @property
     def plain(self) -> Any:
         """The module without the wrapper of `torch.compile`."""
@@ -136,13 +141,17 @@ def build_model(definition: ModelDefinition, seed: int, computation: Computation
             )
         if value.is_complex():
             raise ModelDefinitionError(f"{what}: {plain_name(name)} is complex.", "Train real parameters.")
-    # By number: collectives ask for that of the very device.
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = own_device()
     module = computation.prepare(module.to(device), device, what)
     parameters = {plain_name(name): p for name, p in module.named_parameters()}
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
     return BuiltModule(module, device, trained, frozen, tuple(buffers_of(module)), computation)
+
+
+def own_device() -> Any:
+    """Where this process's model is: on the GPU if there is one, by number, which collectives ask for."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _check_hooks(what: str, module: Any) -> None:
@@ -174,7 +183,7 @@ def as_array(tensor: Any) -> np.ndarray[Any, Any]:
     found = tensor.detach().cpu()
     if found.dtype == torch.bfloat16:
         found = found.to(torch.float32)
-    return np.array(found.numpy(), order="C")
+    return np.asarray(found.numpy(), order="C") if tensor.is_cuda else np.array(found.numpy(), order="C")
 
 
 def buffers_of(module: Any) -> list[ValuePlace]:

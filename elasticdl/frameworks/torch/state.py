@@ -7,7 +7,7 @@ state without them is that of an optimizer that has made none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from elasticdl.frameworks.torch.model import BuiltModule, as_array
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 _NUMBER = ".number"  # ends the name of a slot that is a Python number, not a tensor
+_PIECE_BYTES = 16 << 20  # of main memory through which a copy of the state passes
+_ROOM = 1.25  # free memory of a GPU for a copy of the state, in sizes of the copy
 _SCHEDULED = frozenset({"params", "lr", "initial_lr", "momentum", "betas", "max_momentum", "base_momentum"})
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -45,19 +47,47 @@ class ModuleState:
         Raises:
             ModelDefinitionError: the optimizer keeps something that is no tensor and no number.
         """
-        found = {f"model/{name}": as_array(value) for name, value in self._model().items()}
+        return {name: as_array(value) for name, value in self._values().items()}
+
+    def snapshot(self) -> Callable[[], Arrays]:
+        """Copy everything on its device; where it has no room for that, or is the CPU, to main memory at once.
+
+        Returns:
+            A function that gives `arrays`; it leaves the stream that computes alone.
+
+        Raises:
+            ModelDefinitionError: as `arrays`.
+        """
+        values, device = self._values(), self._built.device
+        if device.type != "cuda" or not _has_room(values, device):
+            arrays = self.arrays()
+            return lambda: arrays
+        copies = {name: value.detach().clone() for name, value in values.items()}
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+
+        def fetched() -> Arrays:
+            pinned = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+            with torch.cuda.stream(stream):
+                return {name: _fetched(copies.pop(name), pinned, stream) for name in list(copies)}
+
+        return fetched
+
+    def _values(self) -> dict[str, Any]:
+        """Tensors, not copied."""
+        found = {f"model/{name}": value for name, value in self._model().items()}
         for parameter, slots in self._optimizer.state.items():
             for slot, value in slots.items():
                 name = f"optimizer/{self._names[id(parameter)]}/{slot}"
                 if isinstance(value, torch.Tensor):
-                    found[name] = as_array(value)
+                    found[name] = value
                 elif isinstance(value, bool | int | float):
-                    found[name + _NUMBER] = np.array(value)
+                    found[name + _NUMBER] = torch.from_numpy(np.array(value))
                 elif value is not None:
                     raise self._strange(slot, value)
         for k, (group, initial) in enumerate(zip(self._optimizer.param_groups, self._settings, strict=True)):
             changed = {key: value for key, value in _settings(group).items() if value != initial.get(key)}
-            found.update({f"group/{k}/{key}": np.array(value) for key, value in changed.items()})
+            found.update({f"group/{k}/{key}": torch.from_numpy(np.array(value)) for key, value in changed.items()})
         return found
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -118,6 +148,35 @@ class ModuleState:
             "which cannot be written to a checkpoint.",
             "Take an optimizer whose state is tensors and numbers.",
         )
+
+
+def _fetched(tensor: Any, pinned: Any, stream: Any) -> npt.NDArray[Any]:
+    """Return `as_array` of a tensor, brought by way of pinned memory: without it launches of other threads wait.
+
+    Args:
+        pinned: bytes of main memory, for one piece after the other.
+        stream: the current one.
+    """
+    if not tensor.is_cuda:
+        return as_array(tensor)
+    plain = tensor.to(torch.float32) if tensor.dtype == torch.bfloat16 else tensor
+    result = torch.empty(plain.shape, dtype=plain.dtype)
+    source, target = (one.contiguous().reshape(-1).view(torch.uint8) for one in (plain, result))
+    for start in range(0, target.numel(), pinned.numel()):
+        piece = target[start : start + pinned.numel()]
+        passed = pinned[: piece.numel()]
+        passed.copy_(source[start : start + piece.numel()], non_blocking=True)
+        stream.synchronize()
+        piece.copy_(passed)
+    found: npt.NDArray[Any] = result.numpy()
+    return found
+
+
+def _has_room(values: Mapping[str, Any], device: Any) -> bool:
+    """Whether the driver has memory for a copy: what PyTorch holds in reserve, the next step may need."""
+    size = sum(value.nbytes for value in values.values() if value.is_cuda)
+    free, _ = torch.cuda.mem_get_info(device)
+    return bool(free > _ROOM * size)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

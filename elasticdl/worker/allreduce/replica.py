@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
 
-from elasticdl.frameworks.framework import Framework, TableRows
+from elasticdl.frameworks.framework import Framework, TableRows, TakesSnapshots
 from elasticdl.ps.applied import AppliedSet
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import AppliedRow, Arrays, Checkpoint, StateCheckpoints
@@ -41,6 +42,13 @@ class Replica:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return self._framework.state()
+
+    def snapshot(self) -> Callable[[], Arrays]:
+        """Return a function that gives the present `arrays`, in any thread."""
+        if isinstance(self._framework, TakesSnapshots):
+            return self._framework.snapshot()
+        arrays = self.arrays()
+        return lambda: arrays
 
     def load(self, arrays: Arrays) -> None:
         self._framework.load_state(arrays)
@@ -137,11 +145,11 @@ class CheckpointWriter:
 
     def _start(self, ledger: Ledger) -> None:
         self._saved_at = (ledger.applied.num_names, time.monotonic())
-        arguments = (self.model.arrays(), ledger.copy())
+        arguments = (self.model.snapshot(), ledger.copy())
         self._thread = threading.Thread(target=self._save, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _save(self, arrays: Arrays, ledger: Ledger) -> None:
+    def _save(self, arrays: Callable[[], Arrays], ledger: Ledger) -> None:
         number = ledger.applied.num_names
         rows: list[AppliedRow] = [
             (task.epoch, task.task, list(task.extras), task.watermark, task.num_samples)
@@ -153,7 +161,7 @@ class CheckpointWriter:
             "num_applies": ledger.applied.num_applies,
         }
         try:
-            self._checkpoints.save(number, arrays, rows, counts)
+            self._checkpoints.save(number, arrays(), rows, counts)
         except CheckpointError as error:
             place = self._checkpoints.place
             _log.error("Checkpoint at step %d in %s failed: %s; training continues", ledger.steps, place, error.what)
