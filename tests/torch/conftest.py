@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, Mode, TaskRecords
@@ -16,6 +17,13 @@ from elasticdl.frameworks.torch.computation import Computation
 from elasticdl.model_def import load
 
 ZOO = Path(__file__).parent / "zoo"
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests compare with loops on the CPU, whose random numbers are others than those of a GPU."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture

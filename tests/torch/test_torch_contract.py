@@ -262,10 +262,7 @@ CPU, GPU = "HERE, THERE = torch.device('cpu'), torch.device('cpu')", "HERE, THER
 
 @pytest.mark.parametrize(
     "devices",
-    [
-        CPU,
-        pytest.param(GPU, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
-    ],
+    [CPU, pytest.param(GPU, marks=pytest.mark.gpu)],
     ids=["cpu", "gpu"],
 )
 def test_metrics_whose_state_is_tensors_and_predictions_meet_on_one_device(

@@ -14,7 +14,6 @@ from elasticdl.frameworks.torch.devices import device_meter
 Make = Callable[..., Any]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and the model is there")
 def test_a_model_on_the_cpu_has_its_threads_and_no_device(framework: Make, digits: Any, minibatches: Make) -> None:
     tested = framework()
     meter = tested.device_meter
@@ -24,7 +23,7 @@ def test_a_model_on_the_cpu_has_its_threads_and_no_device(framework: Make, digit
     assert tested.device_meter is meter
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.gpu
 def test_a_model_on_a_gpu_has_its_name_its_settings_and_the_memory_that_pytorch_has_taken(framework: Make) -> None:
     tested = framework()
     found, properties = tested.device_meter.last(), torch.cuda.get_device_properties(0)

@@ -10,9 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
+
+import torch
 
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
 from elasticdl.frameworks.torch.input_processes import InputProcesses, ProcessSource
+from elasticdl.frameworks.torch.model import own_device
 from elasticdl.frameworks.torch.randomness import seeded_task
 from elasticdl.frameworks.torch.samples import Feed
 
@@ -88,6 +92,8 @@ class _Run:
         self._num_taken = 0  # tasks out of `tasks`
         self._num_ended = 0  # tasks whose end was given out
         self._closed = False
+        device = own_device()
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         threading.Thread(target=self._work, name=_THREAD_NAME, daemon=True).start()
 
     def take(self) -> Batch | None:
@@ -117,7 +123,7 @@ class _Run:
         try:
             with closing(self._source.batches(iter(self._next_task, None))) as batches:
                 for batch in batches:
-                    self._put(batch)
+                    self._put(self._ahead(batch))
             self._put(None)
         except _Closed:
             return
@@ -131,6 +137,12 @@ class _Run:
                 raise _Closed
             self._num_taken += 1
         return next(self._tasks, None)
+
+    def _ahead(self, batch: Batch) -> Batch:
+        """On a GPU: copy a minibatch there while the one before is computed."""
+        if self._copies is None or batch.end:
+            return batch
+        return replace(batch, data=batch.data.copied_ahead(self._copies))
 
     def _put(self, made: Batch | None) -> None:
         with self._changed:

@@ -13,7 +13,7 @@ the module's `collate_fn`, or by PyTorch's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from operator import itemgetter
 from typing import Any
@@ -36,16 +36,51 @@ _RETURNS = (
 
 
 @dataclass(frozen=True, slots=True)
+class AheadCopy:
+    """A minibatch on its way to a GPU.
+
+    Attributes:
+        done: the event of its arrival.
+    """
+
+    samples: TensorSamples
+    done: Any
+    device: Any
+
+    def taken(self) -> TensorSamples:
+        """Return it for the stream that computes, which waits for it."""
+        computing = torch.cuda.current_stream(self.device)
+        computing.wait_event(self.done)
+        for part in (self.samples.features, self.samples.labels, self.samples.weights):
+            mapped(lambda one: one.record_stream(computing) if isinstance(one, torch.Tensor) else None, part)
+        return self.samples
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSamples:
     """A minibatch, taken apart; `labels` and `weights` may be None."""
 
     features: Any
     labels: Any = None
     weights: Any = None
+    ahead: AheadCopy | None = None
 
     def on(self, device: Any) -> TensorSamples:
         """The same with its tensors on a device."""
+        if self.ahead is not None and self.ahead.device == device:
+            return self.ahead.taken()
         return TensorSamples(*(moved(part, device) for part in (self.features, self.labels, self.weights)))
+
+    def copied_ahead(self, stream: Any) -> TensorSamples:
+        """The same in pinned memory, on its way to a GPU already.
+
+        Args:
+            stream: of that GPU, not the one that computes.
+        """
+        pinned = TensorSamples(*(mapped(_pinned, part) for part in (self.features, self.labels, self.weights)))
+        with torch.cuda.stream(stream):
+            copy = AheadCopy(pinned.on(stream.device), stream.record_event(), stream.device)
+        return replace(pinned, ahead=copy)
 
     def parts(self, size: int, part_size: int) -> list[tuple[float, TensorSamples]]:
         """Cut a minibatch into parts; each with its share of the samples.
@@ -183,8 +218,14 @@ def leaves(parts: Any) -> list[Any]:
 
 
 def moved(parts: Any, device: Any) -> Any:
-    """A structure with its tensors on a device."""
-    return mapped(lambda part: part.to(device, non_blocking=True) if hasattr(part, "to") else part, parts)
+    """A structure with its tensors on a device; to main memory they have come when this returns."""
+    is_early = torch.device(device).type != "cpu"
+    return mapped(lambda part: part.to(device, non_blocking=is_early) if hasattr(part, "to") else part, parts)
+
+
+def _pinned(part: Any) -> Any:
+    can_be = isinstance(part, torch.Tensor) and part.device.type == "cpu" and part.layout == torch.strided
+    return part.pin_memory() if can_be else part
 
 
 def _cut(part: Any, of: slice, size: int) -> Any:
