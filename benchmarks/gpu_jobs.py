@@ -33,7 +33,7 @@ from benchmarks.zoo.step_times import VARIABLE
 from elasticdl.data.example import encode_example
 
 LONGEST_START_S = 60.0
-TIMES_FILE_IS_READ = 16  # an epoch is so many times the images, which are in one file with as many names
+TIMES_FILE_IS_READ = 16  # an epoch is a multiple of the images, which are in one file under that number of names
 LONG_GAP = 5.0  # times the median step: between two bursts, where input comes task by task
 LEAST_COVERED = 0.4  # of the measured seconds by whole bursts
 PEERS = {"raw": ("slices", "loader"), "jpeg": ("loader",)}

@@ -60,7 +60,7 @@ class Workload:
 
     @property
     def computation(self) -> Computation:
-        """What --precision and --channels_last say of a job."""
+        """The values of --precision and --channels_last."""
         return Computation(Precision.BF16, channels_last=True) if self.autocasts else Computation()
 
     def definition(self) -> ModelDefinition:

@@ -29,7 +29,7 @@ def write_images(directory: Path, number: int, shape: tuple[int, ...]) -> Path:
 
 
 def write_records(directory: Path, records: list[bytes], num_names: int = 1) -> None:
-    """Make a directory of a RecordIO file of so many names, which are read as so many files."""
+    """Make a directory of one RecordIO file with several names, each of which is read as a file."""
     directory.mkdir(parents=True)
     first = directory / "data-00000"
     with RecordIOWriter(str(first)) as writer:

@@ -40,6 +40,7 @@ from benchmarks.zoo.torch_mnist import SHAPE
 from elasticdl.cluster.cluster import PodPhase
 from elasticdl.cluster.local.adapter import ProcessCluster
 from elasticdl.protocol.values import Role
+from elasticdl_client.errors import ElasticDLError
 
 WORLD = 4
 BATCH = 64
@@ -109,7 +110,7 @@ class OurJob:
     def pids(self) -> list[int]:
         try:
             pods = ProcessCluster(json.loads((self._job_dir / "agent.json").read_text())["socket"]).list()
-        except (OSError, ValueError):  # not there yet, or not yet whole
+        except (OSError, ValueError, ElasticDLError):  # not there yet, or not yet whole, or ended: see `check`
             return []
         workers = [pod for pod in pods if pod.role is Role.WORKER and pod.phase is PodPhase.RUNNING and pod.pid]
         return [pod.pid for pod in sorted(workers, key=lambda pod: pod.index)]

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a pod does; a pod has one role."""
+    """The work of a pod; a pod has one role."""
 
     MASTER = "master"
     PS = "ps"

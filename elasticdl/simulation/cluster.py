@@ -43,7 +43,7 @@ class Timeline:
 
 
 class Change(Enum):
-    """What happens to a pod."""
+    """The events of a pod."""
 
     SCHEDULED = auto()
     STARTED = auto()  # its image is there, its process begins

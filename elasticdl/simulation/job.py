@@ -57,7 +57,7 @@ class Workload:
 
 @dataclass(eq=False, slots=True)
 class Process:
-    """What runs in a pod."""
+    """The process in a pod."""
 
     pod: SimulatedPod
     role: Role
@@ -211,7 +211,7 @@ class SimulatedJob:
                 self.end = command
 
     def applied(self) -> CommittedSet:
-        """What the model holds."""
+        """The minibatches in the model."""
         self._settle_all()
         names = {name: CommittedTask(watermark) for name, watermark in self.model.items() if watermark}
         return CommittedSet(names, sum(self.model.values()))

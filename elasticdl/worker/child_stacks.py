@@ -87,7 +87,7 @@ class ChildStacks:
             yield ChildThread(f"{pid} ({name})", frames)
 
     def _answer(self) -> str:
-        """What is written to the file, when no more comes."""
+        """The content of the file, when no more comes."""
         assert self._file is not None
         pause, begun = threading.Event(), time.monotonic()
         size, grown_at = 0, begun

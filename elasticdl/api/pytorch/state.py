@@ -159,7 +159,7 @@ def plain(thing: Any) -> Any:
 
 
 def _registered(known: Any) -> Any:
-    """What the script has registered."""
+    """The object that the script has registered."""
     return known.module if isinstance(known, TrainablePart) else known
 
 

@@ -1,6 +1,6 @@
 """The GPUs of this machine, as the agent deals them out: one for each worker.
 
-It looks for devices and counts who has them; it never opens one.
+It looks for devices and counts their users; it never opens one.
 """
 
 from __future__ import annotations

@@ -31,10 +31,10 @@ _SCALE, _STEPS = "loss_scale/scale", "loss_scale/steps"
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """What `ComputationFlags` say.
+    """The values of `ComputationFlags`.
 
     Attributes:
-        part_size: a minibatch is computed in parts of so many samples, the last one maybe smaller; 0: as a whole.
+        part_size: samples in each part in which a minibatch is computed, the last one maybe smaller; 0: as a whole.
     """
 
     precision: Precision = Precision.FP32

@@ -186,7 +186,7 @@ class AllReduceLoop:
 
     @staticmethod
     def _flaws(plan: StepPlan, gradient: LocalGradient) -> dict[int, str]:
-        """What is not finite, by position among the own parts."""
+        """Flaws by position among the own parts."""
         present = _present(plan)
         return {present[k]: what for k, what in gradient.not_finite.items()}
 
