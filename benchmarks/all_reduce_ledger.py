@@ -70,7 +70,7 @@ class OneWorld:
     def ready_for_world(self, address: str, left: int, reason: str) -> pb.Ack:
         return pb.Ack(accepted=True)
 
-    def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str) -> pb.Ack:
+    def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str, engine: str) -> pb.Ack:
         return pb.Ack(accepted=True)
 
 

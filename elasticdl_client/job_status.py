@@ -175,6 +175,7 @@ class JobStatus:
     devices: tuple[DeviceStatus, ...] = ()  # each worker whose model is on an accelerator
     world: tuple[int, ...] = ()  # AllReduce: the workers of the group that stands, by rank
     num_worlds: int = 0  # AllReduce: how many groups have formed
+    engine: str = ""  # AllReduce: what sums in the group that stands, such as NCCL 2.28.9; empty: it has one member
     world_seconds: float = 0.0  # AllReduce: that the changes of the group took, altogether
     staleness: tuple[int, ...] = ()  # gradients by the updates that they missed: 0, 1, 2, 3-4, 5-8, … over all servers
     gradients_refused: int = 0  # too stale, or too late for their round: computed again

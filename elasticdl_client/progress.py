@@ -80,6 +80,17 @@ def staleness_text(status: JobStatus) -> str:
     return "; ".join([*([", ".join(shares)] if shares else []), *refused])
 
 
+def group_text(status: JobStatus) -> str:
+    """Return the AllReduce group that stands, and what sums in it; empty if none has formed."""
+    if not status.num_worlds:
+        return ""
+    if not status.world:
+        return f"none stands, {status.num_worlds} have formed"
+    workers = ", ".join(str(worker) for worker in status.world)
+    engine = f"; it sums by {status.engine}" if status.engine else ""
+    return f"number {status.num_worlds}, of worker{'s' if len(status.world) > 1 else ''} {workers}{engine}"
+
+
 def devices_text(status: JobStatus) -> str:
     """Return the accelerators that the workers' models are on, and the most of their memory that one takes."""
     used: dict[tuple[str, int], list[int]] = {}

@@ -168,6 +168,7 @@ def world_formed(call: int, message: pb.WorldFormedRequest) -> events.WorldForme
         applied_set(message.applied),
         message.steps,
         message.restored_from,
+        message.engine,
     )
 
 

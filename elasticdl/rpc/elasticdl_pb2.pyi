@@ -601,20 +601,22 @@ class WatchWorldReply(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., world: _Optional[_Union[World, _Mapping]] = ..., wait: bool = ..., end: bool = ..., unknown: _Optional[str] = ...) -> None: ...
 
 class WorldFormedRequest(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "version", "applied", "steps", "restored_from")
+    __slots__ = ("worker_id", "incarnation", "version", "applied", "steps", "restored_from", "engine")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     incarnation: int
     version: int
     applied: AppliedSet
     steps: int
     restored_from: str
-    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ..., steps: _Optional[int] = ..., restored_from: _Optional[str] = ...) -> None: ...
+    engine: str
+    def __init__(self, worker_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[_Union[AppliedSet, _Mapping]] = ..., steps: _Optional[int] = ..., restored_from: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class SessionReport(_message.Message):
     __slots__ = ("worker_id", "incarnation", "event")

@@ -234,7 +234,7 @@ class MasterLink:
         )
         return reply
 
-    def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str) -> pb.Ack:
+    def world_formed(self, version: int, applied: pb.AppliedSet, steps: int, restored_from: str, engine: str) -> pb.Ack:
         """AllReduce, rank 0: report what the model holds with which the world continues."""
         message = pb.WorldFormedRequest(
             worker_id=self.worker_id,
@@ -243,6 +243,7 @@ class MasterLink:
             applied=applied,
             steps=steps,
             restored_from=restored_from,
+            engine=engine,
         )
         return self._told(self._stub.WorldFormed, message)
 

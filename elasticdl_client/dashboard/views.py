@@ -67,6 +67,7 @@ def job_page(job_id: str, job: JobInfo, detail: JobDetail) -> Plain:
         "staleness_text": progress.staleness_text(status),
         "group": list(status.world),
         "num_groups": status.num_worlds,
+        "engine": status.engine,
         "worker_seconds": [
             [state, goodput.label(state), share] for state, share in goodput.shares(status.worker_seconds)
         ],

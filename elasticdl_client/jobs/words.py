@@ -128,6 +128,7 @@ def page(job: JobInfo, now: float) -> str:
     head += [("Time", progress.time_text(status, with_eta=not is_over))]
     head += [("Goodput", summary(status.worker_seconds)), ("PS time", summary(status.ps_seconds))]
     head += [("Workers", _pod_counts(status, "worker", status.workers_alive, status.workers_wanted))]
+    head += [("Group", "" if is_over else progress.group_text(status))]
     head += [("Devices", "" if is_over else progress.devices_text(status))]
     head += [("Scaling", "" if is_over else scaling.describe(status))]
     head += [("PS", _pod_counts(status, "ps", status.ps_alive, status.ps_wanted) if status.ps_wanted else "")]

@@ -142,6 +142,18 @@ def test_the_page_of_a_job_says_what_its_models_are_on_and_the_most_memory_that_
     assert "Devices" not in words.page(dataclasses.replace(on_devices, phase=Phase.SUCCEEDED), NOW)
 
 
+def test_the_page_of_a_job_says_which_workers_are_in_its_group_and_what_sums() -> None:
+    def page(**fields: Any) -> str:
+        return words.page(dataclasses.replace(JOB, status=dataclasses.replace(STATUS, **fields)), NOW)
+
+    assert "Group:        number 3, of workers 0, 2; it sums by NCCL 2.28.9\n" in page(
+        num_worlds=3, world=(0, 2), engine="NCCL 2.28.9"
+    )
+    assert "Group:        number 1, of worker 4\n" in page(num_worlds=1, world=(4,))
+    assert "Group:        none stands, 2 have formed\n" in page(num_worlds=2)
+    assert "Group:" not in page()
+
+
 def test_of_many_epochs_the_older_ones_are_summed() -> None:
     coverage = tuple(EpochCoverage(epoch, 100, 100 - (epoch == 2), lost=int(epoch == 2)) for epoch in range(1, 10))
     page = words.page(dataclasses.replace(JOB, status=dataclasses.replace(STATUS, coverage=coverage)), NOW)
@@ -186,7 +198,7 @@ def test_the_json_of_a_job_has_these_keys() -> None:
         *("tasks_done", "tasks_total", "pods", "exit_code", "started_at", "updated_at", "records_skipped"),
         *("ps", "staleness", "gradients_refused", "world", "num_worlds", "lost_pods", "elapsed_seconds", "eta_seconds"),
         *("worker_seconds", "ps_seconds", "records", "records_processed", "learning_rate", "event_counts"),
-        *("world_seconds", "pods_lost", "checkpoint_at", "scaling", "devices"),
+        *("world_seconds", "pods_lost", "checkpoint_at", "scaling", "devices", "engine"),
     }
     assert plain["pods"][1]["message"].startswith("Unschedulable")
     assert "tasks_total: 20" in words.structured(JOB.to_plain(), "yaml")

@@ -25,6 +25,19 @@ def test_a_lost_worker_costs_a_moment_when_all_others_are_ready() -> None:
     assert line.startswith("World 2 of 2 workers has formed in 0.25 s: worker 0, 2 (worker 1 was lost (Killed)")
 
 
+def test_the_status_says_what_sums_in_the_group_that_stands_and_the_log_when_that_changes() -> None:
+    script = standing(4)
+    for lost, left in ((3, (0, 1, 2)), (2, (0, 1))):
+        script.kill(lost)
+        assert script.job.status().engine == ""
+        script.all_leave(*left)
+        script.moment()
+        script.forms(engine="NCCL 2.28.9")
+        assert script.job.status().engine == "NCCL 2.28.9"
+    formed = [line for line in script.log() if line.startswith("World ")]
+    assert [line.endswith("; it sums by NCCL 2.28.9") for line in formed] == [False, True, False]
+
+
 def test_the_others_of_a_lost_worker_are_called_when_they_do_not_notice() -> None:
     script = standing(3)
     call = script.watch(0, script.version)

@@ -64,6 +64,7 @@ def test_without_a_model_all_begin_with_the_one_that_rank_0_restores(
         assert (ledger.steps, ledger.num_records, name_of(4) in ledger.applied) == (7, 70, True)
     (told,) = master.hears("WorldFormed")
     assert (told.worker_id, told.version, told.steps, told.restored_from) == (1, version, 7, "checkpoints/7")
+    assert told.engine == "the native mesh"
     assert [(task.task, list(task.extras)) for task in told.applied.tasks] == [(0, [4])]
 
 

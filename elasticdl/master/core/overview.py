@@ -87,6 +87,7 @@ def with_processes(
         gradients_refused=loads.refused,
         world=worlds.members,
         num_worlds=worlds.num_formed,
+        engine=worlds.engine,
     )
 
 

@@ -52,6 +52,7 @@ class WorldFormed:
         applied: what the model holds with which the members continue.
         steps: updates in it.
         restored_from: directory of the checkpoint taken; empty: none.
+        engine: what sums in it, for people; empty: nothing, it has one member.
     """
 
     call: int
@@ -61,3 +62,4 @@ class WorldFormed:
     applied: CommittedSet
     steps: int = 0
     restored_from: str = ""
+    engine: str = ""

@@ -416,7 +416,9 @@ class WorldSession:
 
     def _tell(self, world: pb.World, restored_from: str) -> None:
         ledger = self.ledger
-        ack = self._link.world_formed(world.version, ledger.applied.to_message(), ledger.steps, restored_from)
+        ack = self._link.world_formed(
+            world.version, ledger.applied.to_message(), ledger.steps, restored_from, self._group.engine
+        )
         if not ack.accepted:
             raise GroupLost(f"the master rejected it: {ack.reason}")
 

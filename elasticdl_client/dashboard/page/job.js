@@ -81,7 +81,7 @@ export class JobView {
     if (this.body.firstChild !== part) this.body.replaceChildren(part);
     if (this.tab === "overview") this.drawOverview(job);
     if (this.tab === "explain") update(this.explain, job.diagnoses, () => explainCard(job.diagnoses));
-    if (this.tab === "pods") update(this.pods, [job.pods, job.servers, job.devices, job.staleness, job.group, job.ps_seconds], () => podCards(job));
+    if (this.tab === "pods") update(this.pods, [job.pods, job.servers, job.devices, job.staleness, job.group, job.engine, job.ps_seconds], () => podCards(job));
     if (this.tab === "events") this.events.show(job.summed_up);
     if (this.tab === "logs") this.logs.show(job.lanes.map((lane) => lane.name), job.phase);
   }
@@ -222,7 +222,7 @@ function podCards(job) {
       el("span", null, missed(i)), styled(el("div", { class: "bar" }), { width: `${(100 * value) / most}%` }), el("span", null, percent(value / sum))]))));
   }
   if (job.ps_seconds.length) cards.push(card("Servers' time in all", null, stack(job.ps_seconds)));
-  if (job.num_groups) cards.push(card("Group", null, el("p", { class: "note" }, job.group.length ? `Group ${job.num_groups} stands, of ${job.group.length}: ${job.group.map((worker) => `worker-${worker}`).join(", ")}.` : `No group stands; ${job.num_groups} have formed.`)));
+  if (job.num_groups) cards.push(card("Group", null, el("p", { class: "note" }, job.group.length ? `Group ${job.num_groups} stands, of ${job.group.length}: ${job.group.map((worker) => `worker-${worker}`).join(", ")}.${job.engine ? ` It sums by ${job.engine}.` : ""}` : `No group stands; ${job.num_groups} have formed.`)));
   return cards;
 }
 

@@ -39,6 +39,7 @@ class WorkerGroups:
         self.formed: WorkerGroup | None = None  # the last one that did
         self.planned: WorkerGroup | None = None  # the newest
         self.num_formed = 0
+        self._engine = ""  # what sums in the last one that formed
         self._candidates: dict[int, Candidate] = {}
         self._suspects = Suspects()
         self._watches: dict[int, Watch] = {}  # by worker, the longest wait first
@@ -74,6 +75,11 @@ class WorkerGroups:
     def members(self) -> tuple[int, ...]:
         """Workers of the world that stands, in order of rank; none while there is none."""
         return self._formed_ids() if self.stands else ()
+
+    @property
+    def engine(self) -> str:
+        """What sums in the world that stands, for people; empty: nothing, or there is none."""
+        return self._engine if self.stands else ""
 
     def is_member(self, worker_id: int) -> bool:
         """It is in the world that stands."""
@@ -142,6 +148,9 @@ class WorkerGroups:
         restored = f"that of {event.restored_from}" if event.restored_from else "the initial one"
         origin = "" if has_source and not event.restored_from else restored
         line = self._transitions.end(world, self.num_formed, clock, origin)
+        if event.engine not in ("", self._engine):
+            line += f"; it sums by {event.engine}"
+        self._engine = event.engine
         self._out.log(line, Level.WARNING if origin and self.num_formed > 1 else Level.INFO)
         if self._broken:
             self._transitions.fact(self._broken)
