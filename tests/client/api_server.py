@@ -6,11 +6,14 @@ import base64
 import json
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import pytest
 
 from elasticdl_client.job_events import EventHistory, to_journal
 from elasticdl_client.job_spec import JobSpec
@@ -225,6 +228,19 @@ class ApiServer:
             {"metadata": job, "data": spec},
             {"metadata": _metadata(names.state_object("job"), labels), **own},
         ]
+
+
+@contextmanager
+def own_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """A server that is the cluster of this process and its children, which have a home directory of their own."""
+    server = ApiServer()
+    try:
+        monkeypatch.setenv("HOME", str(home))
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(home / "config")))
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        yield server
+    finally:
+        server.stop()
 
 
 def _metadata(name: str, labels: dict[str, str]) -> dict[str, Any]:

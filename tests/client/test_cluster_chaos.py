@@ -14,7 +14,7 @@ from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import commands
-from tests.client.api_server import ApiServer
+from tests.client.api_server import ApiServer, own_cluster
 
 KILL = ("job", "--kill=worker", "--every=1s", "--for=1s", "--yes")
 WORKERS = tuple(Fault(kind, "worker") for kind in (FaultKind.KILL, FaultKind.STOP))
@@ -24,31 +24,28 @@ FAULTS = (*WORKERS, Fault(FaultKind.KILL, "ps"))
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     """A job that trains, whose lost workers have successors at work after 2.5 s."""
-    made = ApiServer()
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig(tmp_path / "config")))
-    for role in ("master", "worker-0", "worker-1"):
-        made.add_pod(role, [])
-    records = {"committed": 64, "lost": 0, "repeated": 0}
-    made.status = JobStatus(
-        "job", JobPhase.RUNNING, records_done=64, records_processed=64, records=records, workers_wanted=2,
-        worker_seconds={"useful": 30.0, "starting": 10.0}, started_at=1.0, updated_at=2.0,
-    )  # fmt: skip
+    with own_cluster(tmp_path, monkeypatch) as server:
+        for role in ("master", "worker-0", "worker-1"):
+            server.add_pod(role, [])
+        records = {"committed": 64, "lost": 0, "repeated": 0}
+        server.status = JobStatus(
+            "job", JobPhase.RUNNING, records_done=64, records_processed=64, records=records, workers_wanted=2,
+            worker_seconds={"useful": 30.0, "starting": 10.0}, started_at=1.0, updated_at=2.0,
+        )  # fmt: skip
 
-    def replace_worker(name: str) -> None:
-        made.history = EventHistory(
-            (
-                JobEvent(1, 10.0, EventKind.POD_LOST, name.removeprefix("elasticdl-job-")),
-                JobEvent(2, 10.5, EventKind.POD_CREATED, "worker-2", cause=1),
-                JobEvent(3, 12.5, EventKind.WORKER_REGISTERED, "worker-2", cause=2),
+        def replace_worker(name: str) -> None:
+            server.history = EventHistory(
+                (
+                    JobEvent(1, 10.0, EventKind.POD_LOST, name.removeprefix("elasticdl-job-")),
+                    JobEvent(2, 10.5, EventKind.POD_CREATED, "worker-2", cause=1),
+                    JobEvent(3, 12.5, EventKind.WORKER_REGISTERED, "worker-2", cause=2),
+                )
             )
-        )
-        seconds = {"useful": 31.0, "starting": 10.0, "recovering": 3.0}
-        made.status = replace(made.status, records_processed=100, records_done=68, worker_seconds=seconds)
+            seconds = {"useful": 31.0, "starting": 10.0, "recovering": 3.0}
+            server.status = replace(server.status, records_processed=100, records_done=68, worker_seconds=seconds)
 
-    made.on_delete = replace_worker
-    yield made
-    made.stop()
+        server.on_delete = replace_worker
+        yield server
 
 
 def test_a_worker_is_deleted_without_grace_and_its_recovery_read_from_the_events(

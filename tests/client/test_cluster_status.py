@@ -16,7 +16,7 @@ from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes.api import ClusterError, connect
 from elasticdl_client.kubernetes.follow import ClusterFollower
 from elasticdl_client.progress import Display
-from tests.client.api_server import NAMESPACE, ApiServer
+from tests.client.api_server import NAMESPACE, ApiServer, own_cluster
 from tests.client.test_jobs_local import Run, run  # noqa: F401
 
 NOT_FOUND = 'MountVolume.SetUp failed for volume "data" : configmap "data" not found'
@@ -24,14 +24,10 @@ NOT_FOUND = 'MountVolume.SetUp failed for volume "data" : configmap "data" not f
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    server = ApiServer()
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "config")))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    server.status = JobStatus("job", JobPhase.RUNNING, workers_wanted=2, updated_at=1.0)
-    server.add_pod("master", [])
-    yield server
-    server.stop()
+    with own_cluster(tmp_path, monkeypatch) as server:
+        server.status = JobStatus("job", JobPhase.RUNNING, workers_wanted=2, updated_at=1.0)
+        server.add_pod("master", [])
+        yield server
 
 
 def show(cluster: ApiServer, role: str, phase: str, state: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from elasticdl_client.job_events import EventHistory, EventKind, JobEvent
 from elasticdl_client.job_status import EpochCoverage, JobPhase, JobStatus
 from elasticdl_client.jobs import commands
 from elasticdl_client.jobs.options import seconds_of
-from tests.client.api_server import ApiServer
+from tests.client.api_server import ApiServer, own_cluster
 from tests.client.status_writer import write
 from tests.client.test_jobs_local import Run, flags, home, run, running  # noqa: F401
 from tests.client.test_local_front import ROOT, finish
@@ -38,16 +38,13 @@ Watch = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    server = ApiServer()
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "config")))
-    server.status = RUNNING
-    server.add_pod("master", ["the first life"], ["begins", "works"])
-    server.add_pod("worker-0", ["loss 2"])
-    server.add_pod("worker-3", ["loss 1"])
-    server.add_pod("ps-0", ["serves"])
-    yield server
-    server.stop()
+    with own_cluster(tmp_path, monkeypatch) as server:
+        server.status = RUNNING
+        server.add_pod("master", ["the first life"], ["begins", "works"])
+        server.add_pod("worker-0", ["loss 2"])
+        server.add_pod("worker-3", ["loss 1"])
+        server.add_pod("ps-0", ["serves"])
+        yield server
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, connect
 from elasticdl_client.worker_range import WorkerRange
-from tests.client.api_server import NAMESPACE, ApiServer
+from tests.client.api_server import NAMESPACE, ApiServer, own_cluster
 
 SERVERS = JobSpec(job_type=JobType.TRAIN, job_name="j", num_workers=2)
 GROUPS = dataclasses.replace(
@@ -162,14 +162,10 @@ def test_a_job_that_has_ended_and_one_that_is_not_there_cannot_be_scaled(directo
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     """A cluster with a running job of two workers."""
-    found = ApiServer()
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "config")))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    found.spec = dataclasses.replace(SERVERS, job_name="job")
-    found.add_pod("master", [])
-    yield found
-    found.stop()
+    with own_cluster(tmp_path, monkeypatch) as server:
+        server.spec = dataclasses.replace(SERVERS, job_name="job")
+        server.add_pod("master", [])
+        yield server
 
 
 def test_on_a_cluster_the_number_is_an_annotation_and_the_newest_counts(

@@ -16,7 +16,7 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.jobs import commands
 from elasticdl_client.kubernetes import names
-from tests.client.api_server import ApiServer
+from tests.client.api_server import ApiServer, own_cluster
 
 SPEC = JobSpec(job_type=JobType.TRAIN, job_name="job", model_def="m.model", checkpoint_dir="/c")
 
@@ -24,16 +24,12 @@ SPEC = JobSpec(job_type=JobType.TRAIN, job_name="job", model_def="m.model", chec
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     """A cluster with a running job."""
-    found = ApiServer()
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "config")))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    found.spec = SPEC
-    found.status = JobStatus("job", JobPhase.RUNNING, started_at=1.0, updated_at=2.0, records_done=10)
-    found.add_pod("master", [])
-    found.add_pod("worker-0", [])
-    yield found
-    found.stop()
+    with own_cluster(tmp_path, monkeypatch) as server:
+        server.spec = SPEC
+        server.status = JobStatus("job", JobPhase.RUNNING, started_at=1.0, updated_at=2.0, records_done=10)
+        server.add_pod("master", [])
+        server.add_pod("worker-0", [])
+        yield server
 
 
 def obey(server: ApiServer, phase: str) -> None:

@@ -18,7 +18,7 @@ from elasticdl_client.job_status import JobPhase, JobStatus
 from elasticdl_client.kubernetes import names
 from elasticdl_client.sdk import start
 from elasticdl_client.sdk.start import FlagValue, spec_of
-from tests.client.api_server import NAMESPACE, ApiServer
+from tests.client.api_server import NAMESPACE, ApiServer, own_cluster
 from tests.client.test_local_front import MODEL, ROOT
 
 SCRIPTED = (sys.executable, "-m", "tests.client.status_writer")
@@ -186,10 +186,8 @@ def test_the_environment_holds_the_defaults_and_no_job_is_only_written(
 
 @pytest.fixture
 def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    found = ApiServer()
-    monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(home / "config")))
-    yield found
-    found.stop()
+    with own_cluster(home, monkeypatch) as server:
+        yield server
 
 
 def test_a_job_of_a_cluster_has_the_same_handle(server: ApiServer) -> None:
