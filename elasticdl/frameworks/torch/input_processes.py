@@ -77,15 +77,15 @@ class InputProcesses:
 
     def start(self) -> None:
         """Starts the processes, which import the module while this one does something else."""
-        with self.changed:
-            self._processes = [self._started(number) for number in range(self.num_processes)]
-        atexit.register(self.close)  # before those of `multiprocessing`, which wait for the end of all processes
         _log.info("Minibatches are made in %d processes", self.num_processes)
+        threading.Thread(target=self._start_all, name="elasticdl-input-start", daemon=True).start()
+        atexit.register(self.close)  # before those of `multiprocessing`, which wait for the end of all processes
 
-    @property
     def pids(self) -> list[int]:
-        """The numbers of the processes."""
-        return [process.pid for process in self._processes]
+        """Return the numbers of the processes, once they are started."""
+        with self.changed:
+            self._complete()
+            return [process.pid for process in self._processes]
 
     def open(self, mode: Mode) -> ProcessSource:
         """Return a source of minibatches for one run of a pipeline."""
@@ -96,7 +96,7 @@ class InputProcesses:
         if os.getpid() != self._owner:
             return  # a fork of the worker
         with self.changed:
-            self._is_closed = True
+            self._is_closed = True  # and none is being started
         for process in self._processes:
             process.hang_up()
         until = time.monotonic() + _CLOSE_S
@@ -116,16 +116,25 @@ class InputProcesses:
             raise FeedError(task.lease, 0, str(error), is_explained=True) from error
         sent = _SentTask(task, memory)
         with self.changed:
-            for number, process in enumerate(self._processes):
-                if process.end_of is not None and not self._is_closed:
-                    _log.warning("An input process %s; another one is started", process.end_of)
-                    self._processes[number] = self._started(number)
+            self._complete()
             chosen = min(self._processes, key=lambda process: process.num_tasks)
             chosen.send(sent, lambda number: FeedRequest(number, mode, task.seed, records))
         return sent
 
-    def _started(self, number: int) -> _Process:
-        return _Process(number, self.changed, *self._arguments)
+    def _start_all(self) -> None:
+        with self.changed:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Start the processes that are missing; waits until PyTorch is imported in the server that forks them."""
+        if self._is_closed:
+            return
+        for number, process in enumerate(self._processes):
+            if process.end_of is not None:
+                _log.warning("An input process %s; another one is started", process.end_of)
+                self._processes[number] = _Process(number, self.changed, *self._arguments)
+        while len(self._processes) < self.num_processes:
+            self._processes.append(_Process(len(self._processes), self.changed, *self._arguments))
 
 
 class _Process:
@@ -148,8 +157,10 @@ class _Process:
         self._tasks: dict[int, _SentTask] = {}
         self._num_sent = 0
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Never by fork: this process may use CUDA and gRPC, and has many threads.
-        self._process = multiprocessing.get_context("spawn").Process(
+        # Forked by a server that has imported PyTorch and nothing else: this process has many threads, CUDA and gRPC.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([serve.__module__])
+        self._process = context.Process(
             target=serve, args=(theirs, begin, minibatch_size, metadata), name=f"elasticdl-input-{number}"
         )
         self._process.start()
