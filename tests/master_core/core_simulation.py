@@ -16,6 +16,7 @@ from simulated_shell import SimShell
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.applied import CommittedSet
+from elasticdl.master.core.ledger.leases import most_per_worker
 from elasticdl.master.core.values import Array, Lease, MetricArrays, PodState, Position, ReportedLease, TaskType
 from elasticdl.protocol.values import Role
 
@@ -104,7 +105,7 @@ class SimJob(SimShell):
             self.register(worker)
 
     def most_held(self, worker: SimWorker) -> int:
-        return 2
+        return most_per_worker(self.settings)
 
     def request_fields(self, worker: SimWorker) -> dict[str, Any]:
         return {}

@@ -105,6 +105,7 @@ JOBS = st.builds(
     has_validation_data=st.just(True),
     minibatch_size=st.just(3),
     num_minibatches_per_task=st.just(2),
+    input_workers=st.sampled_from([0, 0, 1, 4]),
     num_epochs=st.integers(1, 3),
     evaluation_steps=st.sampled_from([0, 7]),
     checkpoint_dir=st.sampled_from(["", "checkpoints"]),

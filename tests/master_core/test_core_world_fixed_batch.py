@@ -28,6 +28,14 @@ def test_a_fixed_batch_is_leased_to_rank_0_alone_in_order_and_enough_of_it() -> 
     assert tasks == order[:4]
 
 
+def test_with_input_processes_rank_0_of_a_fixed_batch_holds_a_task_more_for_each() -> None:
+    script = standing(1, records=400, fixed_global_batch=20, input_workers=3)
+    tasks = []
+    while isinstance(answer := script.ask_at_once(0), c.LeaseGranted):
+        tasks.append(answer.lease.task)
+    assert len(tasks) == 5  # a step is one task
+
+
 def test_rank_0_of_a_fixed_batch_hears_when_it_holds_all_that_is_left_of_an_epoch() -> None:
     script = standing(2, records=80, fixed_global_batch=40)
     leases = []

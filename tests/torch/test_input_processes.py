@@ -19,6 +19,7 @@ from elasticdl.frameworks.torch import TorchFramework
 from elasticdl.frameworks.torch.input_processes import InputProcesses
 from elasticdl.frameworks.torch.samples import TensorSamples
 from elasticdl.model_def import load
+from elasticdl.worker.input.quarantine import Quarantine, inspected
 from tests.torch.conftest import ZOO
 
 SIZE = 4
@@ -135,6 +136,14 @@ def test_a_process_that_ends_costs_its_task_and_is_started_again(
     with caplog.at_level(logging.WARNING):
         assert_same(all_of(fed, TASKS), all_of(framework(), TASKS))
     assert "another one is started" in caplog.text
+
+
+def test_the_record_that_ends_a_process_is_named(fed: TorchFramework) -> None:
+    numbered = TaskRecords(33, 33, [b"a", b"b", b"c", b"d", b"kill", b"e"], "a.bin", range(100, 106))
+    batches = inspected(fed, Mode.TRAINING, iter([*TASKS[:2], numbered, TASKS[2]]), Quarantine())
+    with pytest.raises(FeedError, match=r"\(record 104 of a\.bin: 'kill'\)\.") as raised:
+        list(batches)
+    assert raised.value.lease == 33
 
 
 def test_a_minibatch_that_cannot_be_sent_is_named(fed: TorchFramework) -> None:
