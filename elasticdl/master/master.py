@@ -6,6 +6,7 @@ It owns the order of things at start and end: journal, generation on disk, core,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import secrets
 import threading
@@ -273,12 +274,11 @@ class Master:
     def _save_and_leave(self, shell: Shell, has_ended: threading.Event) -> None:
         """Ends this life of the master for a job that is to stop, after a checkpoint where one can be written."""
         logger.info("The job is to stop: `elasticdl resume %s` continues it", self._spec.job_name)
-        read_status, is_asked = self._journal.read_status, threading.Event()
+        read_status = self._journal.read_status
 
+        @functools.cache  # asked at each look, but one checkpoint is enough
         def ask() -> bool:
-            if not is_asked.is_set():
-                shell.request_checkpoint()
-            is_asked.set()
+            shell.request_checkpoint()
             return True
 
         if last_checkpoint.can_be_written(self._spec, read_status()):
