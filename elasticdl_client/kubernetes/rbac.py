@@ -52,7 +52,7 @@ USER_RIGHTS = (
 """Rights to submit a job."""
 
 COMMAND_RIGHTS = (
-    Right("", "configmaps", ("patch",)),  # `elasticdl scale`
+    Right("", "configmaps", ("patch",)),  # `elasticdl scale`, `stop` and `resume`
     Right("", "pods", ("delete",)),
     Right("", "pods/log", ("get",)),
     Right("", "pods/portforward", ("create", "get")),  # `elasticdl tensorboard`
@@ -63,7 +63,7 @@ COMMAND_RIGHTS = (
     Right("", "persistentvolumeclaims", ("get",)),
     Right("authorization.k8s.io", "localsubjectaccessreviews", ("create",)),  # whether the master has its rights
 )
-"""Rights of the checks before a submission, and of status, logs, scale, chaos, delete, resume and tensorboard."""
+"""Rights of the checks before a submission, and of status, logs, scale, chaos, delete, stop, resume and tensorboard."""
 
 
 def manifests(namespace: str, service_account: str) -> list[Manifest]:
