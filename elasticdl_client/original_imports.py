@@ -82,7 +82,7 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         "EVALUATION": "elasticdl.rpc.elasticdl_pb2:EVALUATION",
         "PREDICTION": "elasticdl.rpc.elasticdl_pb2:PREDICTION",
     },
-    "elasticai_api.io.recordio_reader": {"RecordIOReader": f"{_OBJECTS}:RecordIOReader"},
+    "elasticai_api.io.recordio_reader": {"RecordIOReader": f"{_OBJECTS}:OriginalRecordIOReader"},
     "elasticai_api.pytorch.controller": {
         "create_elastic_controller": f"{_CONTROLLER}:elastic_controller",
         "PyTorchAllReduceController": f"{_CONTROLLER}:all_reduce_controller",

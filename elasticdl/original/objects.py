@@ -84,7 +84,7 @@ class OriginalMetadata:
     column_dtypes: Mapping[str, Any] = field(default_factory=dict)
 
 
-class RecordIOReader:
+class OriginalRecordIOReader:
     """The records of several RecordIO files, counted through."""
 
     def __init__(self, files: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import elasticdl.original
 from elasticdl.data.recordio_writer import RecordIOWriter
 from elasticdl.model_def import framework_of, load
-from elasticdl.original.objects import RecordIOReader
+from elasticdl.original.objects import OriginalRecordIOReader
 from elasticdl_client.choices import FrameworkName
 from elasticdl_client.errors import DataError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
@@ -207,10 +207,10 @@ def test_several_recordio_files_are_counted_through(tmp_path: Path) -> None:
         with RecordIOWriter(files[-1]) as writer:
             for record in range(4):
                 writer.write(f"{number}.{record}".encode())
-    reader = RecordIOReader(files)
+    reader = OriginalRecordIOReader(files)
     assert list(reader.read_records(2, 9)) == [b"0.2", b"0.3", b"1.0", b"1.1", b"1.2", b"1.3", b"2.0"]
     with pytest.raises(DataError):
-        RecordIOReader([str(tmp_path)])
+        OriginalRecordIOReader([str(tmp_path)])
 
 
 def test_the_page_names_every_import_path() -> None:
