@@ -127,27 +127,18 @@ def fit(
     module = place / "module"
     given: dict[str, FlagValue] = {
         "job_name": f"fit-{token_hex(3)}",
-        "model_zoo": module,
-        "model_def": f"{_MODULE}.custom_model",
-        "training_data": OF_MODULE,
-        "distribution_strategy": "AllReduceStrategy",
+        "job_dir": place / "job",
         "num_workers": num_workers,
         "minibatch_size": minibatch_size,
         "fixed_global_batch": batch_size,
         "num_epochs": epochs,
         "shuffle": shuffle,
-        "runtime": "local",
-        "job_dir": place / "job",
-        **({} if validation is None else {"validation_data": OF_MODULE}),
+        **_flags_of(module, validation),
         **flags,
     }
     try:
         spec_of(JobType.TRAIN, given, lambda note: None)  # before the data are written
-        module.mkdir()
-        _write_module(model, module)
-        _write_arrays(training, module, Mode.TRAINING)
-        if validation is not None:
-            _write_arrays(validation, module, Mode.EVALUATION)
+        _hand_over(model, training, validation, module)
         job = train(progress=progress, **given)
     except BaseException:
         if not directory:
@@ -248,6 +239,27 @@ def _new_directory(directory: str | os.PathLike[str]) -> Path:
         raise FlagError(f"fit: directory={place} is not empty.", "Name a new one.")
     place.mkdir(parents=True, exist_ok=True)
     return place
+
+
+def _flags_of(module: Path, validation: ModuleData | None) -> dict[str, FlagValue]:
+    """Return the flags of each local job whose model and data `_hand_over` has written."""
+    flags: dict[str, FlagValue] = {
+        "model_zoo": module,
+        "model_def": f"{_MODULE}.custom_model",
+        "training_data": OF_MODULE,
+        "distribution_strategy": "AllReduceStrategy",
+        "runtime": "local",
+    }
+    return flags if validation is None else flags | {"validation_data": OF_MODULE}
+
+
+def _hand_over(model: Any, training: ModuleData, validation: ModuleData | None, module: Path) -> None:
+    """Write the model and its data for the workers, which read them by `HandedOver`."""
+    module.mkdir()
+    _write_module(model, module)
+    _write_arrays(training, module, Mode.TRAINING)
+    if validation is not None:
+        _write_arrays(validation, module, Mode.EVALUATION)
 
 
 def _write_module(model: Any, module: Path) -> None:
