@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from elasticdl.kernels import _native
 from elasticdl_client.errors import DataError
 
 Column: TypeAlias = npt.NDArray[Any]
@@ -102,10 +103,7 @@ def _values(name: str, records: Sequence[bytes], span: _Span, shape: tuple[int, 
     elif kind == _INTS:
         column = _integers(records, begin, end)
     else:
-        lists = [_strings(record, begin, end) for record in records]
-        column = np.empty((len(records), len(lists[0])), object)
-        for row, values in enumerate(lists):
-            column[row] = values
+        column = _texts(records, begin, end)
     if wanted is not None and column.shape[1] != wanted:
         raise DataError(f"Feature {name!r} of a record has {column.shape[1]} {_KINDS[kind]}, not {wanted}.")
     return column
@@ -129,6 +127,20 @@ def _integers(records: Sequence[bytes], begin: int, end: int) -> Column:
     shifts = 7 * (np.arange(data.shape[1]) - np.repeat(firsts, sizes)).astype(np.uint64)
     groups = (data & 0x7F).astype(np.uint64) << shifts
     return np.bitwise_or.reduceat(groups, firsts, axis=1).view(np.int64)
+
+
+def _texts(records: Sequence[bytes], begin: int, end: int) -> Column:
+    """Lists of bytes: together if all are of one value, else record by record."""
+    fields = [(a, b) for number, a, b in _fields(records[0], begin, end) if number == 1]
+    cut: list[bytes] | None = None
+    if len(fields) == 1 and fields[0][1] == end:
+        start = fields[0][0]
+        cut = _native.cut_records(list(records), records[0][begin:start], start, end)
+    lists = [_strings(record, begin, end) for record in records] if cut is None else [[value] for value in cut]
+    column = np.empty((len(records), len(lists[0])), object)
+    for row, values in enumerate(lists):
+        column[row] = values
+    return column
 
 
 def _strings(record: bytes, begin: int, end: int) -> list[bytes]:

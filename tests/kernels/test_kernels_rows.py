@@ -134,6 +134,26 @@ def test_records_end_where_their_lengths_say() -> None:
     assert _native.record_ends(body[:15], 3).tolist() == [4, 10, 17]
 
 
+def test_large_records_are_split_without_the_gil_and_are_the_same() -> None:
+    rows = [bytes([k]) * (30_000 + k) for k in range(5)]
+    body = b"".join(struct.pack("<I", len(row)) + row for row in rows)
+    assert _native.split_records(body, _native.record_ends(body, 5), 0) == rows
+
+
+def test_the_same_bytes_are_cut_out_of_records_with_one_head() -> None:
+    assert _native.cut_records([b"ab1234!", b"ab5678?"], b"b", 2, 6) == [b"1234", b"5678"]
+    assert _native.cut_records([b"ab1234!", b"aB5678?"], b"b", 2, 6) is None
+    assert _native.cut_records([], b"b", 2, 6) == []
+    large = [b"h" + bytes([k]) * 50_000 for k in range(4)]
+    assert _native.cut_records(large, b"h", 1, 50_001) == [row[1:] for row in large]
+    with pytest.raises(ValueError, match="not in a record"):
+        _native.cut_records([b"ab"], b"", 1, 3)
+    with pytest.raises(ValueError, match="not in a record"):
+        _native.cut_records([b"ab"], b"abc", 1, 2)
+    with pytest.raises(TypeError):
+        _native.cut_records(["ab"], b"", 0, 1)  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("ends", [[3], [18], [10, 4]])
 def test_a_record_that_is_not_in_its_piece_is_refused(ends: list[int]) -> None:
     with pytest.raises(ValueError, match="not in the piece"):
