@@ -123,7 +123,7 @@ def _received(connection: socket.socket) -> tuple[FeedRequest, TaskMemory] | Non
 def _make(connection: socket.socket, module: _Module, request: FeedRequest, memory: TaskMemory) -> None:
     answer: TaskMade | FeedRaised = TaskMade(request.number)
     try:
-        records = memory.get(request.records)
+        records = memory.get_records(request.records)
         feed = module.feed(request.mode)
         with seeded_task(request.seed):
             for size, samples in feed.minibatches(records):

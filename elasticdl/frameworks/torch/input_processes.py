@@ -111,7 +111,7 @@ class InputProcesses:
         """
         try:
             memory = TaskMemory.create()
-            records = memory.put(list(task.records))
+            records = memory.put_records(task.records)
         except ElasticDLError as error:
             raise FeedError(task.lease, 0, str(error), is_explained=True) from error
         sent = _SentTask(task, memory)

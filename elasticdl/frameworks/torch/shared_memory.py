@@ -13,9 +13,10 @@ import mmap
 import os
 import pickle
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from elasticdl_client.errors import DataError, ModelDefinitionError
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _ALIGNMENT = 64  # bytes; as PyTorch allocates tensors
+_GAP = memoryview(bytes(_ALIGNMENT))
+_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))  # of one call
+_LARGE_RECORD_BYTES = 4096  # on average
 _MOST_GAPS = 2  # a tensor whose memory is larger than its values by this factor is sent without the gaps
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -96,11 +100,23 @@ class TaskMemory:
         starts = _starts(place.lengths)
         try:
             os.ftruncate(self.descriptor, place.offset + starts[-1] + place.lengths[-1])
-            for part, start in zip(parts, starts, strict=True):
-                _write(self.descriptor, part, place.offset + start)
+            _write(self.descriptor, parts, starts, place.offset)
         except OSError as error:
             raise _no_memory(sum(place.lengths), error) from error
         return place
+
+    def put_records(self, records: Sequence[bytes]) -> MemorySpan:
+        """Write records, large ones without copying them before.
+
+        Raises:
+            DataError: there is no memory for them.
+        """
+        are_large = sum(map(len, records)) > _LARGE_RECORD_BYTES * len(records)
+        return self.put([memoryview(record) for record in records] if are_large else list(records))
+
+    def get_records(self, place: MemorySpan) -> list[bytes]:
+        """The inverse of `put_records`."""
+        return [bytes(record) for record in self.get(place)]
 
     def get(self, place: MemorySpan) -> Any:
         """Return an object; the memory of its tensors and arrays is this one, and writable."""
@@ -213,10 +229,20 @@ def _rounded(length: int, unit: int) -> int:
     return math.ceil(length / unit) * unit
 
 
-def _write(descriptor: int, part: memoryview, offset: int) -> None:
-    while part:
-        written = os.pwrite(descriptor, part, offset)
-        part, offset = part[written:], offset + written
+def _write(descriptor: int, parts: Sequence[memoryview], starts: Sequence[int], offset: int) -> None:
+    """Write parts to their places behind an offset, in few calls: after each the interpreter's lock is waited for."""
+    pending: deque[memoryview] = deque()
+    position = 0
+    for part, start in zip(parts, starts, strict=True):
+        pending += (_GAP[: start - position], part)
+        position = start + len(part)
+    while pending:
+        written = os.pwritev(descriptor, list(islice(pending, _MOST_BUFFERS)), offset)
+        offset += written
+        while pending and written >= len(pending[0]):
+            written -= len(pending.popleft())
+        if pending:
+            pending[0] = pending[0][written:]
 
 
 def _no_memory(num_bytes: int, error: OSError) -> DataError:
