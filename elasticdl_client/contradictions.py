@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticdl_client.choices import (
-    DistributionStrategy,
-    FrameworkName,
     JobType,
     NanPolicy,
     Precision,
@@ -16,7 +14,7 @@ from elasticdl_client.choices import (
 from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes import names
-from elasticdl_client.kubernetes.resources import exceeding, gpus
+from elasticdl_client.kubernetes.resources import exceeding
 from elasticdl_client.storage_kinds import is_remote
 
 if TYPE_CHECKING:
@@ -107,32 +105,6 @@ def _check_encryption(spec: JobSpec) -> None:
             "--encrypt with --need_tf_config: TensorFlow's own servers, which carry the model, do not encrypt.",
             "Leave --encrypt out, and use a network that encrypts between nodes.",
         )
-    check_sums_are_encrypted(spec, FrameworkName.TORCH if spec.job_command else spec.framework)
-
-
-def check_sums_are_encrypted(spec: JobSpec, framework: FrameworkName) -> None:
-    """Checks that no NCCL, which cannot encrypt, sums what a job with --encrypt trains.
-
-    NCCL sums PyTorch's models on GPUs, under AllReduceStrategy alone; a Keras model comes to main memory for its sums.
-
-    Args:
-        framework: that of the job, as far as it is known; `AUTO`: it is not.
-
-    Raises:
-        FlagError: the job's workers ask for GPUs and would sum there.
-    """
-    sums = spec.job_type is JobType.TRAIN and spec.distribution_strategy is DistributionStrategy.ALL_REDUCE
-    if not (spec.encrypt and sums and framework is FrameworkName.TORCH and spec.runtime is Runtime.KUBERNETES):
-        return
-    if spec.envs_dict().get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return
-    for flag in ("worker_resource_request", "worker_resource_limit"):
-        if found := gpus(getattr(spec, flag)):
-            raise FlagError(
-                f"--encrypt with {next(iter(found))} in --{flag}: NCCL, which sums there, does not encrypt.",
-                f"Take {' and '.join(found)} out of it, to train without GPUs; or leave --encrypt out, and use a "
-                "network that encrypts between nodes.",
-            )
 
 
 def _check_strategy(spec: JobSpec) -> None:

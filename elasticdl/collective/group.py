@@ -22,7 +22,7 @@ from elasticdl.collective.arrays import Piece, pieces_of
 from elasticdl.collective.engine import PendingCollective, Tensor
 from elasticdl.collective.errors import GroupLost
 from elasticdl.collective.rendezvous import RendezvousServer
-from elasticdl.collective.torch_store import check_can_encrypt, check_device
+from elasticdl.collective.torch_store import check_device
 from elasticdl.collective.world import FormedGroup
 
 _FREED_WITHIN_S = 5.0
@@ -68,22 +68,19 @@ class ElasticGroup:
         host: an address of this machine at which the other members reach it; everything listens there, at any port.
         token: of the job; every member proves it to the others.
         device: `cpu`, or `cuda` or `cuda:N`: buffers in the memory of that GPU can be summed, too.
-        encrypts: what crosses the network; not with a GPU, because NCCL does not encrypt.
+        encrypts: what crosses the network; arrays on GPUs come to main memory for it, because NCCL does not encrypt.
 
     Attributes:
         address: `host:port` of this process's own meeting place, open from now on; that of rank 0 serves its world.
 
     Raises:
-        ElasticDLError: torch is missing or has no such device, or the host is not an address of this machine; or what
-            is summed cannot be encrypted.
+        ElasticDLError: torch is missing or has no such device, or the host is not an address of this machine.
     """
 
     def __init__(self, host: str, token: str, device: str = "cpu", encrypts: bool = False) -> None:
         self._token = token
         self.device = device
         self._encrypts = encrypts
-        if encrypts:
-            check_can_encrypt(device)
         check_device(device)
         self._place = RendezvousServer(host, token, encrypts)
         self._lock = Lock()

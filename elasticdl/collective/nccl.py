@@ -1,4 +1,4 @@
-"""Collectives of arrays in the memory of GPUs: by NCCL, or, where members share a GPU, by the mesh.
+"""Collectives of arrays in the memory of GPUs: by NCCL, or, for members that share a GPU or encrypt, by the mesh.
 
 A member's wait on the GPU is ended by `interrupt`, which aborts NCCL's communicator.  NCCL alone would wait for a dead
 peer without limit; its loss is seen at the mesh's connections, which the same members hold, too.

@@ -76,16 +76,6 @@ def check_device(device: str) -> None:
         )
 
 
-def check_can_encrypt(device: str) -> None:
-    """Raises ElasticDLError if arrays of this device are summed by NCCL, which sends them in clear."""
-    if device != "cpu":
-        raise ElasticDLError(
-            f"The job has --encrypt, and its model is on the GPU '{device}': NCCL, which sums there, does not encrypt.",
-            "Leave --encrypt out, in a network that encrypts between nodes; or give --envs=CUDA_VISIBLE_DEVICES=-1, to "
-            "train without GPUs.",
-        )
-
-
 def store_of(meeting: Rendezvous, timeout_s: float) -> Any:
     """A store of torch.  The caller keeps it for as long as the engine that uses it."""
 

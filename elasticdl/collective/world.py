@@ -196,14 +196,15 @@ class FormedGroup:
                 self._mesh = mesh = MeshLinks(self.rank, links)
                 by_device: dict[str, Links] = {"cpu": mesh}
                 self._engine = "the native mesh"
-                if device != "cpu" and nccl.can_join(devices):
+                if device != "cpu" and not self._encrypts and nccl.can_join(devices):
                     store = store_of(meeting, _left(end))
                     nccl.use_family_of(self._addresses[self.rank])
                     by_device["cuda"] = nccl.NcclLinks(store, self.rank, self.size, device)
                     self._engine = f"NCCL {nccl.version()}"
                 elif device != "cpu":
                     by_device["cuda"] = nccl.StagedLinks(mesh)
-                    self._engine += ", through main memory, since not every worker has a GPU of its own"
+                    why = "which --encrypt needs" if self._encrypts else "as not every worker has a GPU of its own"
+                    self._engine += f", through main memory, {why}"
                 self._by_device = by_device
             finally:
                 self._meeting = None

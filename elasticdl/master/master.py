@@ -42,7 +42,6 @@ from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.paths import check_writable, path_of
 from elasticdl_client import end_hook, last_checkpoint, scaling
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
-from elasticdl_client.contradictions import check_sums_are_encrypted
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
@@ -133,7 +132,6 @@ class Master:
         """Checks the job; returns the shell's part of the journal for this life."""
         if self._spec.encrypt:
             check_encryption()  # the image is that of all pods
-            check_sums_are_encrypted(self._spec, framework_of(self._spec))
         check_packages(self._spec)
         state = _next_state(self._environment, saved)
         if saved is None:

@@ -17,7 +17,6 @@ _MILLI_CPU = re.compile(r"[1-9][0-9]*m")
 _CPU = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)")
 _VENDOR = re.compile(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)*[a-z]{2,}")
 _DEVICE = re.compile(rf"{_VENDOR.pattern}/[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?")  # nvidia.com/gpu, rdma/hca
-_GPU = re.compile(r"gpu.*/|/.*gpu|nvidia\.com/")
 _HUGE_PAGES = re.compile(r"hugepages-[1-9][0-9]*(Ki|Mi|Gi)")
 _QUANTITY = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE])|[eE]([+-]?[0-9]+))?")
 _MAX_MEMORY_FACTOR = 4.0
@@ -86,12 +85,6 @@ def quantity(text: str) -> Fraction:
         raise ValueError(f"{text} is not a quantity")
     number, suffix, exponent = found.groups()
     return Fraction(Decimal(number)) * (_SCALES[suffix or ""] if not exponent else Fraction(10) ** int(exponent))
-
-
-def gpus(text: str) -> dict[str, str]:
-    """Return the GPUs of a resource string, of any vendor, whole or in parts: nvidia.com/gpu, nvidia.com/mig-1g.5gb."""
-    found = parse_resources(text)
-    return {name: amount for name, amount in found.items() if _GPU.search(name) and quantity(amount)}
 
 
 def exceeding(request: str, limit: str) -> str:

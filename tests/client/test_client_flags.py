@@ -205,46 +205,6 @@ def test_contradictions_are_refused(flags: dict[str, object], said: str) -> None
     assert said in str(refused(**flags))
 
 
-NCCL: dict[str, object] = {
-    "runtime": "kubernetes",
-    "image_name": "i",
-    "distribution_strategy": "AllReduceStrategy",
-    "framework": "torch",
-    "encrypt": True,
-    "worker_resource_request": "cpu=1,memory=1Gi,gpu=1",
-}
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({}, "nvidia.com/gpu in --worker_resource_request: NCCL"),
-        ({"worker_resource_request": "cpu=1", "worker_resource_limit": "amd.com/gpu=1"}, "amd.com/gpu in --worker_"),
-        ({"model_def": "", "framework": "auto", "job_command": "python train.py"}, "nvidia.com/gpu"),
-        ({"envs": "CUDA_VISIBLE_DEVICES=0"}, "nvidia.com/gpu"),
-    ],
-)
-def test_sums_on_gpus_which_nccl_sends_in_clear_are_refused_with_encrypt(flags: dict[str, object], said: str) -> None:
-    assert said in refused(**NCCL | flags).what
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"encrypt": False},
-        {"distribution_strategy": "ParameterServerStrategy", "framework": "tensorflow"},
-        {"distribution_strategy": "Local"},
-        {"framework": "tensorflow"},
-        {"framework": "auto"},
-        {"worker_resource_request": "cpu=1,memory=1Gi,gpu=0"},
-        {"envs": "CUDA_VISIBLE_DEVICES=-1"},
-        {"master_resource_request": "cpu=1,gpu=1", "worker_resource_request": "cpu=1"},
-    ],
-)
-def test_encrypt_goes_with_gpus_where_no_nccl_sums(flags: dict[str, object]) -> None:
-    support.check(train(**NCCL | flags))
-
-
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

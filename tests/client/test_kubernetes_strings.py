@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes.priority import worker_priorities
-from elasticdl_client.kubernetes.resources import gpus, parse_resources
+from elasticdl_client.kubernetes.resources import parse_resources
 from elasticdl_client.kubernetes.volumes import Mount, parse_volumes
 
 
@@ -30,21 +30,6 @@ def test_resources_get_their_kubernetes_names() -> None:
     assert parse_resources("nvidia.com/P100-PCIE-16GB-P=1") == {"nvidia.com/P100-PCIE-16GB-P": "1"}
     assert parse_resources("cpu=0.1") == {"cpu": "0.1"}
     assert parse_resources("") == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("cpu=1,memory=1Gi,gpu=2", ["nvidia.com/gpu"]),
-        ("amd.com/gpu=1,rdma/hca=1", ["amd.com/gpu"]),
-        ("nvidia.com/mig-1g.5gb=1,nvidia.com/gpu.shared=2", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared"]),
-        ("gpu.intel.com/i915=1", ["gpu.intel.com/i915"]),
-        ("gpu=0,google.com/tpu=4", []),
-        ("", []),
-    ],
-)
-def test_gpus_are_known_by_the_names_of_all_vendors(text: str, names: list[str]) -> None:
-    assert list(gpus(text)) == names
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from elasticdl.collective import ElasticGroup, GroupLost, Peer
+from elasticdl.collective import ElasticGroup, GroupLost, Peer, nccl
 from elasticdl.collective.rendezvous import Rendezvous, RendezvousServer
+from elasticdl.collective.world import FormedGroup
 from elasticdl.kernels._native import Mesh, MeshWork, RecordLayer
 from elasticdl.rpc.addresses import parse
 from elasticdl.rpc.handshake import HandshakeError
-from elasticdl_client.errors import ElasticDLError
 from tests.rpc.tap import Fault, Tap, tap
 
 HOST = "127.0.0.1"
@@ -180,6 +180,20 @@ def test_a_meeting_of_the_other_kind_is_refused() -> None:
     place.close()
 
 
-def test_a_gpu_whose_sums_nccl_would_send_in_clear_is_refused() -> None:
-    with pytest.raises(ElasticDLError, match="NCCL, which sums there, does not encrypt"):
-        ElasticGroup(HOST, TOKEN, "cuda:0", encrypts=True)
+@pytest.mark.parametrize(("encrypts", "gpus"), [(True, [b"a", b"b"]), (False, [b"a", b"a"])])
+def test_arrays_on_gpus_come_to_main_memory_if_they_are_encrypted_or_a_gpu_is_shared(
+    encrypts: bool, gpus: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no GPU: that NCCL is not asked is what is seen."""
+    free = iter(gpus)
+    monkeypatch.setattr(nccl, "identity", lambda device: next(free))
+    places = [RendezvousServer(HOST, TOKEN, encrypts) for _ in range(2)]
+    addresses = [place.address for place in places]
+    worlds = [FormedGroup(1, addresses, rank, TOKEN, place, encrypts) for rank, place in enumerate(places)]
+    with ThreadPoolExecutor(2) as pool:
+        for forming in [pool.submit(world.form, "cuda:0", WITHIN_S) for world in worlds]:
+            forming.result(60)
+    assert [type(world._by_device["cuda"]) for world in worlds] == [nccl.StagedLinks] * 2
+    assert all("through main memory" in world.engine and "NCCL" not in world.engine for world in worlds)
+    for one in (*worlds, *places):
+        (one.leave if isinstance(one, FormedGroup) else one.close)()

@@ -15,7 +15,6 @@ import pytest
 from elasticdl.master.master import Master
 from elasticdl.protocol.values import Role
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl_client.certificates import make_certificate
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase
 from tests.master.actors import MasterJob, running, wait_until
@@ -97,25 +96,6 @@ def test_pods_get_what_they_need_to_find_the_master(tmp_path: Path) -> None:
         labels = next(pod.labels for pod in job.cluster.list() if pod.role is Role.WORKER)
         assert labels["app"] == "elasticdl"
         assert labels["elasticdl-replica-type"] == "worker"
-
-
-def test_gpus_whose_sums_would_go_in_clear_are_refused_before_there_is_a_pod(tmp_path: Path) -> None:
-    """The framework is known in the image alone."""
-    flags: dict[str, object] = {
-        "distribution_strategy": "AllReduceStrategy",
-        "runtime": "kubernetes",
-        "image_name": "none",
-        "encrypt": True,
-        "worker_resource_request": "cpu=1,memory=1Gi,gpu=1",
-    }
-    job = MasterJob(tmp_path, **flags)
-    for name, text in make_certificate().items():
-        (job.path / name).write_text(text)
-    (tmp_path / "zoo" / "digits.py").write_text("import torch\n")
-    with running(job):
-        assert job.wait() == 1
-        assert "--encrypt with nvidia.com/gpu in --worker_resource_request: NCCL" in job.status().message
-        assert job.cluster.list() == []
 
 
 def test_a_metrics_port_that_is_taken_ends_a_new_job_before_it_has_a_pod(tmp_path: Path) -> None:
