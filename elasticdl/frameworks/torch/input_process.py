@@ -38,11 +38,9 @@ class FeedRequest:
     """Make the minibatches of a task, whose memory comes with it.
 
     Attributes:
-        number: of the task, for the answers.
         records: where they are in its memory.
     """
 
-    number: int
     mode: Mode
     seed: int
     records: MemorySpan
@@ -50,25 +48,21 @@ class FeedRequest:
 
 @dataclass(frozen=True, slots=True)
 class MinibatchMade:
-    """The next minibatch of a task is in its memory; `size` is that in samples."""
+    """The next minibatch of the task is in its memory; `size` is that in samples."""
 
-    number: int
     size: int
     place: MemorySpan
 
 
 @dataclass(frozen=True, slots=True)
 class TaskMade:
-    """All minibatches of a task are made."""
-
-    number: int
+    """All minibatches of the task are made."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedRaised:
     """User code has raised: type and text, and the traceback."""
 
-    number: int
     text: str
     trace: str
 
@@ -121,7 +115,7 @@ def _received(connection: socket.socket) -> tuple[FeedRequest, TaskMemory] | Non
 
 
 def _make(connection: socket.socket, module: _Module, request: FeedRequest, memory: TaskMemory) -> None:
-    answer: TaskMade | FeedRaised = TaskMade(request.number)
+    answer: TaskMade | FeedRaised = TaskMade()
     try:
         records = memory.get_records(request.records)
         feed = module.feed(request.mode)
@@ -129,12 +123,12 @@ def _make(connection: socket.socket, module: _Module, request: FeedRequest, memo
             for size, samples in feed.minibatches(records):
                 if memory.is_cancelled:
                     break
-                _send(connection, MinibatchMade(request.number, size, memory.put(samples)))
+                _send(connection, MinibatchMade(size, memory.put(samples)))
     except (BrokenPipeError, ConnectionResetError):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001  raised again in the worker
         text, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
-        answer = FeedRaised(request.number, text[:_MOST_TEXT], trace[-_MOST_TEXT:])
+        answer = FeedRaised(text[:_MOST_TEXT], trace[-_MOST_TEXT:])
     _send(connection, answer)
 
 

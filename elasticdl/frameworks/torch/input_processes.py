@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from elasticdl.data.reader import Metadata
 from elasticdl.frameworks.framework import Batch, FeedError, Mode, Surplus, TaskRecords
@@ -53,6 +54,7 @@ class _SentTask:
     """A task on its way through a process."""
 
     task: TaskRecords
+    request: FeedRequest
     memory: TaskMemory
     messages: deque[MinibatchMade | TaskMade | FeedRaised | _Died] = field(default_factory=deque)
 
@@ -72,6 +74,7 @@ class InputProcesses:
         self.num_processes = num_processes
         self._arguments = begin, minibatch_size, metadata
         self._processes: list[_Process] = []
+        self._waiting: deque[_SentTask] = deque()  # for a process that has none
         self._owner = os.getpid()
         self._is_closed = False
 
@@ -104,7 +107,7 @@ class InputProcesses:
             process.end(until)
 
     def send(self, mode: Mode, task: TaskRecords) -> _SentTask:
-        """Give a task to the process that has the fewest.
+        """Give a task to the next process that has none.
 
         Raises:
             FeedError: the records cannot be sent.
@@ -114,12 +117,21 @@ class InputProcesses:
             records = memory.put_records(task.records)
         except ElasticDLError as error:
             raise FeedError(task.lease, 0, str(error), is_explained=True) from error
-        sent = _SentTask(task, memory)
+        sent = _SentTask(task, FeedRequest(mode, task.seed, records), memory)
         with self.changed:
-            self._complete()
-            chosen = min(self._processes, key=lambda process: process.num_tasks)
-            chosen.send(sent, lambda number: FeedRequest(number, mode, task.seed, records))
+            self._waiting.append(sent)
+            self._assign()
         return sent
+
+    def _assign(self) -> None:
+        if self._waiting:  # else a module that ends its process would do so again and again
+            self._complete()
+        for process in self._processes:
+            while process.is_idle and self._waiting:
+                sent = self._waiting.popleft()
+                if not sent.memory.is_cancelled and not process.send(sent):
+                    self._waiting.appendleft(sent)
+                    break
 
     def _start_all(self) -> None:
         with self.changed:
@@ -132,9 +144,12 @@ class InputProcesses:
         for number, process in enumerate(self._processes):
             if process.end_of is not None:
                 _log.warning("An input process %s; another one is started", process.end_of)
-                self._processes[number] = _Process(number, self.changed, *self._arguments)
+                self._processes[number] = self._started(number)
         while len(self._processes) < self.num_processes:
-            self._processes.append(_Process(len(self._processes), self.changed, *self._arguments))
+            self._processes.append(self._started(len(self._processes)))
+
+    def _started(self, number: int) -> _Process:
+        return _Process(f"elasticdl-input-{number}", self._arguments, self.changed, self._assign)
 
 
 class _Process:
@@ -145,49 +160,45 @@ class _Process:
     """
 
     def __init__(
-        self,
-        number: int,
-        changed: threading.Condition,
-        begin: Callable[[], ModelDefinition],
-        minibatch_size: int,
-        metadata: Metadata,
+        self, name: str, arguments: tuple[Any, ...], changed: threading.Condition, on_idle: Callable[[], None]
     ) -> None:
+        """
+        Args:
+            arguments: of `serve`, after the socket.
+            on_idle: called when its task has ended, or it has ended itself.
+        """
         self.end_of: str | None = None
         self._changed = changed
-        self._tasks: dict[int, _SentTask] = {}
-        self._num_sent = 0
+        self._on_idle = on_idle
+        self._sent: _SentTask | None = None
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Forked by a server that has imported PyTorch and nothing else: this process has many threads, CUDA and gRPC.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([serve.__module__])
-        self._process = context.Process(
-            target=serve, args=(theirs, begin, minibatch_size, metadata), name=f"elasticdl-input-{number}"
-        )
+        self._process = context.Process(target=serve, args=(theirs, *arguments), name=name)
         self._process.start()
         self.pid: int = self._process.pid or 0
         theirs.close()
-        self._listener = threading.Thread(target=self._listen, name=f"elasticdl-input-{number}", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name=name, daemon=True)
         self._listener.start()
 
     @property
-    def num_tasks(self) -> int:
-        """Sent and not ended."""
-        return len(self._tasks)
+    def is_idle(self) -> bool:
+        """Whether it can be sent a task."""
+        return self._sent is None and self.end_of is None
 
-    def send(self, sent: _SentTask, request: Callable[[int], FeedRequest]) -> None:
-        """Give it a task; makes the request from its number."""
-        self._num_sent += 1
-        self._tasks[self._num_sent] = sent
-        message = pickle.dumps(request(self._num_sent))
-        if self.end_of is not None:  # all are being closed
-            self._tell_all()
-            return
-        with suppress(BrokenPipeError, ConnectionResetError):  # the listener hears of its end
-            socket.send_fds(self._socket, [message], [sent.memory.descriptor])
+    def send(self, sent: _SentTask) -> bool:
+        """Give it a task; False: it has ended."""
+        try:
+            socket.send_fds(self._socket, [pickle.dumps(sent.request)], [sent.memory.descriptor])
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        self._sent = sent
+        return True
 
     def hang_up(self) -> None:
         """It ends, as soon as it has made a minibatch."""
-        for sent in list(self._tasks.values()):
+        if (sent := self._sent) is not None:
             sent.memory.cancel()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -207,25 +218,28 @@ class _Process:
         with suppress(ConnectionResetError):
             while data := self._socket.recv(MOST_BYTES):
                 message: MinibatchMade | TaskMade | FeedRaised = pickle.loads(data)
-                with self._changed:
-                    self._tasks[message.number].messages.append(message)
-                    if not isinstance(message, MinibatchMade):
-                        del self._tasks[message.number]
-                    self._changed.notify_all()
+                self._tell(message)
         self._process.join()
+        exit_code = self._process.exitcode or 0
+        if exit_code < 0:
+            how, hint = f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)})", _WHERE_KILLED
+        else:
+            how, hint = f"has ended with code {exit_code}", _WHERE_ENDED
         with self._changed:
-            self.end_of = _described(self._process.exitcode)
-            self._tell_all()
+            self.end_of = how
             self._socket.close()
+            what = f"The input process that made the minibatches of this task {how}."
+            self._tell(_Died(str(DataError(what, hint))))
 
-    def _tell_all(self) -> None:
-        was_killed = (self._process.exitcode or 0) < 0
-        what = f"The input process that made the minibatches of this task {self.end_of}."
-        error = DataError(what, _WHERE_KILLED if was_killed else _WHERE_ENDED)
-        for sent in self._tasks.values():
-            sent.messages.append(_Died(str(error)))
-        self._tasks.clear()
-        self._changed.notify_all()
+    def _tell(self, message: MinibatchMade | TaskMade | FeedRaised | _Died) -> None:
+        """Hand on what has become of its task."""
+        with self._changed:
+            if self._sent is not None:
+                self._sent.messages.append(message)
+            if not isinstance(message, MinibatchMade):
+                self._sent = None
+                self._on_idle()
+            self._changed.notify_all()
 
 
 class ProcessSource:
@@ -313,9 +327,3 @@ class ProcessSource:
             what = f"A minibatch of an input process cannot be taken: {type(error).__name__}: {error}"
             raise FeedError(sent.task.lease, n, what) from error
         return samples
-
-
-def _described(exit_code: int | None) -> str:
-    if exit_code is None or exit_code >= 0:
-        return f"has ended with code {exit_code}"
-    return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)})"
