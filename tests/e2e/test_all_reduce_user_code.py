@@ -142,6 +142,20 @@ def test_bad_records_are_set_aside_and_counted(framework: str, tmp_path: Path, d
     assert sum(len(file.read_text().splitlines()) for file in files) == coverage_of(running)[-1].quarantined
 
 
+def test_an_update_that_raises_in_a_member_without_a_minibatch_is_told_and_tried_again(
+    tmp_path: Path, digits: Path
+) -> None:
+    """A step is one minibatch, of rank 0; it is worker 1 that cannot apply it."""
+    job = replace(JOB, num_epochs=2)
+    flags = {"min_workers": JOB.num_workers, "fixed_global_batch": JOB.minibatch_size}
+    running = all_reduce_job(TORCH, tmp_path, digits, SULK + UPDATE_RAISES[TORCH], job, **flags)
+    running.environment["SULK"] = str(tmp_path / "sulked")
+    assert running.start().wait() == 0, running.story()
+    assert_exact(running, job)
+    assert "sulking on purpose" in worker_logs(running), running.story()
+    assert "IndexError" not in worker_logs(running)
+
+
 @BOTH
 def test_an_update_that_raises_in_one_member_is_tried_again(framework: str, tmp_path: Path, digits: Path) -> None:
     code = SULK + UPDATE_RAISES[framework]

@@ -7,6 +7,7 @@ to it, and reports them itself.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -88,7 +89,7 @@ class BatchSource(Protocol):
         ...
 
     def fail(self, error: Exception) -> None:
-        """The user's model or loss raised on the parts offered: the exception being handled."""
+        """The user's model, loss or optimizer raised the exception being handled, maybe in a step without own parts."""
         ...
 
     def applied(self, plan: StepPlan, loss: float) -> None:
@@ -208,7 +209,9 @@ class LeasedBatches:
     def fail(self, error: Exception) -> None:
         held, _ = self._held_at_hand()
         self._at_hand = None
-        if held is not None:
+        if held is None:  # the step is one of others' minibatches: they are trained again
+            _log.error("%s", traceback.format_exc())
+        else:
             self._forget(held.id)
             self._outcomes.user_code_failed(held, error)
 

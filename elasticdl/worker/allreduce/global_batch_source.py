@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -175,6 +176,9 @@ class GlobalBatches:
         return plan.all_parts if self._session.rank == 0 else ()
 
     def fail(self, error: Exception) -> None:
+        if not self._offered:  # the step is one of others' minibatches: they are trained again
+            _log.error("%s", traceback.format_exc())
+            return
         first = self._offered[0].name
         self._failure = BatchFailure(first.epoch, first.task, first.n, *said_of(error, None))
 
