@@ -53,7 +53,7 @@ class ModuleState:
         """Copy everything on its device; where it has no room for that, or is the CPU, to main memory at once.
 
         Returns:
-            A function that gives `arrays`; it leaves the stream that computes alone.
+            A function that gives `arrays`, or raises CheckpointError; it leaves the stream that computes alone.
 
         Raises:
             ModelDefinitionError: as `arrays`.
@@ -67,9 +67,14 @@ class ModuleState:
         stream.wait_stream(torch.cuda.current_stream(device))
 
         def fetched() -> Arrays:
-            pinned = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-            with torch.cuda.stream(stream):
-                return {name: _fetched(copies.pop(name), pinned, stream) for name in list(copies)}
+            try:
+                pinned = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+                with torch.cuda.stream(stream):
+                    return {name: _fetched(copies.pop(name), pinned, stream) for name in list(copies)}
+            except RuntimeError as error:  # no memory that can be pinned, or a fault of the device
+                raise CheckpointError(
+                    f"the state cannot be brought from {device}: {error}", "Give the worker more main memory."
+                ) from error
 
         return fetched
 
