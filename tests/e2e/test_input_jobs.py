@@ -13,7 +13,19 @@ from tests.chaos.kills import Kill, run_life
 from tests.chaos.scenarios import assert_exact
 from tests.e2e.all_reduce_jobs import TORCH, all_reduce_job, worker_logs
 
-JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0)
+JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0, pace_s=0.004)
+PACED_FEED = """
+import os
+import time
+from pathlib import Path
+
+at_once = feed
+
+
+def feed(records, mode, metadata):
+    time.sleep(len(records) * float(Path(os.environ["PACE_FILE"]).read_text()))
+    return at_once(records, mode, metadata)
+"""
 ALL_REDUCE, LOCAL = "AllReduceStrategy", "Local"
 
 
@@ -27,7 +39,7 @@ def test_a_job_with_input_processes_is_exact_though_a_worker_is_killed(strategy:
         "checkpoint_steps": 20,
         "input_workers": 2,
     }
-    running = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), "", JOB, **flags).start()
+    running = all_reduce_job(TORCH, tmp_path, JOB.make_data(tmp_path), PACED_FEED, JOB, **flags).start()
     run_life(running, [Kill(Role.WORKER, at_version=60)])
     assert running.wait(200) == 0, running.story()
     assert_exact(running, JOB)
