@@ -71,6 +71,7 @@ class ElasticGroup:
         encrypts: what crosses the network; arrays on GPUs come to main memory for it, because NCCL does not encrypt.
 
     Attributes:
+        device: as given.
         address: `host:port` of this process's own meeting place, open from now on; that of rank 0 serves its world.
 
     Raises:

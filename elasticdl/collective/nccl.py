@@ -41,7 +41,6 @@ class NcclLinks:
         self._group = c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), rank, size, options)
         self._group.eager_connect_single_device(torch.device(device))
         self._behind = torch.cuda.Stream(device)  # waits for collectives, so that the one that computes need not
-        self._is_ended = False
         self._lock = Lock()
         self._abort: Thread | None = None
 
@@ -55,11 +54,10 @@ class NcclLinks:
         return self._begun(self._group.broadcast(tensor, source))
 
     def interrupt(self) -> None:
-        self._is_ended = True  # before the kernels return, with sums that are none
         with self._lock:
-            if self._abort is None:
+            if self._abort is None:  # not any more when kernels return, with sums that are none
                 self._abort = Thread(target=self._group.abort, name="nccl-abort", daemon=True)
-                self._abort.start()  # kernels return at once; until all is freed takes longer
+                self._abort.start()  # they return at once; until all is freed takes longer
 
     def close(self) -> None:
         self.interrupt()
@@ -69,7 +67,7 @@ class NcclLinks:
 
     def check(self) -> None:
         """Raise RuntimeError if what has ended on the GPU may have been aborted."""
-        if self._is_ended:
+        if self._abort is not None:
             raise RuntimeError("NCCL was interrupted")
 
     def _begun(self, work: Any) -> PendingCollective:
@@ -137,19 +135,16 @@ class StagedLinks:
         self._mesh = mesh
 
     def all_reduce(self, tensor: Tensor) -> PendingCollective:
-        copy = _pinned(tensor)
-        copy.copy_(tensor)
+        copy = _pinned(tensor).copy_(tensor)
         return StagedWork(self._mesh.all_reduce(copy), [(tensor, copy)])
 
     def all_gather(self, into: list[Tensor], tensor: Tensor) -> PendingCollective:
-        copy = _pinned(tensor)
-        copy.copy_(tensor)
+        copy = _pinned(tensor).copy_(tensor)
         copies = [_pinned(one) for one in into]
         return StagedWork(self._mesh.all_gather(copies, copy), list(zip(into, copies, strict=True)))
 
     def broadcast(self, tensor: Tensor, source: int) -> PendingCollective:
-        copy = _pinned(tensor)
-        copy.copy_(tensor)
+        copy = _pinned(tensor).copy_(tensor)
         return StagedWork(self._mesh.broadcast(copy, source), [(tensor, copy)])
 
     def interrupt(self) -> None:

@@ -15,15 +15,13 @@ from tests.e2e.all_reduce_jobs import TORCH, all_reduce_job, worker_logs
 
 JOB = replace(jobs.DIGITS, num_epochs=4, num_ps_pods=0, pace_s=0.004)
 PACED_FEED = """
-import os
-import time
-from pathlib import Path
+from tests.e2e_kubernetes.zoo.paced.pace import pause
 
 at_once = feed
 
 
 def feed(records, mode, metadata):
-    time.sleep(len(records) * float(Path(os.environ["PACE_FILE"]).read_text()))
+    pause(len(records))
     return at_once(records, mode, metadata)
 """
 ALL_REDUCE, LOCAL = "AllReduceStrategy", "Local"
