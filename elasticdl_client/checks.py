@@ -97,6 +97,13 @@ def check_writable_directory(path: str) -> str:
     return "is the URL of storage that cannot be written"
 
 
+def check_url_of_directory(url: str) -> str:
+    """The URL of a directory in storage that can be written; empty: none."""
+    if url and not is_remote(url):
+        return "is not a URL of storage, such as s3://bucket/directory"
+    return check_writable_directory(url)
+
+
 def check_endpoint(url: str) -> str:
     """A URL to which something is sent; empty: none.  What is wrong is said without the URL, which may be secret."""
     if not url:

@@ -94,6 +94,7 @@ class LogLevel(StrEnum):
 
 
 LOG_FORMAT_VARIABLE = "ELASTICDL_LOG_FORMAT"  # in the environment of every pod
+CODE_ERROR_VARIABLE = "ELASTICDL_CODE_ERROR"  # of the master's process: why its pod could not prepare the code, in JSON
 
 
 class LogFormat(StrEnum):

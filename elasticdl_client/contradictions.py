@@ -62,6 +62,7 @@ def check(spec: JobSpec) -> None:
     _check_analysis(spec)
     _check_parameter_server(spec)
     _check_all_reduce(spec)
+    _check_code(spec)
     _check_runtime(spec)
     _check_trackers(spec)
 
@@ -311,6 +312,12 @@ def _check_all_reduce(spec: JobSpec) -> None:
             f"--min_workers={spec.min_workers} is more than --num_workers={spec.num_workers}.",
             f"Training would never begin: give --num_workers={spec.min_workers} or more.",
         )
+
+
+def _check_code(spec: JobSpec) -> None:
+    for name in ("code_storage", "requirements_cache"):
+        if getattr(spec, name) and not spec.code:
+            raise FlagError(f"--{name} is for the code of --code, and there is none.", f"Leave --{name} out.")
 
 
 def _check_runtime(spec: JobSpec) -> None:

@@ -11,6 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
+from elasticdl_client import requirements_file
 from elasticdl_client.checkpoint_manifest import MANIFEST
 from elasticdl_client.choices import JobType
 from elasticdl_client.data_checks import absolute_sources, check_sources
@@ -53,6 +54,7 @@ def check_local(spec: JobSpec) -> JobSpec:
         _check_command(spec, zoo)
     elif spec.job_type is not JobType.ANALYZE:
         check_model_source(spec, zoo)
+    requirements_file.check_installed(zoo)
     changes: dict[str, str] = {"model_zoo": str(zoo)}
     own_reader = not spec.job_command and reads_data_itself(spec, zoo)
     flags = flag_fields(spec.job_type)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -18,7 +19,8 @@ from elasticdl.master.journal import Superseded
 from elasticdl.master.master import Master, crash, fail
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl.rpc.signals import on_signals
-from elasticdl_client.errors import ElasticDLError
+from elasticdl_client.choices import CODE_ERROR_VARIABLE
+from elasticdl_client.errors import ElasticDLError, JobError
 
 _EXIT_SUPERSEDED = 3
 
@@ -62,6 +64,8 @@ class MasterProcess:
     def _run(self, environment: RuntimeEnvironment) -> int:
         try:
             logging.getLogger().setLevel(str(environment.spec.log_level))
+            if wrong := os.environ.get(CODE_ERROR_VARIABLE):
+                raise JobError(*json.loads(wrong))
             self._master = Master(environment)
             if self._is_checkpoint_requested:  # before there was one
                 self._master.request_checkpoint()

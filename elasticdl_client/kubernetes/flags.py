@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from elasticdl_client.checks import at_least, check_path, regular_expression
+from elasticdl_client.checks import at_least, check_path, check_url_of_directory, regular_expression
 from elasticdl_client.choices import ImagePullPolicy, MasterRestartPolicy
 from elasticdl_client.flags import Group, flag, parses
 from elasticdl_client.kubernetes import placement
@@ -26,6 +26,19 @@ class KubernetesFlags:
     code: str = flag(
         "",
         "Directory of this machine with the model zoo or script, for all pods: no image has to be built for it.",
+        Group.KUBERNETES,
+        check=check_path,
+    )
+    code_storage: str = flag(
+        "",
+        "URL of the directory in storage for --code of more than 4 MiB, e.g. s3://bucket/code.",
+        Group.KUBERNETES,
+        check=check_url_of_directory,
+    )
+    requirements_cache: str = flag(
+        "",
+        "Directory of pods on a mount of --volume where the requirements.txt of --code is installed, once for all pods "
+        "that share it; empty: each pod's own disk.",
         Group.KUBERNETES,
         check=check_path,
     )

@@ -25,6 +25,7 @@ JOB_DIRECTORY = "/var/lib/elasticdl"  # writable in every pod, gone with it; als
 ZOO_DIRECTORY = "/model_zoo"  # in every image
 CODE_DIRECTORY = "/var/run/elasticdl/code"  # where the ConfigMaps with the code of --code are mounted in every pod
 CODE_KEY = "part"  # in the ConfigMaps `code_object`, binary
+REQUIREMENTS_DIRECTORY = f"{JOB_DIRECTORY}/requirements"  # where the requirements of --code are installed by default
 CLUSTER_SPEC_DIRECTORY = "/cluster_spec"  # in every image that was built with one
 USER_ID = 1000  # of every process and of mounted files, in images and pods
 

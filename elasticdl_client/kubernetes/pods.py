@@ -182,8 +182,10 @@ def _container(
 
 def _command(spec: JobSpec, pod: PodLike) -> tuple[str, ...]:
     command = pod.command
-    if digest := code.digest_of(spec.code):
-        command = ("python", "-m", "elasticdl.rpc.unpack_code", digest, *command)
+    if archive := code.parse(spec.code):
+        cache = spec.requirements_cache or names.REQUIREMENTS_DIRECTORY
+        prepare = ("elasticdl.rpc.unpack_code", archive.digest, archive.source, names.ZOO_DIRECTORY, cache)
+        command = ("python", "-m", *prepare, *command)
     if spec.log_file_path:
         command = ("python", "-m", "elasticdl.rpc.log_file", log_file(spec, str(pod.role), pod.index), *command)
     return command

@@ -22,6 +22,7 @@ from elasticdl_client.kubernetes.pods import Manifest, owned
 from elasticdl_client.kubernetes.security import CHOSEN_BY_CLUSTER, DEFAULT_USER
 from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
 from elasticdl_client.model_source import check_model_source
+from elasticdl_client.requirements_file import check_installable
 from elasticdl_client.script_output import Shown
 from elasticdl_client.storage_kinds import is_remote
 
@@ -72,6 +73,8 @@ def submit(spec: JobSpec, note: Callable[[str], None]) -> tuple[api.Connection, 
     manifests = _manifests(spec, archive)
     for text in check(connection, spec):
         note(text)
+    if archive is not None and (text := code.publish(archive)):
+        note(text)
     create(connection, spec, manifests)
     return connection, spec
 
@@ -106,6 +109,8 @@ def _write(spec: JobSpec, archive: Archive | None) -> None:
     except ElasticDLError as error:
         print(f"warning: as it is, the cluster would not run this job. {error}", file=sys.stderr)
     if spec.yaml:
+        if archive is not None and (note := code.publish(archive)):
+            _note(note)
         written.write(spec.yaml, written.to_yaml(_manifests(placed, archive)))
         said = f"ElasticDL job {spec.job_name} YAML has been dumped into file {spec.yaml}."
         print(said, file=sys.stderr if spec.dry_run else sys.stdout)
@@ -131,8 +136,9 @@ def _with_code(spec: JobSpec) -> tuple[JobSpec, Archive | None]:
         )
     if spec.model_def and not spec.job_command:
         check_model_source(spec, Path(spec.code).expanduser())
-    archive = code.pack(spec.code)
-    return dataclasses.replace(spec, code=archive.reference), archive
+    check_installable(Path(spec.code).expanduser())
+    archive = code.pack(spec)
+    return dataclasses.replace(spec, code=str(archive.reference)), archive
 
 
 def _manifests(spec: JobSpec, archive: Archive | None) -> list[Manifest]:
@@ -230,6 +236,7 @@ def mount_notes(spec: JobSpec) -> list[str]:
         "metrics_output",
         "tensorboard_log_dir",
         "log_file_path",
+        "requirements_cache",
     ):
         path = getattr(spec, name)
         if not path or name not in flags or is_remote(path):

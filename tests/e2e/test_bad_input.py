@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elasticdl_client.choices import CODE_ERROR_VARIABLE
 from elasticdl_client.explain.diagnosis import Trouble
 from tests.chaos.job import LocalJob
 from tests.chaos.jobs import DIGITS, NUMPY_DIGITS, zoo_with
@@ -67,6 +68,18 @@ def test_an_unknown_flag_gets_a_suggestion(tmp_path: Path, digits: Path) -> None
     code, text = said(DIGITS.local_job(tmp_path / "job", digits, num_worker=3))
     assert code == 2
     assert "--num_workers" in text
+
+
+def test_code_that_the_masters_pod_could_not_prepare_ends_the_job_with_the_reason(
+    tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "--code: requirements.txt cannot be installed: pip has ended with 1"
+    monkeypatch.setenv(CODE_ERROR_VARIABLE, json.dumps([reason, "Name packages that the index has."]))
+    job = DIGITS.local_job(tmp_path / "job", digits)
+    code, text = said(job)
+    assert code == 1
+    assert reason in text
+    assert job.status().message == f"{reason}\n  → Name packages that the index has."
 
 
 def test_a_port_in_use_is_named(tmp_path: Path, digits: Path) -> None:

@@ -40,6 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl_client": (
         "elasticdl_client.local_job",
         "elasticdl_client.last_checkpoint",
+        "elasticdl_client.kubernetes.code",
         "elasticdl_client.chaos.local_faults",
         "elasticdl_client.simulate",
         "elasticdl_client.sql.statistics",
@@ -49,6 +50,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "elasticdl.cluster",
         "elasticdl.protocol",
     ),
+    "elasticdl_client.kubernetes.code": ("elasticdl_client", "elasticdl.storage"),  # to publish it
     "elasticdl_client.last_checkpoint": ("elasticdl_client", "elasticdl.storage"),  # of a local job
     "elasticdl_client.chaos.local_faults": ("elasticdl_client", "elasticdl.cluster"),  # asks the agent for processes
     "elasticdl_client.simulate": ("elasticdl_client", "elasticdl.simulation"),
@@ -63,6 +65,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticdl.protocol": (),
     "elasticdl.kernels": (),
     "elasticdl.rpc": (*SHARED, "elasticdl.kernels", "elasticdl_client.kubernetes.names"),  # keys of the job's Secret
+    "elasticdl.rpc.requirements": (*SHARED, "elasticdl_client.requirements_file"),
+    "elasticdl.rpc.unpack_code": (  # from storage, too
+        *SHARED,
+        "elasticdl.rpc.logs",
+        "elasticdl.rpc.requirements",
+        "elasticdl.storage",
+    ),
     "elasticdl.cluster": (*SHARED, "elasticdl_client.kubernetes"),
     "elasticdl.storage": (
         "elasticdl_client.any_path",
@@ -231,6 +240,7 @@ FRUGAL: dict[str, tuple[str, ...]] = {
         "cryptography",
         "fire",
         "kubernetes",
+        "packaging",  # requirements.txt
         "urllib3",
         "docker",
         "yaml",
