@@ -33,13 +33,16 @@ class OncePerFile:
         self._etags: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, path: str) -> None:
+    def __call__(self, path: str, is_open: bool = False) -> None:
         """
+        Args:
+            is_open: it was open at an earlier check, and is read through what was opened then.
+
         Raises:
             DataError: the file is not what it should be, or not there.
         """
         if is_remote(path):
-            self._check_unchanged(path)
+            self._check_unchanged(path, is_open)
             return
         try:
             status = os.stat(path)
@@ -51,9 +54,15 @@ class OncePerFile:
                 self._check(path)
                 self._checked.add(identity)
 
-    def _check_unchanged(self, url: str) -> None:
-        """Of storage: its etag is the one at the first read.  To compare a checksum the whole file would be fetched."""
-        etag = storage_of(url).stat(url).etag
+    def _check_unchanged(self, url: str, is_open: bool) -> None:
+        """Of storage: its etag is the one at the first read.  To compare a checksum the whole file would be fetched.
+
+        Storage that compares etags refuses the reads of an open file that has changed, without a request for that.
+        """
+        storage, first = storage_of(url), self._etags.get(url, "")
+        if is_open and first and storage.compares(first):
+            return
+        etag = storage.stat(url).etag
         if self._etags.setdefault(url, etag) != etag:
             raise DataError(f"The file {url} changed while the job reads it.", "Put new data into a new file.")
 

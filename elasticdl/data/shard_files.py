@@ -75,9 +75,7 @@ class PartsReader:
         if shard.name not in self._known:
             raise shard_not_of_source(shard, self._source)
         with reading(shard.name):
-            if self._check is not None:
-                self._check(shard.name)
-            part = self._open(shard.name)
+            part = self._checked(shard.name)
             if not 0 <= shard.start <= shard.end <= len(part):
                 raise shard_not_of_source(shard, self._source, len(part))
             return part.read(shard.start, shard.end) if len(shard) else []
@@ -87,6 +85,18 @@ class PartsReader:
             with reading(self._source):
                 self._metadata = self._make_metadata()
         return self._metadata
+
+    def _checked(self, name: str) -> ShardPart:
+        """Return a part that was checked; one that is opened for it is checked before and after that."""
+        if self._check is None:
+            return self._open(name)
+        with self._lock:
+            is_open = name in self._parts
+        self._check(name, is_open)
+        part = self._open(name)
+        if not is_open:
+            self._check(name)  # what was opened is what was checked
+        return part
 
     def _open(self, name: str) -> ShardPart:
         with self._lock:

@@ -162,7 +162,7 @@ class TextReader:
             raise shard_not_of_source(shard, self._source, index.num_records)
         if not len(shard):
             return []
-        self._check(shard.name)
+        self._check(shard.name, shard.name in self._remote)
         skipped = shard.start % _ROWS_BETWEEN_OFFSETS
         with self._opened(shard.name) as file:
             if file.size_bytes != index.size_bytes:

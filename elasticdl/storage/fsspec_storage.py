@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ _log = logging.getLogger("elasticdl.storage")
 _ETAGS = ("ETag", "etag", "generation", "VersionId", "blob_id", "Last-Modified", "LastModified", "mtime", "commit_hash")
 _REFUSED_FOR_NOW = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NO_PERMISSION = frozenset({401, 403})
+_CHANGED = 412  # the condition on the etag is not met
 _CONNECTIONS = 16  # in flight at once; a client keeps more open than they need
 
 
@@ -49,6 +50,10 @@ class RetryPolicy:
     first_wait_s: float = 0.2
     longest_wait_s: float = 10.0
     total_s: float = 180.0
+
+
+_Verb = str | Callable[..., Coroutine[Any, Any, Any]]
+"""A verb of fsspec by its name, or a coroutine function of ours."""
 
 
 class _TooShort(OSError):
@@ -89,15 +94,24 @@ class FsspecStorage:
     def stat(self, url: str) -> FileStatus:
         return self._status(self._call(url, "info", url))
 
-    def read(self, url: str, start: int, end: int) -> bytes:
+    def read(self, url: str, start: int, end: int, etag: str = "") -> bytes:
         def check(data: bytes) -> None:
             if len(data) > end - start:
                 raise StorageError(f"{hide(url)}: its server gives no ranges, but whole files.", "Copy the file.")
             if len(data) < end - start:
                 raise _TooShort(f"{len(data)} bytes of {end - start} came")
 
-        data: bytes = self._call(url, "cat_file", url, start=start, end=end, _check=check) if end > start else b""
+        if end <= start:
+            return b""
+        how: dict[str, Any] = {"start": start, "end": end, "_check": check}
+        if self.compares(etag):
+            data: bytes = self._call(url, self._read_if_match, url, etag=etag, **how)
+        else:
+            data = self._call(url, "cat_file", url, **how)
         return data
+
+    def compares(self, etag: str) -> bool:
+        return self._kind.module == "s3fs" and etag.startswith('"')  # a date of a server without etags is none
 
     def publish(self, url: str, content: bytes | Path) -> None:
         if not self._kind.can_write:
@@ -131,9 +145,9 @@ class FsspecStorage:
         return FileStatus(url, int(info["size"]), etag)
 
     def _call(
-        self, url: str, verb: str, *arguments: Any, _check: Callable[[Any], None] | None = None, **named: Any
+        self, url: str, verb: _Verb, *arguments: Any, _check: Callable[[Any], None] | None = None, **named: Any
     ) -> Any:
-        """Return the result of a verb of fsspec, sent again until there is one."""
+        """Return the result of a verb, sent again until there is one."""
         started, handled = time.monotonic(), sys.exception()
         for timeout_s, wait_s in self._times():
             try:
@@ -163,14 +177,24 @@ class FsspecStorage:
             yield timeout_s, wait_s * random.uniform(0.5, 1.0)  # so that workers do not come back all at once
             timeout_s, wait_s = timeout_s * 2, min(wait_s * 2, self._policy.longest_wait_s)
 
-    def _once(self, verb: str, timeout_s: float, *arguments: Any, **named: Any) -> Any:
+    def _once(self, verb: _Verb, timeout_s: float, *arguments: Any, **named: Any) -> Any:
         if not self._file_system.async_impl:
-            return getattr(self._file_system, verb)(*arguments, **named)
+            return getattr(self._file_system, str(verb))(*arguments, **named)
+        function = getattr(self._file_system, f"_{verb}") if isinstance(verb, str) else verb
 
         async def call() -> Any:
-            return await asyncio.wait_for(getattr(self._file_system, f"_{verb}")(*arguments, **named), timeout_s)
+            return await asyncio.wait_for(function(*arguments, **named), timeout_s)
 
         return asyncio.run_coroutine_threadsafe(call(), self._file_system.loop).result()
+
+    async def _read_if_match(self, url: str, start: int, end: int, etag: str) -> bytes:
+        """Return a range of an object of S3; the verb of fsspec takes no condition."""
+        bucket, key, version = self._file_system.split_path(url)
+        which = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
+        answer = await self._file_system._call_s3("get_object", **which, Range=f"bytes={start}-{end - 1}", IfMatch=etag)
+        async with answer["Body"] as body:
+            data: bytes = await body.read()
+        return data
 
 
 @functools.cache
@@ -214,6 +238,8 @@ def _final_error(url: str, error: BaseException, causes: Sequence[BaseException]
     statuses = {status for cause in causes if (status := _http_status(cause)) is not None}
     if statuses & _REFUSED_FOR_NOW:
         return None
+    if _CHANGED in statuses:
+        return StorageError(f"The file {hide(url)} changed while the job reads it.", "Put new data into a new file.")
     if statuses & _NO_PERMISSION or isinstance(error, PermissionError) or _has_no_credentials(causes):
         return StorageError(
             f"{hide(url)}: no permission: {_text(error)}.",

@@ -30,7 +30,7 @@ class FileStatus:
 
 
 class Storage(Protocol):
-    """Six verbs.  Safe to use from several threads.
+    """Six verbs, and what reads guarantee.  Safe to use from several threads.
 
     Raise `StorageFileMissing` for what is not there, `StorageError` for all else that fails: no permission, or no good
     answer in the time of the retries.
@@ -44,8 +44,16 @@ class Storage(Protocol):
         """The file, or the directory, as it is now."""
         ...
 
-    def read(self, url: str, start: int, end: int) -> bytes:
-        """Bytes ``start`` to ``end`` - 1 of a file, all of them."""
+    def read(self, url: str, start: int, end: int, etag: str = "") -> bytes:
+        """Bytes ``start`` to ``end`` - 1 of a file, all of them.
+
+        Args:
+            etag: raise a `StorageError` if the file has another one by now, where `compares` says so; empty: any.
+        """
+        ...
+
+    def compares(self, etag: str) -> bool:
+        """Whether reads that name this etag are refused once the file has another one."""
         ...
 
     def publish(self, url: str, content: bytes | Path) -> None:

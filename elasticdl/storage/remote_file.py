@@ -19,7 +19,7 @@ _BUFFER_BYTES = 256 << 10
 
 
 class RemoteFile:
-    """A file as it was when it was opened.  Safe to use from several threads."""
+    """A file as it was when it was opened, where its storage compares etags.  Safe to use from several threads."""
 
     is_local = False
 
@@ -34,6 +34,7 @@ class RemoteFile:
         status = self._storage.stat(url)
         self.size_bytes = status.size_bytes
         self.stamp: list[object] = [status.size_bytes, status.etag]
+        self._etag = status.etag
 
     def pread(self, size_bytes: int, offset: int) -> bytes:
         """Return bytes from an offset on: fewer than asked for only at the end of the file."""
@@ -53,7 +54,7 @@ class RemoteFile:
             (start, min(start + PART_BYTES, end)) for first, end in joined for start in range(first, end, PART_BYTES)
         ]
         others = [self.fetch(start, end) for start, end in parts[1:]]
-        pieces = [self._storage.read(self.path, *parts[0])] if parts else []
+        pieces = [self._storage.read(self.path, *parts[0], self._etag)] if parts else []
         pieces += [other.result() for other in others]
         spans: list[bytes] = []
         for start, end in joined:
@@ -70,7 +71,7 @@ class RemoteFile:
 
     def fetch(self, start: int, end: int) -> Future[bytes]:
         """Starts to read a range."""
-        return self._storage.pool.submit(self._storage.read, self.path, start, end)
+        return self._storage.pool.submit(self._storage.read, self.path, start, end, self._etag)
 
     def scan(self) -> io.BufferedReader:
         """A stream over the file that reads ahead while it is read in order."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from elasticdl.data import shard_files
 from elasticdl.data.factory import create_reader
 from elasticdl.data.reader import Reader
 from elasticdl.data.recordio import Compressor, RecordIOWriter
@@ -149,15 +150,40 @@ def test_an_index_is_found_by_the_next_machine_and_by_the_next_process_until_the
     assert create_reader(url).shards()[0].end == 1
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_refused(proxy: FaultyProxy, tmp_path: Path) -> None:
-    url, directory = copied(text_files, tmp_path)
+@pytest.mark.parametrize("write", [text_files, tfrecord, recordio], ids=lambda write: write.__name__)
+def test_a_file_that_is_replaced_while_it_is_read_is_refused_without_a_request_for_each_task(
+    write: Callable[[Path], None], proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    url, directory = copied(write, tmp_path)
     reader = create_reader(url)
-    (shard,) = reader.shards()
-    assert reader.read(Shard(shard.name, 0, 3))
-    (directory / "lines.txt").write_bytes(b"".join(b"word %d\n" % i for i in range(1000)))
+    shard = reader.shards()[0]
+    reader.read(Shard(shard.name, 0, 3))
+    proxy.requests.clear()
+    for start in range(3, 60, 3):
+        reader.read(Shard(shard.name, start, start + 3))
+    assert {request.method for request in proxy.requests} <= {"GET"}
+    path = directory / shard.name.rpartition("/")[2]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")  # of the same size
     uploaded(directory)
     with pytest.raises(DataError, match="changed while the job reads it"):
-        reader.read(Shard(shard.name, 3, 6))
+        reader.read(Shard(shard.name, shard.end - 3, shard.end))
+
+
+def test_a_part_that_is_opened_again_is_the_one_that_was_read_before(
+    proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_files, "_KEPT_OPEN", 1)
+    url, directory = copied(recordio, tmp_path)
+    reader = create_reader(url)
+    first, second, *_ = reader.shards()
+    reader.read(Shard(first.name, 0, 3))
+    reader.read(Shard(second.name, 0, 3))
+    path = directory / first.name.rpartition("/")[2]
+    with RecordIOWriter(str(path), chunk_size_bytes=500) as writer:
+        writer.write_all([b"other"] * 300)
+    uploaded(directory)
+    with pytest.raises(DataError, match="changed while the job reads it"):
+        reader.read(Shard(first.name, 0, 3))
 
 
 def test_patterns_files_and_hidden_names_are_those_of_directories(proxy: FaultyProxy, tmp_path: Path) -> None:
