@@ -12,7 +12,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.ledger.leases import MAX_UNWRITTEN
 from elasticdl.master.core.plan.tasks import MAX_UNKNOWN_EPOCHS
 from elasticdl.master.core.values import PodState, ReportedLease
-from elasticdl.protocol.values import Role
+from elasticdl.protocol.values import Role, Shard
 from elasticdl_client.choices import DistributionStrategy
 
 
@@ -261,3 +261,14 @@ def test_data_that_would_be_cut_into_more_tasks_than_fit_the_memory_end_the_job_
     script.pod(Role.WORKER, 0, PodState.SUCCEEDED)
     script.pod(Role.PS, 0, PodState.SUCCEEDED)
     assert "Raise --minibatch_size" in script.last(c.EndJob).message
+
+
+def test_a_report_of_the_model_is_written_down_before_it_is_accepted() -> None:
+    script = Script()
+    script.worker_starts(0)
+    assert script.ask(e.ModelReported, 0, 7, has_metrics=True) == c.Accepted(0)
+    assert [type(one) for one in script.commands if isinstance(one, c.Persist | c.Reply)] == [c.Persist, c.Reply]
+    for command in script.told(c.ListShards):
+        script.tell(e.ShardsListed(command.kind, (Shard("a", 0, 40),)))
+    script.ask(e.ModelReported, 0, 7, has_metrics=True)
+    assert script.told(c.Persist) == []

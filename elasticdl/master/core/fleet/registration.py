@@ -106,20 +106,25 @@ class Registration:
         if self._workers.known(event.worker_id, event.incarnation, clock) is None:
             self._out.reply(event.call, UnknownWorker("register first"))
             return
+        if not self._ending.is_decided:  # as many as there are workers may say the same
+            self._learn_model(event)
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
-        if self._ending.is_decided:  # as many as there are workers may say the same
-            return
+
+    def _learn_model(self, event: ModelReported) -> None:
+        """Plan by the first report.  It is on disk before it is accepted, because workers do not repeat it."""
         if event.error:
             subject = f"worker-{event.worker_id}"
             cause = self._out.events.add(
                 EventKind.MODEL_REJECTED, subject, event.error, 0, traceback=event.error_details
             )
             self._ending.fail(f"{event.error}\n{event.error_details}".rstrip(), cause=cause)
-        else:
-            self._work.has_callbacks = event.has_callbacks
-            for kind in self.data.model_reported(event.has_metrics, event.shards, event.plan, event.callbacks):
-                self._out.add(ListShards(kind))
-            self.plan_if_known()
+            return
+        if not self.is_planned:
+            self._out.persist()
+        self._work.has_callbacks = event.has_callbacks
+        for kind in self.data.model_reported(event.has_metrics, event.shards, event.plan, event.callbacks):
+            self._out.add(ListShards(kind))
+        self.plan_if_known()
 
     def metrics_reported(self, event: MetricsReported, clock: float) -> None:
         """Of a script, which evaluates its model itself."""
