@@ -1,0 +1,23 @@
+"""Replay a schedule with its log: python -m tests.engine SEED; or search: python -m tests.engine FIRST LAST."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from tests.engine.schedules import play
+
+if __name__ == "__main__":
+    first, last = int(sys.argv[1]), int(sys.argv[-1])
+    is_one = first == last
+    logging.basicConfig(level=logging.DEBUG if is_one else logging.CRITICAL, format="%(message)s", stream=sys.stdout)
+    begun, failed = time.process_time(), 0
+    for seed in range(first, last + 1):
+        try:
+            play(seed)
+        except AssertionError as error:
+            failed += 1
+            print(str(error) if is_one else "\n".join(str(error).splitlines()[:2]), flush=True)
+    print(f"{last + 1 - first} schedules, {failed} failed, {time.process_time() - begun:.1f} CPU s", flush=True)
+    sys.exit(failed > 0)

@@ -1,0 +1,213 @@
+"""A model that counts: how often each record of each epoch is in it; with the data that it is trained on.
+
+What a minibatch's name says and what is in the model are two things: the simulator compares the second with the plan.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.data.reader import Metadata
+from elasticdl.frameworks.framework import (
+    NUM_TOLD,
+    Batch,
+    FeedError,
+    LocalGradient,
+    MetricState,
+    Mode,
+    Share,
+    Surplus,
+    TaskRecords,
+)
+from elasticdl.protocol.values import Shard
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.seeds import derive_seed
+from elasticdl_client.errors import DataError
+from elasticdl_client.job_spec import JobSpec
+
+VALIDATION = Shard("validation", 0, 4)
+
+
+class Ugly(Exception):
+    """What the user's code raises in here."""
+
+
+@dataclass
+class Troubles:
+    """What goes wrong in the data and in the user's code; the same in all members.
+
+    Attributes:
+        not_finite: records whose gradient is not finite.
+        bad: records on which `feed` raises.
+        dropped: records that the user's filter takes away.
+        share_unreadable: of the attempts to read a shard, while there is trouble.
+        share_raising: of the gradients and updates, while there is trouble.
+        compute_s: a gradient takes up to this long.
+    """
+
+    seed: random.Random
+    not_finite: frozenset[int] = frozenset()
+    bad: frozenset[int] = frozenset()
+    dropped: frozenset[int] = frozenset()
+    share_unreadable: float = 0.0
+    share_raising: float = 0.0
+    compute_s: float = 0.0
+
+    def end(self) -> None:
+        """What comes and goes is over."""
+        self.share_unreadable = self.share_raising = 0.0
+
+    def maybe_raise(self) -> None:
+        if self.share_raising and self.seed.random() < self.share_raising:
+            raise Ugly("the user's code raises")
+
+
+@dataclass
+class Plan:
+    """The records of a job and the names of their minibatches.
+
+    Attributes:
+        epochs: by the seed of a share.
+    """
+
+    spec: JobSpec
+    shards: tuple[Shard, ...]
+    epochs: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        length = spec.minibatch_size * spec.num_minibatches_per_task
+        num_tasks = sum(-(-len(shard) // length) for shard in self.shards)
+        for epoch in range(spec.num_epochs):
+            for task in range(num_tasks):
+                for n in range(spec.num_minibatches_per_task):
+                    self.epochs[derive_seed(spec.seed, epoch, task, n)] = epoch
+
+    @property
+    def num_records(self) -> int:
+        return max(shard.end for shard in self.shards)
+
+
+class Records:
+    """The readers of a member: each record is its own number."""
+
+    def __init__(self, plan: Plan, troubles: Troubles) -> None:
+        self._plan = plan
+        self._troubles = troubles
+
+    def of(self, task_type: pb.TaskType) -> Records:
+        return self
+
+    def read(self, shard: Shard) -> list[bytes]:
+        troubles = self._troubles
+        if troubles.share_unreadable and troubles.seed.random() < troubles.share_unreadable:
+            raise DataError(f"the records from {shard.start} on cannot be read")
+        return [str(number).encode() for number in range(shard.start, shard.end)]
+
+    def metadata(self) -> Metadata:
+        return Metadata()
+
+
+class Arithmetic:
+    """What a worker needs of a framework.
+
+    Attributes:
+        counts: [epochs, records]; what the simulator looks at.
+    """
+
+    device = "cpu"
+
+    def __init__(self, plan: Plan, troubles: Troubles, sleep: Callable[[float], None]) -> None:
+        self._plan = plan
+        self._troubles = troubles
+        self._sleep = sleep
+        self._length = plan.spec.num_epochs * plan.num_records
+        self.counts = np.zeros(self._length, np.int64)
+        self.history = np.zeros(1, np.int64)  # of the steps, in their order
+        self.is_compiled = False
+
+    @property
+    def witness(self) -> int:
+        """Equal in two members if their models are."""
+        return int(self.history[0])
+
+    def report(self) -> Any:
+        return SimpleNamespace(rules=SimpleNamespace(export_paths=[]))
+
+    def rate_in_use(self) -> float | None:
+        return None
+
+    def learning_rate(self, epoch: int, version: int) -> float | None:
+        return None
+
+    def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
+        size, troubles = self._plan.spec.minibatch_size, self._troubles
+        for task in tasks:
+            numbers = [int(record) for record in task.records]
+            if mode is Mode.TRAINING:
+                numbers = [number for number in numbers if number not in troubles.dropped]
+            starts = range(0, len(numbers), size)
+            for n, start in enumerate(starts):
+                found = numbers[start : start + size]
+                if mode is Mode.TRAINING and (bad := troubles.bad.intersection(found)):
+                    raise FeedError(task.lease, n, f"ugly {min(bad)}") from ValueError(f"ugly {min(bad)}")
+                yield Batch(task.lease, n, size=len(found), data=found)
+            yield Batch(task.lease, len(starts), end=True, surplus=Surplus(len(numbers) - len(task.records)))
+
+    def local_gradient(self, shares: Sequence[Share], ready: Callable[[Any], None]) -> LocalGradient:
+        if self.is_compiled:
+            self._sleep(self._troubles.seed.random() * self._troubles.compute_s)
+            self._troubles.maybe_raise()
+        whole, told = np.zeros(self._length, np.float32), np.zeros(NUM_TOLD, np.float32)
+        flaws = {}
+        for k, share in enumerate(shares):
+            if self._troubles.not_finite.intersection(share.batch.data):
+                flaws[k] = "The loss is nan"
+                told[2] += 1
+                continue
+            epoch = self._plan.epochs[share.seed] if self.is_compiled else 0
+            whole[[epoch * self._plan.num_records + number for number in share.batch.data]] += 1
+            told[:2] += 0.5 * share.scale, share.scale
+        ready(whole[: self._length // 2])
+        last = np.concatenate([whole[self._length // 2 :], told])
+        return LocalGradient([whole[: self._length // 2], last], lambda: last[-NUM_TOLD:], flaws)
+
+    def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
+        if self.is_compiled:
+            self._troubles.maybe_raise()
+        else:
+            return
+        first, last = gradient.buffers
+        added = np.concatenate([first, last[:-NUM_TOLD]]).astype(np.int64)
+        self.counts += added
+        assert self.counts.max() <= 1, f"in the model twice: {np.flatnonzero(self.counts > 1)}"
+        self.history = np.array([zlib.crc32(added.tobytes(), int(self.history[0]))], np.int64)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return {"counts": self.counts.copy(), "history": self.history.copy()}
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.counts, self.history = state["counts"].copy(), state["history"].copy()
+
+    def evaluation(self) -> Arithmetic:
+        return self
+
+    def update(self, batch: Batch, parameters: Any, rows: Any) -> None:
+        pass
+
+    def states(self) -> list[MetricState]:
+        return [MetricState("accuracy", (np.ones(1),))]
+
+    def results(self, merged: Sequence[MetricState]) -> dict[str, float]:
+        return {"accuracy": 0.5}
+
+    def end_evaluation(self, step: int, results: Mapping[str, float]) -> None:
+        pass

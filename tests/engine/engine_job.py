@@ -1,0 +1,224 @@
+"""A whole simulated AllReduce job: the real core, the worker's real code, scripted faults, and what must hold.
+
+No process, no thread, no clock of the machine: a seed decides everything, and replays it
+(`python -m tests.engine SEED`).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.values import PodState
+from elasticdl.master.settings import settings_of
+from elasticdl.protocol.values import Shard
+from elasticdl_client.job_spec import JobSpec
+from tests.engine.arithmetic import Plan, Troubles
+from tests.engine.collectives import Links
+from tests.engine.master_calls import MasterCalls
+from tests.engine.member import Member, Room, Written
+from tests.engine.scheduler import Process, Scheduler
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "master_core"))
+from simulated_processes import SimPod, SimWorker
+from simulated_shell import SimShell
+
+_TICK_S = 0.5
+_START_S = 1.0
+_GRACE_S = 10.0
+
+
+class EngineJob(SimShell):
+    """The simulated master, and its pods with the worker's code in them."""
+
+    def __init__(self, scheduler: Scheduler, plan: Plan, troubles: Troubles) -> None:
+        self.scheduler = scheduler
+        self.calls_of_workers = MasterCalls(scheduler, self)
+        written = Written(bool(plan.spec.checkpoint_dir))
+        self.room = Room(scheduler, Links(scheduler), self.calls_of_workers, plan, troubles, written)
+        self.members: dict[Process, Member] = {}
+        self.finished: list[Member] = []
+        self.job_spec = ""
+        self._given_up: set[int] = set()
+        self._pods: dict[Process, SimPod] = {}
+        self._terminating: set[Process] = set()
+        super().__init__(settings_of(plan.spec), plan.shards)
+        scheduler.at(_TICK_S, self._tick)
+
+    # The core's shell -------------------------------------------------------------------------------------------------
+
+    def ask(self, make: Callable[[int], e.Event], handler: Callable[[Any], None]) -> int:
+        self.call(make, handler)
+        return self.num_calls
+
+    def give_up(self, call: int) -> bool:
+        if self.calls.pop(call, None) is None:
+            return False
+        self._given_up.add(call)
+        return True
+
+    def execute(self, command: c.Command) -> None:
+        if isinstance(command, c.Reply) and command.call in self._given_up:
+            return
+        super().execute(command)
+
+    def tell(self, event: e.Event) -> None:
+        self.now = self.scheduler.now
+        if not self.calls_of_workers.is_down:
+            super().tell(event)
+
+    def _tick(self) -> None:
+        self.tell(e.Tick())
+        while self.jobs_for_shell and not self.calls_of_workers.is_down:
+            self.shell_work(self.scheduler.random.randrange(100))
+        for pod in list(self.pods.values()):
+            if pod.phase is PodState.PENDING:
+                self._run(pod)
+        if self.end is None:
+            self.scheduler.at(_TICK_S, self._tick)
+
+    def _run(self, pod: SimPod) -> None:
+        """What the core hears of a pod while it is down, it hears when it is back."""
+        if not self.calls_of_workers.is_down:
+            self.start_pod([p for p in self.pods.values() if p.phase is PodState.PENDING].index(pod))
+
+    def scale(self, num_workers: int) -> None:
+        self.now = self.scheduler.now
+        super().scale(num_workers)
+
+    def stop_master(self, down_s: float) -> None:
+        """Kill the master; after a time it is back, with what its journal holds."""
+        if not self.calls_of_workers.is_down and self.end is None:
+            self.calls_of_workers.go_down()
+            self.scheduler.at(down_s, self._start_master)
+
+    def _start_master(self) -> None:
+        self.calls_of_workers.is_down = False
+        self.now = self.scheduler.now
+        self._given_up.clear()
+        self.restart_master()
+
+    # Processes --------------------------------------------------------------------------------------------------------
+
+    def begin_process(self, pod: SimPod, number: int) -> None:
+        process = Process(f"worker-{pod.index}.{number}", lambda code: self._exited(process, code))
+        worker = SimWorker(pod, pod.index, number)
+        worker.began = self.now
+        self.workers.append(worker)
+        self.members[process] = Member(self.room, process, pod.index, pod.name)
+        self._pods[process] = pod
+
+    def living_processes(self) -> list[Process]:
+        return [process for process in self.members if not process.is_over]
+
+    def kill(self, process: Process, reason: str) -> None:
+        """The pod of a process is gone, and the process with it."""
+        self._end_process(process)
+        self.end_pod(self._pods[process], reason)
+
+    def _exited(self, process: Process, code: int) -> None:
+        if process.is_over:
+            return
+        pod = self._pods[process]
+        if code == 0:
+            self.finished.append(self.members[process])
+        self._end_process(process)
+        if code == 0:
+            self.end_pod(pod, "Completed", PodState.SUCCEEDED)
+        else:
+            self.end_pod(pod, "Error")
+
+    def _end_process(self, process: Process) -> None:
+        if not process.is_over:
+            self.scheduler.end(process)
+            self.room.links.die(process)
+            self.calls_of_workers.die(process)
+
+    def end_pod(self, pod: SimPod, reason: str, phase: PodState = PodState.FAILED) -> None:
+        for process, its in list(self._pods.items()):
+            if its is pod:
+                self._end_process(process)
+        super().end_pod(pod, reason, phase)
+
+    def leave(self, worker: SimWorker) -> None:
+        """SIGTERM; SIGKILL after the grace."""
+        for process, pod in self._pods.items():
+            if pod is worker.pod and not process.is_over and process not in self._terminating:
+                self._terminating.add(process)
+                self.members[process].terminate()
+                self.scheduler.at(_GRACE_S, lambda process=process: self._kill_late(process))
+
+    def _kill_late(self, process: Process) -> None:
+        if not process.is_over:
+            self.kill(process, "Error")
+
+    def check_time(self) -> None:
+        """Compare the accounted seconds with the wanted ones; the last second of a killed process is unknown."""
+        wanted = self.wanted_seconds + self.num_wanted * (self.now + 0.3 - self.wanted_since)
+        seconds = self.job._accounting.worker_seconds(self.now + 0.3)
+        assert abs(sum(seconds.values()) - wanted) < 1e-3, (wanted, seconds)
+        assert min(seconds.values()) >= 0.0, seconds
+
+    # What must hold ---------------------------------------------------------------------------------------------------
+
+    def check_ledger(self) -> None:
+        """What the core calls committed is in the model of every member, as long as its group stands."""
+        if not self.job._is_open or self.job._worlds.formed is None:
+            return
+        formed = self.job._worlds.formed
+        ledger = self.job._work.tasks.ledger().tasks
+        for process, member in self.members.items():
+            session = member.loop._session if member.loop is not None else None
+            if process.is_over or session is None or session.version != formed.version or session._is_forming:
+                continue
+            if not session._holds_model or self._is_synchronizing(member):
+                continue
+            applied = session.ledger.applied.to_message()
+            held = {(task.epoch, task.task): task for task in applied.tasks}
+            for key, committed in ledger.items():
+                one = held.get(key)
+                has = set(range(one.watermark)) | set(one.extras) if one is not None else set()
+                missing = set(committed) - has
+                assert not missing, f"committed, and not in the model of {process.name}: {key} {missing}"
+
+    @staticmethod
+    def _is_synchronizing(member: Member) -> bool:
+        clock = member.loop._clock if member.loop is not None else None
+        return clock is not None and clock._now == "join"
+
+    def check_end(self) -> None:
+        """The models of those that were there at the end hold every record once."""
+        assert self.end is not None
+        assert self.end.exit_code == 0, f"{self.end} {self.log[-5:]}"
+        formed = self.job._worlds.formed
+        seats = self.room.links.groups[formed.version].seats.values() if formed is not None else ()
+        found = [(self.members[seat.process].steps, seat.process) for seat in seats]
+        newest = max((steps for steps, _ in found), default=0)
+        survivors = [self.members[process] for steps, process in found if steps == newest]
+        for member in [one for one in survivors if one in self.finished]:
+            self._check_model(member)
+
+    def _check_model(self, member: Member) -> None:
+        """It holds what the coverage lines say, and of all other records none."""
+        plan, troubles = self.room.plan, self.room.troubles
+        counts = member.framework.counts.reshape((plan.spec.num_epochs, plan.num_records))
+        for epoch, found in enumerate(counts):
+            line = [line for line in self.log if line.startswith(f"Epoch {epoch + 1}: records")][-1]
+            numbers = {name: int(number) for name, number in re.findall(r"(\w+) (\d+)", line.partition(": ")[2])}
+            out = sorted(troubles.bad | troubles.dropped | troubles.not_finite)
+            assert not found[out].any(), f"{member.process.name} holds what was left out: {line} {found}"
+            assert numbers["lost"] == 0, line
+            assert numbers["committed"] == found.sum(), f"{member.process.name}: {line} {found}"
+            if not troubles.not_finite:
+                assert found.sum() == len(found) - len(out), f"{member.process.name}: {line} {found}"
+
+
+def make_job(seed: int, spec: JobSpec, shards: tuple[Shard, ...], troubles: Troubles) -> EngineJob:
+    scheduler = Scheduler(random.Random(f"threads {seed}"))
+    return EngineJob(scheduler, Plan(spec, shards), troubles)

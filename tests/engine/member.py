@@ -1,0 +1,213 @@
+"""A simulated worker process: the worker's own code from its registration to its exit code, on simulated threads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from greenlet import GreenletExit
+
+import elasticdl.worker.activity
+import elasticdl.worker.allreduce.replica
+import elasticdl.worker.allreduce.worker
+import elasticdl.worker.allreduce.world_session
+import elasticdl.worker.checkpoint
+import elasticdl.worker.input.batch_prefetcher
+import elasticdl.worker.input.lease_prefetcher
+import elasticdl.worker.input.task_stream
+import elasticdl.worker.leases
+import elasticdl.worker.master_link
+import elasticdl.worker.reporter
+import elasticdl.worker.termination
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.worker.activity import ActivityClock
+from elasticdl.worker.allreduce.loop import AllReduceLoop
+from elasticdl.worker.allreduce.worker import make_all_reduce_loop
+from elasticdl.worker.checkpoint import AppliedRow, Arrays, Checkpoint
+from elasticdl.worker.master_link import MasterLink
+from elasticdl.worker.termination import Termination
+from elasticdl_client.errors import ElasticDLError
+from tests.engine.arithmetic import VALIDATION, Arithmetic, Plan, Records, Troubles
+from tests.engine.collectives import Links, SimulatedGroup
+from tests.engine.master_calls import Channel, MasterCalls, Stream
+from tests.engine.scheduler import Process, Scheduler, Threading, Time
+
+_WORKER = (
+    elasticdl.worker.activity,
+    elasticdl.worker.allreduce.replica,
+    elasticdl.worker.allreduce.world_session,
+    elasticdl.worker.checkpoint,
+    elasticdl.worker.input.batch_prefetcher,
+    elasticdl.worker.input.lease_prefetcher,
+    elasticdl.worker.input.task_stream,
+    elasticdl.worker.leases,
+    elasticdl.worker.master_link,
+    elasticdl.worker.reporter,
+    elasticdl.worker.termination,
+)
+
+
+@dataclass
+class Written:
+    """The checkpoints of a job, on a disk that no fault reaches; stands for `StateCheckpoints`."""
+
+    is_wanted: bool
+    place: str = "/checkpoints"
+    found: list[Checkpoint] = field(default_factory=list)
+
+    def request(self) -> None:
+        """A master that asks for checkpoints is no part of this."""
+
+    def take_request(self) -> bool:
+        return False
+
+    def save(self, number: int, arrays: Arrays, applied: list[AppliedRow], counts: dict[str, int]) -> None:
+        path: Any = f"{self.place}/{number}"
+        state = {name: array.copy() for name, array in arrays.items()}
+        self.found.append(Checkpoint(path, state, copy.deepcopy(applied), dict(counts)))
+
+    def newest(self) -> Checkpoint | None:
+        return self.found[-1] if self.found else None
+
+
+@dataclass
+class Room:
+    """What all processes of a job share."""
+
+    scheduler: Scheduler
+    links: Links
+    calls: MasterCalls
+    plan: Plan
+    troubles: Troubles
+    written: Written
+
+
+class Member:
+    """One process.
+
+    Attributes:
+        framework: its model.
+        exit_code: None while it lives or if it was killed.
+    """
+
+    def __init__(self, room: Room, process: Process, worker_id: int, pod_name: str) -> None:
+        self._room = room
+        self.process = process
+        self._worker_id = worker_id
+        self._pod_name = pod_name
+        self.framework = Arithmetic(room.plan, room.troubles, room.scheduler.sleep)
+        self.loop: AllReduceLoop | None = None
+        self.sigterm: Callable[[int], None] | None = None
+        room.scheduler.spawn(process, "main", self._main)
+
+    @property
+    def steps(self) -> int:
+        """Of the model that it holds; -1: none, or not of its last group."""
+        session = self.loop._session if self.loop is not None else None
+        return session.ledger.steps if session is not None and session._holds_model else -1
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        handler = self.sigterm
+        if handler is not None:
+            self._room.scheduler.spawn(self.process, "signal", lambda: handler(15))
+        else:
+            self._room.scheduler.at(0.0, lambda: self.process.on_exit(143))
+
+    def _main(self) -> None:
+        try:
+            self._work()
+        except ElasticDLError:
+            self._exit(1)
+        else:
+            self._exit(0)
+
+    def _exit(self, code: int) -> None:
+        process = self.process
+        self._room.scheduler.at(0.0, lambda: None if process.is_over else process.on_exit(code))
+        process.is_stopped = True  # nothing more runs in it
+        raise GreenletExit
+
+    def _work(self) -> None:
+        room, spec = self._room, self._room.plan.spec
+        clock = ActivityClock()
+        termination = Termination(clock)
+        link = MasterLink("master", "", self._worker_id, self._pod_name, clock, 300.0)
+        termination.install()
+        link.register()
+        termination.before_end(lambda is_idle: link.say_farewell())
+        link.start_heartbeat()
+        link.report_model(self._report())
+        framework: Any = self.framework
+        records: Any = Records(room.plan, room.troubles)
+        self.loop = make_all_reduce_loop(link, framework, records, spec, clock, termination, "master:1")
+        self.framework.is_compiled = True
+        termination.before_end(self.loop.leave)
+        self.loop.run()
+        link.report_time()
+
+    def _report(self) -> pb.ModelReport:
+        def messages(shards: Any) -> Iterator[pb.ShardMessage]:
+            return (pb.ShardMessage(name=s.name, start=s.start, end=s.end) for s in shards)
+
+        message = pb.ModelReport(metrics=["accuracy"], has_training_shards=True)
+        message.training_shards.extend(messages(self._room.plan.shards))
+        if self._room.plan.spec.validation_data:
+            message.has_validation_shards = True
+            message.validation_shards.extend(messages([VALIDATION]))
+        return message
+
+
+@contextmanager
+def installed(room: Room, members: Callable[[Process], Member]) -> Iterator[None]:
+    """The worker's modules run on the room's threads, clock and networks."""
+    scheduler = room.scheduler
+    threads, time = Threading(scheduler), Time(scheduler)
+    quiet = SimpleNamespace(shutdown=lambda: None)
+
+    def running() -> Process:
+        return scheduler.running.process
+
+    def leave(code: int) -> None:
+        members(running())._exit(code)
+
+    def on_signals(handler: Callable[[int], None], *numbers: int) -> None:
+        members(running()).sigterm = handler
+
+    def group(*arguments: Any) -> SimulatedGroup:
+        process = running()
+        return SimulatedGroup(room.links, process, lambda: members(process).framework.witness)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in _WORKER:
+            for name, instead in (("threading", threads), ("time", time)):
+                if hasattr(module, name):
+                    patch.setattr(module, name, instead)
+        link, worker, termination = (
+            elasticdl.worker.master_link,
+            elasticdl.worker.allreduce.worker,
+            elasticdl.worker.termination,
+        )
+        process_calls = SimpleNamespace(_exit=leave, register_at_fork=lambda **hooks: None)
+        for module in (link, termination):
+            patch.setattr(module, "os", process_calls)
+        patch.setattr(link, "connect", lambda *arguments: Channel(room.calls, running()))
+        patch.setattr(link, "MasterStream", Stream)
+        patch.setattr(link, "secrets", SimpleNamespace(randbits=scheduler.random.getrandbits))
+        patch.setattr(link, "used_share", lambda: 0.1)
+        patch.setattr(link, "cpu_use", lambda: None)
+        patch.setattr(link, "stacks", SimpleNamespace(take=lambda *arguments: None))
+        patch.setattr(link, "ChildStacks", lambda: SimpleNamespace(watch=lambda: None, take=list))
+        patch.setattr(link, "logging", quiet)
+        patch.setattr(termination, "logging", quiet)
+        patch.setattr(termination, "on_signals", on_signals)
+        patch.setattr(worker, "ElasticGroup", group)
+        patch.setattr(worker, "own_host", lambda address: "host")
+        patch.setattr(worker, "read_token", lambda: "")
+        patch.setattr(worker, "StateCheckpoints", SimpleNamespace(of_module=lambda spec, file: room.written))
+        yield

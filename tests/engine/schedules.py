@@ -1,0 +1,138 @@
+"""Random jobs and faults, each a function of its seed, and a run of one of them to its end."""
+
+from __future__ import annotations
+
+import random
+
+from elasticdl.protocol.values import Shard
+from elasticdl_client.choices import DistributionStrategy, NanPolicy
+from elasticdl_client.job_spec import JobSpec
+from tests.engine.arithmetic import Troubles
+from tests.engine.engine_job import EngineJob, make_job
+from tests.engine.member import installed
+
+_MINIBATCH = 3
+_LIMIT_S = 3000.0  # after the last fault
+
+
+def play(seed: int) -> EngineJob:
+    """Run the job of a seed to its end, and check what it has become.
+
+    Raises:
+        AssertionError: something that must hold does not; the message names the seed.
+    """
+    draw = random.Random(seed)
+    spec, middle = _spec(draw), draw.choice([21, 40])
+    shards = (Shard("a", 0, middle), Shard("b", middle, middle + 8))
+    job = make_job(seed, spec, shards, _troubles(draw, shards[-1].end, spec))
+    try:
+        with installed(job.room, job.members.__getitem__):
+            _run(job, draw)
+    except Exception as error:
+        states = job.scheduler.describe(job.living_processes())
+        raise AssertionError(f"python -m tests.engine {seed}\n{error!r}\n{states}") from error
+    return job
+
+
+def _spec(draw: random.Random) -> JobSpec:
+    per_step = draw.choice([0, 0, 1, 3, 4])
+    return JobSpec(
+        job_name="j",
+        distribution_strategy=DistributionStrategy.ALL_REDUCE,
+        training_data="records",
+        validation_data=draw.choice(["", "records"]),
+        minibatch_size=_MINIBATCH,
+        num_minibatches_per_task=2,
+        num_workers=draw.choice([1, 2, 3, 4]),
+        num_epochs=draw.choice([1, 2]),
+        num_ps_pods=0,
+        fixed_global_batch=per_step * _MINIBATCH,
+        shuffle=draw.random() < 0.5,
+        seed=draw.randrange(4),
+        evaluation_steps=draw.choice([0, 5]),
+        checkpoint_dir=draw.choice(["", "/checkpoints"]),
+        checkpoint_steps=4,
+        nan_policy=NanPolicy.SKIP,
+        max_bad_records=100,
+        max_task_failures=10_000,
+        collective_timeout=5.0,
+    )
+
+
+def _troubles(draw: random.Random, num_records: int, spec: JobSpec) -> Troubles:
+    def some(share: float) -> frozenset[int]:
+        return frozenset(draw.sample(range(num_records), 2)) if draw.random() < share else frozenset()
+
+    return Troubles(
+        random.Random(draw.random()),
+        not_finite=some(0.3),
+        bad=some(0.2),
+        dropped=some(0.2),
+        share_unreadable=draw.choice([0.0, 0.0, 0.1]),
+        share_raising=draw.choice([0.0, 0.0, 0.03]),
+        compute_s=draw.choice([0.02, 0.2]),
+    )
+
+
+def _run(job: EngineJob, draw: random.Random) -> None:
+    scheduler = job.scheduler
+    job.calls_of_workers.share_lost = draw.choice([0.0, 0.05])
+    left, between = draw.choice([500, 2000, 5000]), draw.choice([50, 150, 400])
+    while left > 0 and job.end is None:
+        pause = 1 + int(draw.expovariate(1 / between))
+        left -= pause
+        for _ in range(pause):
+            if job.end is None:
+                scheduler.step()
+        if job.end is None and job.members:
+            _fault(job, draw)
+    _heal(job)
+    limit = scheduler.now + _LIMIT_S
+    while job.end is None:
+        assert scheduler.now < limit, f"the job does not end: {job.job.status()} {job.log[-5:]}"
+        scheduler.step()
+    job.check_end()
+
+
+def _fault(job: EngineJob, draw: random.Random) -> None:
+    """One thing goes wrong, or right again."""
+    living = job.living_processes()
+    process = draw.choice(living) if living else None
+    what = draw.choice(["kill", "kill", "leave", "pause", "slow", "cut", "cut members", "master", "scale", "heal"])
+    if what == "master":
+        job.stop_master(draw.choice([0.1, 2.0, 8.0]))
+    elif what == "scale" and not job.calls_of_workers.is_down:
+        job.scale(draw.randint(1, 4))
+    elif process is None or job.calls_of_workers.is_down:
+        return
+    elif what == "kill":
+        job.kill(process, draw.choice(["Killed", "Preempted", "Evicted", "OOMKilled"]))
+    elif what == "leave":
+        job.leave(next(worker for worker in job.workers if worker.pod is job._pods[process] and not worker.is_gone))
+    elif what == "pause":
+        process.is_stopped = True
+        job.scheduler.at(draw.choice([0.5, 5.0, 20.0]), lambda: _continue(job, process))
+    elif what == "slow":
+        process.pace_s = draw.choice([0.01, 0.2])
+    elif what == "cut":
+        job.calls_of_workers.cut.add(process)
+        job.scheduler.at(draw.choice([1.0, 12.0]), lambda: job.calls_of_workers.cut.discard(process))
+    elif what == "cut members":
+        job.room.links.cut.add(process)
+        job.scheduler.at(draw.choice([1.0, 12.0]), lambda: job.room.links.heal(process))
+
+
+def _continue(job: EngineJob, process: object) -> None:
+    for one in job.living_processes():
+        if one is process:
+            one.is_stopped = False
+
+
+def _heal(job: EngineJob) -> None:
+    """No more faults; the job must come to its end."""
+    job.room.troubles.end()
+    job.calls_of_workers.share_lost = 0.0
+    job.calls_of_workers.cut.clear()
+    for process in job.living_processes():
+        process.is_stopped, process.pace_s = False, 0.0
+        job.room.links.heal(process)
