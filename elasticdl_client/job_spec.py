@@ -240,10 +240,11 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     )
     tensorboard_log_dir: str = flag(
         "",
-        "Directory of event files for TensorBoard; empty: none, on the local runtime in the job's directory.",
+        "Directory of event files for TensorBoard, also of storage (s3://…); empty: none, on the local runtime in the "
+        "job's directory.",
         Group.TRAINING,
         jobs=TRAIN_ONLY,
-        check=check_path,
+        check=check_writable_directory,
     )
     track: str = flag(
         "",
@@ -306,9 +307,10 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
     )
     bad_records_dir: str = flag(
         "",
-        "Directory for these records and their errors; local runtime: in the job's directory by default.",
+        "Directory for these records and their errors, also of storage (s3://…); local runtime: in the job's directory "
+        "by default.",
         Group.FAULTS,
-        check=check_path,
+        check=check_writable_directory,
     )
     strict_feed: bool = flag(
         False,

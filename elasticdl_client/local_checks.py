@@ -24,6 +24,7 @@ from elasticdl_client.trained_model import check_unused, look_at
 
 _DATA_FLAGS = ("training_data", "validation_data", "prediction_data", "data")
 _PATH_FLAGS = (
+    "bad_records_dir",
     "output",
     "checkpoint_dir",
     "checkpoint_dir_for_init",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticdl_client.checks import at_least, between, check_path, check_writable_directory
+from elasticdl_client.checks import at_least, between, check_writable_directory
 from elasticdl_client.choices import DistributionStrategy, JobType, PredictionFormat
 from elasticdl_client.flags import Group, flag
 
@@ -21,10 +21,10 @@ class OnePassFlags:
 
     metrics_output: str = flag(
         "",
-        "File to write the metrics to, as JSON; empty: none.",
+        "File to write the metrics to, as JSON, also of storage (s3://…); empty: none.",
         Group.CHECKPOINTS,
         jobs=_EVALUATE,
-        check=check_path,
+        check=check_writable_directory,
     )
     prediction_outputs: str = flag(
         "",

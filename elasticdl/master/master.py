@@ -415,9 +415,11 @@ def _post_end(environment: RuntimeEnvironment, end: JobStatus, stop: threading.E
 
 def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
     """Choose the initial model of the job, once: there may be a newer one in the next life of the master."""
+    for flag in ("output", "checkpoint_dir", "bad_records_dir", "tensorboard_log_dir"):
+        check_writable(path_of(getattr(spec, flag)), flag)
+    if spec.metrics_output:
+        check_writable(path_of(spec.metrics_output).parent, "metrics_output")
     if spec.job_type is JobType.TRAIN:
-        check_writable(path_of(spec.output), "output")
-        check_writable(path_of(spec.checkpoint_dir), "checkpoint_dir")
         return {"initial_checkpoint": _initial_checkpoint(settings)}
     if spec.job_type is JobType.ANALYZE:
         _remove_parts(Path(spec.prediction_outputs))

@@ -2,7 +2,8 @@
 
 Every life of the master begins a file of its own and says from which step on it continues, so that nothing that an
 earlier life may have left half-written is touched, and no step is shown twice.  A thread of its own writes: a slow or
-full disk never holds up the job, of which nothing is decided here.
+full disk never holds up the job, of which nothing is decided here.  Storage cannot append: a file for it lies on the
+disk of the master meanwhile, and is published whole again and again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import queue
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,13 +21,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
-from elasticdl_client.errors import JobError
+from elasticdl.storage.paths import RemotePath, path_of
+from elasticdl_client.errors import JobError, StorageError
 from elasticdl_client.goodput import goodput
 from elasticdl_client.job_status import JobStatus
 
 EVALUATION_PREFIX = "evaluation/"  # of the metrics' tags
 TIME_PREFIX = "time/"  # of the workers' seconds by state
-_CLOSE_S = 5.0
+_PUBLISH_S = 30.0  # between two uploads of a file
+_MAX_BYTES = 4 << 20  # of a file that is uploaded again; then the next one is begun
 _RETRY_S = 30.0  # after a write that failed
 
 logger = logging.getLogger("elasticdl.master")
@@ -110,7 +114,12 @@ class TensorBoardLog:
     """See `Watcher`."""
 
     def __init__(self, directory: str, generation: int, step: int) -> None:
-        self._files = EventFiles(Path(directory), generation)
+        path = path_of(directory)
+        self._files = (
+            PublishedEventFiles(path, generation)
+            if isinstance(path, RemotePath)
+            else EventFiles(Path(directory), generation)
+        )
         self._files.open()
         self._queue: queue.SimpleQueue[_Scalars | None] = queue.SimpleQueue()
         self._scalars = ProgressScalars()
@@ -129,16 +138,29 @@ class TensorBoardLog:
 
     def close(self) -> None:
         self._queue.put(None)
-        self._thread.join(_CLOSE_S)
+        self._thread.join(self._files.close_s)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while True:
+            try:
+                item = self._queue.get(timeout=_PUBLISH_S)
+            except queue.Empty:
+                self._files.publish()
+                continue
+            if item is None:
+                break
             self._files.write(item.step, item.values, item.at)
         self._files.close()
 
 
 class EventFiles:
-    """Appends to one file; after an error to a new one."""
+    """Appends to one file; after an error to a new one.
+
+    Attributes:
+        close_s: what the end of the master's life waits for what is still to be written.
+    """
+
+    close_s = 5.0
 
     def __init__(self, directory: Path, generation: int) -> None:
         """
@@ -157,6 +179,7 @@ class EventFiles:
         self._directory = directory
         self._generation = generation
         self._num_files = 0
+        self._path = directory  # of the newest file
         self._writer: Any = None
         self._retry_at = 0.0
 
@@ -190,11 +213,17 @@ class EventFiles:
             self._write(event)
         except OSError as error:
             logger.warning("TensorBoard's events are left out for %.0f s: %s", _RETRY_S, error)
-            self.close()
+            self._end_file()
             self._retry_at = time.monotonic() + _RETRY_S
+
+    def publish(self) -> None:
+        """Show what has been written; does nothing: a file system shows it at once."""
 
     def close(self) -> None:
         """Close the writer; written events stay."""
+        self._end_file()
+
+    def _end_file(self) -> None:
         if self._writer is not None:
             try:
                 self._writer.close()
@@ -207,13 +236,62 @@ class EventFiles:
         self._num_files += 1
         # TensorBoard reads the files of a directory in the order of their names.
         name = f"events.out.tfevents.{int(time.time()):010d}.{self._generation:06d}.{self._num_files:04d}"
-        file = (self._directory / f"{name}.{socket.gethostname()}.{os.getpid()}").open("xb")
-        self._writer = self._record_writer(file)
+        self._path = self._directory / f"{name}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = self._record_writer(self._path.open("xb"))
         self._write(self._events.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _write(self, event: Any) -> None:
         self._writer.write(event.SerializeToString())
         self._writer.flush()
+
+
+class PublishedEventFiles(EventFiles):
+    """Writes on the disk of this machine and publishes each file whole, every 30 s and at the end."""
+
+    close_s = 30.0
+
+    def __init__(self, target: RemotePath, generation: int) -> None:
+        """
+        Raises:
+            JobError: the package that knows the format is not installed.
+        """
+        self._scratch = tempfile.TemporaryDirectory(prefix="elasticdl-events-")
+        super().__init__(Path(self._scratch.name), generation)
+        self._target = target
+        self._published_bytes = 0  # of the newest file
+        self._next_at = 0.0
+
+    def write(self, step: int, values: Mapping[str, float], at: float) -> None:
+        """See `EventFiles`; what storage does not take now stays on the disk, and is published later."""
+        super().write(step, values, at)
+        if time.monotonic() >= self._next_at:
+            self.publish()
+
+    def publish(self) -> None:
+        """Publish the newest file, if there is anything new in it."""
+        self._next_at = time.monotonic() + _PUBLISH_S
+        if self._path == self._directory:
+            return
+        try:
+            size_bytes = self._path.stat().st_size
+            if size_bytes == self._published_bytes:
+                return
+            self._target.storage.publish((self._target / self._path.name).url, self._path)
+        except (OSError, StorageError) as error:
+            logger.warning("TensorBoard's events are published later: %s", error)
+            return
+        self._published_bytes = size_bytes
+        if size_bytes > _MAX_BYTES:
+            self._end_file()  # the next event begins another one
+            self._path.unlink()
+            self._published_bytes = 0
+            self._path = self._directory
+
+    def close(self) -> None:
+        """Publish what is new, and close."""
+        super().close()
+        self.publish()
+        self._scratch.cleanup()
 
 
 def mean_staleness(before: Sequence[int], now: Sequence[int]) -> float | None:

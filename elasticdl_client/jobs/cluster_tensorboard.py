@@ -23,11 +23,12 @@ from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs import pods
 from elasticdl_client.jobs.cluster_objects import Object, delete_object, read_pod
 from elasticdl_client.jobs.job import JobInfo
-from elasticdl_client.jobs.tensorboard import HOST, MODULE, log_dir_of
+from elasticdl_client.jobs.tensorboard import HOST, command_of, log_dir_of
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.api import ClusterError, Connection
 from elasticdl_client.kubernetes.pods import Manifest, owned
 from elasticdl_client.kubernetes.volumes import mount_of, parse_volumes
+from elasticdl_client.storage_kinds import is_remote
 
 PORT = 6006
 _START_S = 180.0
@@ -47,7 +48,8 @@ def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
         JobError: the job writes no event files, or to no volume.
     """
     directory = log_dir_of(spec)
-    if mount_of(directory, parse_volumes(spec.volume)) is None and not (spec.cluster_spec or spec.cluster_spec_json):
+    is_mounted = mount_of(directory, parse_volumes(spec.volume)) is not None
+    if not (is_mounted or is_remote(directory) or spec.cluster_spec or spec.cluster_spec_json):
         raise JobError(
             f"--tensorboard_log_dir={directory} of job {spec.job_name} is on no mount of its --volume: the event files "
             "are inside of its master's pod.",
@@ -62,8 +64,8 @@ def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
     pod |= {"terminationGracePeriodSeconds": 1, "activeDeadlineSeconds": _DEADLINE_S}
     pod.pop("serviceAccountName", None)
     (container, *_) = pod["containers"]
-    container |= {"name": "tensorboard", "command": ["python", "-m", MODULE, f"--logdir={directory}"]}
-    container["command"] += [f"--host={HOST}", f"--port={PORT}"]
+    arguments = command_of(directory, f"--host={HOST}", f"--port={PORT}")
+    container |= {"name": "tensorboard", "command": ["python", *arguments]}
     container.pop("args", None)
     return owned(manifest, spec.job_name, owner_uid)
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from elasticdl_client.errors import JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.jobs.job import JobInfo
+from elasticdl_client.storage_kinds import check_installed, is_remote
 
 HOST = "127.0.0.1"
 MODULE = "tensorboard.main"
+COPY_MODULE = "elasticdl.storage.tensorboard_copy"
 
 
 def log_dir_of(spec: JobSpec) -> str:
@@ -33,6 +35,13 @@ def log_dir_of(spec: JobSpec) -> str:
     return spec.tensorboard_log_dir
 
 
+def command_of(directory: str, *arguments: str) -> list[str]:
+    """The arguments of Python that show a directory: a copy of what storage has there."""
+    if is_remote(directory):
+        return ["-m", COPY_MODULE, directory, *arguments]
+    return ["-m", MODULE, f"--logdir={directory}", *arguments]
+
+
 def show_local(job: JobInfo, port: int) -> int:
     """Becomes TensorBoard, which prints its address and ends with Ctrl-C.
 
@@ -47,11 +56,13 @@ def show_local(job: JobInfo, port: int) -> int:
     except OSError as error:
         raise JobError(f"The specification of job {job.name} cannot be read: {error}.") from error
     directory = log_dir_of(spec)
+    if is_remote(directory):
+        check_installed(directory)
     if importlib.util.find_spec("tensorboard") is None:
         raise JobError(
             "TensorBoard is not installed here.",
             "pip install tensorboard",
         )
     print(f"The event files of job {job.name} are in {directory}", flush=True)
-    command = [sys.executable, "-m", MODULE, f"--logdir={directory}", f"--host={HOST}"]
-    os.execv(sys.executable, command + ([f"--port={port}"] if port else []))
+    arguments = [f"--host={HOST}", *([f"--port={port}"] if port else [])]
+    os.execv(sys.executable, [sys.executable, *command_of(directory, *arguments)])

@@ -274,7 +274,7 @@ def test_what_is_not_like_any_flag_gets_none() -> None:
     assert "Did you mean" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["tensorboard_log_dir", "job_dir", "bad_records_dir"])
+@pytest.mark.parametrize("name", ["job_dir", "log_file_path"])
 def test_a_url_is_no_path(name: str) -> None:
     with pytest.raises(FlagError, match=rf"--{name}=s3://bucket/model: is a URL; mount the bucket"):
         JobSpec.from_flags("train", {**LOCAL, name: "s3://bucket/model"})

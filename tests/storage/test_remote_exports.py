@@ -125,7 +125,9 @@ def test_flags_take_urls_that_can_be_written_or_read() -> None:
     flags = {"job_name": "p", "runtime": "local", "model_def": "m.model", "training_data": "s3://b/d"}
     written = {"output": "s3://b/m", "checkpoint_dir": "s3://b/c", "checkpoint_dir_for_init": "hf://m/c"}
     assert JobSpec.from_flags("train", {**flags, **written})
-    for name in ("output", "checkpoint_dir"):
+    beside = {"bad_records_dir": "s3://b/r", "tensorboard_log_dir": "s3://b/t"}
+    assert JobSpec.from_flags("train", {**flags, **beside})
+    for name in ("output", "checkpoint_dir", *beside):
         with pytest.raises(FlagError, match="storage that cannot be written"):
             JobSpec.from_flags("train", {**flags, name: "https://host/out"})
     for name in written:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def train(proxy: FaultyProxy, tmp_path: Path, code: str, flags: dict[str, object
     data, url = write_parquet(tmp_path), f"s3://bucket/{tmp_path.name}"
     proxy.fault_of = SecondUpload(name).fault_of
     places = {"checkpoint_dir": f"{url}/checkpoints", "checkpoint_steps": 10, "output": f"{url}/model"}
+    places["tensorboard_log_dir"] = f"{url}/events"
     training = job(tmp_path, code, data, **places, **flags).start()
     training.wait_until("an upload that is held", proxy.held.is_set, timeout_s=200)
     training.kill(running(training, victim, 0)[0])
@@ -49,6 +51,7 @@ def train(proxy: FaultyProxy, tmp_path: Path, code: str, flags: dict[str, object
     assert SECRET not in logs
     assert not (tmp_path / "job" / "checkpoints").exists()
     assert RemotePath(f"{url}/model/_SUCCESS").exists()
+    assert [name for name in RemotePath(f"{url}/events").files() if "tfevents" in name]
     puts = [one.path for one in proxy.requests if one.method == "PUT" and "/model/" in one.path]
     assert puts[-1].endswith("/_SUCCESS")
     return training
@@ -93,8 +96,11 @@ def test_a_model_in_storage_is_evaluated_and_trained_on(
     names = ("model_zoo", "model_def", "columns", "label_column", "minibatch_size", "validation_data")
     flags = {name: training.flags[name] for name in names} | {"checkpoint_dir_for_init": f"{url}/{source}"}
     flags |= strategy if source == "checkpoints" else ALL_REDUCE
-    evaluating = LocalJob(tmp_path / "evaluating", flags | {"job_name": "evaluating"}, command="evaluate").start()
+    own = {"job_name": "evaluating", "metrics_output": f"{url}/metrics.json"}
+    evaluating = LocalJob(tmp_path / "evaluating", flags | own, command="evaluate").start()
     assert evaluating.wait(240) == 0, evaluating.story()
+    written = json.loads(RemotePath(f"{url}/metrics.json").read_bytes())
+    assert written["metrics"] == pytest.approx(evaluating.metrics())
     assert evaluating.metrics()["accuracy"] == pytest.approx(training.metrics()["accuracy"])
     if source == "checkpoints":
         flags |= {"training_data": data, "max_step": 10, "job_name": "further"}

@@ -9,7 +9,6 @@ import logging
 import traceback
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import grpc
@@ -17,6 +16,7 @@ import grpc
 from elasticdl.frameworks.framework import FeedError, Inference, Mode
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.memory import keep_large_buffers
+from elasticdl.storage.paths import path_of
 from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.evaluation import as_json, evaluate_task, merged_results
 from elasticdl.worker.inference.output_parts import confirmed_file
@@ -68,7 +68,7 @@ class EvaluationWork:
         with self._clock.during(Activity.EVALUATE):
             results = merged_results(self._model, held.lease.merged)
         if self._output:
-            with confirmed_file(held, Path(self._output), self._link.confirm) as path:
+            with confirmed_file(held, path_of(self._output), self._link.confirm) as path:
                 path.write_text(as_json(held.lease.model_version, results))
         self._link.report_evaluation(held.id, [], results)
 

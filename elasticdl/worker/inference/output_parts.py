@@ -15,13 +15,16 @@ See `worker/prediction.py` for a job that does so.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from elasticdl.storage.durable import sync_directory
+from elasticdl.storage.paths import RemotePath
 from elasticdl.worker.input.batches import LeaseLost
 from elasticdl.worker.leases import HeldLease
+from elasticdl_client.any_path import AnyPath
 
 _PREFIX = "part-"
 
@@ -81,12 +84,23 @@ def part_name(held: HeldLease, extension: str) -> str:
 
 
 @contextmanager
-def confirmed_file(held: HeldLease, final: Path, confirm: Callable[[int], bool]) -> Iterator[Path]:
+def confirmed_file(held: HeldLease, final: AnyPath, confirm: Callable[[int], bool]) -> Iterator[Path]:
     """A file of the lease's own, which becomes `final` when the block has ended and the lease is confirmed.
 
     Raises:
         LeaseLost: the lease does not count any more; `final` is not touched.
+        StorageError: it cannot be published.
     """
+    if isinstance(final, RemotePath):
+        with tempfile.TemporaryDirectory(prefix="elasticdl-part-") as directory:
+            temporary = Path(directory, final.name)
+            yield temporary
+            if not confirm(held.id):
+                raise LeaseLost
+            if temporary.exists():
+                final.storage.publish(final.url, temporary)
+        return
+    final = Path(str(final))
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".{held.id}.{final.name}")
     try:

@@ -5,14 +5,13 @@ There are no files under other names to remove: an upload that a killed worker h
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from elasticdl.storage.fsspec_storage import storage_of
-from elasticdl.worker.inference.output_parts import part_name
-from elasticdl.worker.input.batches import LeaseLost
+from elasticdl.storage.paths import RemotePath
+from elasticdl.worker.inference.output_parts import confirmed_file, part_name
 from elasticdl.worker.leases import HeldLease
 
 
@@ -47,13 +46,8 @@ class RemoteParts:
     @contextmanager
     def writing_named(self, held: HeldLease, name: str) -> Iterator[Path]:
         """The same for a file of another name."""
-        with tempfile.TemporaryDirectory(prefix="elasticdl-part-") as directory:
-            temporary = Path(directory, name)
+        with confirmed_file(held, RemotePath(f"{self._url}/{name}"), self._confirm) as temporary:
             yield temporary
-            if not self._confirm(held.id):
-                raise LeaseLost
-            if temporary.exists():
-                self._storage.publish(f"{self._url}/{name}", temporary)
 
     def names(self) -> list[str]:
         """Of all parts, in the order of the data."""

@@ -15,9 +15,12 @@ import zlib
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from elasticdl.frameworks.framework import Batch, FeedError, Inference, Mode, TaskRecords
+from elasticdl.storage.paths import make_directory, path_of, writing
+from elasticdl.storage.versions import reason
+from elasticdl_client.any_path import AnyPath
+from elasticdl_client.errors import StorageError
 from elasticdl_client.job_spec import JobSpec
 
 _NOT_STRICT = "Without --strict_feed the difference is counted as filtered or augmented."
@@ -36,12 +39,12 @@ class Quarantine:
     """
 
     limit: int = 0
-    directory: Path | None = None
+    directory: AnyPath | None = None
     is_strict: bool = False
 
     @classmethod
     def of(cls, spec: JobSpec) -> Quarantine:
-        directory = Path(spec.bad_records_dir) if spec.bad_records_dir else None
+        directory = path_of(spec.bad_records_dir) if spec.bad_records_dir else None
         return cls(spec.max_bad_records, directory, spec.strict_feed)
 
     def __bool__(self) -> bool:
@@ -157,7 +160,7 @@ def _error(framework: Inference, mode: Mode, task: TaskRecords, start: int, end:
     return None
 
 
-def _write(directory: Path, task: TaskRecords, found: Mapping[int, str]) -> None:
+def _write(directory: AnyPath, task: TaskRecords, found: Mapping[int, str]) -> None:
     """One file, a JSON object on a line for each record; the same file whenever the same records are found."""
     lines = []
     for position, error in found.items():
@@ -166,12 +169,11 @@ def _write(directory: Path, task: TaskRecords, found: Mapping[int, str]) -> None
         lines.append(json.dumps(line, ensure_ascii=False))
     first = _number(task, min(found))
     target = directory / f"{os.path.basename(task.shard)[:80]}-{zlib.crc32(task.shard.encode()):08x}-{first}.jsonl"
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        temporary.write_text("\n".join(lines) + "\n")
-        os.replace(temporary, target)
-    except OSError as error:
-        _log.warning("The bad records cannot be written to %s: %s", target, error.strerror)
+        make_directory(directory)
+        with writing(target, str(os.getpid())) as file:
+            file.write(("\n".join(lines) + "\n").encode())
+    except (OSError, StorageError) as error:
+        _log.warning("The bad records cannot be written to %s: %s", target, reason(error))
     else:
         _log.warning("Bad records of %s are written to %s", task.shard, target)
