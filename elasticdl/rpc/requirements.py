@@ -19,7 +19,8 @@ import sys
 import sysconfig
 import time
 import venv
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from elasticdl_client.errors import JobError
@@ -28,7 +29,8 @@ from elasticdl_client.secret_values import hide
 
 _log = logging.getLogger("elasticdl.rpc.requirements")
 _COMPLETE = ".complete"
-_NUM_LINES = 10  # of pip's that are told: its error and what has led to it
+_NUM_LINES = 6  # of pip's in an error; the log has all, and a pod's failure is told with the ten last lines of that
+_SATISFIED = "Requirement already satisfied"
 _HINT = (
     "Name packages that the index has. Where pip looks is said by PIP_* variables in --envs (PIP_INDEX_URL, "
     "PIP_FIND_LINKS) or by the image; or build an image with the packages in it."
@@ -51,6 +53,7 @@ def installed(directory: Path, cache: Path) -> dict[str, str]:
     requirements = directory / FILE
     if not requirements.is_file():
         return {}
+    cache = cache.absolute()  # pip runs in another directory
     environment = cache / f"python{sysconfig.get_python_version()}-{_key(requirements)}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -97,21 +100,40 @@ def _install(requirements: Path, environment: Path, cache: Path) -> None:
     (own / "image.pth").write_text("".join(f"import site; site.addsitedir({place!r})\n" for place in _packages()))
     _log.info("%s: pip installs what the image lacks", FILE)
     command = [str(environment / "bin" / "python"), "-m", "pip", "install", "--no-input", "--progress-bar=off"]
-    done = subprocess.run(
+    ended, last = _run(
         [*command, "--disable-pip-version-check", "--requirement", requirements.name],
-        cwd=requirements.parent,
-        env={"PIP_CACHE_DIR": str(cache / "pip"), **os.environ},
+        requirements.parent,
+        {"PIP_CACHE_DIR": str(cache / "pip"), **os.environ},
+    )
+    if ended:
+        shutil.rmtree(environment, ignore_errors=True)
+        said = "\n".join(f"  {line}" for line in last)
+        raise JobError(f"{FILE} cannot be installed: pip has ended with {ended}:\n{said}", _HINT)
+    (environment / _COMPLETE).touch()
+    num = len(list(own.glob("*.dist-info")))
+    _log.info("%s: %d packages installed in %.1f s", FILE, num, time.monotonic() - started)
+
+
+def _run(command: list[str], directory: Path, environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run pip and log what it prints; return its exit code and its last lines."""
+    last: deque[str] = deque(maxlen=_NUM_LINES)
+    with subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        shutil.rmtree(environment, ignore_errors=True)
-        last = "\n".join(f"  {hide(line)}" for line in done.stdout.rstrip().splitlines()[-_NUM_LINES:])
-        raise JobError(f"{FILE} cannot be installed: pip has ended with {done.returncode}:\n{last}", _HINT)
-    (environment / _COMPLETE).touch()
-    num = len(list(own.glob("*.dist-info")))
-    _log.info("%s: %d packages installed in %.1f s", FILE, num, time.monotonic() - started)
+    ) as pip:
+        assert pip.stdout is not None
+        try:
+            for line in pip.stdout:
+                if line.strip() and not line.startswith(_SATISFIED):
+                    last.append(hide(line.rstrip()))
+                    _log.info("pip: %s", last[-1])
+        except BaseException:  # a signal: the pod is to end
+            pip.kill()
+            raise
+    return pip.returncode, list(last)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.cluster.last_words import explained
 from elasticdl.rpc.requirements import installed
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.requirements_file import check_installable, check_installed
@@ -89,7 +92,38 @@ def test_pips_last_lines_are_the_reason_of_a_failure_which_leaves_nothing(wheels
     with pytest.raises(JobError, match="pip has ended with 1") as caught:
         installed(zoo, cache)
     assert "No matching distribution found for betapack>=99" in caught.value.what
+    told = explained("exit code 1", f"pip: Collecting betapack\n--code: {caught.value}\n")  # of a worker, by its master
+    assert "pip has ended with 1" in told
+    assert "No matching distribution found for betapack>=99" in told
     assert [path for path in cache.glob("python*") if path.is_dir()] == []
+
+
+def test_a_pod_that_is_deleted_ends_while_pip_waits_for_an_index(tmp_path: Path) -> None:
+    zoo = write_code(tmp_path, "no-such-package\n")
+    (zoo / ".elasticdl-code").write_text("digest")  # unpacked by an earlier life of the container
+    with socket.create_server(("127.0.0.1", 0)) as index:  # which takes the connection and never answers
+        address = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        settings = {
+            "PIP_INDEX_URL": address,
+            "PIP_EXTRA_INDEX_URL": "",
+            "PIP_FIND_LINKS": "",
+            "NO_PROXY": "*",
+            "no_proxy": "*",
+        }
+        places = ["digest", str(tmp_path), str(zoo), str(tmp_path / "cache")]
+        pod = subprocess.Popen(
+            [sys.executable, "-m", "elasticdl.rpc.unpack_code", *places, "echo", "started"],
+            env={**os.environ, **settings},
+            stdout=subprocess.PIPE,
+        )
+        connection, _ = index.accept()  # pip asks
+        pod.send_signal(signal.SIGTERM)
+        output, _ = pod.communicate()
+        assert pod.returncode == 128 + signal.SIGTERM
+        assert b"started" not in output
+        while connection.recv(4096):  # until pip is gone, too
+            pass
+        connection.close()
 
 
 def test_code_without_requirements_needs_no_cache(tmp_path: Path) -> None:
