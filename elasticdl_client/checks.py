@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
+from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import StorageError
 from elasticdl_client.flags import Check
 from elasticdl_client.storage_kinds import KINDS, check_url, is_remote, scheme_of
@@ -102,6 +103,14 @@ def check_url_of_directory(url: str) -> str:
     if url and not is_remote(url):
         return "is not a URL of storage, such as s3://bucket/directory"
     return check_writable_directory(url)
+
+
+def check_outputs(place: str) -> str:
+    """A path, the URL of a directory in storage, or of a table of a database."""
+    if not is_table(place):
+        return check_writable_directory(place)
+    has_table = bool(parse_qs(urlsplit(place).query).get("table"))
+    return "" if has_table else "names no table; write it after the URL: ?table=NAME"
 
 
 def check_endpoint(url: str) -> str:

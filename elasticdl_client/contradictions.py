@@ -8,10 +8,12 @@ from elasticdl_client.choices import (
     JobType,
     NanPolicy,
     Precision,
+    PredictionFormat,
     Runtime,
     TrackerName,
 )
 from elasticdl_client.computation_flags import COMPUTATION_DEFAULTS
+from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import FlagError
 from elasticdl_client.kubernetes import names
 from elasticdl_client.kubernetes.resources import exceeding
@@ -248,6 +250,18 @@ def _check_prediction(spec: JobSpec) -> None:
         raise FlagError(
             "--prediction_columns are written beside the predictions, and there is no --prediction_outputs.",
             "Name a directory with --prediction_outputs, or leave --prediction_columns out.",
+        )
+    if not is_table(spec.prediction_outputs):
+        return
+    if not spec.prediction_columns:
+        raise FlagError(
+            "--prediction_outputs is a table, which needs a key: a repeated task finds its rows by it.",
+            "Name the column that numbers the rows: --prediction_columns=id. The first one is the primary key.",
+        )
+    if spec.prediction_format is not PredictionFormat.AUTO:
+        raise FlagError(
+            f"--prediction_format={spec.prediction_format} is of files, and --prediction_outputs is a table.",
+            "Leave --prediction_format out.",
         )
 
 

@@ -77,6 +77,12 @@ def is_url(source: str) -> bool:
     return True
 
 
+def is_table(place: str) -> bool:
+    """Whether a name of data or of outputs is the URL of a database."""
+    scheme, mark, _ = place.partition("://")
+    return bool(mark) and scheme.lower().partition("+")[0] in SQL_SCHEMES
+
+
 def type_by_ending(paths: Iterable[str]) -> str:
     """The kind of reader for files of these names."""
     kinds = {_type_of(os.path.basename(_without_query(path)).lower()) for path in paths}

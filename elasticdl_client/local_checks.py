@@ -15,6 +15,7 @@ from elasticdl_client import requirements_file
 from elasticdl_client.checkpoint_manifest import MANIFEST
 from elasticdl_client.choices import JobType
 from elasticdl_client.data_checks import absolute_sources, check_sources
+from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.model_framework import framework_of
@@ -70,10 +71,12 @@ def check_local(spec: JobSpec) -> JobSpec:
         path = getattr(spec, name)
         if is_remote(path):
             check_installed(path)
+        elif is_table(path):
+            changes[name] = absolute_sources(path)
         elif path:
             changes[name] = str(_absolute(path))
     for name in _WRITTEN:
-        if name in changes:
+        if name in changes and not is_table(changes[name]):
             is_file = name == "metrics_output" or spec.job_type is JobType.ANALYZE
             _check_writable(name, Path(changes[name]).parent if is_file else Path(changes[name]))
     if "checkpoint_dir_for_init" in changes:
@@ -82,7 +85,8 @@ def check_local(spec: JobSpec) -> JobSpec:
             _check_checkpoint(path)
         else:
             _check_trained(dataclasses.replace(spec, model_zoo=str(zoo)), path)
-    if "prediction_outputs" in changes and spec.job_type is JobType.PREDICT:
+    is_written = "prediction_outputs" in changes and not is_table(changes["prediction_outputs"])
+    if is_written and spec.job_type is JobType.PREDICT:
         check_unused(Path(changes["prediction_outputs"]))
     for name in spec.trackers:
         if importlib.util.find_spec(name.value) is None:

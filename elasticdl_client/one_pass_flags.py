@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticdl_client.checks import at_least, between, check_writable_directory
+from elasticdl_client.checks import at_least, between, check_outputs, check_writable_directory
 from elasticdl_client.choices import DistributionStrategy, JobType, PredictionFormat
 from elasticdl_client.flags import Group, flag
 
@@ -28,11 +28,12 @@ class OnePassFlags:
     )
     prediction_outputs: str = flag(
         "",
-        "Directory of the predictions, also of storage (s3://…), one file a task, in the order of the records; empty: "
-        "the module's PredictionOutputsProcessor takes them.",
+        "Directory of the predictions, also of storage (s3://…), one file a task, in the order of the records, or a "
+        "database's table (postgresql://…?table=…), a transaction a task; empty: the module's "
+        "PredictionOutputsProcessor takes them.",
         Group.CHECKPOINTS,
         jobs=_PREDICT,
-        check=check_writable_directory,
+        check=check_outputs,
     )
     prediction_format: PredictionFormat = flag(
         PredictionFormat.AUTO,

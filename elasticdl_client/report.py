@@ -17,6 +17,7 @@ from elasticdl_client.job_events import EventHistory, EventKind, JobEvent, with_
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import Ended, JobStatus
 from elasticdl_client.news import MAX_UNTHINNED, lost_text, metrics_text
+from elasticdl_client.secret_values import hide
 
 _MAX_LOST = 5  # lost pods that are named one by one
 _MORE_IS_BETTER = frozenset({"accuracy", "acc", "auc", "precision", "recall", "f1", "ndcg", "bleu", "iou", "r2"})
@@ -131,7 +132,7 @@ def _made(spec: JobSpec, ended: Ended) -> list[tuple[str, str]]:
     if ended.exit_code != 0:
         return []
     output = "statistics" if spec.job_type is JobType.ANALYZE else "model"
-    made = {output: spec.output, "predictions": spec.prediction_outputs, "metrics": spec.metrics_output}
+    made = {output: spec.output, "predictions": hide(spec.prediction_outputs), "metrics": spec.metrics_output}
     return [(name, path) for name, path in made.items() if path][:1] + [("next", one) for one in _next_commands(spec)]
 
 

@@ -24,6 +24,7 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.secret_values import hide
 
 _BLOCK = 256
+_OF_TABLE = ("table", "schema", "key")  # in the query of a URL: not the database's
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
@@ -49,24 +50,14 @@ class SqlTable:
         Raises:
             DataError: no such table or column, or it has no key.
         """
-        self._sql = sql = need("sqlalchemy", "SQL tables", "sqlalchemy")
-        try:
-            parsed = sql.engine.make_url(url)
-        except sql.exc.ArgumentError as error:
-            raise DataError(f"{hide(url)} is not the URL of a database.") from error
-        query = dict(parsed.query)
+        self.where = hide(url)
+        sql, parsed, query = parse(url)
         name, schema = str(query.pop("table", "")), query.pop("schema", None)
         key = key or str(query.pop("key", ""))
-        query.pop("key", None)
-        self.where = hide(url)
         if not name:
             raise DataError(f"{self.where} names no table.", "Write it after the URL: ?table=NAME.")
-        driver = _DRIVERS.get(parsed.drivername, parsed.drivername)
-        package = driver.partition("+")[2]
-        if package in _PACKAGES:
-            need(package, *_PACKAGES[package])
-        self._check_file(parsed)
-        self._engine = sql.create_engine(parsed.set(query=query, drivername=driver), pool_pre_ping=True)
+        _check_file(parsed)
+        self._sql, self._engine = sql, sql.create_engine(parsed, pool_pre_ping=True)
         self._file = parsed.database if parsed.get_backend_name() == "sqlite" else None
         try:
             self._table = sql.Table(name, sql.MetaData(), schema=schema, autoload_with=self._engine)
@@ -180,13 +171,6 @@ class SqlTable:
             raise DataError(f"{self.where}: column {name} of type {self._table.c[name].type}: {error}.") from error
         return Texts([_bytes(value) for value in values])
 
-    def _check_file(self, parsed: Any) -> None:
-        if parsed.get_backend_name() == "sqlite" and not os.path.isfile(parsed.database or ""):
-            raise DataError(
-                f"The database {parsed.database or '(none)'} does not exist.",
-                "sqlite:///data.db names a file of the working directory, sqlite:////data/data.db an absolute one.",
-            )
-
     def _failed(self, error: Any) -> DataError:
         cause = getattr(error, "orig", None) or error
         arguments: tuple[Any, ...] = getattr(cause, "args", ())
@@ -212,6 +196,39 @@ def sql_reader(urls: Sequence[str], key: str, selection: Selection, seed: int) -
 
     names = list(by_name)
     return PartsReader(",".join(names), names, open_table, lambda: describe(first.types, selection, seed), check=None)
+
+
+def parse(url: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Return SQLAlchemy, its URL of a database, and what the query of the URL says of a table.
+
+    Args:
+        url: `table`, `schema` and `key` in its query are not the database's; a password that is not in it is that of
+            PGPASSWORD or MYSQL_PWD.
+
+    Raises:
+        DataError: it is no URL of a database, or a package is missing.
+    """
+    sql = need("sqlalchemy", "SQL tables", "sqlalchemy")
+    try:
+        parsed = sql.engine.make_url(url)
+    except sql.exc.ArgumentError as error:
+        raise DataError(f"{hide(url)} is not the URL of a database.") from error
+    driver = _DRIVERS.get(parsed.drivername, parsed.drivername)
+    package = driver.partition("+")[2]
+    if package in _PACKAGES:
+        need(package, *_PACKAGES[package])
+    if package == "pymysql" and parsed.password is None:  # libpq reads PGPASSWORD itself
+        parsed = parsed.set(password=os.environ.get("MYSQL_PWD"))
+    query = {name: parsed.query[name] for name in _OF_TABLE if name in parsed.query}
+    return sql, parsed.difference_update_query(_OF_TABLE).set(drivername=driver), query
+
+
+def _check_file(parsed: Any) -> None:
+    if parsed.get_backend_name() == "sqlite" and not os.path.isfile(parsed.database or ""):
+        raise DataError(
+            f"The database {parsed.database or '(none)'} does not exist.",
+            "sqlite:///data.db names a file of the working directory, sqlite:////data/data.db an absolute one.",
+        )
 
 
 def _stamp(path: str) -> list[list[int]]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from elasticdl.data.sql_output import check_unused_table
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.core.commands import EndJob
 from elasticdl.master.core.events import ScaleRefused, ScaleRequested
@@ -42,6 +43,7 @@ from elasticdl.storage.fsspec_storage import storage_of
 from elasticdl.storage.paths import check_writable, path_of
 from elasticdl_client import end_hook, last_checkpoint, scaling
 from elasticdl_client.choices import DistributionStrategy, JobType, Runtime
+from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.job_status import JobPhase, JobStatus
@@ -426,6 +428,8 @@ def _initial_model(spec: JobSpec, settings: JobSettings) -> dict[str, Any]:
         return {"initial_checkpoint": "", "initial_version": 0}
     if is_remote(spec.prediction_outputs):
         _check_unused_storage(spec.prediction_outputs)
+    elif is_table(spec.prediction_outputs):
+        check_unused_table(spec.prediction_outputs)
     elif spec.prediction_outputs:
         check_unused(Path(spec.prediction_outputs))
     found = look_at(path_of(spec.checkpoint_dir_for_init))

@@ -12,6 +12,7 @@ from typing import Any
 
 from elasticdl_client.certificates import make_certificate
 from elasticdl_client.choices import DistributionStrategy, JobType
+from elasticdl_client.data_sources import is_table
 from elasticdl_client.errors import ElasticDLError, FlagError, JobError
 from elasticdl_client.job_spec import JobSpec, flag_fields
 from elasticdl_client.kubernetes import api, code, commands, follow, names, written
@@ -239,7 +240,7 @@ def mount_notes(spec: JobSpec) -> list[str]:
         "requirements_cache",
     ):
         path = getattr(spec, name)
-        if not path or name not in flags or is_remote(path):
+        if not path or name not in flags or is_remote(path) or is_table(path):
             continue
         mount = mount_of(path, mounts)
         if mount is not None and not mount.is_writable:

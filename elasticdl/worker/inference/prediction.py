@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,13 @@ from elasticdl.worker.activity import Activity, ActivityClock
 from elasticdl.worker.inference.output_parts import Parts
 from elasticdl.worker.inference.remote_parts import RemoteParts
 from elasticdl.worker.inference.row_writers import Columns, RowWriter, columns_of, format_of, open_rows
+from elasticdl.worker.inference.table_parts import TableParts
 from elasticdl.worker.input.batches import TaskBatches
 from elasticdl.worker.leases import HeldLease
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.strategy import Values
 from elasticdl_client.choices import PredictionFormat
-from elasticdl_client.data_sources import split_columns
+from elasticdl_client.data_sources import is_table, split_columns
 from elasticdl_client.errors import DataError, ModelDefinitionError
 from elasticdl_client.job_spec import JobSpec
 from elasticdl_client.storage_kinds import is_remote
@@ -59,8 +60,12 @@ class PredictionWork:
         self._clock = clock
         self._process = make_process(definition, link.worker_id)
         self._parts: Parts | RemoteParts | None = None
+        self._table: TableParts | None = None
         self._carried: CarriedColumns | None = None
-        if spec.prediction_outputs:
+        if is_table(spec.prediction_outputs):
+            self._carried = CarriedColumns(spec, definition)
+            self._table = TableParts(spec.prediction_outputs, self._carried.names[0], link.confirm)
+        elif spec.prediction_outputs:
             self._format: PredictionFormat = format_of(spec.prediction_format)
             self._parts = (
                 RemoteParts(spec.prediction_outputs, self._format.value, link.confirm)
@@ -75,21 +80,32 @@ class PredictionWork:
             )
 
     def run(self, held: HeldLease, values: Values, batches: TaskBatches, check: Callable[[], None]) -> None:
-        with self._parts.writing(held) if self._parts is not None else nullcontext() as path:
-            writer = open_rows(self._format, path) if path is not None else None
-            try:
-                for batch in batches:
-                    held.minibatch = batch.n
-                    with self._clock.during(Activity.COMPUTE):
-                        outputs = self._model.predict(batch, values.parameters, values.rows(batch))
-                    self._give(outputs, batch, held, writer)
-                check()
-                self._check_count(held, batches.surplus)
-            finally:
-                if writer is not None:
-                    writer.close()
+        with self._writing(held) as writer:
+            for batch in batches:
+                held.minibatch = batch.n
+                with self._clock.during(Activity.COMPUTE):
+                    outputs = self._model.predict(batch, values.parameters, values.rows(batch))
+                self._give(outputs, batch, held, writer)
+            check()
+            self._check_count(held, batches.surplus)
         assert batches.num_minibatches is not None
         self._link.finish(held.id, batches.num_minibatches)
+
+    @contextmanager
+    def _writing(self, held: HeldLease) -> Iterator[RowWriter | None]:
+        """Yield what takes the rows of a task, which count when the block has ended; None: the processor takes all."""
+        if self._table is not None:
+            with self._table.writing(held) as rows:
+                yield rows
+        elif self._parts is not None:
+            with self._parts.writing(held) as path:
+                writer = open_rows(self._format, path)
+                try:
+                    yield writer
+                finally:
+                    writer.close()
+        else:
+            yield None
 
     def _check_count(self, held: HeldLease, surplus: Surplus) -> None:
         if surplus.count:
@@ -97,7 +113,9 @@ class PredictionWork:
             raise FeedError(held.id, 0, f"{what}. A prediction has one row for each record. {_ONE_A_RECORD}")
 
     def end(self, held: HeldLease) -> None:
-        """All parts are there: says so in a file beside them."""
+        """All parts are there: says so in a file beside them; a table needs none."""
+        if self._table is not None:
+            return
         assert self._parts is not None
         self._parts.sweep()
         with self._parts.writing_named(held, DONE_FILE) as path:
