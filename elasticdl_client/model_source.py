@@ -29,6 +29,7 @@ _EXPECTED = {
 }
 _OF_COMPILE = {"loss": "loss", "optimizer": "optimizer", "eval_metrics_fn": "metrics"}
 _COMPILING = frozenset({"compile", "load_model", "from_preset", "compile_from_config"})
+_OF_COMPILED_MODELS = "elasticdl.tabular.estimators"  # those of `elasticdl sql`
 ADAPTER_HINT = (
     "Define framework(definition, minibatch_size, seed, metadata, on_parameter_server, mode), which returns an "
     "elasticdl.frameworks.framework.Framework."
@@ -133,6 +134,7 @@ def _may_compile(zoo: Path, module: str) -> bool:
     return any(
         (isinstance(node, ast.Attribute) and node.attr in _COMPILING)
         or (isinstance(node, ast.Name) and node.id in _COMPILING)
+        or (isinstance(node, ast.ImportFrom) and node.module == _OF_COMPILED_MODELS)
         for source in sources(zoo, module)
         for node in ast.walk(source.tree)
     )

@@ -59,6 +59,7 @@ class Backend:
         drivers: SQLAlchemy's name of the driver by the scheme of a URL.
         package: of the driver; empty: Python has it.
         password_places: where a password can be that is not in the URL.
+        password_variable: of the environment, that the driver in pods reads.
         random: a random number for each row.
         table_options: that CREATE TABLE ends with.
         has_transactional_ddl: a table that a transaction creates is gone when it is rolled back.
@@ -68,6 +69,7 @@ class Backend:
     drivers: Mapping[str, str]
     package = ""
     password_places = ""
+    password_variable = ""
     random = "random()"
     table_options = ""
     has_transactional_ddl = True
@@ -101,6 +103,24 @@ class Backend:
             as_numbers: the names of columns of which only the number matters, not its decimal places.
         """
         return None
+
+    def load(self, connection: Any, target: Any, table: Any) -> None:
+        """Add the rows of a table of Arrow to a table, NaN as NULL.
+
+        Args:
+            target: SQLAlchemy's table.
+        """
+        columns = {name: table.column(name).to_pylist() for name in table.column_names}
+        values = ([None if one != one else one for one in values] for values in columns.values())
+        connection.execute(target.insert(), [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)])
+
+    def login(self, connection: Any) -> tuple[str, str]:
+        """Return the user and the password by which a connection was made, wherever the driver has found them.
+
+        Args:
+            connection: of the driver.
+        """
+        return "", ""
 
     def abandon(self, cursor: Any) -> None:
         """Leave the rest of what a SELECT has found unread; its connection is closed next."""
@@ -144,6 +164,7 @@ class PostgreSQL(Backend):
     drivers: Mapping[str, str] = dict.fromkeys(("postgresql", "postgres", "postgresql+psycopg"), "postgresql+psycopg")
     package = "psycopg"
     password_places = "~/.pgpass or PGPASSWORD"
+    password_variable = "PGPASSWORD"
 
     def begin_snapshot(self, connection: Any) -> Any:
         return connection.execution_options(
@@ -156,6 +177,12 @@ class PostgreSQL(Backend):
             cursor.execute(f"SELECT * FROM (\n{select}\n) AS elasticdl_query LIMIT 0")
             types = postgres_copy.types_of(cursor.description, as_numbers)
         return postgres_copy.tables(driver, select, types) if types is not None else None
+
+    def load(self, connection: Any, target: Any, table: Any) -> None:
+        postgres_copy.load(connection.connection.driver_connection, target.name, table)
+
+    def login(self, connection: Any) -> tuple[str, str]:
+        return connection.info.user, connection.info.password
 
     def refusal(self, cause: BaseException, sql: str) -> DatabaseRefusal:
         diagnosis = getattr(cause, "diag", None)
@@ -179,6 +206,7 @@ class MySQL(Backend):
     }
     package = "pymysql"
     password_places = "a file of options that only you can read: ?read_default_file=PATH"
+    password_variable = "MYSQL_PWD"
     random = "rand()"
     table_options = " ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
     has_transactional_ddl = False
@@ -223,6 +251,10 @@ class MySQL(Backend):
                     f"ALTER TABLE {name} ENGINE=InnoDB, or SELECT from a copy.",
                     query.place,
                 )
+
+    def login(self, connection: Any) -> tuple[str, str]:
+        user = connection.user
+        return user.decode() if isinstance(user, bytes) else str(user), connection.password.decode("latin1")
 
     def abandon(self, cursor: Any) -> None:
         if cursor is not None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
-from elasticdl_client.choices import JobType
+from elasticdl_client.choices import JobType, Runtime
 from elasticdl_client.errors import FlagError
 from elasticdl_client.sql import evaluate, explain, predict, registry, train
-from elasticdl_client.sql.arguments import USAGE, VARIABLE, SqlArguments, split
+from elasticdl_client.sql.arguments import MODELS_TABLE, USAGE, VARIABLE, SqlArguments, split
+from elasticdl_client.sql.cluster import KubernetesRuntime
+from elasticdl_client.sql.cluster_checks import check_place, check_reachable
+from elasticdl_client.sql.cluster_models import ClusterModels
 from elasticdl_client.sql.database import Database, check_url, dialect_of
 from elasticdl_client.sql.evaluate import ModelMetrics
 from elasticdl_client.sql.explain import ModelImportances
@@ -31,6 +34,7 @@ from elasticdl_client.sql.statement import (
     Train,
 )
 from elasticdl_client.sql.tokens import load
+from elasticdl_client.storage_kinds import is_remote
 
 Result = ModelMetrics | ModelImportances
 _MODELS = "~/.elasticdl/models"
@@ -67,6 +71,9 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[S
         check_url(url, on_command_line="datasource" in given.own)
     os.environ.pop(VARIABLE, None)  # the processes of jobs need none
     connect = partial(Database, url) if url else None
+    flags = JobFlags(given.of_jobs, {name: text for name, text in environment.items() if name != VARIABLE})
+    if flags.runtime is Runtime.KUBERNETES:
+        return given, _on_cluster(given, environment, flags, url), dialect_of(url)
     named = given.own.get("models_table") or environment.get("ELASTICDL_MODELS_TABLE", "")
     if named and connect is None:
         raise FlagError(
@@ -77,11 +84,43 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[S
     session = Session(
         connect,
         ModelRegistry(root, table),
-        JobFlags(given.of_jobs, {name: text for name, text in environment.items() if name != VARIABLE}),
+        flags,
         is_dry_run="dry_run" in given.own,
         is_overwriting="overwrite" in given.own,
     )
     return given, session, dialect_of(url)
+
+
+def _on_cluster(given: SqlArguments, environment: Mapping[str, str], flags: JobFlags, url: str) -> Session:
+    """Return the surroundings of statements whose jobs run on Kubernetes.
+
+    Raises:
+        FlagError: pods cannot reach the database, or no place for models is named.
+    """
+    if not url:
+        raise FlagError("--datasource is missing.", f"Give --datasource=URL, or the variable {VARIABLE}.")
+    check_reachable(url)
+    location = given.own.get("models_dir") or environment.get("ELASTICDL_MODELS_DIR", "")
+    if not location.startswith("/") and not is_remote(location):
+        what = f"--models_dir={location} is no place that pods have." if location else "--models_dir is missing."
+        raise FlagError(
+            f"{what} On Kubernetes models are where pods write them.",
+            'Name a directory of a --volume, such as --volume="claim_name=models,mount_path=/models" with '
+            "--models_dir=/models, or storage: --models_dir=s3://BUCKET/models.",
+        )
+    volume = str(flags.of(JobType.TRAIN).get("volume", ""))
+    if volume or is_remote(location):  # statements that run no job need neither
+        check_place(location, volume)
+    connect = cache(partial(Database, url))
+    named = given.own.get("models_table") or environment.get("ELASTICDL_MODELS_TABLE", "") or MODELS_TABLE
+    return Session(
+        connect,
+        ClusterModels(location, ModelsTable(connect, named), connect),
+        flags,
+        is_dry_run="dry_run" in given.own,
+        is_overwriting="overwrite" in given.own,
+        runtime=KubernetesRuntime(connect),
+    )
 
 
 def execute(session: Session, dialect: str, source: str) -> list[Result]:

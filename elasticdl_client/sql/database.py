@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticdl_client.errors import DataError, FlagError
@@ -17,6 +18,7 @@ from elasticdl_client.flags import nearest
 from elasticdl_client.secret_values import hide
 from elasticdl_client.sql.arguments import VARIABLE
 from elasticdl_client.sql.backends import EXAMPLES, PostgreSQL, backend_of
+from elasticdl_client.sql.cluster_checks import PASSWORD_FILES
 from elasticdl_client.sql.places import Place, StatementError
 from elasticdl_client.sql.statement import Name, Query
 from elasticdl_client.sql.tokens import load, quoted_name
@@ -47,6 +49,21 @@ def dialect_of(url: str) -> str:
     """Return sqlglot's name of the SQL of a database whose URL is checked; without a URL that of PostgreSQL."""
     backend = backend_of(url)
     return backend.dialect if backend else PostgreSQL.dialect
+
+
+@dataclass(frozen=True, slots=True)
+class PodAccess:
+    """How pods reach a database.
+
+    Attributes:
+        url: without a password.
+        variable: of the environment, that has the password.
+        password: empty: the database asks for none.
+    """
+
+    url: str
+    variable: str
+    password: str = field(repr=False)
 
 
 class Database:
@@ -80,6 +97,8 @@ class Database:
         if backend.package:
             load(backend.package)
         self.backend, self.dialect = backend, backend.dialect
+        self._url = parsed
+        self._pod_access: PodAccess | None = None
         self._engine = engine = sql.create_engine(
             parsed.set(drivername=backend.drivers[parsed.drivername]),
             poolclass=sql.pool.NullPool,
@@ -186,6 +205,31 @@ class Database:
             f"Did you mean '{near}'?" if near not in ("", wrong) else hint,
             place,
         )
+
+    def drop(self, tables: Sequence[str]) -> None:
+        """Remove tables, of which some may not be there.
+
+        Raises:
+            DataError: the database refuses it.
+        """
+        with self.transaction() as writer:
+            for table in tables:
+                writer.run(f"DROP TABLE IF EXISTS {self.quoted(table)}")
+
+    def pod_access(self) -> PodAccess:
+        """Return how pods reach the database.
+
+        Raises:
+            DataError: the database cannot be reached from here.
+        """
+        if self._pod_access is None:
+            with self._connected() as connection:
+                user, password = self.backend.login(connection.connection.driver_connection)
+            url = self._url.set(username=user, drivername=self._url.drivername.partition("+")[0])
+            query = [name for name in url.query if name in PASSWORD_FILES or name.lower() in ("password", "passwd")]
+            text = url._replace(password=None).difference_update_query(query).render_as_string()
+            self._pod_access = PodAccess(text, self.backend.password_variable, password)
+        return self._pod_access
 
     def check(self) -> None:
         """Connect and disconnect.
@@ -346,6 +390,19 @@ class Writer:
         if key:
             listed.append(f"PRIMARY KEY ({', '.join(map(database.quoted, key))})")
         self.run(f"CREATE TABLE {database.quoted(*table)} ({', '.join(listed)}){database.backend.table_options}")
+
+    def load(self, table: Sequence[str], rows: Any) -> None:
+        """Add the rows of a table of Arrow to a table, whose columns have the same names.
+
+        Raises:
+            DataError: the database refuses them.
+        """
+        sql = self._database._sql
+        target = sql.table(table[-1], *(sql.column(name) for name in rows.column_names))
+        try:
+            self._database.backend.load(self._connection, target, rows)
+        except self._database.errors as error:
+            raise self._database.failed(error) from error
 
     def count(self, table: str) -> int:
         """Return how many rows a table has, whose name is quoted."""

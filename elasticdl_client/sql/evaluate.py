@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from elasticdl_client.choices import JobType
@@ -48,14 +47,16 @@ def run(session: Session, statement: Evaluate) -> ModelMetrics | None:
     wanted = _metrics(model, statement)
     if statement.table:
         check_target(session, statement.table)
-    with session.scratch() as scratch:
-        flags = {
-            **jobs.with_trained(JobType.EVALUATE, model, session.flags, scratch),
-            "validation_data": str(scratch / "data"),
-            "label_column": LABEL,
-            **jobs.metrics_flag(model.found["estimator"], task_of(model)),
-            "metrics_output": str(scratch / "metrics.json"),
-        }
+    with session.scratch() as scratch, session.runtime.rows(database, scratch) as store:
+        flags = session.flags_of(
+            {
+                **session.runtime.model_flags(model, scratch),
+                **jobs.with_trained(JobType.EVALUATE, model, session.flags, scratch.name),
+                "validation_data": store.source("inputs"),
+                "label_column": LABEL,
+                **jobs.metrics_flag(model.found["estimator"], task_of(model)),
+            }
+        )
         spec = jobs.spec_of(JobType.EVALUATE, flags)
         with database.snapshot() as reader:
             names, fields = fields_of(model, reader, statement.query, with_label=True)
@@ -63,12 +64,12 @@ def run(session: Session, statement: Evaluate) -> ModelMetrics | None:
                 session.show(JobType.EVALUATE, flags)
                 return None
             rows = reader.rows(statement.query, snapshot.only_numbers(fields))
-            num_rows = snapshot.write(rows, names, fields, scratch / "data", model.found["classes"])
+            num_rows = store.write("inputs", rows, names, fields, model.found["classes"])
         if not num_rows:
             raise StatementError("The SELECT has no row.", "Check its WHERE.", statement.query.place)
         session.show(JobType.EVALUATE, flags)
-        jobs.run(spec)
-        found = _read(scratch / "metrics.json", statement, wanted)
+        status = session.runtime.run(spec)
+        found = _checked(status.metrics if status is not None else {}, statement, wanted)
     if statement.table:
         rows_of_table = [{"model": model.title, "metric": one, "value": found[one]} for one in wanted]
         create(session, statement.table, _COLUMNS, rows_of_table)
@@ -89,14 +90,19 @@ def _metrics(model: StoredModel, statement: Evaluate) -> list[str]:
     return list(dict.fromkeys(metric.text.lower() for metric in statement.metrics))
 
 
-def _read(path: Path, statement: Evaluate, wanted: list[str]) -> dict[str, float]:
-    found = json.loads(path.read_text())["metrics"]
+def _checked(found: Mapping[str, float], statement: Evaluate, wanted: list[str]) -> dict[str, float]:
+    """Return the metrics that are wanted.
+
+    Raises:
+        StatementError: the model has no such metric.
+        DataError: one is not finite.
+    """
     for name in wanted:
         if name not in found:
             place = next(metric.place for metric in statement.metrics if metric.text == name)
             raise StatementError(f"The model has no metric {name!r}.", suggestion(name, found), place)
     for name in wanted:
-        if found[name] is None:
+        if not math.isfinite(found[name]):
             raise DataError(
                 f"The metric {name} is not finite on these rows.", "Evaluate rows of both classes, and not too few."
             )

@@ -105,6 +105,12 @@ def run(session: Session, statement: Explain) -> ModelImportances | None:
     """
     require_runtime()
     model = session.models.find(statement.model)
+    if model.place is not None:
+        raise StatementError(
+            f"{model.title} is in pods: {model.exported}, and TO EXPLAIN runs the model on this machine.",
+            "Train it with --runtime=local to explain it, or evaluate it with and without a column.",
+            statement.model.place,
+        )
     if statement.table:
         check_target(session, statement.table)
     options = {key: _option(statement, key) for key in OPTIONS}
@@ -117,6 +123,7 @@ def run(session: Session, statement: Explain) -> ModelImportances | None:
                 return None
             num_rows = _count(reader, statement, next(one.column for one in fields if one.name == LABEL))
             parts = reader.rows(statement.query, snapshot.only_numbers(fields))
+            scratch.mkdir(parents=True, mode=0o700)
             rows = _sampled(parts, num_rows, options)
             num_sampled = snapshot.write(rows, names, fields, scratch / "data", model.found["classes"])
         session.say(shlex.join(["python", *command]))

@@ -21,6 +21,7 @@ from elasticdl_client.sql.estimators import Task, is_own
 from elasticdl_client.sql.models import StoredModel
 
 _MODULE = "elasticdl.tabular.estimators"
+_LONGEST_NAME = 40  # of a job
 OF_STATEMENT = frozenset(
     {
         *("model_zoo", "model_def", "model_params", "framework", "feed", "loss", "optimizer", "eval_metrics_fn"),
@@ -61,11 +62,15 @@ class JobFlags:
                 raise FlagError(f"--{name} follows from the statement.", "Leave it out.")
             if name not in known:
                 raise unknown_flag(name, sorted(job_types)[0] if job_types else JobType.TRAIN)
-        if str(given.get("runtime", "local")).lower() != Runtime.LOCAL:
-            raise FlagError(
-                f"--runtime={given['runtime']}: `elasticdl sql` runs jobs on this machine only.",
-                "The rows of a SELECT are files of this machine. Leave --runtime out.",
-            )
+        if str(given.get("runtime", Runtime.LOCAL)).lower() not in list(Runtime):
+            raise FlagError(f"--runtime={given['runtime']} is neither local nor kubernetes.", "Leave it out for local.")
+
+    @property
+    def runtime(self) -> Runtime:
+        """Where the jobs run: this machine, unless a flag or its variable says otherwise."""
+        gathered = gather(JobType.TRAIN, self.arguments, self.environment).values
+        is_cluster = str(gathered.get("runtime", "")).lower() == Runtime.KUBERNETES
+        return Runtime.KUBERNETES if is_cluster else Runtime.LOCAL
 
     @property
     def given(self) -> dict[str, object]:
@@ -86,8 +91,9 @@ class JobFlags:
 
 
 def name_of(kind: str, model: str, suffix: str) -> str:
-    """Return the name of a job: letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", f"sql-{kind}-{model}-{suffix}".lower()).strip("-")
+    """Return the name of a job: letters, digits and dashes, at most as many as a job's name may have."""
+    part = model[: _LONGEST_NAME - len(f"sql-{kind}--{suffix}")]
+    return re.sub(r"[^a-z0-9]+", "-", f"sql-{kind}-{part}-{suffix}".lower()).strip("-")
 
 
 def of_model(model: Path) -> dict[str, object]:
@@ -121,18 +127,17 @@ def of_own_model(estimator: str, zoo: str, params: Mapping[str, object]) -> dict
     return flags
 
 
-def with_trained(job_type: JobType, model: StoredModel, given: JobFlags, scratch: Path) -> dict[str, object]:
-    """Return the flags of a job with a trained model, but those of its data and results.
+def with_trained(job_type: JobType, model: StoredModel, given: JobFlags, suffix: str) -> dict[str, object]:
+    """Return the flags of a job with a trained model, but those of its code, data and results.
 
     Args:
         given: by the user; they come first.
-        scratch: directory of the statement.
+        suffix: of the job's name.
     """
     return {
-        **(model.found.get("model_flags") or of_model(model.description)),
-        "checkpoint_dir_for_init": str(model.export),
+        "checkpoint_dir_for_init": model.exported,
         "distribution_strategy": "Local",
-        "job_name": name_of(str(job_type), model.name, scratch.name),
+        "job_name": name_of(str(job_type), model.name, suffix),
         **given.of(job_type),
         "columns": ",".join(one["name"] for one in model.found["inputs"]),
     }
@@ -149,7 +154,7 @@ def spec_of(job_type: JobType, flags: Mapping[str, object]) -> JobSpec:
     Raises:
         FlagError: they are wrong, or do not fit together.
     """
-    spec = JobSpec.from_flags(job_type, {"runtime": "local", **flags})
+    spec = JobSpec.from_flags(job_type, dict(flags))
     support.check(spec)
     return spec
 
@@ -160,10 +165,7 @@ def command_of(job_type: JobType, flags: Mapping[str, object]) -> str:
         [
             "elasticdl",
             str(job_type),
-            *(
-                shlex.quote(f"--{name}={hide_in_flag(name, one)}")
-                for name, one in {"runtime": "local", **flags}.items()
-            ),
+            *(shlex.quote(f"--{name}={hide_in_flag(name, one)}") for name, one in flags.items()),
         ]
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import os
 import shutil
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl_client.errors import DataError, FlagError
+from elasticdl_client.job_status import JobStatus
 from elasticdl_client.sql.models_table import TRAINED, TRAINING, ModelRow, ModelsTable, row_of
 from elasticdl_client.sql.places import StatementError, suggestion
 from elasticdl_client.sql.statement import ModelName
@@ -28,13 +30,27 @@ DESCRIPTION = "model.json"
 
 
 @dataclass(frozen=True, slots=True)
+class PodPlace:
+    """Where a model is that a cluster has trained.
+
+    Attributes:
+        path: of its directory in pods, or in storage.
+        is_trained: by what the table says.
+    """
+
+    path: str
+    is_trained: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StoredModel:
     """A version of a model.
 
     Attributes:
-        directory: of its files.
+        directory: of its files on this machine.
         found: what `model.json` says.
         row: of the table, if another machine has the files; None: they are here.
+        place: of its files, if pods have them.
     """
 
     name: str
@@ -42,6 +58,7 @@ class StoredModel:
     directory: Path
     found: dict[str, Any]
     row: ModelRow | None = None
+    place: PodPlace | None = None
 
     @property
     def title(self) -> str:
@@ -56,7 +73,14 @@ class StoredModel:
         return self.directory / EXPORT
 
     @property
+    def exported(self) -> str:
+        """Where the SavedModel is, as jobs are told."""
+        return f"{self.place.path}/{EXPORT}" if self.place is not None else str(self.export)
+
+    @property
     def is_trained(self) -> bool:
+        if self.place is not None:
+            return self.place.is_trained
         if self.row is not None:
             return self.row.state == TRAINED
         return self.export.is_dir()  # a job renames it there when it is whole
@@ -74,7 +98,13 @@ class StoredModel:
 
 
 class ModelRegistry:
-    """The models in a directory, and those of a table."""
+    """The models in a directory, and those of a table.
+
+    Attributes:
+        root: of all models.
+        scratch: where statements have their directories.
+        where: they are, for messages.
+    """
 
     def __init__(self, root: Path, table: ModelsTable | None = None) -> None:
         """
@@ -86,14 +116,16 @@ class ModelRegistry:
             FlagError: no job can be given paths in it.
         """
         self.root = Path(os.path.abspath(root.expanduser()))
+        self.scratch = self.root
+        self.where = str(self.root)
         self._table = table
         if ";" in str(self.root):
             raise FlagError(f"--models_dir={self.root} has a semicolon in it.", "Name another directory.")
 
-    def next(self, name: str) -> Path:
-        """Return where the next version of a model would be; nothing is made."""
-        versions = [version for _, version in self._known(name)]
-        return self.root / name / str(max(versions, default=0) + 1)
+    def next(self, name: str) -> StoredModel:
+        """Return the next version of a model as it would be; nothing is made."""
+        version = max((version for _, version in self._known(name)), default=0) + 1
+        return StoredModel(name, version, self.root / name / str(version), {})
 
     def add(self, name: str, found: dict[str, Any]) -> StoredModel:
         """Make the next version of a model, which is not trained yet.
@@ -102,9 +134,9 @@ class ModelRegistry:
             DataError: the directory or the table cannot be written.
         """
         while True:
-            directory = self.next(name)
-            version = int(directory.name)
-            about = {"name": name, "version": version, "created": _now()}
+            wanted = self.next(name)
+            directory, version = wanted.directory, wanted.version
+            about = {"name": name, "version": version, "created": now()}
             about |= {"trained_by": getpass.getuser(), "host": socket.gethostname()}
             made = StoredModel(name, version, directory, about | found)
             if self._table is not None and not self._table.add(_row(made, TRAINING)):
@@ -121,6 +153,10 @@ class ModelRegistry:
                 ) from error
             made.write()
             return made
+
+    def update(self, model: StoredModel) -> None:
+        """Write what is known by now about a model that is being trained."""
+        model.write()
 
     def record(self, model: StoredModel) -> None:
         """Write what is known about a model that is trained: to its directory, and to the table.
@@ -151,7 +187,7 @@ class ModelRegistry:
         if not versions:
             names = [one.name for one in self.all()]
             hint = suggestion(wanted.name, names) if names else "SHOW MODELS lists them; there is none yet."
-            raise StatementError(f"There is no model {wanted.name!r} in {self.root}.", hint, wanted.place)
+            raise StatementError(f"There is no model {wanted.name!r} in {self.where}.", hint, wanted.place)
         if wanted.version:
             if wanted.version not in versions:
                 listed = ", ".join(f"{wanted.name}@{version}" for version in versions)
@@ -249,6 +285,14 @@ class ModelRegistry:
         return StoredModel(name, version, directory, found)
 
 
+def outcome_of(status: JobStatus | None) -> dict[str, Any]:
+    """Return the metrics of a job's last evaluation, and the sums of its ledger over all epochs."""
+    if status is None:
+        return {"metrics": {}, "ledger": {}}
+    metrics = {name: value for name, value in status.metrics.items() if math.isfinite(value)}
+    return {"metrics": metrics, "ledger": {"epochs": status.epoch, **status.records}}
+
+
 def _row(model: StoredModel, state: str) -> dict[str, Any]:
     return row_of(model.name, model.version, state, model.found, str(model.export))
 
@@ -263,5 +307,6 @@ def _elsewhere(model: StoredModel, wanted: ModelName) -> StatementError:
     )
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -18,6 +18,8 @@ from elasticdl_client.sql.statement import Query
 from elasticdl_client.sql.tokens import load
 
 TRAINING, TRAINED = "training", "trained"
+CLUSTER = "kubernetes"
+"""The host of models whose files are where pods write."""
 _COLUMNS = {
     "name": "VARCHAR(40) NOT NULL",
     "version": "INTEGER NOT NULL",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from elasticdl_client.choices import JobType
@@ -24,7 +23,6 @@ from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import ROW, Field
 from elasticdl_client.sql.statement import Name, Predict, Query
 from elasticdl_client.sql.tables import check_target
-from elasticdl_client.sql.tokens import load
 
 _VALUE = "elasticdl_value"
 
@@ -40,14 +38,16 @@ def run(session: Session, statement: Predict) -> int:
     with session.database.snapshot() as reader:
         names, fields = fields_of(model, reader, statement.query, with_label=False)
         _check_column(names, statement.column)
-    with session.scratch() as scratch:
-        flags = {
-            **jobs.with_trained(JobType.PREDICT, model, session.flags, scratch),
-            "prediction_data": str(scratch / "data"),
-            "prediction_columns": ROW,
-            "prediction_outputs": str(scratch / "predictions"),
-            "prediction_format": "parquet",
-        }
+    with session.scratch() as scratch, session.runtime.rows(session.database, scratch) as store:
+        flags = session.flags_of(
+            {
+                **session.runtime.model_flags(model, scratch),
+                **jobs.with_trained(JobType.PREDICT, model, session.flags, scratch.name),
+                "prediction_data": store.source("inputs"),
+                "prediction_columns": ROW,
+                **store.output_flags(),
+            }
+        )
         spec = jobs.spec_of(JobType.PREDICT, flags)
         if session.is_dry_run:
             session.show(JobType.PREDICT, flags)
@@ -57,12 +57,12 @@ def run(session: Session, statement: Predict) -> int:
             with session.database.snapshot() as reader:
                 all_fields = [*fields, Field(ROW, ROW, "row")]
                 rows = reader.rows(query, snapshot.only_numbers(all_fields))
-                num_rows = snapshot.write(rows, [*names, ROW], all_fields, scratch / "data")
+                num_rows = store.write("inputs", rows, [*names, ROW], all_fields)
             if num_rows:
                 session.show(JobType.PREDICT, flags)
-                jobs.run(spec)
-                for part in sorted((scratch / "predictions").glob("part-*.parquet")):
-                    staging.add(_predictions(part, model))
+                session.runtime.run(spec)
+                for numbers, outputs in store.outputs():
+                    staging.add(_predictions(numbers, outputs, model))
             staging.finish(num_rows)
     session.say(f"{num_rows:,} rows with predictions of {model.title} are in {staging.shown}.")
     return num_rows
@@ -163,15 +163,10 @@ def _type(model: StoredModel) -> str:
     return "DOUBLE PRECISION" if kinds <= {int, float} else "TEXT"
 
 
-def _predictions(part: Path, model: StoredModel) -> list[dict[str, Any]]:
-    """Return the predictions of a task as values of the label."""
-    table = load("pyarrow.parquet").read_table(part)
-    if "prediction" not in table.column_names:
-        names = ", ".join(name for name in table.column_names if name != ROW)
-        raise DataError(f"The model gives several outputs: {names}.", "TO PREDICT takes models of one output.")
-    rows, outputs = table.column(ROW).to_pylist(), table.column("prediction").to_pylist()
+def _predictions(numbers: Sequence[int], outputs: Sequence[Any], model: StoredModel) -> list[dict[str, Any]]:
+    """Return the predictions for some rows as values of the label."""
     values = [_value(output, model.found["classes"]) for output in outputs]
-    return [{ROW: row, _VALUE: value} for row, value in zip(rows, values, strict=True)]
+    return [{ROW: row, _VALUE: value} for row, value in zip(numbers, values, strict=True)]
 
 
 def _value(output: float | list[float], classes: Sequence[Any]) -> Any:

@@ -35,7 +35,7 @@ def show(session: Session) -> None:
         texts = (found.get("estimator", ""), found.get("label", ""), f"{found.get('rows', 0):,}", model.state, metrics)
         rows.append((model.title, *texts, found.get("created", "")))
     if len(rows) == 1:
-        session.say(f"There is no model in {session.models.root}.")
+        session.say(f"There is no model in {session.models.where}.")
         return
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
     for row in rows:
@@ -60,7 +60,7 @@ def describe(session: Session, statement: DescribeModel) -> None:
     ledger = {name: count for name, count in model.found.get("ledger", {}).items() if count or name in _COUNTS}
     lines["ledger"] = ", ".join(f"{name} {count}" for name, count in ledger.items())
     lines["metrics"] = _metrics(model.found.get("metrics", {}))
-    lines["export"] = str(model.export) if model.is_trained else ""
+    lines["export"] = model.exported if model.is_trained else ""
     for key, text in lines.items():
         if text:
             session.say(f"{key + ':':<12} {text}")
@@ -75,13 +75,18 @@ def drop(session: Session, statement: DropModel) -> None:
     wanted = statement.model
     if session.is_dry_run:
         model = session.models.look_up(wanted)
-        session.say(f"This would remove {model.directory if wanted.version else model.directory.parent}.")
+        removed = model.directory if wanted.version else model.directory.parent
+        session.say(
+            f"This would remove {removed if model.place is None else f'{wanted.name} from {session.models.where}'}."
+        )
         return
     dropped = session.models.drop(wanted)
     named = f"@{wanted.version}" if wanted.version else f": {len(dropped)} version{'s' if len(dropped) > 1 else ''}"
     session.say(f"Removed {wanted.name}{named}.")
     for model in dropped:
-        if model.row is not None:
+        if model.place is not None:
+            session.say(f"The files of {model.title} stay where its pods have written them: {model.place.path}.")
+        elif model.row is not None:
             session.say(f"The files of {model.title} stay on {model.row.host}: {model.directory}.")
 
 

@@ -6,7 +6,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticdl_client.choices import JobType
@@ -15,6 +15,7 @@ from elasticdl_client.sql.arguments import VARIABLE
 from elasticdl_client.sql.database import Database
 from elasticdl_client.sql.jobs import JobFlags, command_of
 from elasticdl_client.sql.models import ModelRegistry
+from elasticdl_client.sql.runtime import SqlRuntime, ThisMachine
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Session:
         is_dry_run: commands are printed, and nothing is written.
         is_overwriting: tables of results that exist are replaced.
         say: takes what the user should know.
+        runtime: where the jobs run.
     """
 
     connect: Callable[[], Database] | None
@@ -34,6 +36,7 @@ class Session:
     is_dry_run: bool
     is_overwriting: bool
     say: Callable[[str], None] = print
+    runtime: SqlRuntime = field(default_factory=ThisMachine)
     _database: Database | None = None
 
     @property
@@ -53,15 +56,19 @@ class Session:
         """Return the names of the database's tables and columns; none where it cannot be read."""
         return self.database.known_names() if self.connect is not None else []
 
+    def flags_of(self, flags: Mapping[str, object]) -> dict[str, object]:
+        """Return the flags of a job with those of the runtime, which come first and last: none replaces them."""
+        of_runtime = self.runtime.flags(flags)
+        return {**of_runtime, **flags, **of_runtime}
+
     def show(self, job_type: JobType, flags: Mapping[str, object]) -> None:
         """Print the command that stands for a job."""
         self.say(command_of(job_type, flags))
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a directory that is removed at the end."""
-        path = self.models.root / f".{secrets.token_hex(4)}"
-        path.mkdir(parents=True, mode=0o700)
+        """Yield the path of a directory, not made yet, that is removed at the end."""
+        path = self.models.scratch / f".{secrets.token_hex(4)}"
         try:
             yield path
         finally:

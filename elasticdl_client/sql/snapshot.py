@@ -78,25 +78,50 @@ def write(
     """
     parquet = load("pyarrow.parquet")
     repeating = [field.name for field in fields if field.form in ("text", "class")]
-    converter = _Converter(columns, fields, {value: at for at, value in enumerate(classes)})
     unfinished = directory.with_name(f".{directory.name}.new")
     num_rows = 0
     try:
         unfinished.mkdir(parents=True)
-        for number, table in enumerate(_in_files(converter.table(part) for part in parts)):
-            written = table if seed is None else _permuted(table, seed + number)
-            parquet.write_table(written, unfinished / f"part-{number:05d}.parquet", use_dictionary=repeating or False)
+        for number, table in enumerate(converted(parts, columns, fields, classes, seed)):
+            parquet.write_table(table, unfinished / f"part-{number:05d}.parquet", use_dictionary=repeating or False)
             num_rows += table.num_rows
-            if sys.stderr.isatty():
-                print(f"\r{num_rows:,} rows read", end="", file=sys.stderr, flush=True)
         os.replace(unfinished, directory)
     except OSError as error:
         raise DataError(
             f"The rows cannot be written to {directory}: {error.strerror}.", "Make room, or name another --models_dir."
         ) from error
+    return num_rows
+
+
+def converted(
+    parts: Iterable[Any],
+    columns: Sequence[str],
+    fields: Sequence[Field],
+    classes: Sequence[Any] = (),
+    seed: int | None = None,
+) -> Iterator[Any]:
+    """Yield rows as tables of Arrow with some fields, of equal length but for the last.  Arguments: see `write`.
+
+    Raises:
+        DataError: a value is not of its column's form.
+    """
+    converter = _Converter(columns, fields, {value: at for at, value in enumerate(classes)})
+    num_rows = 0
+    for number, table in enumerate(_in_files(converter.table(part) for part in parts)):
+        yield table if seed is None else _permuted(table, seed + number)
+        num_rows += table.num_rows
+        if sys.stderr.isatty():
+            print(f"\r{num_rows:,} rows read", end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    return num_rows
+
+
+def numbered(table: Any, first: int) -> Any:
+    """Return a table of Arrow with numbers of its rows, from `first`, unless it has them."""
+    if ROW in table.column_names:
+        return table
+    pyarrow = load("pyarrow")
+    return table.append_column(ROW, pyarrow.array(range(first, first + table.num_rows), pyarrow.int64()))
 
 
 def natural(value: Any) -> Any:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,17 @@ from elasticdl_client.choices import JobType
 from elasticdl_client.errors import FlagError
 from elasticdl_client.flags import check as check_value
 from elasticdl_client.flags import flag_of, parse
-from elasticdl_client.job_dir import JobDir, path_of
-from elasticdl_client.job_spec import JobSpec, flag_fields
+from elasticdl_client.job_spec import flag_fields
 from elasticdl_client.secret_values import hide
 from elasticdl_client.sql import estimators, jobs, snapshot
 from elasticdl_client.sql.columns import ColumnFeatures, as_they_are, clause_of, inferred, inputs_of, resolved, written
 from elasticdl_client.sql.database import SnapshotReader, find_name
 from elasticdl_client.sql.estimators import Label, Task
 from elasticdl_client.sql.jobs import JobFlags
-from elasticdl_client.sql.models import DATA, DESCRIPTION, EXPORT, StoredModel
+from elasticdl_client.sql.models import StoredModel, outcome_of
 from elasticdl_client.sql.parser import parse_select
 from elasticdl_client.sql.places import StatementError, suggestion
+from elasticdl_client.sql.runtime import RowStore
 from elasticdl_client.sql.session import Session
 from elasticdl_client.sql.snapshot import LABEL, Field
 from elasticdl_client.sql.statement import Attribute, Name, Query, Train
@@ -107,51 +105,37 @@ def run(session: Session, statement: Train) -> StoredModel | None:
     """
     database = session.database
     validation = _validation(statement, database.dialect)
-    next_directory = session.models.next(statement.model.name)
-    with ExitStack() as stack:
+    model = session.models.next(statement.model.name)
+    with session.scratch() as scratch, session.runtime.rows(database, scratch, model) as store:
         with database.snapshot() as reader:
             plan = _plan(reader, statement, database.dialect)
             _say(session, plan)
             if validation is not None:
                 _check_validation(reader.columns(validation), plan, validation)
-            flags = _flags(session, statement, plan, next_directory, validation is not None)
+            model.found.update(_description(session, statement, plan))
+            flags = _flags(session, statement, plan, model, store, scratch)
             if session.is_dry_run:
                 session.show(JobType.TRAIN, flags)
                 return None
             jobs.spec_of(JobType.TRAIN, flags)  # a wrong flag is an error before a row is read
-            data = stack.enter_context(session.scratch()) / DATA
             fields = [*plan.fields, plan.label_field]
-            _write(reader, statement.query, list(plan.schema), fields, plan, data / "train")
+            _write(reader, statement.query, list(plan.schema), fields, plan, partial(store.write, "train"))
             if validation is not None:
                 names = reader.columns(validation)
-                _write(reader, validation, names, _renamed(fields, names), plan, data / "validation")
+                _write(reader, validation, names, _renamed(fields, names), plan, partial(store.write, "validation"))
         # Only now: SQLite lets no other connection, such as that of --models_table, write while one reads.
-        model = session.models.add(statement.model.name, _description(session, statement, plan))
-        os.replace(data, model.directory / DATA)
-    return _trained(session, model, _flags(session, statement, plan, model.directory, validation is not None))
-
-
-def _trained(session: Session, model: StoredModel, flags: Mapping[str, object]) -> StoredModel:
-    spec = jobs.spec_of(JobType.TRAIN, flags)
-    model.found["job"] = spec.job_name
-    model.write()
-    session.show(JobType.TRAIN, flags)
-    jobs.run(spec)
-    model.found.update(_outcome(spec))
-    session.models.record(model)
-    shutil.rmtree(model.directory / DATA, ignore_errors=True)
-    session.say(f"The model {model.title} is trained: {model.export}")
+        model = session.models.add(statement.model.name, model.found)
+        store.keep(model)
+        spec = jobs.spec_of(JobType.TRAIN, _flags(session, statement, plan, model, store, scratch))
+        model.found.update(job=spec.job_name, namespace=spec.namespace, context=spec.context)
+        session.models.update(model)
+        session.show(JobType.TRAIN, _flags(session, statement, plan, model, store, scratch))
+        status = session.runtime.run(spec)
+        model.found.update(outcome_of(status))
+        session.models.record(model)
+        store.remove()
+    session.say(f"The model {model.title} is trained: {model.exported}")
     return model
-
-
-def _outcome(spec: JobSpec) -> dict[str, Any]:
-    """Return the metrics of the job's last evaluation, and the sums of its ledger over all epochs."""
-    with suppress(ValueError, OSError):
-        status = JobDir(path_of(spec), -1).status()
-        if status is not None:
-            metrics = {name: value for name, value in status.metrics.items() if math.isfinite(value)}
-            return {"metrics": metrics, "ledger": {"epochs": status.epoch, **status.records}}
-    return {"metrics": {}, "ledger": {}}
 
 
 def _plan(reader: SnapshotReader, statement: Train, dialect: str) -> TrainingPlan:
@@ -235,19 +219,19 @@ def _write(
     names: Sequence[str],
     fields: Sequence[Field],
     plan: TrainingPlan,
-    directory: Path,
+    write: Callable[..., int],
 ) -> None:
     rows = reader.rows(query, snapshot.only_numbers(fields))
-    snapshot.write(rows, names, fields, directory, plan.label.classes, seed=0)
+    write(rows, names, fields, plan.label.classes, seed=0)
 
 
 def _flags(
-    session: Session, statement: Train, plan: TrainingPlan, directory: Path, is_validated: bool
+    session: Session, statement: Train, plan: TrainingPlan, model: StoredModel, store: RowStore, scratch: Path
 ) -> dict[str, object]:
     minibatch_size = 16 if plan.num_rows < _SMALL else 64
     epochs = math.ceil(_MINIBATCHES * minibatch_size / plan.num_rows)
     own: dict[str, object] = {
-        "job_name": jobs.name_of("train", statement.model.name, directory.name),
+        "job_name": jobs.name_of("train", model.name, session.runtime.suffix(model, scratch)),
         "minibatch_size": minibatch_size,
         "num_epochs": min(_MOST_EPOCHS, max(_LEAST_EPOCHS, epochs)),
         "shuffle": True,
@@ -259,18 +243,17 @@ def _flags(
     }
     given = session.flags.of(JobType.TRAIN)
     own |= given | {name: attribute.value.value for name, attribute in named.items()}
-    data = directory / DATA
     of_statement: dict[str, object] = {
-        **(_own_model(statement, plan) or jobs.of_model(directory / DESCRIPTION)),
+        **session.runtime.model_flags(model, scratch),
         **jobs.metrics_flag(plan.estimator, plan.label.task),
-        "training_data": str(data / "train"),
+        "training_data": store.source("train"),
         "columns": ",".join(field.name for field in plan.fields),
         "label_column": LABEL,
-        "output": str(directory / EXPORT),
+        "output": model.exported,
     }
-    if is_validated:
-        of_statement["validation_data"] = str(data / "validation")
-    return own | of_statement
+    if "validation.select" in statement.attributes:
+        of_statement["validation_data"] = store.source("validation")
+    return session.flags_of(own | of_statement)
 
 
 def _check_zoo(attribute: Attribute) -> None:

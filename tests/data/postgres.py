@@ -11,6 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
+from psycopg import sql
+
+from elasticdl.master.ports import free_ports
+
 
 def program(name: str) -> str:
     """The path of one of PostgreSQL's programs; Debian does not put them on PATH."""
@@ -36,8 +41,13 @@ def short_directory(user: str) -> Iterator[Path]:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """The URL of a database; PostgreSQL does not run as root, so then it runs as `postgres`."""
+def server(address: str = "", password: str = "") -> Iterator[str]:
+    """The URL of a database; PostgreSQL does not run as root, so then it runs as `postgres`.
+
+    Args:
+        address: of this machine, that it listens on as well; the URL is that of its socket.
+        password: of its user there.
+    """
     user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
     with short_directory(user) as directory:
 
@@ -51,12 +61,26 @@ def server() -> Iterator[str]:
             *(program("initdb"), "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"),
             *("--username=reader", str(data)),
         )
-        options = f"-c listen_addresses= -c unix_socket_directories={directory} -c fsync=off -c max_connections=10"
+        with open(data / "pg_hba.conf", "a") as rules:
+            rules.write("host all all all scram-sha-256\n")
+        port = free_ports(address, 1)[0] if address else 5432
+        settings = {
+            "listen_addresses": address,
+            "port": port,
+            "unix_socket_directories": directory,
+            "fsync": "off",
+            "max_connections": 40 if address else 10,
+        }
+        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
         run(
             *(program("pg_ctl"), "start", "--wait", f"--pgdata={data}"),
             *(f"--log={directory / 'log'}", f"--options={options}"),
         )
         try:
-            yield f"postgresql://reader@/postgres?host={directory}"
+            url = f"postgresql://reader@/postgres?host={directory}&port={port}"
+            if password:
+                with psycopg.connect(url) as connection:
+                    connection.execute(sql.SQL("ALTER ROLE reader PASSWORD {}").format(password))
+            yield url if address else f"postgresql://reader@/postgres?host={directory}"
         finally:
             run(program("pg_ctl"), "stop", "--wait", "--mode=immediate", f"--pgdata={data}")

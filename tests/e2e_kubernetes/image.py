@@ -19,8 +19,8 @@ _INPUTS = (
     "tests/e2e_kubernetes/zoo", "tests/e2e_kubernetes/image.py",
 )  # fmt: skip
 _IGNORED = {"__pycache__", "build"}
-_OF_COMMANDS = (  # packages that `elasticdl tensorboard`, `elasticdl analyze` and `elasticdl dashboard` need
-    "tensorboard", "datasketches", "starlette", "uvicorn",
+_OF_COMMANDS = (  # packages that `elasticdl tensorboard`, `analyze`, `dashboard` and `sql` need
+    "tensorboard", "datasketches", "starlette", "uvicorn", "sqlalchemy", "psycopg", "psycopg-binary",
 )  # fmt: skip
 
 

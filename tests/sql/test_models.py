@@ -44,7 +44,7 @@ def test_a_version_is_given_once(tmp_path: Path) -> None:
     models.add("m", {})
     models.add("m", {})
     models.drop(named("m", 1))
-    assert models.next("m").name == "3"
+    assert models.next("m").version == 3
     assert [model.version for model in models.drop(named("m"))] == [2]
     assert not (tmp_path / "m").exists()
 

@@ -1,0 +1,229 @@
+"""Statements on Kubernetes: workers read their rows from tables of the database, and write predictions to one.
+
+The client writes the rows of a SELECT, converted, to a table whose key numbers them: a snapshot that workers read by
+ranges.  Pods get the database's password from the job's Secret.  Nothing else of this machine is needed by a job.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from elasticdl_client.choices import JobType, Runtime
+from elasticdl_client.errors import FlagError, JobFailed
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
+from elasticdl_client.kubernetes import names
+from elasticdl_client.params import parse_envs
+from elasticdl_client.sql import snapshot
+from elasticdl_client.sql.cluster_checks import check_place
+from elasticdl_client.sql.database import Database
+from elasticdl_client.sql.models import DESCRIPTION, StoredModel
+from elasticdl_client.sql.places import Place
+from elasticdl_client.sql.runtime import Outputs, RowStore, several_outputs
+from elasticdl_client.sql.snapshot import ROW, Field
+from elasticdl_client.sql.statement import Query
+
+TABLES = "tables"
+"""The key of a model's description that names the tables of its rows."""
+
+_INTERRUPTED = 130
+_MODULE = "sql_model"
+_CODE = """\"\"\"The model of a statement of `elasticdl sql`.\"\"\"
+
+from elasticdl.tabular.estimators import binary_metrics, classes_metrics, custom_model, regression_metrics
+
+__all__ = ["binary_metrics", "classes_metrics", "custom_model", "regression_metrics"]
+"""
+
+
+class StagedRows:
+    """Rows in tables of the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._token = secrets.token_hex(4)
+        self._written: list[str] = []
+        self._is_kept = False
+
+    def source(self, part: str) -> str:
+        """See `RowStore`."""
+        return f"{self._url(part)}&key={ROW}"
+
+    def write(
+        self,
+        part: str,
+        rows: Iterable[Any],
+        columns: Sequence[str],
+        fields: Sequence[Field],
+        classes: Sequence[Any] = (),
+        seed: int | None = None,
+    ) -> int:
+        """See `RowStore`; rows that have no number get one, in their order."""
+        table, num_rows = self._table(part), 0
+        types = {field.name: _TYPES[field.form] for field in fields} | {ROW: "BIGINT"}
+        self._written.append(table)
+        with self._database.transaction() as writer:
+            writer.create([table], types, [ROW])
+            for converted in snapshot.converted(rows, columns, fields, classes, seed):
+                writer.load([table], snapshot.numbered(converted, num_rows + 1))
+                num_rows += converted.num_rows
+        return num_rows
+
+    def keep(self, model: StoredModel) -> None:
+        """See `RowStore`."""
+        model.found[TABLES] = list(self._written)
+        self._is_kept = True
+
+    def remove(self) -> None:
+        """See `RowStore`."""
+        self._database.drop([*self._written, self._table("outputs")])
+
+    def close(self) -> None:
+        """Remove the rows that are not kept."""
+        if not self._is_kept:
+            self.remove()
+
+    def output_flags(self) -> dict[str, object]:
+        """See `RowStore`."""
+        return {"prediction_outputs": self._url("outputs")}
+
+    def outputs(self) -> Iterator[Outputs]:
+        """See `RowStore`."""
+        text = f"SELECT * FROM {self._database.quoted(self._table('outputs'))}"
+        query = Query(text, Place(text, 0, len(text)))
+        with self._database.snapshot() as reader:
+            columns = reader.columns(query)
+            values = [name for name in columns if name != ROW]
+            if not all(re.fullmatch(r"prediction(_\d+)?", name) for name in values):
+                raise several_outputs(values)
+            values.sort(key=lambda name: int(name.partition("_")[2] or 0))
+            for part in reader.rows(query):
+                by_name = _by_name(part, columns)
+                listed = [by_name[name] for name in values]
+                yield by_name[ROW], listed[0] if len(listed) == 1 else [list(row) for row in zip(*listed, strict=True)]
+
+    def _url(self, part: str) -> str:
+        url = self._database.pod_access().url
+        return f"{url}{'&' if '?' in url else '?'}table={quote(self._table(part))}"
+
+    def _table(self, part: str) -> str:
+        return f"elasticdl_{part}_{self._token}"
+
+
+class KubernetesRuntime:
+    """Runs jobs on Kubernetes; see `SqlRuntime`."""
+
+    def __init__(self, database: Callable[[], Database]) -> None:
+        """
+        Args:
+            database: of --datasource.
+        """
+        self._database = database
+
+    def flags(self, given: Mapping[str, object]) -> dict[str, object]:
+        """See `SqlRuntime`: the password goes by --envs, whose values are kept in the job's Secret.
+
+        Raises:
+            FlagError: pods cannot write, or the password cannot be passed on.
+        """
+        volume = str(given.get("volume", ""))
+        for name in ("output", "checkpoint_dir_for_init"):
+            if given.get(name):
+                check_place(str(given[name]), volume)
+        access = self._database().pod_access()
+        envs = str(given.get("envs", ""))
+        if access.password:
+            envs = _with_password(envs, access.variable, access.password)
+        return {"runtime": Runtime.KUBERNETES.value, **({"envs": envs} if envs else {})}
+
+    def suffix(self, model: StoredModel, scratch: Path) -> str:
+        """See `SqlRuntime`: a job of a model that was dropped may still be there."""
+        return f"{model.version}{scratch.name.replace('.', '-')}"
+
+    def model_flags(self, model: StoredModel, scratch: Path) -> dict[str, object]:
+        """See `SqlRuntime`: the code and the description travel with the job."""
+        own = dict(model.found.get("model_flags") or {})
+        if own:
+            return {"code": own.pop("model_zoo"), **own}
+        code = scratch / "code"
+        scratch.mkdir(mode=0o700, exist_ok=True)
+        code.mkdir(exist_ok=True)
+        (code / f"{_MODULE}.py").write_text(_CODE)
+        (code / DESCRIPTION).write_text(json.dumps(model.found))
+        return {
+            "code": str(code),
+            "model_def": f"{_MODULE}.custom_model",
+            "model_params": f"description={names.ZOO_DIRECTORY}/{DESCRIPTION}",
+        }
+
+    @contextmanager
+    def rows(self, database: Database, scratch: Path, kept: StoredModel | None = None) -> Iterator[RowStore]:
+        """See `SqlRuntime`."""
+        store = StagedRows(database)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def run(self, spec: JobSpec) -> JobStatus | None:
+        """See `SqlRuntime`; after Ctrl-C a training continues, and any other job is deleted."""
+        from elasticdl_client.jobs.kubernetes_jobs import KubernetesJobs
+        from elasticdl_client.kubernetes import commands, follow, submit
+
+        sys.stdout.flush()
+        connection, spec = submit.submit(spec, lambda text: print(f"note: {text}", file=sys.stderr))
+        store = KubernetesJobs(connection, spec.namespace, spec.context)
+        code = follow.wait(connection, spec)
+        job = store.find(spec.job_name)
+        if code == _INTERRUPTED:
+            if spec.job_type is not JobType.TRAIN and job is not None:
+                store.delete(job, wait_s=None)
+                print(f"The job {spec.job_name} is deleted: its rows go with the statement.", file=sys.stderr)
+            raise KeyboardInterrupt
+        if code:
+            raise JobFailed(
+                f"The job {spec.job_name} of the statement has failed.",
+                f"`{commands.elasticdl('explain', spec)}` says why.",
+                code,
+                "",
+            )
+        return job.status if job is not None else None
+
+
+_TYPES = {"number": "DOUBLE PRECISION", "text": "TEXT", "class": "BIGINT", "row": "BIGINT"}
+
+
+def _by_name(part: Any, columns: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """Return the values of each column of rows: of a table of Arrow, or of a list."""
+    if isinstance(part, list):
+        return dict(zip(columns, zip(*part, strict=True), strict=True))
+    return {name: part.column(name).to_pylist() for name in columns}
+
+
+def _with_password(envs: str, variable: str, password: str) -> str:
+    """Return --envs with the password of the database.
+
+    Raises:
+        FlagError: the user gives the variable, or the password would not arrive as it is.
+    """
+    wanted = parse_envs(envs)
+    if variable in wanted:
+        raise FlagError(
+            f"--envs names {variable}, which gets the password of --datasource.", f"Leave {variable} out of --envs."
+        )
+    joined = f"{envs},{variable}={password}" if envs else f"{variable}={password}"
+    is_reference = re.search(r"\$\([A-Za-z_][A-Za-z0-9_.-]*\)", password)
+    if is_reference or parse_envs(joined) != wanted | {variable: password}:
+        raise FlagError(
+            "The password of the database cannot be passed to pods: they would read a part of it as another variable.",
+            "Give the database's user a password without '$(NAME)' and ',NAME=' in it.",
+        )
+    return joined

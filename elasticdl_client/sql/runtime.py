@@ -1,0 +1,188 @@
+"""Where the jobs of statements run: what brings them their rows, and what they leave; here this machine.
+
+cluster.py is the same for Kubernetes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from elasticdl_client.errors import DataError
+from elasticdl_client.job_dir import JobDir, path_of
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
+from elasticdl_client.sql import jobs, snapshot
+from elasticdl_client.sql.database import Database
+from elasticdl_client.sql.models import DATA, DESCRIPTION, StoredModel
+from elasticdl_client.sql.snapshot import ROW, Field
+from elasticdl_client.sql.tokens import load
+
+Outputs = tuple[Sequence[int], Sequence[Any]]
+"""Numbers of rows, and what a model gives for each: a number, or a list of them."""
+
+
+class RowStore(Protocol):
+    """The rows of one statement's job, and its predictions."""
+
+    def source(self, part: str) -> str:
+        """Return what the job reads a part of the rows from."""
+        ...
+
+    def write(
+        self,
+        part: str,
+        rows: Iterable[Any],
+        columns: Sequence[str],
+        fields: Sequence[Field],
+        classes: Sequence[Any] = (),
+        seed: int | None = None,
+    ) -> int:
+        """Write a part, whole or not at all; how many rows it has.  The arguments are those of `snapshot.write`."""
+        ...
+
+    def keep(self, model: StoredModel) -> None:
+        """Let the rows outlive the statement: the job of a model that is trained may be resumed."""
+        ...
+
+    def remove(self) -> None:
+        """Remove the rows."""
+        ...
+
+    def output_flags(self) -> dict[str, object]:
+        """Return the flags that say where predictions go."""
+        ...
+
+    def outputs(self) -> Iterator[Outputs]:
+        """Yield the predictions, some of them at once."""
+        ...
+
+
+class SqlRuntime(Protocol):
+    """Where the jobs of statements run."""
+
+    def flags(self, given: Mapping[str, object]) -> dict[str, object]:
+        """Return the flags that all jobs there have.
+
+        Args:
+            given: by the user.
+        """
+        ...
+
+    def suffix(self, model: StoredModel, scratch: Path) -> str:
+        """Return the end of the name of the job that trains a model."""
+        ...
+
+    def model_flags(self, model: StoredModel, scratch: Path) -> dict[str, object]:
+        """Return the flags that name the model of a description."""
+        ...
+
+    def rows(
+        self, database: Database, scratch: Path, kept: StoredModel | None = None
+    ) -> AbstractContextManager[RowStore]:
+        """Yield what holds rows; those that are not kept are gone at the end.
+
+        Args:
+            scratch: directory of the statement.
+            kept: the model that they will be kept for.
+        """
+        ...
+
+    def run(self, spec: JobSpec) -> JobStatus | None:
+        """Run a job to its end; its last status, if it can be read.
+
+        Raises:
+            JobFailed: it has failed.
+            ElasticDLError: it cannot be started.
+        """
+        ...
+
+
+class FileRows:
+    """Rows in Parquet files of this machine."""
+
+    def __init__(self, directory: Path, kept_at: Path) -> None:
+        """
+        Args:
+            directory: that does not exist yet.
+            kept_at: where it is when the job runs.
+        """
+        self._directory = directory
+        self._kept_at = kept_at
+        self._predictions = directory.with_name("predictions")
+
+    def source(self, part: str) -> str:
+        """See `RowStore`."""
+        return str(self._kept_at / part)
+
+    def write(
+        self,
+        part: str,
+        rows: Iterable[Any],
+        columns: Sequence[str],
+        fields: Sequence[Field],
+        classes: Sequence[Any] = (),
+        seed: int | None = None,
+    ) -> int:
+        """See `RowStore`."""
+        self._directory.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        return snapshot.write(rows, columns, fields, self._directory / part, classes, seed)
+
+    def keep(self, model: StoredModel) -> None:
+        """See `RowStore`."""
+        self._kept_at = model.directory / DATA
+        os.replace(self._directory, self._kept_at)
+        self._directory = self._kept_at
+
+    def remove(self) -> None:
+        """See `RowStore`."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def output_flags(self) -> dict[str, object]:
+        """See `RowStore`."""
+        return {"prediction_outputs": str(self._predictions), "prediction_format": "parquet"}
+
+    def outputs(self) -> Iterator[Outputs]:
+        """See `RowStore`."""
+        for part in sorted(self._predictions.glob("part-*.parquet")):
+            table = load("pyarrow.parquet").read_table(part)
+            if "prediction" not in table.column_names:
+                raise several_outputs([name for name in table.column_names if name != ROW])
+            yield table.column(ROW).to_pylist(), table.column("prediction").to_pylist()
+
+
+class ThisMachine:
+    """Runs jobs by the local runtime; see `SqlRuntime`."""
+
+    def flags(self, given: Mapping[str, object]) -> dict[str, object]:
+        """See `SqlRuntime`."""
+        return {"runtime": "local"}
+
+    def suffix(self, model: StoredModel, scratch: Path) -> str:
+        """See `SqlRuntime`."""
+        return str(model.version)
+
+    def model_flags(self, model: StoredModel, scratch: Path) -> dict[str, object]:
+        """See `SqlRuntime`."""
+        return model.found.get("model_flags") or jobs.of_model(model.directory / DESCRIPTION)
+
+    @contextmanager
+    def rows(self, database: Database, scratch: Path, kept: StoredModel | None = None) -> Iterator[RowStore]:
+        """See `SqlRuntime`; the scratch directory goes with the statement."""
+        yield FileRows(scratch / DATA, kept.directory / DATA if kept is not None else scratch / DATA)
+
+    def run(self, spec: JobSpec) -> JobStatus | None:
+        """See `SqlRuntime`."""
+        jobs.run(spec)
+        with suppress(ValueError, OSError):
+            return JobDir(path_of(spec), -1).status()
+        return None
+
+
+def several_outputs(names: Sequence[str]) -> DataError:
+    """Return the error of a model that gives more than one output."""
+    return DataError(f"The model gives several outputs: {', '.join(names)}.", "TO PREDICT takes models of one output.")

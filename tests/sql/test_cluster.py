@@ -1,0 +1,237 @@
+"""Statements whose jobs run on Kubernetes, up to the cluster: what pods could not reach, and how a password goes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from elasticdl.data.factory import create_reader
+from elasticdl.data.sql_output import OutputTable
+from elasticdl.protocol.values import Shard
+from elasticdl_client.choices import JobType, Runtime
+from elasticdl_client.errors import FlagError
+from elasticdl_client.job_spec import JobSpec
+from elasticdl_client.job_status import JobStatus
+from elasticdl_client.jobs.job import JobInfo, Phase
+from elasticdl_client.kubernetes import names
+from elasticdl_client.kubernetes.objects import job_manifests, public_manifests
+from elasticdl_client.sql import command
+from elasticdl_client.sql.cluster import TABLES, KubernetesRuntime, StagedRows
+from elasticdl_client.sql.cluster_models import ClusterModels
+from elasticdl_client.sql.database import Database
+from elasticdl_client.sql.jobs import command_of
+from elasticdl_client.sql.models import ModelRegistry
+from elasticdl_client.sql.models_table import ModelsTable
+from elasticdl_client.sql.places import Place, StatementError
+from elasticdl_client.sql.snapshot import ROW, Field
+from elasticdl_client.sql.statement import ModelName, Query
+
+PASSWORD = "swordfish, =17;"
+STATEMENT = "SELECT * FROM staff LABEL pay INTO m"
+NAME = ModelName("m", 0, Place("DESCRIBE m", 9, 10))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///staff.db", "a file of this machine"),
+        ("postgresql://me@/shop", "a socket of this machine"),
+        ("postgresql://me@/shop?host=/run/postgresql", "a socket of this machine"),
+        ("mysql://me@db.example/shop?unix_socket=/run/s", "a socket of this machine"),
+        ("postgresql://me@localhost/shop", "localhost is this machine here"),
+        ("postgresql://me@127.0.0.53:5433/shop", "127.0.0.53 is this machine here"),
+        ("postgresql://me@[::1]/shop", "::1 is this machine here"),
+        ("postgresql://me@/shop?host=db.example,localhost", "localhost is this machine here"),
+        ("postgresql://me@db.example/shop?sslrootcert=ca.pem", "sslrootcert names something of this machine"),
+    ],
+)
+def test_a_database_that_pods_cannot_reach_is_refused_before_it_is_connected(url: str, said: str) -> None:
+    flags = [f"--datasource={url}", "--runtime=kubernetes", "--models_dir=/models"]
+    with pytest.raises(FlagError) as caught:
+        command.run([STATEMENT, *flags], {})
+    assert said in caught.value.what
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("place", ["", "--models_dir=models", "--models_dir=https://host/models"])
+def test_models_that_pods_could_not_keep_are_refused(place: str) -> None:
+    flags = ["--datasource=postgresql://me@db.example/shop", "--runtime=kubernetes", *filter(None, [place])]
+    with pytest.raises(FlagError, match="--models_dir"):
+        command.run([STATEMENT, *flags], {})
+
+
+def test_a_model_on_no_volume_is_refused(server: str) -> None:
+    cluster = KubernetesRuntime(partial(Database, server))
+    for volume in ("", "claim_name=c,mount_path=/data", "empty_dir=1Gi,mount_path=/models"):
+        with pytest.raises(FlagError, match="on no volume that outlives them"):
+            cluster.flags({"output": "/models/m/1/export", "volume": volume})
+    assert cluster.flags({"output": "/models/m/1", "volume": "claim_name=c,mount_path=/models"})["runtime"]
+    assert cluster.flags({"output": "s3://bucket/m/1"})["runtime"] == Runtime.KUBERNETES
+
+
+def test_the_variable_of_the_runtime_is_heard_and_a_password_reaches_pods_by_the_secret_alone(server: str) -> None:
+    url = server.replace("reader@", "reader:swordfish%2C%20%3D17%3B@")
+    given = {"job_name": "j", "image_name": "i", "envs": "MODE=a,b", "volume": "claim_name=c,mount_path=/models"}
+    common = {"model_def": "a.b", "training_data": "/models/rows", "output": "/models/m", **given}
+    flags = {**common, **KubernetesRuntime(partial(Database, url)).flags(given)}
+    assert "swordfish" not in command_of(JobType.TRAIN, flags)
+    spec = JobSpec.from_flags(JobType.TRAIN, flags)
+    assert spec.envs_dict() == {"MODE": "a,b", "PGPASSWORD": PASSWORD}
+    assert PASSWORD not in repr(spec.public())
+    manifests = job_manifests(spec, "token", {})
+    holding = [one["kind"] for one in manifests if PASSWORD in json.dumps(one) or _encoded() in json.dumps(one)]
+    assert holding == ["Secret"]
+    pod = next(one for one in manifests if one["kind"] == "Pod")
+    (variable,) = [one for one in pod["spec"]["containers"][0]["env"] if one["name"] == "PGPASSWORD"]
+    reference = {"name": names.token_object("j"), "key": names.env_key("PGPASSWORD")}
+    assert variable == {"name": "PGPASSWORD", "valueFrom": {"secretKeyRef": reference}}
+    assert PASSWORD not in json.dumps(public_manifests(spec))
+    assert "swordfish" not in repr(Database(url).pod_access())
+    assert "swordfish" not in StagedRows(Database(url)).source("train")
+
+
+def _encoded() -> str:
+    return base64.b64encode(PASSWORD.encode()).decode()
+
+
+@pytest.mark.parametrize("password", ["a$(MODE)b", "a,MODE=b"])
+def test_a_password_that_would_not_arrive_as_it_is_is_refused(server: str, password: str) -> None:
+    """Kubernetes replaces $(NAME), and only in what stands in the pod itself, where it would be seen."""
+    quoted = password.replace("$", "%24").replace("(", "%28").replace(")", "%29").replace(",", "%2C")
+    cluster = KubernetesRuntime(partial(Database, server.replace("reader@", f"reader:{quoted.replace('=', '%3D')}@")))
+    with pytest.raises(FlagError, match="cannot be passed to pods") as caught:
+        cluster.flags({})
+    assert password not in str(caught.value)
+    with pytest.raises(FlagError, match="--envs names PGPASSWORD"):
+        cluster.flags({"envs": "PGPASSWORD=x"})
+
+
+@pytest.fixture(params=["server", "mariadb_server"], ids=["postgresql", "mariadb"])
+def source(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+def rows_of(database: Database) -> StagedRows:
+    """Some rows of forms that a model has, written as a statement writes them."""
+    fields = [Field("age", "age", "number"), Field("town", "town", "text"), Field("elasticdl_label", "pay", "class")]
+    rows = [
+        (i / 4 if i % 3 else None, f'"it\'s", {i}\n' if i % 2 else None, "low" if i % 5 else "high") for i in range(9)
+    ]
+    store = StagedRows(database)
+    assert store.write("train", [rows[:4], rows[4:]], ["age", "town", "pay"], fields, ["high", "low"]) == 9
+    return store
+
+
+def test_workers_read_the_rows_of_a_statement_by_their_numbers(source: str) -> None:
+    """As the job reads them: from the URL of the store, here on the server's socket."""
+    database = Database(source)
+    store = rows_of(database)
+    reader = create_reader(store.source("train"), columns=["age", "town"], label_column="elasticdl_label")
+    (shard,) = reader.shards()
+    assert (shard.start, shard.end) == (0, 9)
+    types = {"age": "float64", "town": "string", "elasticdl_label": "int64"}
+    assert dict(reader.metadata().column_dtypes) == types
+    records = reader.read(Shard(shard.name, 0, 9))
+    assert [f'"it\'s", {i}'.encode() in record for i, record in enumerate(records)] == [bool(i % 2) for i in range(9)]
+    store.close()
+    assert not database.has_table([store.source("train").partition("table=")[2].partition("&")[0]])
+
+
+def test_rows_that_cannot_be_written_leave_no_table(source: str) -> None:
+    database = Database(source)
+    with (
+        pytest.raises(Exception, match="takes numbers"),
+        KubernetesRuntime(lambda: database).rows(database, Path()) as store,
+    ):
+        store.write("rows", [[(1,), ("many",)]], ["age"], [Field("age", "age", "number")])
+    assert not [name for name in database.known_names() if name.startswith("elasticdl")]
+
+
+def test_predictions_come_back_from_the_table_of_the_job(source: str) -> None:
+    import numpy as np
+
+    store = StagedRows(Database(source))
+    table = OutputTable(str(store.output_flags()["prediction_outputs"]), ROW)
+    table.replace({ROW: np.arange(1, 4), "prediction": np.arange(33.0).reshape(3, 11)})
+    ((numbers, outputs),) = store.outputs()
+    assert [*numbers] == [1, 2, 3]
+    assert outputs == [[float(11 * row + k) for k in range(11)] for row in range(3)]
+    store.remove()
+
+
+def models_of(path: Path, jobs: dict[str, JobInfo]) -> tuple[ClusterModels, Database]:
+    sqlite3.connect(path / "d.db").close()
+    (path / "d.db").touch()
+    database = Database(f"sqlite:///{path}/d.db")
+    table = ModelsTable(lambda: database, "models")
+    return ClusterModels("/models", table, lambda: database, lambda found: jobs.get(found.get("job", ""))), database
+
+
+def test_a_model_whose_client_has_gone_is_trained_when_its_job_has_succeeded(tmp_path: Path) -> None:
+    jobs: dict[str, JobInfo] = {}
+    models, database = models_of(tmp_path, jobs)
+    model = models.add("m", {"rows": 9})
+    with database.transaction() as writer:
+        writer.create(["elasticdl_train_1"], {"a": "BIGINT"})
+    model.found.update({"job": "sql-train-m-1", TABLES: ["elasticdl_train_1"]})
+    models.update(model)
+    jobs["sql-train-m-1"] = JobInfo("sql-train-m-1", Runtime.KUBERNETES, Phase.RUNNING, JobStatus("sql-train-m-1"))
+    with pytest.raises(StatementError, match="is not trained"):
+        models.find(NAME)
+    status = JobStatus("sql-train-m-1", epoch=2, records={"committed": 18, "lost": 0}, metrics={"auc": 0.5})
+    jobs["sql-train-m-1"] = JobInfo("sql-train-m-1", Runtime.KUBERNETES, Phase.SUCCEEDED, status)
+    found = models.find(NAME)
+    assert found.exported == "/models/m/1/export"
+    assert found.found["ledger"] == {"epochs": 2, "committed": 18, "lost": 0}
+    assert not database.has_table(["elasticdl_train_1"])
+    assert models.next("m").version == 2
+
+
+def test_a_model_of_pods_is_no_model_of_this_machine_and_the_other_way_round(tmp_path: Path) -> None:
+    models, database = models_of(tmp_path, {})
+    models.record(models.add("m", {"rows": 9}))
+    here = ModelRegistry(tmp_path / "here", ModelsTable(lambda: database, "models"))
+    with pytest.raises(StatementError, match="kubernetes:/models/m/1/export"):
+        here.find(NAME)
+    local = here.add("n", {"rows": 9})
+    local.export.mkdir()
+    here.record(local)
+    with pytest.raises(StatementError, match="is on another machine"):
+        models.find(ModelName("n", 0, NAME.place))
+
+
+def test_dropping_a_model_removes_the_rows_of_its_training(tmp_path: Path) -> None:
+    models, database = models_of(tmp_path, {})
+    model = models.add("m", {})
+    store = StagedRows(database)
+    store.write("train", [[(1,)]], ["age"], [Field("age", "age", "number")])
+    store.keep(model)
+    models.update(model)
+    store.close()
+    (table,) = model.found[TABLES]
+    assert database.has_table([table])
+    assert [one.title for one in models.drop(NAME)] == ["m@1"]
+    assert not database.has_table([table])
+
+
+def test_rows_are_copied_into_postgresql_as_they_are(server: str) -> None:
+    database = Database(server)
+    store = rows_of(database)
+    with psycopg.connect(server) as connection:
+        name = store.source("train").partition("table=")[2].partition("&")[0]
+        selected = f"SELECT * FROM {name} ORDER BY {ROW}"
+        found: list[tuple[Any, ...]] = connection.execute(selected).fetchall()  # type: ignore[call-overload]
+    assert [row[1] for row in found] == [f'"it\'s", {i}' if i % 2 else "" for i in range(9)]
+    assert [row[2] for row in found] == [1 if i % 5 else 0 for i in range(9)]
+    assert [row[3] for row in found] == [*range(1, 10)]
+    text = f"SELECT age FROM {name} WHERE age > 0 AND age < 9"
+    with database.snapshot() as reader:
+        assert len(reader.all(Query(text, Place(text, 0, len(text))))) == 6
+    store.close()
