@@ -56,14 +56,15 @@ def installed(directory: Path, cache: Path) -> dict[str, str]:
     cache = cache.absolute()  # pip runs in another directory
     environment = cache / f"python{sysconfig.get_python_version()}-{_key(requirements)}"
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with _locked(environment.with_suffix(f"{environment.suffix}.lock")):
-            if not (environment / _COMPLETE).exists():
-                _install(requirements, environment, cache)
+        if not (environment / _COMPLETE).exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            with _locked(environment.with_suffix(f"{environment.suffix}.lock")):
+                if not (environment / _COMPLETE).exists():  # another pod has made it meanwhile
+                    _install(requirements, environment, cache)
     except OSError as error:
         raise JobError(
-            f"The requirements cannot be installed in {cache}: {error.strerror or error}.",
-            "--requirements_cache names a directory that pods can write to.",
+            f"The requirements cannot be installed in {cache}: {error}.",
+            "Pods must be able to write to this directory, which --requirements_cache names, and run programs in it.",
         ) from error
     path = os.pathsep.join([str(environment / "bin"), os.environ.get("PATH", os.defpath)])
     return {"PATH": path, "VIRTUAL_ENV": str(environment)}

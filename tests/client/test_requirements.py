@@ -126,6 +126,12 @@ def test_a_pod_that_is_deleted_ends_while_pip_waits_for_an_index(tmp_path: Path)
         connection.close()
 
 
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(JobError, match=f"installed in {tmp_path}/file/cache: .*Not a directory"):
+        installed(write_code(tmp_path, "numpy\n"), tmp_path / "file" / "cache")
+
+
 def test_code_without_requirements_needs_no_cache(tmp_path: Path) -> None:
     assert installed(tmp_path, tmp_path / "cache") == {}
     assert not (tmp_path / "cache").exists()
