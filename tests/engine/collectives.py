@@ -44,7 +44,19 @@ class Links:
         elif source is target or seed.random() >= _SHARE_LATE:
             arrive()
         else:
-            self.scheduler.at(seed.random() * _MOST_LATE_S, arrive)
+            self.scheduler.at(seed.random() * _MOST_LATE_S, lambda: self._arrive(source, arrive))
+
+    def close(self, source: Process, target: Process, seen: Callable[[], None]) -> None:
+        """Let a process see, at once or some time later, that a connection was closed."""
+        if source in self.cut or target in self.cut:
+            self.held_back.append((source, target, seen))
+        else:
+            self.scheduler.at(self.scheduler.random.random() * _MOST_LATE_S, seen)
+
+    def _arrive(self, source: Process, arrive: Callable[[], None]) -> None:
+        """What a process sent last may be lost with it."""
+        if not source.is_over or self.scheduler.random.random() < 0.5:
+            arrive()
 
     def heal(self, process: Process) -> None:
         """A process can be reached again, and what was sent meanwhile arrives."""
@@ -114,8 +126,7 @@ class Formation:
         begun = self.seats[rank].num_begun
         for seat in self.seats.values():
             if seat is not self.seats[rank]:
-                arrive = partial(self._lack, seat, rank, begun)
-                self._links.send(self.seats[rank].process, seat.process, arrive)
+                self._links.close(self.seats[rank].process, seat.process, partial(self._lack, seat, rank, begun))
 
     def lose(self, rank: int, lost: GroupLost) -> None:
         seat = self.seats.get(rank)

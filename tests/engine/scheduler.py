@@ -21,6 +21,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from elasticdl_client.errors import ElasticDLError
 
 _GIVES_WAY = 0.1  # the share of the operations on locks and conditions at which another thread takes over
+_IS_HELD_UP = 0.01  # and at which this one does not continue for a while
+_HELD_UP_S = 0.3
 
 
 @dataclass(eq=False, slots=True)
@@ -168,7 +170,12 @@ class Scheduler:
 
     def maybe_give_way(self) -> None:
         """Another thread may run here."""
-        if self._running is not None and self.random.random() < _GIVES_WAY:
+        drawn = self.random.random()
+        if self._running is None or drawn >= _GIVES_WAY:
+            return
+        if drawn < _IS_HELD_UP:
+            self.wait(self.random.random() * _HELD_UP_S)
+        else:
             self._ready.append(self._running)
             self._give_way()
 

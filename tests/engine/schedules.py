@@ -79,7 +79,8 @@ def _run(job: EngineJob, draw: random.Random) -> None:
     job.calls_of_workers.share_lost = draw.choice([0.0, 0.05])
     left, between = draw.choice([500, 2000, 5000]), draw.choice([50, 150, 400])
     while left > 0 and job.end is None:
-        pause = 1 + int(draw.expovariate(1 / between))
+        is_close = draw.random() < 0.4  # upon the fault before
+        pause = 1 + int(draw.expovariate(1 / (8 if is_close else between)))
         left -= pause
         for _ in range(pause):
             if job.end is None:
